@@ -7,7 +7,7 @@ is that of ``freeze`` and of writing, without processing beside it. Judged are m
 because RocksDB merges its files now and then. On RocksDB it is measured with larger values, too (``rocksdb_large``):
 a full checkpoint copies files, so with numbers it is over before one row in twenty could be written. Beside it is
 therefore, too, what a snapshot costs that does not copy files: a savepoint of the same state, written from its rows
-(``savepoint_share``). Parts are inline as far as they are in a pipeline (C13). Settings:
+(``savepoint_share``). Parts are inline as far as they are in a pipeline. Settings:
 ``keys``, ``changed`` (share), ``checkpoints``, ``memory_mb`` (of RocksDB), ``value_bytes`` (0: numbers),
 ``large_keys``, ``large_bytes``.
 """

@@ -1,4 +1,4 @@
-"""Intervals go by a clock that only goes forward; the date is read in one place (W18)."""
+"""Intervals go by a clock that only goes forward; the date is read in one place."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_the_date_is_milliseconds_since_1970() -> None:
 @pytest.mark.parametrize(
     "place", ["src/headgate/runtime/worker/worker.py", "scripts/demo/feeder.py", "bench/running.py"]
 )
-def test_the_linter_lets_nobody_else_read_the_date(look: str, place: str) -> None:  # W18
+def test_the_linter_lets_nobody_else_read_the_date(look: str, place: str) -> None:
     def refused(name: str) -> bool:
         command = [sys.executable, "-m", "ruff", "check", "--select", "TID251", "--stdin-filename", name, "-"]
         return subprocess.run(command, input=look, cwd=ROOT, capture_output=True, text=True).returncode == 1
@@ -126,7 +126,7 @@ def test_a_call_that_hangs_keeps_no_process_alive() -> None:  # C38
     assert subprocess.run([sys.executable, "-c", program], timeout=WAIT_S, check=False).returncode == 0
 
 
-def test_a_call_hears_in_any_thread_that_it_is_called_off() -> None:  # G16
+def test_a_call_hears_in_any_thread_that_it_is_called_off() -> None:
     off, begun, may_end, heard = threading.Event(), threading.Event(), threading.Event(), list[bool]()
     pool = CancellablePool(DaemonPool(1, "one"), off)
 
@@ -165,7 +165,7 @@ def closes(*answers: BaseException | None) -> list[Callable[[], object]]:
     return [lambda n=number, a=answer: close(n, a) for number, answer in enumerate(answers)]  # type: ignore[misc]
 
 
-def test_everything_is_closed_and_the_first_error_is_told() -> None:  # N73
+def test_everything_is_closed_and_the_first_error_is_told() -> None:
     first = SystemExit(3)
     with pytest.raises(SystemExit) as raised:
         close_all(closes(None, first, OSError("second"), None))

@@ -1,4 +1,4 @@
-"""What the simulator runs takes clocks, chance, threads and its names from outside (decision 0011, SM70)."""
+"""What the simulator runs takes clocks, chance, threads and its names from outside (decision 0011)."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def is_from_outside(name: str) -> bool:
     return False
 
 
-def test_what_the_simulator_runs_takes_its_surroundings_from_outside() -> None:  # SM70
+def test_what_the_simulator_runs_takes_its_surroundings_from_outside() -> None:
     found = {}
     for room in ROOMS:
         for path in sorted((SOURCE / room).rglob("*.py")):
@@ -88,7 +88,7 @@ def test_what_the_simulator_runs_takes_its_surroundings_from_outside() -> None: 
     assert {name: what for name, what in found.items() if what} == {}
 
 
-def test_exceptions_are_few_and_there() -> None:  # SM70
+def test_exceptions_are_few_and_there() -> None:
     assert all((SOURCE / name).is_file() for name in EXCEPTIONS)
     assert len(EXCEPTIONS) <= 20
     assert {room.rstrip("/") for room in SERVERS} <= set(NOT_YET)

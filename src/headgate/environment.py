@@ -56,7 +56,7 @@ SYSTEM_CLOCK = SystemClock()
 
 
 SIGNAL_S = 0.2
-"""How long an interrupt may go unnoticed (ND6)."""
+"""How long an interrupt may go unnoticed."""
 
 _T = TypeVar("_T")
 
@@ -65,7 +65,7 @@ class ThreadEnded(BaseException):
     """Ends the thread in which it is raised, with its worker or process. Never handle it.
 
     Everything else that a call raises is passed to its waiters, also `SystemExit` and a panic of a native library,
-    which are no ``Exception``: otherwise they would wait for ever (CS26).
+    which are no ``Exception``: otherwise they would wait for ever.
     """
 
 
@@ -191,7 +191,7 @@ _cancelled: ContextVar[Event | None] = ContextVar("headgate.off", default=None)
 
 
 def is_cancelled() -> bool:
-    """Whether this thread's work is cancelled: it does not wait for an unavailable server (G16)."""
+    """Whether this thread's work is cancelled: it does not wait for an unavailable server."""
     off = _cancelled.get()
     return off is not None and off.is_set()
 
@@ -383,7 +383,7 @@ SYSTEM_ENVIRONMENT = SystemEnvironment()
 def close_all(closes: Iterable[Callable[[], object]]) -> None:
     """Make every call, even if others raise; then raise the first error.
 
-    Connectors are users' code: ``SystemExit`` and a panic of a native library are errors like others (CS26).
+    Connectors are users' code: ``SystemExit`` and a panic of a native library are errors like others.
     """
     first: BaseException | None = None
     for close in closes:

@@ -2,7 +2,7 @@
 
 Used by the server of a store and the port for metrics; the web page, which uses asyncio, has the same limits
 (``web.app``). A checkpoint needs descriptors and memory, too, so connections from outside get a fixed share
-(SE9 of docs/spec/security.md).
+(docs/spec/security.md).
 """
 
 from __future__ import annotations
@@ -97,6 +97,6 @@ class ConnectionLimit:
 
 
 def host_of(header: str) -> str:
-    """Return the host in a header ``Host``. A page of another site that leads here has another one (PG5)."""
+    """Return the host in a header ``Host``. A page of another site that leads here has another one."""
     host = header.rpartition(":")[0] if header.rpartition(":")[2].isdigit() else header
     return host.strip("[]")

@@ -1,6 +1,6 @@
 """TLS: which connections use it, and with which certificate.
 
-Used by ``connection`` and ``listener``; ``stream`` carries the bytes. Rules SE14 to SE16: docs/spec/connections.md.
+Used by ``connection`` and ``listener``; ``stream`` carries the bytes. Source: docs/spec/connections.md.
 Without certificates of the user each listening process makes its own. No authority needs to sign it, because the
 handshake proves with the job's secret which certificate the server has (``codec.handshake``). Never falls
 back to a connection without TLS.
@@ -42,7 +42,7 @@ class Tls:
         self._config = config or SecurityConfig()
 
     def applies_to(self, host: str) -> bool:
-        """Return whether connections to ``host`` run over TLS. Both ends ask with the same text (SE14)."""
+        """Return whether connections to ``host`` run over TLS. Both ends ask with the same text."""
         return not is_loopback(host) if self._config.tls is None else self._config.tls
 
     def server(self, host: str) -> TlsServer | None:

@@ -1,4 +1,4 @@
-"""What becomes of calls whose tasks are cancelled (docs/spec/stream-clients.md, AC2 to AC4, AC7)."""
+"""What becomes of calls whose tasks are cancelled (docs/spec/stream-clients.md)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def hold(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> Held:
 @pytest.mark.parametrize("times", [1, 3])
 def test_who_is_cancelled_in_a_call_ends_when_it_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
-) -> None:  # AC2
+) -> None:
     async def test(store: hg.AsyncStore) -> None:
         held = Held(inner(store).create_stream)
         await cancelled(asyncio.create_task(store._run(lambda: held("other", KEYED))), held, times)
@@ -49,7 +49,7 @@ def test_who_is_cancelled_in_a_call_ends_when_it_has_ended(
     run(tmp_path, test)
 
 
-def test_a_call_that_has_not_begun_is_never_carried_out(tmp_path: Path) -> None:  # AC2
+def test_a_call_that_has_not_begun_is_never_carried_out(tmp_path: Path) -> None:
     async def test(store: hg.AsyncStore) -> None:
         held, late = Held(lambda: None), Held(lambda: None)
         first = asyncio.create_task(store._run(held))
@@ -67,7 +67,7 @@ def test_a_call_that_has_not_begun_is_never_carried_out(tmp_path: Path) -> None:
     run(tmp_path, test, threads=1)
 
 
-def test_a_time_limit_of_asyncio_is_one(tmp_path: Path) -> None:  # AC2
+def test_a_time_limit_of_asyncio_is_one(tmp_path: Path) -> None:
     async def test(store: hg.AsyncStore) -> None:
         async with store.follow(STREAM) as events:
             with pytest.raises(TimeoutError):
@@ -79,7 +79,7 @@ def test_a_time_limit_of_asyncio_is_one(tmp_path: Path) -> None:  # AC2
     run(tmp_path, test)
 
 
-def test_what_a_cancelled_call_has_made_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # AC3
+def test_what_a_cancelled_call_has_made_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(store: hg.AsyncStore) -> None:
         group = await store.reader_group("g", STREAM)
         with pytest.MonkeyPatch.context() as patch:
@@ -100,7 +100,7 @@ def test_what_a_cancelled_call_has_made_is_taken_back(tmp_path: Path, monkeypatc
     run(tmp_path, test)
 
 
-def test_a_cancelled_read_loses_nothing(tmp_path: Path) -> None:  # AC4
+def test_a_cancelled_read_loses_nothing(tmp_path: Path) -> None:
     async def test(store: hg.AsyncStore) -> None:
         await write(store, *range(10))
         async with store.follow(STREAM) as events:
@@ -115,7 +115,7 @@ def test_a_cancelled_read_loses_nothing(tmp_path: Path) -> None:  # AC4
     run(tmp_path, test)
 
 
-def test_what_a_cancelled_read_had_found_is_not_committed(tmp_path: Path) -> None:  # AC4
+def test_what_a_cancelled_read_had_found_is_not_committed(tmp_path: Path) -> None:
     async def test(store: hg.AsyncStore) -> None:
         await write(store, *range(10))
         group = await store.reader_group("g", STREAM)
@@ -134,7 +134,7 @@ def test_what_a_cancelled_read_had_found_is_not_committed(tmp_path: Path) -> Non
     run(tmp_path, test)
 
 
-def test_a_marker_that_nobody_was_told_of_is_not_passed(tmp_path: Path) -> None:  # AC4
+def test_a_marker_that_nobody_was_told_of_is_not_passed(tmp_path: Path) -> None:
     async def test(store: hg.AsyncStore) -> None:
         group = await store.reader_group("g", STREAM)
         async with group.join("r", commit_every=None) as reader:
@@ -178,7 +178,7 @@ def test_who_is_cancelled_in_its_block_leaves_the_group_and_commits_nothing(tmp_
     run(tmp_path, test)
 
 
-def test_an_append_that_was_cancelled_is_repeated_by_its_number(tmp_path: Path) -> None:  # AC7
+def test_an_append_that_was_cancelled_is_repeated_by_its_number(tmp_path: Path) -> None:
     async def test(store: hg.AsyncStore) -> None:
         async with store.writer(STREAM, writer_id="w") as writer:
             with pytest.MonkeyPatch.context() as patch:
@@ -201,7 +201,7 @@ def test_an_append_that_was_cancelled_is_repeated_by_its_number(tmp_path: Path) 
     run(tmp_path, test)
 
 
-def test_who_waits_until_it_is_durable_is_cancelled_at_once(tmp_path: Path) -> None:  # AC7
+def test_who_waits_until_it_is_durable_is_cancelled_at_once(tmp_path: Path) -> None:
     async def test(store: hg.AsyncStore) -> None:
         async with store.writer(STREAM, linger="1 hour") as writer:
             waiting = asyncio.create_task(writer.append(keyed(("a", 1))))
@@ -217,7 +217,7 @@ def test_who_waits_until_it_is_durable_is_cancelled_at_once(tmp_path: Path) -> N
     run(tmp_path, test)
 
 
-def test_a_cancelled_write_of_a_transaction_is_repeated_by_its_number(tmp_path: Path) -> None:  # AC7
+def test_a_cancelled_write_of_a_transaction_is_repeated_by_its_number(tmp_path: Path) -> None:
     async def test(store: hg.AsyncStore) -> None:
         transaction = await store.begin_shared(STREAM)
         async with transaction.writer("p") as writer:
@@ -235,7 +235,7 @@ def test_a_cancelled_write_of_a_transaction_is_repeated_by_its_number(tmp_path: 
     run(tmp_path, test)
 
 
-def test_an_error_of_a_cancelled_call_is_nobodys(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:  # AC2
+def test_an_error_of_a_cancelled_call_is_nobodys(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def test(store: hg.AsyncStore) -> None:
         held = Held(inner(store).describe)
         await cancelled(asyncio.create_task(store._run(lambda: held("missing"))), held)

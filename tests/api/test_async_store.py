@@ -93,7 +93,7 @@ def test_a_transaction_is_written_by_tasks(tmp_path: Path) -> None:
     run(tmp_path, test)
 
 
-def test_no_call_is_made_in_the_thread_of_the_loop(tmp_path: Path) -> None:  # AC1
+def test_no_call_is_made_in_the_thread_of_the_loop(tmp_path: Path) -> None:
     """Every call of the catalogue and the storage tells where it is made: no time is measured."""
     threads: set[int] = set()
 
@@ -131,7 +131,7 @@ def test_no_call_is_made_in_the_thread_of_the_loop(tmp_path: Path) -> None:  # A
     assert threading.get_ident() not in threads
 
 
-def test_the_loop_goes_on_while_a_call_does_not_return(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # AC1
+def test_the_loop_goes_on_while_a_call_does_not_return(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(store: hg.AsyncStore) -> None:
         held = Held(inner(store).describe)
         monkeypatch.setattr(hg.Store, "describe", held)
@@ -145,7 +145,7 @@ def test_the_loop_goes_on_while_a_call_does_not_return(tmp_path: Path, monkeypat
     run(tmp_path, test)
 
 
-def test_appends_are_in_the_order_in_which_tasks_made_them(tmp_path: Path) -> None:  # AC5
+def test_appends_are_in_the_order_in_which_tasks_made_them(tmp_path: Path) -> None:
     async def test(store: hg.AsyncStore) -> None:
         async with store.writer(STREAM, linger="1ms") as writer:
             await asyncio.gather(*(writer.append(keyed(("k", number))) for number in range(60)))
@@ -156,7 +156,7 @@ def test_appends_are_in_the_order_in_which_tasks_made_them(tmp_path: Path) -> No
     run(tmp_path, test)
 
 
-def test_calls_of_one_reader_do_not_overlap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # AC5
+def test_calls_of_one_reader_do_not_overlap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(store: hg.AsyncStore) -> None:
         await write(store, 1)
         async with store.follow(STREAM) as events:
@@ -174,7 +174,7 @@ def test_calls_of_one_reader_do_not_overlap(tmp_path: Path, monkeypatch: pytest.
     run(tmp_path, test)
 
 
-def test_many_wait_with_few_threads(tmp_path: Path) -> None:  # AC6
+def test_many_wait_with_few_threads(tmp_path: Path) -> None:
     others = set(threading.enumerate())  # of stores that were closed just now
 
     async def test(store: hg.AsyncStore) -> None:
@@ -191,7 +191,7 @@ def test_many_wait_with_few_threads(tmp_path: Path) -> None:  # AC6
     run(tmp_path, test, threads=2)
 
 
-def test_the_thread_that_looks_ends_when_nobody_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # AC6
+def test_the_thread_that_looks_ends_when_nobody_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(async_calls, "IDLE_S", 0.02)
 
     async def test(store: hg.AsyncStore) -> None:
@@ -206,9 +206,7 @@ def test_the_thread_that_looks_ends_when_nobody_waits(tmp_path: Path, monkeypatc
     run(tmp_path, test)
 
 
-def test_what_comes_between_a_look_and_the_wait_is_not_missed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # AC6
+def test_what_comes_between_a_look_and_the_wait_is_not_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(store: hg.AsyncStore) -> None:
         real_read, real_wait = StreamFollower.read, async_calls.ChangePoller.wait
         events = await store.follow(STREAM)
@@ -236,7 +234,7 @@ def test_what_comes_between_a_look_and_the_wait_is_not_missed(
     run(tmp_path, test)
 
 
-def test_who_waits_in_a_group_lives(tmp_path: Path) -> None:  # AC6
+def test_who_waits_in_a_group_lives(tmp_path: Path) -> None:
     async def test(store: hg.AsyncStore) -> None:
         group = await store.reader_group("g", STREAM)
 
@@ -269,7 +267,7 @@ def test_who_joins_waits_for_a_name_without_a_thread(tmp_path: Path) -> None:
     run(tmp_path, test, threads=1)
 
 
-def test_closing_waits_for_calls_that_were_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # AC8
+def test_closing_waits_for_calls_that_were_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(store: hg.AsyncStore) -> None:
         held = Held(hg.Store.list_streams)
         asked = asyncio.create_task(store._calls.run(lambda: held(inner(store))))
@@ -288,7 +286,7 @@ def test_closing_waits_for_calls_that_were_begun(tmp_path: Path, monkeypatch: py
     assert not [x for x in threading.enumerate() if x.name == "headgate-bell"]
 
 
-def test_a_store_belongs_to_its_loop(tmp_path: Path) -> None:  # AC8
+def test_a_store_belongs_to_its_loop(tmp_path: Path) -> None:
     async def opened() -> hg.AsyncStore:
         return await hg.AsyncStore.open(tmp_path / "store")
 
@@ -318,7 +316,7 @@ changes collect_orphans exists find is_untouched look_after reader serve shared
         (StreamFollower, AsyncStreamFollower, "unread"),
     ],
 )
-def test_tasks_can_do_what_plain_functions_can(blocking: type[Any], mine: type[Any], others: str) -> None:  # AC9
+def test_tasks_can_do_what_plain_functions_can(blocking: type[Any], mine: type[Any], others: str) -> None:
     def names(kind: type[Any]) -> set[str]:
         return {name for name, _ in inspect.getmembers(kind) if not name.startswith("_")}
 

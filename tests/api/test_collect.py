@@ -1,4 +1,4 @@
-"""A result of input without end would fill the disk: it is refused before anything runs (N40)."""
+"""A result of input without end would fill the disk: it is refused before anything runs."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ CALLS: list[Callable[[hg.Stream], object]] = [hg.Stream.collect, lambda stream: 
 )
 def test_results_of_input_without_end_are_refused(
     tmp_path: Path, call: Callable[[hg.Stream], object], made: Callable[[Path], hg.Stream], source: str, hint: str
-) -> None:  # N40; every source of the stream counts, because the run ends with the last of them
+) -> None:  # every source of the stream counts, because the run ends with the last of them
     stream = made(tmp_path)
     for _ in range(2):
         with pytest.raises(hg.UsageError, match=f"source '{source}' never ends") as refused:
@@ -90,7 +90,7 @@ def test_nobody_waits_for_rows_of_a_run_that_has_ended(tmp_path: Path, state: Pi
 
 
 @pytest.mark.parametrize("times", [1, 3])
-def test_others_may_remove_the_directory_of_all_looks_at_any_time(tmp_path: Path, times: int) -> None:  # N41
+def test_others_may_remove_the_directory_of_all_looks_at_any_time(tmp_path: Path, times: int) -> None:
     opening, left = local_directories.open_lock, [times]
 
     def removed_before(path: Path) -> int:

@@ -27,7 +27,7 @@ def streams(name: str = "p") -> tuple[hg.Pipeline, hg.Stream, hg.Stream]:
 
 
 @pytest.mark.parametrize("function", [Limits(), BatchLimits()])
-def test_a_function_of_two_sides_has_the_columns_of_its_schema(function: Any) -> None:  # BC2
+def test_a_function_of_two_sides_has_the_columns_of_its_schema(function: Any) -> None:
     pipeline, events, rules = streams()
     told = events.key_by("key").connect(rules.broadcast()).process(function, name="apply", state=hg.Memory())
     assert told.columns == ["key", "value", "limit", "number"]
@@ -47,7 +47,7 @@ def test_names_are_derived_as_everywhere() -> None:
     assert names == ["events", "rules", "process-broadcast", "process", "process-2-broadcast", "process-2", "sink"]
 
 
-def test_event_times_of_the_stream_go_on() -> None:  # BC8
+def test_event_times_of_the_stream_go_on() -> None:
     _, events, rules = streams()
     timed = events.with_timestamps("value").connect(rules.broadcast()).process(Same())
     timed.key_by("key").window(hg.Tumbling("1s"))
@@ -56,7 +56,7 @@ def test_event_times_of_the_stream_go_on() -> None:  # BC8
         plain.key_by("key").window(hg.Tumbling("1s"))
 
 
-def test_connect_in_loops_is_placed_where_its_records_are() -> None:  # BC13
+def test_connect_in_loops_is_placed_where_its_records_are() -> None:
     pipeline, events, rules = streams()
 
     class Timed(Limits):
@@ -77,7 +77,7 @@ def test_connect_in_loops_is_placed_where_its_records_are() -> None:  # BC13
     assert not {"timed", "timed-broadcast"} & loops.keys(), "of what was refused nothing stays"
 
 
-def test_what_cannot_be_connected_is_refused() -> None:  # BC11
+def test_what_cannot_be_connected_is_refused() -> None:
     _, events, rules = streams()
     _, others, _ = streams("q")
     side: Any

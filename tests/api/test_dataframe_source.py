@@ -47,7 +47,7 @@ def test_a_dataframe_goes_in_and_a_polars_frame_comes_out(spark: Any, tmp_path: 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_another_dataframe_under_the_same_name_is_noticed(spark: Any, tmp_path: Path) -> None:  # N45
+def test_another_dataframe_under_the_same_name_is_noticed(spark: Any, tmp_path: Path) -> None:
     frame = spark.range(0, 90).selectExpr("id", "string(id % 3) AS k", "array(id) AS l")
 
     def run(dataframe: Any, **options: Any) -> hg.Pipeline:
@@ -60,7 +60,7 @@ def test_another_dataframe_under_the_same_name_is_noticed(spark: Any, tmp_path: 
     run(frame)
     captured = tmp_path / "checkpoints" / "counts" / "inputs" / "in"
     modes = {path: stat.S_IMODE(path.stat().st_mode) for path in captured.rglob("*")}
-    assert {path: oct(mode) for path, mode in modes.items() if mode != (0o700 if path.is_dir() else 0o600)} == {}  # SE5
+    assert {path: oct(mode) for path, mode in modes.items() if mode != (0o700 if path.is_dir() else 0o600)} == {}
     run(frame.orderBy("id", ascending=False).repartition(3))  # the same rows
     for other, problem in (
         (frame.limit(89), "it had 90 rows then, and has 89 now"),
@@ -79,7 +79,7 @@ def test_results_are_a_spark_dataframe(spark: Any, tmp_path: Path) -> None:
     assert sorted((row.k, row.n) for row in result.collect()) == [("0", 30), ("1", 30), ("2", 30)]
 
 
-def test_spark_types_go_in_and_come_out(spark: Any, tmp_path: Path) -> None:  # OP10
+def test_spark_types_go_in_and_come_out(spark: Any, tmp_path: Path) -> None:
     """A map comes out as a list of its entries, which Spark makes a map again; all others as they went in."""
     given = spark.sql(
         """
@@ -104,7 +104,7 @@ def test_spark_types_go_in_and_come_out(spark: Any, tmp_path: Path) -> None:  # 
 
 
 @pytest.mark.parametrize("zone", ["America/New_York", "Asia/Kolkata"])
-def test_times_come_back_as_they_went_in(spark: Any, tmp_path: Path, zone: str) -> None:  # OP11, N74
+def test_times_come_back_as_they_went_in(spark: Any, tmp_path: Path, zone: str) -> None:
     """Also around the hours that New York skips and repeats."""
     before = spark.conf.get("spark.sql.session.timeZone")
     spark.conf.set("spark.sql.session.timeZone", zone)

@@ -98,7 +98,7 @@ def test_a_second_signal_waits_for_no_checkpoint_and_removes_none() -> None:  # 
     assert sorted(handle.calls) == ["cancel, and retain", "stop"]
 
 
-def test_sigterm_twice_in_one_moment_is_once(monkeypatch: pytest.MonkeyPatch) -> None:  # OM6
+def test_sigterm_twice_in_one_moment_is_once(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = HandClock()
     monkeypatch.setattr("headgate.api.foreground.SYSTEM_CLOCK", clock)
     handle = FakeHandle([signal.SIGTERM, signal.SIGTERM])
@@ -122,7 +122,7 @@ def test_sigusr1_drains() -> None:
     assert handle.calls == ["drain"]
 
 
-def test_sigusr2_answers_requests_and_stops_nothing() -> None:  # C63
+def test_sigusr2_answers_requests_and_stops_nothing() -> None:
     handle = FakeHandle([signal.SIGUSR2])
     run_to_end(lambda: handle)
     assert handle.calls == ["answer"]

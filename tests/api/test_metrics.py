@@ -176,7 +176,7 @@ def is_open(port: MetricsPort) -> bool:
         return asking.connect_ex((host, int(number))) == 0
 
 
-def test_a_port_answers_from_the_start_to_the_end_of_a_run(port: MetricsPort) -> None:  # OM5
+def test_a_port_answers_from_the_start_to_the_end_of_a_run(port: MetricsPort) -> None:
     assert fetched(port.url) == "", "nothing runs yet"
     handle: Any = Ending()
     observer = Noting()
@@ -189,7 +189,7 @@ def test_a_port_answers_from_the_start_to_the_end_of_a_run(port: MetricsPort) ->
     assert not is_open(port)
 
 
-def test_a_start_that_fails_gives_its_port_up(port: MetricsPort) -> None:  # OM5
+def test_a_start_that_fails_gives_its_port_up(port: MetricsPort) -> None:
     def start() -> Any:
         assert is_open(port)
         raise UsageError("no Java")
@@ -206,7 +206,7 @@ def options(number: int) -> RunOptions:
 
 def test_who_goes_on_for_another_runs_without_a_port_that_is_taken(
     port: MetricsPort, capsys: pytest.CaptureFixture[str]
-) -> None:  # OM5
+) -> None:
     taken = options(int(port.url.split(":")[-1].split("/")[0]))
     with pytest.raises(UsageError, match="metrics cannot be shown"):
         metrics_port(taken, must_run=False)
@@ -222,7 +222,6 @@ def test_a_keeper_passes_the_port_on_and_a_wrong_one_is_refused() -> None:
         replace(options(1), metrics_port=None, metrics_host="::1").check()
 
 
-# SE9
 def test_silent_callers_take_a_few_descriptors_and_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "CALLERS_MAX", 4)
     monkeypatch.setattr(metrics._Caller, "timeout", 600)  # they are ended because others come
@@ -265,7 +264,6 @@ def fetched_at_last(url: str) -> str:
                 raise
 
 
-# SE9
 def test_a_head_without_end_is_not_read_on(port: MetricsPort, capfd: pytest.CaptureFixture[str]) -> None:
     address = METRICS_HOST, int(urlsplit(port.url).port or 0)
     with socket.create_connection(address, 120) as stream:
@@ -275,12 +273,11 @@ def test_a_head_without_end_is_not_read_on(port: MetricsPort, capfd: pytest.Capt
     assert capfd.readouterr() == ("", ""), "the terminal is the pipeline's"
 
 
-# SE9
 @pytest.mark.parametrize(
     ("host", "status"),
     [("evil.example.com", 403), ("evil.example.com:80", 403), ("localhost:1", 200), ("127.0.0.1", 200), ("[::1]", 200)],
 )
-def test_metrics_are_not_for_a_page_of_another_site(port: MetricsPort, host: str, status: int) -> None:  # SE9
+def test_metrics_are_not_for_a_page_of_another_site(port: MetricsPort, host: str, status: int) -> None:
     port.watch("shop", lambda: PROGRESS)
     connection = http.client.HTTPConnection(METRICS_HOST, int(urlsplit(port.url).port or 0), timeout=120)
     with contextlib.closing(connection):
@@ -341,7 +338,7 @@ def progress() -> Progress:
     return Progress(PipelineState.RUNNING, nodes=(node,), restarts=2)
 
 
-def test_the_last_numbers_reach_the_collector(collector: Collector) -> None:  # OM9
+def test_the_last_numbers_reach_the_collector(collector: Collector) -> None:
     push = MetricsPush(f"http://127.0.0.1:{collector.server_port}")
     push.watch("p", progress)
     push.close()
@@ -355,7 +352,7 @@ def test_the_last_numbers_reach_the_collector(collector: Collector) -> None:  # 
     assert numbers["headgate.state", ("p", "running")] == 1
 
 
-def test_a_collector_that_is_not_there_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:  # OM9
+def test_a_collector_that_is_not_there_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "LAST_PUSH_MS_MAX", 100)
     with Collector() as gone:
         port = gone.server_port
@@ -364,7 +361,7 @@ def test_a_collector_that_is_not_there_holds_nobody_up(monkeypatch: pytest.Monke
     push.close()
 
 
-def test_without_the_sdk_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:  # OM9
+def test_without_the_sdk_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.metrics", None)
     with pytest.raises(UsageError, match=r"pip install 'headgate-streams\[otel\]'"):
         MetricsPush("http://localhost:4318")
@@ -382,7 +379,7 @@ class Handle:
         self.calls.append(call)
 
 
-def test_a_run_is_watched_until_it_has_ended(collector: Collector) -> None:  # OM9
+def test_a_run_is_watched_until_it_has_ended(collector: Collector) -> None:
     notes: list[str] = []
     observer, handle = SilentObserver(), Handle()
     observer.on_note = notes.append  # type: ignore[method-assign]
@@ -394,7 +391,7 @@ def test_a_run_is_watched_until_it_has_ended(collector: Collector) -> None:  # O
     assert collector.numbers()["headgate.restarts", ("p",)] == 2
 
 
-def test_a_start_that_fails_sends_nothing(collector: Collector) -> None:  # OM9
+def test_a_start_that_fails_sends_nothing(collector: Collector) -> None:
     def start() -> Any:
         raise UsageError("no")
 
@@ -406,6 +403,6 @@ def test_a_start_that_fails_sends_nothing(collector: Collector) -> None:  # OM9
 
 
 @pytest.mark.parametrize("url", ["localhost:4318", "grpc://localhost:4317", "", "http://"])
-def test_what_is_no_collector_is_refused(url: str) -> None:  # OM9
+def test_what_is_no_collector_is_refused(url: str) -> None:
     with pytest.raises(UsageError, match="such as http://localhost:4318"):
         MetricsPush(url)

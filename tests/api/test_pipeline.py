@@ -62,7 +62,7 @@ def test_the_definition_holds_configuration_graph_plan_and_schemas(tmp_path: Pat
 )
 def test_output_of_transactional_sinks_is_not_repeated_unless_somebody_says_so(
     tmp_path: Path, sink: Any, said: str | None, policy: model.DamagedCheckpoint
-) -> None:  # R52
+) -> None:
     pipeline = hg.Pipeline("p", on_damaged_checkpoint=said)
     source = pipeline.source(hg.FromRows([{"n": 1}]))
     source.sink(hg.Discard())
@@ -70,7 +70,7 @@ def test_output_of_transactional_sinks_is_not_repeated_unless_somebody_says_so(
     assert pipeline.definition().config.on_damaged is policy
 
 
-def test_a_dead_letter_sink_is_transactional_too(tmp_path: Path) -> None:  # R52
+def test_a_dead_letter_sink_is_transactional_too(tmp_path: Path) -> None:
     found = simple(bad_records=hg.DeadLetter(hg.FileSink(tmp_path))).definition()
     assert found.config.on_damaged is model.DamagedCheckpoint.FAIL
 
@@ -211,7 +211,6 @@ def test_restart_strategies_are_translated_into_milliseconds() -> None:
     assert hg.Checkpointing(interval=None).to_config().interval_ms == 0
 
 
-# SE3
 def test_the_checkpoint_directory_is_made_for_whom_the_user_wants(tmp_path: Path) -> None:
     def started(name: str, access: str) -> int:
         pipeline = hg.Pipeline(
@@ -235,7 +234,6 @@ def hello(pipeline: hg.Pipeline) -> PipelineDefinition:
     return pipeline.definition()
 
 
-# SE14, SE16
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -1,4 +1,4 @@
-"""The note of where a pipeline has its checkpoints is its user's alone (SE1)."""
+"""The note of where a pipeline has its checkpoints is its user's alone."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ from headgate.storage.urls import open_storage
 
 
 def test_where_the_checkpoints_are_is_noted_for_the_user_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # SE1
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     for root in ("one", "two"):
         (tmp_path / root / "p" / "log").mkdir(parents=True)
@@ -79,7 +78,7 @@ def seen(looker: PipelineRegistry | None = None) -> KnownPipeline:
     return found
 
 
-def test_what_a_pipeline_does_is_told_by_its_lock(root: Path) -> None:  # PG8
+def test_what_a_pipeline_does_is_told_by_its_lock(root: Path) -> None:
     assert seen().state is KnownState.UNKNOWN, "nobody ever held it"
     lock = PipelineLock.acquire(str(root), "p", "process 7 on here")
     assert (seen().state, seen().owner) == (KnownState.RUNNING, "process 7 on here")
@@ -102,7 +101,7 @@ def test_what_a_pipeline_does_is_told_by_its_lock(root: Path) -> None:  # PG8
     assert "does not say which process runs it" in seen().detail
 
 
-def test_what_is_gone_is_left_out_and_what_cannot_be_read_says_why(root: Path, tmp_path: Path) -> None:  # PG8
+def test_what_is_gone_is_left_out_and_what_cannot_be_read_says_why(root: Path, tmp_path: Path) -> None:
     remember_pipeline("q", str(tmp_path / "elsewhere"))
     remember_pipeline("r", "s3://bucket/checkpoints")
     (tmp_path / "state" / "headgate" / "pipelines" / "a file").write_text("of somebody else")
@@ -132,7 +131,7 @@ def test_the_newest_checkpoint_is_shown(root: Path) -> None:
     assert (found.checkpoint, found.triggered_ms, found.duration_ms) == (2, 1_700_000_000_002, 42)
 
 
-def test_a_log_is_read_again_when_it_has_changed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # PG11
+def test_a_log_is_read_again_when_it_has_changed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = CheckpointLog(open_storage(str(root)), "p")
     generation = log.claim("test", 1_700_000_000_000).next.generation
     log.append(manifest(1, generation))
@@ -147,13 +146,13 @@ def test_a_log_is_read_again_when_it_has_changed(root: Path, monkeypatch: pytest
     assert len(looks) == 2
 
 
-def test_whoever_looks_changes_nothing(root: Path, tmp_path: Path) -> None:  # PG8
+def test_whoever_looks_changes_nothing(root: Path, tmp_path: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     PipelineRegistry([str(tmp_path / "missing")]).look()
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
-def test_a_page_is_found_as_long_as_its_process_serves_it(root: Path, state: Path) -> None:  # PG9
+def test_a_page_is_found_as_long_as_its_process_serves_it(root: Path, state: Path) -> None:
     lock = PipelineLock.acquire(str(root), "p", "process 7 on here")
     assert seen().page == ""
     with announced_page("p", "http://127.0.0.1:4050/"):
@@ -168,7 +167,7 @@ def test_a_page_is_found_as_long_as_its_process_serves_it(root: Path, state: Pat
         assert seen().page == "", "the run is over"
 
 
-def test_a_note_of_another_process_with_the_same_number_counts_for_nothing(root: Path, state: Path) -> None:  # PG9
+def test_a_note_of_another_process_with_the_same_number_counts_for_nothing(root: Path, state: Path) -> None:
     lock = PipelineLock.acquire(str(root), "p", "process 7 on here")
     (state / "pages").mkdir()
     note = state / "pages" / f"{os.getpid()}-p"

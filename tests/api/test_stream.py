@@ -270,7 +270,7 @@ def test_process_takes_an_instance_of_a_process_function(function: Any) -> None:
 
 
 @pytest.mark.parametrize("base", [hg.ProcessFunction, hg.BatchProcessFunction])
-def test_a_function_with_timers_in_a_loop_is_refused(base: Any) -> None:  # TM11
+def test_a_function_with_timers_in_a_loop_is_refused(base: Any) -> None:
     class Timed(base):  # type: ignore[misc]
         def process(self, given: Any, context: Any) -> None:
             return None

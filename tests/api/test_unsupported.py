@@ -61,7 +61,7 @@ def test_a_method_that_would_never_be_called_is_refused(method: str, kind: type)
         rows().key_by("k").process(function)
 
 
-def test_time_to_live_without_its_class_is_refused() -> None:  # TL1
+def test_time_to_live_without_its_class_is_refused() -> None:
     class Mine(hg.ProcessFunction):
         def open(self, state: hg.StateHandle) -> None:
             self.last = state.value("last", int, ttl="1h")
@@ -180,12 +180,12 @@ def looped(stream: hg.Stream, on_round: Any) -> hg.Stream:
         (lambda: looped(numbers(), Listening().step), "on_round of loop 'trips': Listening listens .* give the object"),
     ],
 )
-def test_an_object_that_would_never_be_told_is_refused(write: Callable[[], object], said: str) -> None:  # HL20
+def test_an_object_that_would_never_be_told_is_refused(write: Callable[[], object], said: str) -> None:
     with pytest.raises(hg.UsageError, match=said):
         write()
 
 
-def test_methods_of_objects_that_do_not_listen_are_taken() -> None:  # HL20
+def test_methods_of_objects_that_do_not_listen_are_taken() -> None:
     numbers().map([].append)  # type: ignore[arg-type]
     numbers().filter(partial(max, 1))
     looped(numbers(), {1: 2}.get)
@@ -208,15 +208,13 @@ def with_loop(pipeline: hg.Pipeline) -> None:
 
 @pytest.mark.parametrize("place", [with_source, with_sink, with_loop])
 def test_what_sources_sinks_and_loops_have_yet_to_do_is_not_removed(place: Callable[[hg.Pipeline], None]) -> None:
-    # HL18
-    # C75
     pipeline = hg.Pipeline("p", checkpointing=hg.Checkpointing(retain_on_cancel=False))
     place(pipeline)
     with pytest.raises(hg.UsageError, match=r"operator 'there' acts when .* leave retain_on_cancel out"):
         pipeline.definition()
 
 
-def test_a_sink_that_only_tidies_up_says_so() -> None:  # C75
+def test_a_sink_that_only_tidies_up_says_so() -> None:
     pipeline = hg.Pipeline("p", checkpointing=hg.Checkpointing(retain_on_cancel=False))
     numbers(pipeline).sink(TidyingSink())
     pipeline.definition()

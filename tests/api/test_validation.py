@@ -15,9 +15,8 @@ def made(mode: str, **options: Any) -> hg.Pipeline:
     return hg.Pipeline("p", checkpointing=hg.Checkpointing(mode=mode), **options)
 
 
-# GM1
 @pytest.mark.parametrize("mode", list(Guarantee))
-def test_the_mode_of_a_pipeline_is_configured_by_name(mode: Guarantee) -> None:  # GM1
+def test_the_mode_of_a_pipeline_is_configured_by_name(mode: Guarantee) -> None:
     for text in (mode.value, mode.value.replace("_", "-")):
         pipeline = made(text)
         pipeline.source(hg.Generator(rows=1)).sink(hg.Discard())
@@ -38,9 +37,8 @@ def looped(mode: str, **rounds: Any) -> hg.Pipeline:
     return pipeline
 
 
-# GM21
 @pytest.mark.parametrize("rounds", [{"max_rounds": 3}, {"round_column": "r"}, {"on_round": print}])
-def test_a_loop_that_counts_rounds_is_refused_at_least_once(rounds: dict[str, Any]) -> None:  # GM21
+def test_a_loop_that_counts_rounds_is_refused_at_least_once(rounds: dict[str, Any]) -> None:
     looped("exactly_once", **rounds).definition()
     looped("at_least_once").definition()
     with pytest.raises(hg.UsageError, match="counts rounds, which begin when all input has ended") as refused:
@@ -48,14 +46,12 @@ def test_a_loop_that_counts_rounds_is_refused_at_least_once(rounds: dict[str, An
     assert "\n" not in str(refused.value)
 
 
-# GM33
 @pytest.mark.parametrize("interval", [None, 0])
-def test_at_most_once_needs_an_interval(interval: Any) -> None:  # GM33
+def test_at_most_once_needs_an_interval(interval: Any) -> None:
     with pytest.raises(hg.UsageError, match="needs an interval; give"):
         hg.Checkpointing(mode="at_most_once", interval=interval)
 
 
-# GM34
 def test_a_loop_is_refused_at_most_once() -> None:
     with pytest.raises(hg.UsageError, match="what circulates is in the checkpoint and is processed again"):
         looped("at_most_once").definition()
@@ -79,7 +75,6 @@ def test_a_pause_between_checkpoints_that_overlap_is_refused() -> None:  # C4
         hg.Checkpointing(min_pause="1s", max_concurrent=2)
 
 
-# UA1
 def test_an_alignment_timeout_needs_exactly_once_and_one_checkpoint_at_a_time() -> None:
     assert hg.Checkpointing().to_config().alignment_timeout_ms is None
     assert hg.Checkpointing(alignment_timeout=0).to_config().alignment_timeout_ms == 0
@@ -117,7 +112,7 @@ class Publishing(hg.PublishOnCheckpoint):
 
 
 @pytest.mark.parametrize("option", ["retain_on_cancel", "retain_on_failure"])
-def test_what_waits_to_be_published_is_not_removed(option: str) -> None:  # C75
+def test_what_waits_to_be_published_is_not_removed(option: str) -> None:
     pipeline = hg.Pipeline("p", checkpointing=hg.Checkpointing(**{option: False}))
     pipeline.source(hg.FromRows([{"n": 1}])).map(Publishing(), name="publishes").sink(hg.Discard())
     with pytest.raises(hg.UsageError, match=f"operator 'publishes' acts when .* leave {option} out of Checkpointing"):
@@ -140,7 +135,7 @@ class Tidying(Confirming):
 
 
 @pytest.mark.parametrize("option", ["retain_on_cancel", "retain_on_failure"])
-def test_what_a_hook_has_yet_to_do_is_not_removed(option: str) -> None:  # C75
+def test_what_a_hook_has_yet_to_do_is_not_removed(option: str) -> None:
     def made(hook: hg.CoordinatorHook, **options: bool) -> hg.Pipeline:
         pipeline = hg.Pipeline("p", checkpointing=hg.Checkpointing(**options))
         pipeline.source(hg.FromRows([{"n": 1}])).sink(hg.Discard())
@@ -250,7 +245,7 @@ class AtOnce(Unowned):
     is_transactional = False
 
 
-def test_a_sink_that_cannot_say_whose_its_target_is_is_refused() -> None:  # LV8
+def test_a_sink_that_cannot_say_whose_its_target_is_is_refused() -> None:
     def made(sink: Any, **options: Any) -> hg.Pipeline:
         pipeline = hg.Pipeline("p", **options)
         pipeline.source(hg.FromRows([{"n": 1}])).sink(sink, name="out")

@@ -51,7 +51,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
 )
 def test_the_words_of_a_command_say_which_jvm_it_needs(
     program: str, launches: list[Launch], monkeypatch: pytest.MonkeyPatch, words: list[str], given: dict[str, str]
-) -> None:  # OM10
+) -> None:
     monkeypatch.setenv("PYTHONPATH", "/somewhere")
     start_jvm(["run", *words, program, "--", "--master", "yarn"], os.environ)
     make_importable(str(Path(program).parent))  # what the command does, and what it asks for then
@@ -76,14 +76,13 @@ def test_the_words_of_a_command_say_which_jvm_it_needs(
     ],
 )
 def test_a_command_that_needs_no_jvm_begins_none(program: str, launches: list[Launch], words: list[str]) -> None:
-    # OM10
     start_jvm([*words, program], os.environ)
     assert launches == []
 
 
 def test_nothing_is_begun_where_it_would_be_in_vain(
     program: str, launches: list[Launch], monkeypatch: pytest.MonkeyPatch
-) -> None:  # OM10
+) -> None:
     start_jvm(["run", program], {**os.environ, "HEADGATE_MASTER": "yarn"})
     start_jvm(["run", program], {**os.environ, "PYSPARK_GATEWAY_PORT": "1"})
     monkeypatch.setattr(__main__, "java_problem", lambda *_: "there is no java")
@@ -98,7 +97,7 @@ def test_a_program_that_makes_a_session_begins_its_own_jvm(tmp_path: Path) -> No
     assert program_of(["--json", "package.module"]) == "."
 
 
-def test_what_is_for_the_command_alone_is_not_in_the_environment(program: str) -> None:  # OM10
+def test_what_is_for_the_command_alone_is_not_in_the_environment(program: str) -> None:
     around = {"HEADGATE_SUPERVISED": "{}", "HEADGATE_UI_TOKEN": "secret", "A": "b"}
     assert (__main__.SUPERVISED, __main__.TOKEN) == (supervisor.SUPERVISED, output.TOKEN)
     assert set(environment_of(program, around, has_page=True)) & set(around) == {"A"}

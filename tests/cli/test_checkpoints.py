@@ -78,7 +78,7 @@ def test_a_damaged_entry_is_listed_by_name(root: Path) -> None:
     assert f"counts/log/{newest.name} cannot be used" in text
     assert "final" not in text
     with pytest.raises(CorruptionError, match="the newest checkpoint is not known; name one by its id: there is 1"):
-        told("show", "counts", "--dir", str(root))  # RS2
+        told("show", "counts", "--dir", str(root))
     assert "checkpoint: 1\n" in told("show", "counts", "1", "--dir", str(root))
 
 
@@ -115,7 +115,7 @@ def test_the_rows_of_each_state_are_shown_per_subtask(root: Path) -> None:
     assert "1.5 kB  ?  " in told("show", "counts", "1", "--dir", str(root)), "version 0.1 did not record them"
 
 
-def test_show_prints_delays_and_bytes_in_flight(root: Path) -> None:  # UA19
+def test_show_prints_delays_and_bytes_in_flight(root: Path) -> None:
     assert "in flight" not in told("show", "counts", "--dir", str(root)), "nobody measured"
     parts = (SnapshotPart(10, 7), SnapshotPart(2_500, 7, inline=b"x", section="in-flight/window", name="way"))
     entry = SubtaskEntry(SubtaskId(VertexId("window"), 0), parts, (), SnapshotDelays(1_200, 34))
@@ -222,7 +222,7 @@ def test_a_pipeline_is_stopped_with_a_savepoint(
     assert str(problem) == "p: there is no savepoint: the place is taken", "and the pipeline has stopped"
     _, problem = said(tmp_path, "refused", *command)
     assert isinstance(problem, UsageError)
-    assert str(problem) == "p goes on, because the savepoint cannot be there: the place is taken"  # SV11
+    assert str(problem) == "p goes on, because the savepoint cannot be there: the place is taken"
 
 
 @pytest.fixture
@@ -308,7 +308,7 @@ def taken(root: Path, how: str) -> str | Exception:
     return result.exception if isinstance(result.exception, PipelineFailed) else result.stdout
 
 
-def test_a_checkpoint_is_taken_on_request_and_waited_for(tmp_path: Path) -> None:  # C63
+def test_a_checkpoint_is_taken_on_request_and_waited_for(tmp_path: Path) -> None:
     assert taken(tmp_path, "completes") == "p: checkpoint 7 is completed\n"
 
 
@@ -317,7 +317,7 @@ def test_the_reason_why_there_is_none_is_told(tmp_path: Path, how: str, reason: 
     assert str(taken(tmp_path, how)) == f"p: there is no new checkpoint: {reason}"
 
 
-def test_a_process_that_cannot_answer_is_not_signalled(tmp_path: Path) -> None:  # C63
+def test_a_process_that_cannot_answer_is_not_signalled(tmp_path: Path) -> None:
     lock = PipelineLock.acquire(str(tmp_path), "p", "a program")
     try:
         with pytest.raises(UsageError, match="a program that started it with start"):

@@ -1,4 +1,4 @@
-"""The command line as a whole: errors, exit codes, and looking at what is not there (CT13)."""
+"""The command line as a whole: errors, exit codes, and looking at what is not there."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_describe_prints_the_plan_without_running(
     assert f"pipeline shown: 1 chains, parallelism 7, checkpoints in {where}" in capsys.readouterr().out
 
 
-def test_describe_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # SC7
+def test_describe_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "")
     monkeypatch.chdir(tmp_path)
     with Store.open(tmp_path / "in") as store:
@@ -174,7 +174,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_looking_at_what_is_not_there_makes_nothing(tmp_path: Path, command: str) -> None:  # CT13
+def test_looking_at_what_is_not_there_makes_nothing(tmp_path: Path, command: str) -> None:
     result = CliRunner().invoke(app, command.split(), input="a line\n")
     said = str(result.exception) if isinstance(result.exception, UsageError) else result.output
     assert COMMANDS[command] in said

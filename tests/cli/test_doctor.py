@@ -81,7 +81,6 @@ def test_an_unwritable_directory_is_missing(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["file"]
 
 
-# SE6
 def test_a_directory_that_others_can_read_is_a_warning_with_the_way_out(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     found = doctor.check_directory("store directory", str(tmp_path))
@@ -165,7 +164,7 @@ def tip(master: str | None = None, *, is_terminal: bool = True) -> str | None:
 
 
 @with_java
-def test_it_is_told_once_on_a_machine(home: Path) -> None:  # OM17
+def test_it_is_told_once_on_a_machine(home: Path) -> None:
     told = tip()
     assert told is not None
     assert "headgate prepare" in told
@@ -174,14 +173,14 @@ def test_it_is_told_once_on_a_machine(home: Path) -> None:  # OM17
 
 
 @with_java
-def test_of_commands_that_end_at_one_moment_one_tells_it() -> None:  # OM17
+def test_of_commands_that_end_at_one_moment_one_tells_it() -> None:
     with ThreadPoolExecutor(8) as pool:
         told = list(pool.map(lambda _: tip(), range(8)))
     assert sum(one is not None for one in told) == 1
 
 
 @with_java
-def test_it_is_told_only_where_it_helps(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # OM17
+def test_it_is_told_only_where_it_helps(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert tip(is_terminal=False) is None
     assert tip("spark://host:7077") is None
     monkeypatch.setenv("HEADGATE_MASTER", "spark://host:7077")
@@ -197,7 +196,7 @@ def test_it_is_told_only_where_it_helps(home: Path, monkeypatch: pytest.MonkeyPa
 
 
 @with_java
-def test_where_nothing_can_be_remembered_nothing_is_told(home: Path) -> None:  # OM17
+def test_where_nothing_can_be_remembered_nothing_is_told(home: Path) -> None:
     (home / "state").touch()
     assert tip() is None
 
@@ -213,7 +212,7 @@ def test_a_run_tells_it_behind_its_result(
     is_told: bool,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
-) -> None:  # OM17
+) -> None:
     class Named:
         name = "p"
 

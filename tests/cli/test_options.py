@@ -32,7 +32,7 @@ from headgate.store.server.server import ServerOptions
 
 
 @pytest.mark.parametrize("is_local", [True, False])
-def test_logs_are_where_the_option_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_local: bool) -> None:  # OM8
+def test_logs_are_where_the_option_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_local: bool) -> None:
     monkeypatch.setenv("HEADGATE_LOG_DIR", "/elsewhere")
     monkeypatch.chdir(tmp_path)
     set_log_directory(None)
@@ -300,7 +300,7 @@ def keywords(call: Callable[..., Any]) -> Iterator[str]:
             yield f"--{owner}-{one.replace('_', '-')}"
 
 
-def test_an_option_of_a_command_has_the_name_of_its_keyword() -> None:  # OM16
+def test_an_option_of_a_command_has_the_name_of_its_keyword() -> None:
     given = set(EVERYWHERE) | set(ONLY_HERE)
     other = {
         f"{command} {names[0]}"
@@ -318,11 +318,11 @@ def test_every_exception_is_still_needed() -> None:
     assert set(KNOWN_SECOND) - {name for _, name in public_keywords()} == set()
 
 
-def test_an_option_has_one_long_name() -> None:  # OM16
+def test_an_option_has_one_long_name() -> None:
     assert [names for _, names in options() if len(names) > 1] == []
 
 
-def test_one_name_has_one_kind_of_value() -> None:  # OM16
+def test_one_name_has_one_kind_of_value() -> None:
     """A flag in one command takes no value in another, and none asks for a number where another takes a word."""
     kinds: dict[str, set[str]] = {}
     for _, command in commands():
@@ -355,7 +355,7 @@ def printed_keys() -> Iterator[tuple[str, str]]:
                 yield from ((path.name, str(key)) for key in keys if re.fullmatch(r"[a-z_]+", str(key)))
 
 
-def test_nothing_has_a_second_name() -> None:  # OM16
+def test_nothing_has_a_second_name() -> None:
     second = {one: name for name, others in SECOND_NAMES.items() for one in others if one not in KNOWN_SECOND}
     used = {*public_keywords(), *printed_keys(), *((c, names[0][2:].replace("-", "_")) for c, names in options())}
     assert len(used) > 400

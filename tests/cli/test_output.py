@@ -64,14 +64,12 @@ HOSTILE = "a\x1b]0;title\x07\x1b[2J\x9b31m\u202eb"
 SHOWN = r"a\x1b]0;title\x07\x1b[2J\x9b31m\u202eb"
 
 
-# SE22
 def test_what_is_said_does_nothing_to_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     say(HOSTILE)
     say(HOSTILE, err=True)
     assert capsys.readouterr() == (f"{SHOWN}\n", f"{SHOWN}\n")
 
 
-# SE22
 def test_a_table_shows_what_is_in_it_as_it_is_written() -> None:
     out = io.StringIO()
     table = Table("x[/red]y", ":smile:")
@@ -83,7 +81,6 @@ def test_a_table_shows_what_is_in_it_as_it_is_written() -> None:
     assert "\x1b" not in out.getvalue()
 
 
-# SE22
 def test_lines_of_data_are_as_they_are_unless_somebody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     for is_terminal, expected in ((False, HOSTILE), (True, SHOWN)):
         out = io.StringIO()
@@ -93,7 +90,6 @@ def test_lines_of_data_are_as_they_are_unless_somebody_looks(monkeypatch: pytest
         assert out.getvalue() == f"{expected}\n"
 
 
-# SE22
 def test_pipelines_in_a_directory_with_an_odd_name_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = tmp_path / "x[/red]y"
     CheckpointLog(open_storage(str(directory)), "odd").claim("test", 1_700_000_000_000)
@@ -104,7 +100,6 @@ def test_pipelines_in_a_directory_with_an_odd_name_are_listed(tmp_path: Path, mo
     assert "x[/red]y" in found.output
 
 
-# SE22
 @pytest.mark.parametrize("tell", [report_error, lambda error: tracebacks.print_error(type(error), error, None)])
 def test_an_error_does_nothing_to_a_terminal(
     tell: Callable[[UsageError], object], capsys: pytest.CaptureFixture[str]
@@ -113,7 +108,6 @@ def test_an_error_does_nothing_to_a_terminal(
     assert SHOWN in capsys.readouterr().err
 
 
-# SE22
 def test_commands_say_everything_through_one_place() -> None:
     """But JSON, which has escapes of its own."""
     for path in sorted(Path(cli.__file__).parent.glob("*.py")):
@@ -285,7 +279,7 @@ def state_at(note: str, token: str = "", path: str = "state") -> dict[str, Any]:
         return found
 
 
-def test_everything_that_is_heard_is_shown_and_passed_on(heard: Heard, tmp_path: Path) -> None:  # PG1
+def test_everything_that_is_heard_is_shown_and_passed_on(heard: Heard, tmp_path: Path) -> None:
     with shown(heard, tmp_path) as page:
         page.on_start(Asked())  # type: ignore[arg-type]
         page.on_note(LogPlace(str(tmp_path / "logs")))
@@ -319,7 +313,7 @@ def test_a_failure_is_shown(heard: Heard, tmp_path: Path) -> None:
     assert heard.calls[-1] == "on_failure"
 
 
-def test_the_token_is_not_for_workers(heard: Heard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # PG3
+def test_the_token_is_not_for_workers(heard: Heard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TOKEN, "sesame")
     with shown(heard, tmp_path):
         assert TOKEN not in os.environ
@@ -327,13 +321,13 @@ def test_the_token_is_not_for_workers(heard: Heard, tmp_path: Path, monkeypatch:
         assert "sesame" not in heard.notes[0]
 
 
-def test_a_port_that_is_taken_is_said_before_anything_begins(heard: Heard, tmp_path: Path) -> None:  # PG7
+def test_a_port_that_is_taken_is_said_before_anything_begins(heard: Heard, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(UsageError, match="--ui takes another"):
         shown(heard, tmp_path, other.getsockname()[1]).__enter__()
     assert heard.calls == []
 
 
-def test_who_goes_on_in_anothers_place_runs_without_a_page(heard: Heard, tmp_path: Path) -> None:  # PG7
+def test_who_goes_on_in_anothers_place_runs_without_a_page(heard: Heard, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         place = PageAddress(other.getsockname()[1])
         with PageObserver(heard, definition(tmp_path), place, must_run=True) as page:

@@ -269,7 +269,7 @@ def test_list_says_that_checkpoints_were_removed(tmp_path: Path) -> None:  # C70
 LIFE = PipelineIdentity("one", "/home/p", "far", 0)
 
 
-def test_a_list_of_many_sinks_is_one_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # LV10
+def test_a_list_of_many_sinks_is_one_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = Looked()
     monkeypatch.setattr(pipelines, "open_storage", lambda url: storage)
     for number in range(20):
@@ -309,7 +309,7 @@ def forget(sink: SqliteSink, name: str, *, answer: str = "y") -> str:
     return str(result.exception) if isinstance(result.exception, UsageError) else result.output
 
 
-def test_the_target_of_a_users_sink_is_made_to_forget(sink: SqliteSink) -> None:  # CS20
+def test_the_target_of_a_users_sink_is_made_to_forget(sink: SqliteSink) -> None:
     sink.own("p", "out", LIFE)
     sink.claim(hg.Fence("p:out", 7, sink.claimed("p:out").life))  # type: ignore[union-attr]
     assert "begun on far" in forget(sink, "p/out", answer="n")
@@ -331,7 +331,7 @@ def test_a_sink_that_is_not_there_is_named_with_those_that_are(sink: SqliteSink,
     assert "there is 'p/out'" in forget(sink, name)
 
 
-def test_a_sink_is_found_by_its_former_name(sink: SqliteSink) -> None:  # LV9: which only its target knows
+def test_a_sink_is_found_by_its_former_name(sink: SqliteSink) -> None:  # which only its target knows
     sink.own("p", "former", LIFE)
     assert "p/former is forgotten" in forget(sink, "p/former")
     assert sink.owner("p", "former").is_forgotten

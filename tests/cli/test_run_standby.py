@@ -83,7 +83,7 @@ def test_it_takes_over_behind_the_generation_that_was_silent(storage: Storage) -
 
 
 @pytest.mark.parametrize("lost", [FencedError("pipeline p", 1, 2), AlreadyRunning("it is run by another one")])
-def test_whoever_was_too_late_waits_again(storage: Storage, lost: Exception) -> None:  # SB9
+def test_whoever_was_too_late_waits_again(storage: Storage, lost: Exception) -> None:
     run_of(storage)
     said: list[tuple[str, str]] = []
     outcomes: list[Any] = [lost, Over()]
@@ -98,7 +98,7 @@ def test_whoever_was_too_late_waits_again(storage: Storage, lost: Exception) -> 
     assert [notice for notice, _ in said] == ["watching", "taking-over", "outrun", "watching", "taking-over"]
 
 
-def test_whoever_ran_and_was_replaced_ends(storage: Storage) -> None:  # SB12
+def test_whoever_ran_and_was_replaced_ends(storage: Storage) -> None:
     run_of(storage)
 
     def start() -> Any:
@@ -166,7 +166,7 @@ class Warm:
 
 def test_the_progress_of_a_takeover_that_came_too_late_is_not_shown_any_more(
     storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # SB9
+) -> None:
     run_of(storage)
     opened: list[int] = []
     outcomes: list[Any] = [AlreadyRunning("it is run by another one"), Over()]

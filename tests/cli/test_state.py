@@ -40,7 +40,7 @@ def objects(*arguments: object) -> list[dict[str, object]]:
     return [json.loads(line) for line in shown(*arguments, "--json").splitlines()]
 
 
-def test_what_there_is_is_listed_with_rows_and_bytes(root: Path) -> None:  # RS14
+def test_what_there_is_is_listed_with_rows_and_bytes(root: Path) -> None:
     text = shown(root / "golden")
     assert text.startswith("checkpoint 5 of pipeline 'golden', triggered 2026-")
     for cells in (["sums", "accumulators", "reduce", "50", "2.8", "kB", "key"], ["in", "positions", "positions", "3"]):
@@ -59,7 +59,7 @@ def test_what_there_is_is_listed_with_rows_and_bytes(root: Path) -> None:  # RS1
     assert shown(GOLDEN / "savepoint_1").startswith(f"the savepoint {GOLDEN / 'savepoint_1'} (pipeline 'golden', ")
 
 
-def test_names_are_listed_whole_on_a_narrow_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # RS14
+def test_names_are_listed_whole_on_a_narrow_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are typed to see the rows."""
     monkeypatch.setenv("COLUMNS", "80")
     written = Written(tmp_path)
@@ -71,7 +71,7 @@ def test_names_are_listed_whole_on_a_narrow_terminal(tmp_path: Path, monkeypatch
 
 def test_a_word_is_a_pipeline_unless_there_is_something_to_look_at_here(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # RS14
+) -> None:
     (tmp_path / "golden").mkdir()
     monkeypatch.chdir(tmp_path)
     assert shown("golden", "--dir", "checkpoints").startswith("checkpoint 5 of pipeline 'golden'")
@@ -82,7 +82,7 @@ def test_a_word_is_a_pipeline_unless_there_is_something_to_look_at_here(
     assert shown("golden", "--dir", "checkpoints").startswith("the savepoint ")
 
 
-def test_rows_are_a_table_that_says_what_it_leaves_out(root: Path) -> None:  # RS14
+def test_rows_are_a_table_that_says_what_it_leaves_out(root: Path) -> None:
     lines = shown(root / "golden", "sums").splitlines()
     assert lines[0].split() == ["id", "key", "value", "ts"]
     assert (len(lines), lines[-1]) == (22, "The first 20 of 50 rows; --limit shows more, --where and --key choose.")
@@ -94,7 +94,7 @@ def test_rows_are_a_table_that_says_what_it_leaves_out(root: Path) -> None:  # R
     assert shown(root / "golden", "sums", "--where", "key > 99").splitlines()[-1] == "There are no such rows."
 
 
-def test_rows_are_chosen_by_key_condition_and_column(root: Path) -> None:  # RS14
+def test_rows_are_chosen_by_key_condition_and_column(root: Path) -> None:
     path = root / "golden"
     everything = objects(path, "sums")
     assert len(everything) == 50
@@ -145,7 +145,7 @@ def savepoint_of(path: Path, types: list[pa.DataType], keys: list[tuple[Any, ...
         ([pa.date32(), pa.uint64()], [(date(2026, 1, 2), 2**64 - 1)], [f"2026-01-02,{2**64 - 1}"]),
     ],
 )
-def test_a_key_is_given_as_it_is_shown(  # RS14
+def test_a_key_is_given_as_it_is_shown(
     tmp_path: Path, types: list[pa.DataType], keys: list[tuple[Any, ...]], said: list[str]
 ) -> None:
     path = savepoint_of(tmp_path / "savepoint", types, keys)
@@ -163,7 +163,7 @@ def test_a_key_is_given_as_it_is_shown(  # RS14
         ([pa.duration("us")], (timedelta(seconds=90),), "0:01:30", "give --where \"column = INTERVAL '90 seconds'\""),
     ],
 )
-def test_what_is_no_key_is_told_with_the_way_to_give_one(  # RS14
+def test_what_is_no_key_is_told_with_the_way_to_give_one(
     tmp_path: Path, types: list[pa.DataType], key: tuple[Any, ...], text: str, way: str
 ) -> None:
     path = savepoint_of(tmp_path / "savepoint", types, [key])
@@ -196,7 +196,7 @@ def test_what_is_no_key_is_told_with_the_way_to_give_one(  # RS14
         ([""], "the path is empty; give the path of a savepoint"),
     ],
 )
-def test_what_cannot_be_shown_is_one_sentence(root: Path, arguments: list[str], sentence: str) -> None:  # RS14
+def test_what_cannot_be_shown_is_one_sentence(root: Path, arguments: list[str], sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence) as caught:
         shown(*arguments, "--dir", root)
     assert "\n" not in str(caught.value)
@@ -205,7 +205,7 @@ def test_what_cannot_be_shown_is_one_sentence(root: Path, arguments: list[str], 
 
 def test_exit_codes_are_those_of_other_commands(
     root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:  # RS14
+) -> None:
     for path in (root / "golden").glob("chk-*/sums-0*"):
         path.write_bytes(path.read_bytes()[:-1])
     codes = []
@@ -237,7 +237,7 @@ def told(*arguments: object) -> str:
 
 
 @pytest.mark.parametrize("end", ["parquet", "arrow", "jsonl"])
-def test_rows_of_a_file_become_a_state(tmp_path: Path, end: str) -> None:  # WS11
+def test_rows_of_a_file_become_a_state(tmp_path: Path, end: str) -> None:
     full(tmp_path, tmp_path / "one")
     file = tmp_path / f"rows.{end}"
     {"parquet": FEW.write_parquet, "arrow": FEW.write_ipc, "jsonl": FEW.write_ndjson}[end](file)
@@ -252,7 +252,7 @@ def test_rows_of_a_file_become_a_state(tmp_path: Path, end: str) -> None:  # WS1
         told("write", tmp_path / "one", "all", "count", file, "--to", tmp_path / "two")
 
 
-def test_a_state_and_an_operator_are_dropped(tmp_path: Path) -> None:  # WS11
+def test_a_state_and_an_operator_are_dropped(tmp_path: Path) -> None:
     full(tmp_path, tmp_path / "one")
     told("drop", tmp_path / "one", "all", "ids", "--to", tmp_path / "two")
     assert set(hg.state_catalog(tmp_path / "two")["state"]) == {"count", "last", "accumulators"}
@@ -260,7 +260,7 @@ def test_a_state_and_an_operator_are_dropped(tmp_path: Path) -> None:  # WS11
     assert set(hg.state_catalog(tmp_path / "three")["operator"]) == {"newest"}
 
 
-def test_a_program_declares_what_the_state_shall_be(tmp_path: Path) -> None:  # WS11
+def test_a_program_declares_what_the_state_shall_be(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     full(tmp_path, tmp_path / "one")
     rows = pl.DataFrame({"key": [1], "other": [2], "value": [2.5]})
@@ -270,7 +270,7 @@ def test_a_program_declares_what_the_state_shall_be(tmp_path: Path) -> None:  # 
     assert same(hg.read_state(tmp_path / "two", "newest"), rows)
 
 
-def test_files_that_are_no_rows_are_told(tmp_path: Path) -> None:  # WS11
+def test_files_that_are_no_rows_are_told(tmp_path: Path) -> None:
     full(tmp_path, tmp_path / "one")
     for name, said in (("rows.csv", "is no file of rows with types"), ("rows.parquet", "cannot be read")):
         (tmp_path / name).write_text("nonsense")

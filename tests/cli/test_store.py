@@ -24,7 +24,7 @@ from headgate.errors import HeadgateError
 )
 def test_what_a_server_cannot_do_is_refused(
     arguments: list[str], problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # SS2
+) -> None:
     monkeypatch.delenv("HEADGATE_STORE_TOKEN", raising=False)
     monkeypatch.setenv("HEADGATE_STORE", str(tmp_path / "store"))
     found = CliRunner().invoke(app, ["store", "serve", "--port", "0", *arguments])

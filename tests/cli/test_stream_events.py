@@ -1,4 +1,4 @@
-"""``headgate streams write``, and how all commands answer programs (docs/spec/stream-clients.md, CL3 and CL4)."""
+"""``headgate streams write``, and how all commands answer programs (docs/spec/stream-clients.md)."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def lines(first: int, last: int) -> str:
     return "".join(f"{number}\n" for number in range(first, last))
 
 
-def test_writing_the_same_again_writes_what_is_new(tmp_path: Path) -> None:  # CL3
+def test_writing_the_same_again_writes_what_is_new(tmp_path: Path) -> None:
     run("create", "log", "--segments", "1")
     run("write", "log", "--writer-id", "w", text=lines(0, 5))
     for _ in range(2):
@@ -63,7 +63,7 @@ def test_writing_the_same_again_writes_what_is_new(tmp_path: Path) -> None:  # C
     assert len(run("read", "files").splitlines()) == 6
 
 
-def test_what_was_killed_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:  # CL3
+def test_what_was_killed_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """However the input is cut into blocks, before and after: events are numbered, not blocks."""
     run("create", "log", "--segments", "1")
     cuts = iter([(4, 9), (2, 7, 12), (1,)])
@@ -94,7 +94,7 @@ def test_what_was_killed_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:  # CL
     assert run("read", "log") == text
 
 
-def test_every_command_answers_in_json(root: Path) -> None:  # CL4
+def test_every_command_answers_in_json(root: Path) -> None:
     """One JSON object a line, and nothing else, of every command that does something."""
 
     def told(*arguments: str, text: str = "", code: int = 0) -> list[dict[str, object]]:
@@ -134,7 +134,7 @@ def test_every_command_answers_in_json(root: Path) -> None:  # CL4
     assert told("delete", STREAM, "--yes")[0]["stream"] == STREAM
 
 
-def test_every_command_can_answer_in_json() -> None:  # CL4
+def test_every_command_can_answer_in_json() -> None:
     def without(command: object, name: str) -> list[str]:
         inner = getattr(command, "commands", None)
         if inner is not None:
@@ -154,7 +154,7 @@ def test_damage_is_told_in_json(root: Path) -> None:
     assert {problem["is_harmless"] for problem in found["found"]} == {False}
 
 
-def test_a_check_of_the_command_line_goes_on_behind_a_damaged_stream(root: Path) -> None:  # S40
+def test_a_check_of_the_command_line_goes_on_behind_a_damaged_stream(root: Path) -> None:
     for name in ("a", "b"):
         run("write", name, "--create", text="a\n")
     with closing(sqlite3.connect(root / "catalogue.sqlite", isolation_level=None)) as tables:
@@ -168,7 +168,7 @@ def test_a_check_of_the_command_line_goes_on_behind_a_damaged_stream(root: Path)
     assert len(list((root / "chunks").rglob("*.chunk"))) == 2
 
 
-def test_progress_is_for_terminals() -> None:  # CL4
+def test_progress_is_for_terminals() -> None:
     shown = {}
     for is_terminal in (False, True):
         console = Console(file=io.StringIO(), force_terminal=is_terminal)
@@ -221,7 +221,7 @@ def headgate(*arguments: str) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-def test_places_are_chosen(store: Store) -> None:  # CL1
+def test_places_are_chosen(store: Store) -> None:
     write(store, *range(10))
     cut = str(store.tail(STREAM))
     store.resize(STREAM, 3)
@@ -260,7 +260,7 @@ def test_lines_of_text_are_json_if_asked_for(store: Store) -> None:
 
 
 @pytest.mark.run
-def test_following_prints_what_comes_while_the_stream_changes(store: Store) -> None:  # CL1
+def test_following_prints_what_comes_while_the_stream_changes(store: Store) -> None:
     write(store, 1)
     with headgate("streams", "tail", "-f", STREAM) as process:
         assert process.stdout is not None
@@ -279,7 +279,7 @@ def test_following_prints_what_comes_while_the_stream_changes(store: Store) -> N
 
 
 @pytest.mark.run
-def test_following_ends_quietly(store: Store) -> None:  # CL2
+def test_following_ends_quietly(store: Store) -> None:
     write(store, 1)
     with headgate("streams", "read", "-f", STREAM) as process:
         assert process.stdout is not None
@@ -299,7 +299,7 @@ def test_following_ends_quietly(store: Store) -> None:  # CL2
 @pytest.mark.parametrize("becomes_another", [False, True])
 def test_a_ctrl_c_that_a_library_swallowed_ends_it_too(
     store: Store, monkeypatch: pytest.MonkeyPatch, becomes_another: bool
-) -> None:  # CL2
+) -> None:
     write(store, 1)
     real, reads = StreamFollower.read, []
 

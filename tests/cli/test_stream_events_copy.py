@@ -1,4 +1,4 @@
-"""``headgate streams copy`` (docs/spec/stream-clients.md, CL5)."""
+"""``headgate streams copy`` (docs/spec/stream-clients.md)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def in_order(store: Store, stream: str, last: int) -> None:
         assert found == sorted(found)
 
 
-def test_a_copy_has_the_order_of_each_key_and_the_next_one_goes_on(root: Path, tmp_path: Path) -> None:  # CL5
+def test_a_copy_has_the_order_of_each_key_and_the_next_one_goes_on(root: Path, tmp_path: Path) -> None:
     other = str(tmp_path / "other")
     told = json.loads(run("copy", STREAM, "kept/events", "--to-store", other, "--json"))
     assert told["events"] == 40
@@ -61,7 +61,7 @@ def test_a_copy_has_the_order_of_each_key_and_the_next_one_goes_on(root: Path, t
     assert "columns" in run("copy", STREAM, "other/columns", code=2)
 
 
-def test_a_copy_that_fails_leaves_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # CL5
+def test_a_copy_that_fails_leaves_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, left = TransactionWriter.write, [2]
 
     def fails(self: TransactionWriter, *args: Any) -> None:

@@ -132,7 +132,7 @@ def test_a_group_that_cannot_be_read_is_listed_and_deleted(store: Store) -> None
     assert "0 problems" in run("check", words=())
 
 
-def test_a_group_one_of_whose_streams_was_deleted_says_where_it_is_in_the_others(store: Store) -> None:  # RG26
+def test_a_group_one_of_whose_streams_was_deleted_says_where_it_is_in_the_others(store: Store) -> None:
     run("create", "g", "app/a", "app/b")
     drain(store)
     store.reader_group("g").join("b")
@@ -144,7 +144,7 @@ def test_a_group_one_of_whose_streams_was_deleted_says_where_it_is_in_the_others
     assert facts("h")["unread_bytes"] == 0
 
 
-def test_what_groups_hold_is_mended_by_the_check(store: Store) -> None:  # RG25
+def test_what_groups_hold_is_mended_by_the_check(store: Store) -> None:
     run("create", "g", "app/a")
     run("release", "app/a", "reader group g", words=())
     assert "is not held from where it reads on" in run("check", words=(), code=1)

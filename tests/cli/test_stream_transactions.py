@@ -39,7 +39,7 @@ def begun(store: Store, *rows: tuple[str, int], lease: str = "10 minutes") -> Sh
     return transaction
 
 
-def test_transactions_are_listed_shown_and_decided_by_hand(store: Store) -> None:  # TX14
+def test_transactions_are_listed_shown_and_decided_by_hand(store: Store) -> None:
     assert run("list") == "no open or prepared transactions\n"
     opened, prepared = begun(store, ("x", 1)), begun(store, ("y", 2), ("y", 3))
     prepared.prepare()
@@ -72,14 +72,14 @@ def test_what_is_not_there_is_said(store: Store) -> None:
     assert "does not exist" in run("list", "app/none", code=2)
 
 
-def test_what_a_fenced_owner_left_is_decided_by_hand(store: Store) -> None:  # TX13, TX14
+def test_what_a_fenced_owner_left_is_decided_by_hand(store: Store) -> None:
     left = begun(store, ("x", 1))
     store.transactions.fence("writers", 5)
     run("abort", STREAM, left.id, "--yes")
     assert store.list_transactions(stream=STREAM)[0].status is Status.ABORTED
 
 
-def test_what_a_pipeline_prepared_is_left_to_it(store: Store) -> None:  # TX14
+def test_what_a_pipeline_prepared_is_left_to_it(store: Store) -> None:
     store.pipelines.own("p/sink", PipelineIdentity("life", "/checkpoints", "host", 1))
     transaction = store.transactions.begin(STREAM, owner="p/sink", epoch=1, name="checkpoint-1")
     transaction.write(keyed(("x", 1)))
@@ -90,7 +90,7 @@ def test_what_a_pipeline_prepared_is_left_to_it(store: Store) -> None:  # TX14
     assert store.list_transactions()[0].status is Status.PREPARED
 
 
-def test_what_a_task_of_spark_prepared_is_not_committed_by_itself(store: Store) -> None:  # TX14, SP9
+def test_what_a_task_of_spark_prepared_is_not_committed_by_itself(store: Store) -> None:  # SP9
     for task in ("a", "b"):
         transaction = store.transactions.begin(
             STREAM, owner="spark/query-q", epoch=0, name=f"batch-000000000001/{task}"

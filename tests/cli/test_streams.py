@@ -149,7 +149,7 @@ def test_delete_asks_and_wants_a_sealed_stream() -> None:
     assert "does not exist" in run("describe", "log", code=2)
 
 
-def test_delete_names_who_still_needs_a_stream() -> None:  # S69
+def test_delete_names_who_still_needs_a_stream() -> None:
     run("write", "log", "--create", text="one\n")
     with Store.open() as store:
         store.hold(store.head("log"), holder="billing/in")
@@ -182,7 +182,7 @@ def test_orphans_are_notes_and_can_be_removed(root: Path) -> None:
     assert run("read", "log") == "a\n"
 
 
-def test_orphans_are_not_removed_while_somebody_writes(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # S40
+def test_orphans_are_not_removed_while_somebody_writes(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run("write", "log", "--create", text="a\n")
     left = root / "chunks" / "1" / "appended" / "left.chunk"
     left.write_bytes(b"half")
@@ -197,7 +197,7 @@ def test_orphans_are_not_removed_while_somebody_writes(root: Path, monkeypatch: 
     assert left.exists()
 
 
-def test_names_that_are_no_text_are_told_in_one_sentence() -> None:  # CL8
+def test_names_that_are_no_text_are_told_in_one_sentence() -> None:
     run("create", "log")
     for words in (["describe", "\udcff"], ["write", "log", "--writer-id", "\udcff"], ["groups", "describe", "\udcff"]):
         assert "Error: '\\udcff' is no text" in run(*words, code=2)
@@ -235,7 +235,7 @@ def test_a_file_that_goes_before_it_is_read_is_a_mistake_of_the_user(
     assert "a cannot be read: No such file or directory" in run("write", "x", str(tmp_path / "a"), "--create", code=2)
 
 
-def test_streams_are_cut_and_truncated(root: Path) -> None:  # S65, S66
+def test_streams_are_cut_and_truncated(root: Path) -> None:  # S65
     run("write", "app/log", "--create", text="one\n")
     cut = run("cut", "app/log").strip()
     run("write", "app/log", text="two\nthree\n")
@@ -253,7 +253,7 @@ def test_streams_are_cut_and_truncated(root: Path) -> None:  # S65, S66
     assert json.loads(run("describe", "app/log", "--json"))["events"] == 2
 
 
-def test_what_is_held_is_shown_and_released(root: Path) -> None:  # S69
+def test_what_is_held_is_shown_and_released(root: Path) -> None:
     run("write", "app/log", "--create", text="one\ntwo\n")
     with Store.open(root) as store:
         store.hold(store.head("app/log"), holder="p/source")

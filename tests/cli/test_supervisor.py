@@ -129,7 +129,7 @@ def test_a_killed_driver_is_started_again_and_its_end_is_the_keepers(keep: Calla
     ]
 
 
-def test_restarts_are_told_as_json_where_progress_is(keep: Callable[..., Kept]) -> None:  # KR12
+def test_restarts_are_told_as_json_where_progress_is(keep: Callable[..., Kept]) -> None:
     code, out, err = keep("sys.exit(1)", FixedDelay(attempts=1, delay_ms=3), as_json=True).end()
     assert code == 1
     (event,) = [json.loads(line) for line in out.splitlines()]
@@ -189,7 +189,7 @@ hold()
 @pytest.mark.parametrize("drain", [False, True])
 def test_a_stop_of_a_driver_that_dies_before_it_hears_it_is_known(
     keep: Callable[..., Kept], tmp_path: Path, drain: bool
-) -> None:  # KR14
+) -> None:
     kept = keep(HOLDS)
     ((pid, _),) = kept.wait_told(1)
     running = RunningPipeline.find(str(tmp_path), "p")
@@ -252,7 +252,7 @@ def signal_waits(pid: int, number: signal.Signals) -> bool:
 
 def test_a_process_that_is_not_the_parent_of_the_driver_is_not_taken_for_its_keeper(
     keep: Callable[..., Kept], tmp_path: Path
-) -> None:  # KR14: numbers become somebody else's
+) -> None:  # numbers become somebody else's
     with subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(3600)"]) as stranger:
         kept = keep(HOLDS.replace("kept.supervisor_pid", str(stranger.pid)))
         ((pid, _),) = kept.wait_told(1)
@@ -300,7 +300,7 @@ def test_a_stop_between_two_drivers_ends_the_keeper(keep: Callable[..., Kept]) -
     assert "the same command continues" in err
 
 
-def test_no_driver_outlives_its_keeper(keep: Callable[..., Kept]) -> None:  # KR9
+def test_no_driver_outlives_its_keeper(keep: Callable[..., Kept]) -> None:
     kept = keep("tell('up')\nhold()")
     ((pid, _),) = kept.wait_told(1)
     os.kill(pid, signal.SIGSTOP)  # not even one that is stopped
@@ -308,7 +308,7 @@ def test_no_driver_outlives_its_keeper(keep: Callable[..., Kept]) -> None:  # KR
     until(lambda: not is_running(pid), "the end of the driver")
 
 
-def test_a_driver_whose_keeper_died_before_it_could_say_so_ends_by_itself(tmp_path: Path) -> None:  # KR9
+def test_a_driver_whose_keeper_died_before_it_could_say_so_ends_by_itself(tmp_path: Path) -> None:
     program = tmp_path / "child.py"
     program.write_text(CHILD + "tell('alive')")
     reader, writer = os.pipe()
@@ -405,7 +405,7 @@ def test_terms_are_plain() -> None:
         ),
     ],
 )
-def test_each_restart_is_one_line(ended: ChildEnded, strategy: RestartStrategy, sentence: str) -> None:  # KR12
+def test_each_restart_is_one_line(ended: ChildEnded, strategy: RestartStrategy, sentence: str) -> None:
     assert restart_text(ReportRestart(ended, 200, 2), strategy, 182_000) == sentence
 
 
@@ -422,7 +422,7 @@ def test_each_restart_is_one_line(ended: ChildEnded, strategy: RestartStrategy, 
         (CorruptionError("x", 0, "a", "b"), ExitCode.FAILED),
     ],
 )
-def test_each_error_has_the_exit_code_of_what_can_be_done_about_it(error: HeadgateError, code: ExitCode) -> None:  # KR4
+def test_each_error_has_the_exit_code_of_what_can_be_done_about_it(error: HeadgateError, code: ExitCode) -> None:
     assert exit_code_of(error) is code
 
 
@@ -435,7 +435,5 @@ def test_each_error_has_the_exit_code_of_what_can_be_done_about_it(error: Headga
         (FailureKind.REPLACED, ExitCode.REPLACED),
     ],
 )
-def test_a_failure_that_ended_a_run_says_whether_starting_again_may_help(
-    kind: FailureKind, code: ExitCode
-) -> None:  # KR4
+def test_a_failure_that_ended_a_run_says_whether_starting_again_may_help(kind: FailureKind, code: ExitCode) -> None:
     assert exit_code_of(error_of(Failure(kind, "it failed"))) is code

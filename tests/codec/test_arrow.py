@@ -60,7 +60,6 @@ def test_batches_that_are_sound_are_what_was_written() -> None:
     assert stream_rows(stream(BATCH, BATCH.slice(3, 5))) == 45
 
 
-# SE20
 def test_a_batch_whose_offsets_lead_anywhere_is_refused() -> None:
     with pytest.raises(pa.ArrowInvalid, match=r"[Oo]ffset"):
         read_batch(pa.py_buffer(wild(BATCH)), BATCH.schema)
@@ -70,7 +69,6 @@ def test_a_batch_whose_offsets_lead_anywhere_is_refused() -> None:
         read_stream(memoryview(data))
 
 
-# SE20
 @pytest.mark.parametrize("compression", ["lz4", "zstd"])
 @pytest.mark.parametrize(
     "read",
@@ -82,12 +80,10 @@ def test_a_batch_whose_offsets_lead_anywhere_is_refused() -> None:
     ids=["batch", "stream", "rows"],
 )
 def test_a_compressed_batch_is_refused_where_none_is_written(read: Callable[[str], object], compression: str) -> None:
-    # SE20
     with pytest.raises(pa.ArrowInvalid, match="a compressed batch where none is written"):
         read(compression)
 
 
-# SE20
 def test_a_compressed_dictionary_is_refused_too() -> None:
     words = pa.record_batch({"word": pa.array(["a" * 1_000, "b" * 1_000] * 20).dictionary_encode()})
     assert read_stream(stream(words))[1][0].equals(words)
@@ -95,7 +91,6 @@ def test_a_compressed_dictionary_is_refused_too() -> None:
         read_stream(stream(words, compression="zstd"))
 
 
-# SE20
 def test_a_compressed_stream_takes_no_more_memory_than_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     large = pa.record_batch({"n": pa.array([0] * (1 << 16))})
     data = stream(large, large, compression="zstd")
@@ -108,10 +103,9 @@ def test_a_compressed_stream_takes_no_more_memory_than_is_allowed(monkeypatch: p
     assert pa.total_allocated_bytes() - allocated < large.nbytes
 
 
-# SE20
 @settings(max_examples=300)
 @given(st.data())
-def test_whatever_bytes_come_they_are_a_sound_batch_or_refused(data: st.DataObject) -> None:  # SE20
+def test_whatever_bytes_come_they_are_a_sound_batch_or_refused(data: st.DataObject) -> None:
     changed = bytearray(stream(BATCH))
     for _ in range(data.draw(st.integers(1, 4))):
         at = data.draw(st.integers(0, len(changed) - 1))

@@ -16,14 +16,14 @@ def whole() -> bytes:
     return b"".join(encode_chunk(7, PARTS).buffers)
 
 
-def test_a_chunk_is_the_bytes_it_was_in_version_1() -> None:  # LY1
+def test_a_chunk_is_the_bytes_it_was_in_version_1() -> None:
     data = whole()
     assert data[:16] == b"HGCHUNK\n\x01\0\0\0\0\0\0\0"
     assert data.endswith(b"HGCEND\n\0")
     assert xxhash.xxh3_64_hexdigest(data) == GOLDEN_DIGEST
 
 
-def test_footer_and_parts_come_back() -> None:  # LY1
+def test_footer_and_parts_come_back() -> None:
     encoded, data = encode_chunk(7, PARTS), whole()
     assert encoded.size_bytes == len(data)
     assert decode_footer("f", data) == Footer(7, encoded.entries)
@@ -41,7 +41,7 @@ def test_every_cut_is_noticed() -> None:
             decode_footer("f", data[:size])
 
 
-def test_every_flipped_bit_is_noticed_by_footer_or_part() -> None:  # LY2
+def test_every_flipped_bit_is_noticed_by_footer_or_part() -> None:
     entries, data = encode_chunk(7, PARTS).entries, whole()
     padding = set(range(16, ALIGNMENT)) | set(range(10, 16)) | set(range(ALIGNMENT + 10, 2 * ALIGNMENT))
     for at in range(len(data)):

@@ -1,4 +1,4 @@
-"""The tag of a block depends on all its bytes, on its number and on the key, and on nothing else (SE13)."""
+"""The tag of a block depends on all its bytes, on its number and on the key, and on nothing else."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ def parts(data: bytes, count: int) -> list[memoryview]:
     return [memoryview(data)[start : start + size] for start in range(0, len(data), size)]
 
 
-# SE13
 @pytest.mark.parametrize("size", [0, 1, 56, 32_768, 32_769, 1 << 20])
 @pytest.mark.parametrize("count", [1, 2, 7])
 def test_the_tag_is_gmac_however_the_block_is_cut(size: int, count: int) -> None:

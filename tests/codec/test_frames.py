@@ -111,9 +111,8 @@ def test_neither_encoding_nor_decoding_copies_the_columns() -> None:
     assert payload.address <= received.address < payload.address + payload.size
 
 
-# CH3
 @given(st.data())
-def test_any_flipped_bit_in_a_frame_is_noticed(data: st.DataObject) -> None:  # CH3
+def test_any_flipped_bit_in_a_frame_is_noticed(data: st.DataObject) -> None:
     raw, parts = frame_of(batch_of(20))
     frame = bytearray(raw + joined(parts))
     bit = data.draw(st.integers(0, len(frame) * 8 - 1))
@@ -150,9 +149,8 @@ def test_random_payloads_with_a_right_checksum_are_refused_without_harm(junk: by
     assert element.batch.num_rows == 20
 
 
-# CH2
 @pytest.mark.parametrize("size", [PAYLOAD_BYTES_MAX + 1, 1 << 63, (1 << 64) - 1])
-def test_an_oversized_length_is_refused_before_anything_is_allocated(size: int) -> None:  # CH2
+def test_an_oversized_length_is_refused_before_anything_is_allocated(size: int) -> None:
     raw = bytearray(encode_header(FrameKind.BATCH, 0, 1, 0, 1, [b"x"]))
     raw[32:40] = size.to_bytes(8, "little")
     raw[48:56] = xxhash.xxh3_64_intdigest(bytes(raw[:48])).to_bytes(8, "little")
@@ -178,12 +176,11 @@ def test_an_impossible_value_is_refused(kind: FrameKind, value: int) -> None:
         control_element(decode_header(encode_header(kind, 0, 1, 0, value)))
 
 
-# CH2
 @pytest.mark.parametrize(
     ("kind", "payload"),
     [(FrameKind.END, b"x"), (FrameKind.BARRIER, b""), (FrameKind.PROBE, bytes(CONTROL_PAYLOAD_BYTES_MAX + 1))],
 )
-def test_a_payload_that_its_kind_cannot_have_is_refused(kind: FrameKind, payload: bytes) -> None:  # CH2
+def test_a_payload_that_its_kind_cannot_have_is_refused(kind: FrameKind, payload: bytes) -> None:
     with pytest.raises(ProtocolViolation, match=f"announced {len(payload)} payload bytes for kind {int(kind)}"):
         decode_header(encode_header(kind, 0, 1, 0, 0, [payload] if payload else []))
 
@@ -214,7 +211,6 @@ def test_random_messages_with_a_right_checksum_are_refused_without_harm(junk: by
             control_element(decode_header(encode_header(kind, 0, 1, 0, 0, [junk])), junk)
 
 
-# CH5
 def test_a_row_count_that_differs_from_the_header_is_refused() -> None:
     _, parts = frame_of(batch_of(5))
     header = decode_header(encode_header(FrameKind.BATCH, 0, 1, 0, 6, parts))
@@ -227,7 +223,6 @@ def test_a_batch_of_another_schema_is_refused_when_it_is_sent() -> None:
         BatchEncoder(SCHEMA).encode(pa.record_batch({"other": [1]}))
 
 
-# CH4
 def test_fingerprints_differ_by_name_type_and_order() -> None:
     schemas = [
         SCHEMA,

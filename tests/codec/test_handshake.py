@@ -36,7 +36,6 @@ def test_two_sides_with_the_same_secret_let_each_other_in() -> None:
     assert one.wanted_bytes == other.wanted_bytes == 0
 
 
-# CN1
 def test_the_secret_never_travels() -> None:
     one, other = client(), server()
     sent = [one.start()]
@@ -45,7 +44,6 @@ def test_the_secret_never_travels() -> None:
     assert not any(SECRET[:8] in piece for piece in sent)
 
 
-# CN6
 def test_a_client_refuses_a_server_without_the_secret() -> None:
     one = client()
     with pytest.raises(ProtocolViolation, match="does not know this job's secret"):
@@ -53,7 +51,7 @@ def test_a_client_refuses_a_server_without_the_secret() -> None:
     assert one.phase is Phase.FAILED
 
 
-def test_proofs_are_compared_in_constant_time_and_in_no_other_way(monkeypatch: pytest.MonkeyPatch) -> None:  # CN2
+def test_proofs_are_compared_in_constant_time_and_in_no_other_way(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[tuple[bytes, bytes]] = []
 
     def compare(one: bytes, other: bytes) -> bool:
@@ -83,7 +81,6 @@ def test_a_proof_cannot_be_reflected_to_its_author() -> None:
         other.receive(answer[-32:])
 
 
-# SE10
 def test_a_first_message_without_the_secret_is_refused_at_once() -> None:
     other = server()
     with pytest.raises(ProtocolViolation, match="does not know this job's secret"):
@@ -92,7 +89,6 @@ def test_a_first_message_without_the_secret_is_refused_at_once() -> None:
         ServerHandshake(SECRET, Purpose.DATA, b"n" * NONCE_BYTES, is_tls=True).receive(client().start())
 
 
-# SE12
 def test_the_beginning_of_another_protocol_is_recognised_by_its_first_byte() -> None:
     other = server()
     assert other.can_begin(b"")
@@ -101,7 +97,6 @@ def test_the_beginning_of_another_protocol_is_recognised_by_its_first_byte() -> 
     assert not other.can_begin(b"HGHS\x02")
 
 
-# SE13
 def test_both_sides_have_the_same_keys_one_for_each_direction_and_new_ones_each_time() -> None:
     one, other = client(), server()
     one.receive(other.receive(one.receive(other.receive(one.start()))))
@@ -112,7 +107,6 @@ def test_both_sides_have_the_same_keys_one_for_each_direction_and_new_ones_each_
     assert len({*one.keys, *again.keys}) == 4
 
 
-# SE15
 def test_a_server_with_another_certificate_than_the_session_s_is_refused() -> None:
     one, other = client(), server()
     one.bind(b"the certificate of somebody in between")
@@ -152,9 +146,8 @@ def test_random_bytes_never_get_in(pieces: list[bytes]) -> None:
         assert not machine.is_complete
 
 
-# CN1, CN2
 @given(st.integers(0, 2), st.data())
-def test_any_flipped_bit_keeps_both_sides_apart(step: int, data: st.DataObject) -> None:  # CN1
+def test_any_flipped_bit_keeps_both_sides_apart(step: int, data: st.DataObject) -> None:
     one, other = client(), server()
     message = one.start()
     with pytest.raises(ProtocolViolation):  # noqa: PT012 (who notices depends on the step)

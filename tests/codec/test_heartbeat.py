@@ -27,7 +27,7 @@ def test_the_bytes_of_a_beat_are_frozen() -> None:
 
 
 @pytest.mark.parametrize("beat", [BEAT, END])
-def test_no_flipped_bit_and_no_truncation_is_a_beat(beat: Beat) -> None:  # SB5
+def test_no_flipped_bit_and_no_truncation_is_a_beat(beat: Beat) -> None:
     data = encode_beat(beat)
     for at in range(len(data)):
         for bit in range(8):

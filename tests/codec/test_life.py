@@ -36,7 +36,7 @@ def test_no_flipped_bit_and_no_truncation_passes(life: PipelineIdentity | None) 
             decode_life(data[:at], "p/life")
 
 
-def test_another_version_is_named_and_not_taken_for_damage() -> None:  # SF2
+def test_another_version_is_named_and_not_taken_for_damage() -> None:
     data = encode_life(LIFE).replace(b"headgate-life 1 ", b"headgate-life 2 ", 1)
     with pytest.raises(UnknownFormat, match="expected format version 1, found 2"):
         decode_life(data, "p/life")

@@ -44,7 +44,7 @@ def test_an_ending_that_this_release_does_not_know_says_nothing() -> None:
     assert decode_holder(b"headgate-lock 1 %s\n%s" % (xxhash.xxh3_64_hexdigest(body).encode(), body)) is None
 
 
-def test_a_holder_that_does_not_say_who_claims_is_read() -> None:  # SB15
+def test_a_holder_that_does_not_say_who_claims_is_read() -> None:
     body = b'{"owner":"o","host":"h","pid":1,"nonce":"n","supervisor_pid":7}\n'
     data = b"headgate-lock 1 %s\n%s" % (xxhash.xxh3_64_hexdigest(body).encode(), body)
     assert decode_holder(data) == LockHolder("o", "h", 1, "n", supervisor_pid=7)

@@ -45,7 +45,6 @@ def test_a_log_comes_back_onlyby_chunk() -> None:
     assert [one.group_rows.tolist() for one in log.chunks] == [[1, 0, 2], [0, 1, 0]]
 
 
-# L20
 def test_an_empty_log_still_says_of_every_owned_key_group_that_it_is_empty() -> None:
     data = joined(KEYED, [])
     assert decode_sections(data, "log")["groups"] == bytes(3 * 8)

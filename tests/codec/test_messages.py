@@ -90,9 +90,8 @@ def test_a_message_of_the_other_direction_is_refused() -> None:
         m.decode_to_worker(m.encode_message(m.Heartbeat()))
 
 
-# CN10
 @given(st.binary(max_size=300))
-def test_random_bytes_are_a_message_or_refused(raw: bytes) -> None:  # CN10
+def test_random_bytes_are_a_message_or_refused(raw: bytes) -> None:
     for decode in (m.decode_from_worker, m.decode_to_worker, m.decode_greeting):
         try:
             message = decode(raw)
@@ -112,7 +111,6 @@ def test_damaged_messages_are_a_message_or_refused(message: m.FromWorker, data: 
     assert isinstance(decoded, msgspec.Struct)
 
 
-# CN10
 @pytest.mark.parametrize(
     "fields",
     [
@@ -126,7 +124,7 @@ def test_damaged_messages_are_a_message_or_refused(message: m.FromWorker, data: 
     ],
     ids=str,
 )
-def test_fields_out_of_bounds_are_refused(fields: object) -> None:  # CN10
+def test_fields_out_of_bounds_are_refused(fields: object) -> None:
     with pytest.raises(ProtocolViolation, match="malformed"):
         m.decode_from_worker(msgspec.msgpack.encode(fields))
 
@@ -141,7 +139,6 @@ ENTRY_FIELDS = {"subtask": AT, "parts": []}
 ACKNOWLEDGED = {"generation": 1, "checkpoint": 1, "entry": ENTRY_FIELDS}
 
 
-# CN10
 @pytest.mark.parametrize(
     ("kind", "event", "wrong"),
     [
@@ -178,7 +175,7 @@ ACKNOWLEDGED = {"generation": 1, "checkpoint": 1, "entry": ENTRY_FIELDS}
 )
 def test_an_event_of_a_machine_is_as_bounded_as_any_field(
     kind: str, event: dict[str, object], wrong: list[dict[str, object]]
-) -> None:  # CN10
+) -> None:
     raw = msgspec.msgpack.encode({"type": kind, "generation": 1, "event": event})
     m.decode_from_worker(raw)
     for fields in wrong:
@@ -186,9 +183,8 @@ def test_an_event_of_a_machine_is_as_bounded_as_any_field(
             m.decode_from_worker(msgspec.msgpack.encode({"type": kind, "generation": 1, "event": event | fields}))
 
 
-# CN10
 @pytest.mark.parametrize("wrong", [{}, {"number": -1}, {"round_": -2}, {"round_": 1 << 30}, {"is_closing": 1}], ids=str)
-def test_a_probe_is_as_bounded_as_any_field(wrong: dict[str, object]) -> None:  # CN10
+def test_a_probe_is_as_bounded_as_any_field(wrong: dict[str, object]) -> None:
     probe = {"number": 1, "round_": 0} | wrong
     raw = msgspec.msgpack.encode({"type": "start-probe", "generation": 1, "nest": "loop", "probe": probe})
     if not wrong:

@@ -26,7 +26,7 @@ def test_a_person_can_read_whose_it_is() -> None:
     assert body.count(b"\n") > 10
 
 
-def test_no_flipped_bit_and_no_truncation_is_a_savepoint() -> None:  # SV6
+def test_no_flipped_bit_and_no_truncation_is_a_savepoint() -> None:
     data = encode_savepoint(SAVEPOINT)
     for at in range(len(data)):
         damaged = bytearray(data)
@@ -38,7 +38,7 @@ def test_no_flipped_bit_and_no_truncation_is_a_savepoint() -> None:  # SV6
 
 
 @pytest.mark.parametrize("version", [b"0", b"2", b"x"])
-def test_another_version_of_a_savepoint_is_named(version: bytes) -> None:  # SV6
+def test_another_version_of_a_savepoint_is_named(version: bytes) -> None:
     data = encode_savepoint(SAVEPOINT).replace(b"headgate-savepoint 1", b"headgate-savepoint " + version, 1)
     with pytest.raises(CorruptionError, match=f"expected format version 1, found {version.decode()}"):
         decode_savepoint(data, "here")

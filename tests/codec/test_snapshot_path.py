@@ -24,7 +24,7 @@ UPLOADS = st.tuples(
 @given(UPLOADS, st.integers(0, 99))
 def test_a_name_that_was_made_says_who_wrote_it(
     upload: tuple[CheckpointId, SubtaskId, Generation], number: int
-) -> None:  # SF3
+) -> None:
     checkpoint, _, generation = upload
     for path in (snapshot_path(*upload, number), output_path(*upload, number)):
         assert checked_path(path) == path
@@ -34,7 +34,7 @@ def test_a_name_that_was_made_says_who_wrote_it(
 @given(st.lists(st.tuples(UPLOADS, st.integers(0, 3), st.booleans()), unique=True, max_size=6))
 def test_no_two_uploads_write_the_same_file(
     files: list[tuple[tuple[CheckpointId, SubtaskId, Generation], int, bool]],
-) -> None:  # C33
+) -> None:
     paths = [output_path(*upload, n) if is_output else snapshot_path(*upload, n) for upload, n, is_output in files]
     assert len(set(paths)) == len(paths)
 

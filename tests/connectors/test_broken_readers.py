@@ -1,4 +1,4 @@
-"""A reader whose ``poll`` raised says so each time: it never seems to be at the end of its input (N23)."""
+"""A reader whose ``poll`` raised says so each time: it never seems to be at the end of its input."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_reader_that_failed_says_so_each_time_and_another_one_reads_on(
     failing: int,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # N23
+) -> None:
     source = made(tmp_path)
     source.schema()
     original, calls = getattr(owner, name), iter(range(1, 1_000))

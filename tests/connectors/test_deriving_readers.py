@@ -49,7 +49,7 @@ class NumbersReader(SourceReader):
         return {split: b"%d" % following for split, following in self._following.items()}
 
 
-def test_a_reader_that_derives_has_ended_without_splits() -> None:  # N71
+def test_a_reader_that_derives_has_ended_without_splits() -> None:
     assert len(check_source(Numbers(3))) == 3 * COUNT
     reader = Numbers(1).open(SourceContext("p", "numbers", 0, 1, None))
     while not reader.is_finished():

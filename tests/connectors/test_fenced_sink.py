@@ -1,4 +1,4 @@
-"""Whose the target of a user's sink is: what its classes must keep, and what they are told when they do not (CS20)."""
+"""Whose the target of a user's sink is: what its classes must keep, and what they are told when they do not."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def fence_of(life: PipelineIdentity | None, generation: int = 0) -> hg.Fence:
 
 
 @each
-def test_a_target_knows_its_pipeline_again_and_refuses_another_one(tmp_path: Path, kind: Kind) -> None:  # CS20
+def test_a_target_knows_its_pipeline_again_and_refuses_another_one(tmp_path: Path, kind: Kind) -> None:
     check_owner(target_at(tmp_path / "owner.db", kind))
     check_start_over(target_at(tmp_path / "over.db", kind))
     assert kind("anywhere").has_owner
 
 
 @each
-def test_of_two_pipelines_that_ask_at_once_one_gets_the_target(tmp_path: Path, kind: Kind) -> None:  # CS20, LV3
+def test_of_two_pipelines_that_ask_at_once_one_gets_the_target(tmp_path: Path, kind: Kind) -> None:  # LV3
     sink = kind(str(tmp_path / "t.db"))
     claim = sink.claim
 
@@ -53,7 +53,7 @@ def test_of_two_pipelines_that_ask_at_once_one_gets_the_target(tmp_path: Path, k
 
 
 @each
-def test_of_many_lives_that_come_at_once_all_hear_of_the_same_one(tmp_path: Path, kind: Kind) -> None:  # CS20, LV3
+def test_of_many_lives_that_come_at_once_all_hear_of_the_same_one(tmp_path: Path, kind: Kind) -> None:  # LV3
     kind(str(tmp_path / "t.db")).owner("p", "out")  # its tables are there
 
     def come(number: int) -> Owner:
@@ -67,7 +67,7 @@ def test_of_many_lives_that_come_at_once_all_hear_of_the_same_one(tmp_path: Path
 
 
 @each
-def test_claiming_a_generation_keeps_whose_the_target_is(tmp_path: Path, kind: Kind) -> None:  # CS22
+def test_claiming_a_generation_keeps_whose_the_target_is(tmp_path: Path, kind: Kind) -> None:
     sink = kind(str(tmp_path / "t.db"))
     sink.own("p", "out", MINE)
     one = prepared(sink, 1, 7)
@@ -78,7 +78,7 @@ def test_claiming_a_generation_keeps_whose_the_target_is(tmp_path: Path, kind: K
 
 @each
 def test_a_driver_of_a_former_life_changes_nothing_even_with_the_same_generation(tmp_path: Path, kind: Kind) -> None:
-    # CS20: whoever was made to forget does not wait for the former driver to end
+    # whoever was made to forget does not wait for the former driver to end
     sink = kind(str(tmp_path / "t.db"))
     sink.own("p", "out", OTHER)
     one = prepared(sink, 1, 7, generation=2)
@@ -100,7 +100,7 @@ def test_letting_a_target_forget_twice_is_forgetting_once(tmp_path: Path, kind: 
 
 
 @each
-def test_a_target_fenced_without_a_life_belongs_to_none(tmp_path: Path, kind: Kind) -> None:  # CS20, CS21
+def test_a_target_fenced_without_a_life_belongs_to_none(tmp_path: Path, kind: Kind) -> None:
     path = str(tmp_path / "t.db")
     with sqlite3.connect(path) as former:
         former.execute("create table owners (owner text primary key, generation integer)")
@@ -140,7 +140,7 @@ class ForgetsLives(ClaimsOnly):
         return ()
 
 
-def test_a_class_that_does_not_say_whose_its_target_is_is_told_what_to_add(tmp_path: Path) -> None:  # CS21
+def test_a_class_that_does_not_say_whose_its_target_is_is_told_what_to_add(tmp_path: Path) -> None:
     sink = ClaimsOnly(str(tmp_path / "t.db"))
     with pytest.raises(hg.UsageError, match=r"ClaimsOnly cannot tell .*: give it a method claimed\(self, owner\)"):
         sink.owner("p", "out")
@@ -153,7 +153,7 @@ class ListsNobody(ClaimsOnly):
         return None
 
 
-def test_a_class_that_does_not_say_who_else_is_there_is_told_what_to_add(tmp_path: Path) -> None:  # CS25
+def test_a_class_that_does_not_say_who_else_is_there_is_told_what_to_add(tmp_path: Path) -> None:
     sink = ListsNobody(str(tmp_path / "t.db"))
     with pytest.raises(hg.UsageError, match=r"ListsNobody cannot tell .*: give it a method all_claimed\(self\)"):
         sink.owner("p", "out")
@@ -166,7 +166,7 @@ class CannotList(SqliteLedgerSink):
         return ()
 
 
-def test_a_target_that_cannot_list_its_owners_knows_them_one_by_one(tmp_path: Path) -> None:  # CS25
+def test_a_target_that_cannot_list_its_owners_knows_them_one_by_one(tmp_path: Path) -> None:
     assert "former name" in str(check_owner(target_at(tmp_path / "t.db", CannotList)))
     assert check_owner(target_at(tmp_path / "u.db", SqliteLedgerSink)) is None
 
@@ -181,7 +181,7 @@ class KeepsAll(SqliteLedgerSink):
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_of_the_fences_of_an_owner_the_newest_counts_wherever_it_is_listed(tmp_path: Path, order: int) -> None:  # CS25
+def test_of_the_fences_of_an_owner_the_newest_counts_wherever_it_is_listed(tmp_path: Path, order: int) -> None:
     sink = KeepsAll(str(tmp_path / "t.db"))
     sink.kept = [fence_of(OTHER, 2), fence_of(MINE, 3), fence_of(MINE, 10)][::order]
     assert sink.owner("p", "renamed").others == (OtherSink("out", Owner(MINE, Generation(10))),)
@@ -191,13 +191,13 @@ def test_of_the_fences_of_an_owner_the_newest_counts_wherever_it_is_listed(tmp_p
 def test_of_equal_fences_of_an_owner_the_last_one_listed_counts(
     tmp_path: Path, last: PipelineIdentity | None, known: Owner
 ) -> None:
-    # CS25: forgetting and the life that comes next keep the generation
+    # forgetting and the life that comes next keep the generation
     sink = KeepsAll(str(tmp_path / "t.db"))
     sink.kept = [fence_of(OTHER, 3), fence_of(last, 3), fence_of(OTHER, 2)]
     assert sink.owner("p", "renamed").others == (OtherSink("out", known),)
 
 
-def test_a_class_that_does_not_keep_the_life_is_told_so(tmp_path: Path) -> None:  # CS21
+def test_a_class_that_does_not_keep_the_life_is_told_so(tmp_path: Path) -> None:
     sink = ForgetsLives(str(tmp_path / "t.db"))
     assert sink.owner("p", "out") == Owner()
     for attempt in (lambda: sink.own("p", "out", MINE), lambda: sink.forget_owner("p", "out")):
@@ -205,7 +205,7 @@ def test_a_class_that_does_not_keep_the_life_is_told_so(tmp_path: Path) -> None:
             attempt()
 
 
-def test_a_life_that_a_target_cut_off_is_damage(tmp_path: Path) -> None:  # CS21: a column of too few characters
+def test_a_life_that_a_target_cut_off_is_damage(tmp_path: Path) -> None:  # a column of too few characters
     sink = SqliteSink(str(tmp_path / "t.db"))
     sink.own("p", "out", MINE)
     with connect(sink.path) as target:
@@ -229,7 +229,7 @@ def test_a_target_that_is_away_for_a_moment_is_asked_again(tmp_path: Path) -> No
     assert sink.own("p", "out", MINE) == Owner(MINE)
 
 
-def test_a_fence_without_a_life_goes_by_generation(tmp_path: Path) -> None:  # CS22: those of the workers have none
+def test_a_fence_without_a_life_goes_by_generation(tmp_path: Path) -> None:  # those of the workers have none
     known = fence_of(MINE, 3)
     hg.Fence("p:out", 3).refuse_if_replaced_by(known)
     known.refuse_if_replaced_by(None)

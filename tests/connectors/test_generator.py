@@ -28,14 +28,13 @@ def test_it_passes_the_conformance_kit() -> None:
 
 @pytest.mark.parametrize("splits", [1, 3, 8])
 def test_records_do_not_depend_on_splits_or_subtasks(splits: int) -> None:
-    # N13
     expected = read_over_subtasks(small(splits=1), 1)
     for parallelism in (1, 2, 5):
         found = read_over_subtasks(small(splits=splits), parallelism)
         assert sorted(found, key=lambda row: row["n"]) == expected
 
 
-def test_values_are_frozen() -> None:  # N13
+def test_values_are_frozen() -> None:
     rows = read_over_subtasks(small(rows=6), 1)
     assert [(row["key"], row["word"]) for row in rows] == FROZEN
     assert [row["ts"].microsecond for row in rows] == [1_000 * n for n in range(6)]
@@ -46,7 +45,6 @@ FROZEN = [(-4, "b"), (3, "a"), (0, "a"), (1, "a"), (1, "b"), (-2, "b")]
 
 @given(st.integers(0, 20), st.integers(1, 3), st.integers(1, 3))
 def test_splits_of_the_first_start_survive_another_parallelism(polls: int, before: int, after: int) -> None:
-    # N15
     source = small()
     rows, positions = [], {}
     for index in range(before):
@@ -61,7 +59,6 @@ def test_splits_of_the_first_start_survive_another_parallelism(polls: int, befor
 
 
 def test_the_rate_is_that_of_all_subtasks_together_and_missed_input_is_limited() -> None:
-    # N14
     clock = HandClock()
     source = small(rows=None, rows_per_second=1_000, batch_rows=64)
     readers = [GeneratorReader(source, context(index, 2), clock) for index in range(2)]
@@ -78,7 +75,7 @@ def test_the_rate_is_that_of_all_subtasks_together_and_missed_input_is_limited()
     assert burst == 500
 
 
-def test_processing_time_is_when_the_record_was_made() -> None:  # N13
+def test_processing_time_is_when_the_record_was_made() -> None:
     reader = GeneratorReader(Generator(rows=10, pool_rows=8, batch_rows=8), context(), HandClock(date_ms=12_345))
     rows = read_all(reader)[0]
     assert {row["ts"].timestamp() if row["ts"].tzinfo else row["ts"].microsecond for row in rows} == {345_000}

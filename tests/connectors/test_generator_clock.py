@@ -1,4 +1,4 @@
-"""A generator's pace and times on a machine whose date is set (N14)."""
+"""A generator's pace and times on a machine whose date is set."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headgate.connectors.generator import Generator, GeneratorReader
 
 
 @pytest.mark.parametrize("step_ms", [3_600_000, -3_600_000])
-def test_setting_the_date_changes_neither_the_pace_nor_the_times_of_records(step_ms: int) -> None:  # N14
+def test_setting_the_date_changes_neither_the_pace_nor_the_times_of_records(step_ms: int) -> None:
     source = Generator(rows_per_second=1_000, pool_rows=64, batch_rows=64)
     clock = HandClock(passed_ms=77, date_ms=1_700_000_000_000)
     reader = GeneratorReader(source, SourceContext("p", "source", 0, 1, None), clock)

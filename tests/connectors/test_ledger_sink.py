@@ -1,4 +1,4 @@
-"""A ledger keeps its records in pieces: prepared one by one, published one by one, in one transaction (CS8, SF13)."""
+"""A ledger keeps its records in pieces: prepared one by one, published one by one, in one transaction."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def driver_of(worker: Worker, root: Path) -> Driver:
     return Driver(SinkCommits(pipeline.definition(), Generation(1), read), found)
 
 
-def test_output_is_prepared_in_pieces_and_published_in_one_step(worker: Worker, tmp_path: Path) -> None:  # SF13, CS8
+def test_output_is_prepared_in_pieces_and_published_in_one_step(worker: Worker, tmp_path: Path) -> None:
     for number in range(5):
         worker.write(number)
     prepared = worker.checkpoint(1)
@@ -149,7 +149,7 @@ def test_output_is_prepared_in_pieces_and_published_in_one_step(worker: Worker, 
     assert driver.read == [piece.path for piece in committable.pieces], "published output is not read again"
 
 
-def test_one_piece_is_in_memory_at_a_time(worker: Worker, tmp_path: Path) -> None:  # SF13, CS8
+def test_one_piece_is_in_memory_at_a_time(worker: Worker, tmp_path: Path) -> None:
     for number in range(5):
         worker.write(number)
         assert worker.writer._records.open_bytes == 0, "a closed piece is in a file"
@@ -162,7 +162,7 @@ def test_one_piece_is_in_memory_at_a_time(worker: Worker, tmp_path: Path) -> Non
     assert read_before == [1, 2, 3, 4, 5]
 
 
-def test_a_failure_between_two_pieces_goes_on_there(worker: Worker, tmp_path: Path) -> None:  # SF13
+def test_a_failure_between_two_pieces_goes_on_there(worker: Worker, tmp_path: Path) -> None:
     for number in range(4):
         worker.write(number)
     worker.storage.inject(Fault(FaultKind.NO_SPACE, operation="put", path_part=".o", first=3, times=2))
@@ -179,7 +179,7 @@ def test_a_failure_between_two_pieces_goes_on_there(worker: Worker, tmp_path: Pa
 
 def test_a_checkpoint_that_is_cancelled_between_two_pieces_leaves_them_to_the_next(
     worker: Worker, tmp_path: Path
-) -> None:  # SF13, U3
+) -> None:
     for number in range(3):
         worker.write(number)
     worker.uploads.cancel(CheckpointId(1))
@@ -192,9 +192,7 @@ def test_a_checkpoint_that_is_cancelled_between_two_pieces_leaves_them_to_the_ne
     assert worker.sink.rows == [0, 1, 2]
 
 
-def test_a_failure_while_pieces_are_published_shows_nothing_and_is_made_good(
-    worker: Worker, tmp_path: Path
-) -> None:  # CS8
+def test_a_failure_while_pieces_are_published_shows_nothing_and_is_made_good(worker: Worker, tmp_path: Path) -> None:
     for number in range(4):
         worker.write(number)
     prepared = worker.checkpoint(1)
@@ -210,7 +208,7 @@ def test_a_failure_while_pieces_are_published_shows_nothing_and_is_made_good(
     assert worker.sink.rows == [0, 1, 2, 3]
 
 
-def test_a_piece_that_is_gone_or_not_named_is_a_denial(worker: Worker, tmp_path: Path) -> None:  # CS8, K5
+def test_a_piece_that_is_gone_or_not_named_is_a_denial(worker: Worker, tmp_path: Path) -> None:  # K5
     for number in range(3):
         worker.write(number)
     prepared = worker.checkpoint(1)
@@ -225,7 +223,7 @@ def test_a_piece_that_is_gone_or_not_named_is_a_denial(worker: Worker, tmp_path:
     assert worker.sink.rows == []
 
 
-def test_pieces_stay_until_they_are_committed(worker: Worker) -> None:  # SF4, SF13
+def test_pieces_stay_until_they_are_committed(worker: Worker) -> None:  # SF4
     for number in range(3):
         worker.write(number)
     log = worker.log()
@@ -253,7 +251,7 @@ def test_pieces_stay_until_they_are_committed(worker: Worker) -> None:  # SF4, S
     assert [path for path in worker.storage.list("p") if ".o" in path] == []
 
 
-def test_small_output_is_in_the_manifest_as_ever() -> None:  # CS8
+def test_small_output_is_in_the_manifest_as_ever() -> None:
     sink = Table()
     sink.piece_bytes = 1 << 20
     writer = sink.open(SinkContext("p", "out", 0, 1, Generation(1), SCHEMA))
@@ -283,7 +281,7 @@ EARLIER = (
 """What Headgate prepared of the numbers 1 and 2 before there were pieces: name and records in one payload."""
 
 
-def test_what_earlier_versions_prepared_is_published(tmp_path: Path) -> None:  # CS8, SF9
+def test_what_earlier_versions_prepared_is_published(tmp_path: Path) -> None:
     payload = base64.b85decode(EARLIER)
     sink = Table()
     pipeline = hg.Pipeline("p", checkpointing=hg.Checkpointing(dir=tmp_path / "checkpoints"))
@@ -299,7 +297,7 @@ def test_what_earlier_versions_prepared_is_published(tmp_path: Path) -> None:  #
     assert sink.names == {"p:out-0000000004-00001-0000000002"}
 
 
-def test_a_damaged_piece_is_named() -> None:  # CS8
+def test_a_damaged_piece_is_named() -> None:
     part = SnapshotPart(3, 0, "chk-1/v-0.g1.o1")
     one = Committable(
         "out", CheckpointId(1), 0, Generation(1), b"2\np:out-0000000001-00000-0000000001\n1", None, (part,)

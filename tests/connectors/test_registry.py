@@ -20,7 +20,7 @@ def told(identity: str, split: str, data: bytes) -> str | None:
     return position_text(StateIdentity(identity), split, data)
 
 
-def test_positions_of_sources_are_told() -> None:  # RS10
+def test_positions_of_sources_are_told() -> None:
     lines = FilePosition(offset=120, seen_bytes=400)
     parquet = ParquetPosition(group=2, row=7)
     rows = hg.FromRows([{"n": 1}]).identity()
@@ -42,12 +42,12 @@ def test_positions_of_sources_are_told() -> None:  # RS10
 @pytest.mark.parametrize(
     "identity", ["files of lines, version 1", "parquet files, version 1", "stream a", "rows, version 1"]
 )
-def test_a_position_of_another_format_is_left_as_it_is(identity: str) -> None:  # RS10
+def test_a_position_of_another_format_is_left_as_it_is(identity: str) -> None:
     assert told(identity, "s", b"\xff\x00") is None
     assert told("a source of somebody", "s", b'{"at": 3}') == '{"at": 3}'
 
 
-def test_prepared_output_is_told() -> None:  # RS10
+def test_prepared_output_is_told() -> None:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, pa.schema([("n", pa.int64())])):
         pass
@@ -66,5 +66,5 @@ def test_prepared_output_is_told() -> None:  # RS10
     ("data", "text"),
     [(b"line 7", "line 7"), (b'{\n "a": 1}', '{\n "a": 1}'), (b"", ""), (b"\x80\x04K\x01.", None), (b"\xc0", None)],
 )
-def test_what_is_no_text_stays_bytes(data: bytes, text: str | None) -> None:  # RS10
+def test_what_is_no_text_stays_bytes(data: bytes, text: str | None) -> None:
     assert readable(data) == text

@@ -31,7 +31,7 @@ def test_a_temporary_file_that_cannot_be_made_is_a_storage_error_that_names_its_
 
 
 @pytest.mark.parametrize("piece_bytes", [1, 100, 300, 1 << 20])
-def test_pieces_are_the_same_however_often_they_are_asked_for(piece_bytes: int) -> None:  # SF13
+def test_pieces_are_the_same_however_often_they_are_asked_for(piece_bytes: int) -> None:
     buffer = SpillBuffer(SCHEMA, piece_bytes)
     for number in range(20):
         buffer.add(pa.record_batch([list(range(number))], schema=SCHEMA))

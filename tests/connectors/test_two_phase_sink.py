@@ -57,7 +57,7 @@ def target_at(path: Path, kind: Kind) -> Target:
 
 @pytest.mark.long
 @each
-def test_the_sinks_of_the_guide_pass_the_conformance_kit(tmp_path: Path, kind: Kind) -> None:  # CS1 to CS6
+def test_the_sinks_of_the_guide_pass_the_conformance_kit(tmp_path: Path, kind: Kind) -> None:  # CS5
     numbers = itertools.count()
     rescales = ((1, 1), (1, 2), (3, 2))
     check_sink(lambda: target_at(tmp_path / f"{next(numbers)}.db", kind), rescales=rescales, rows=(0, 1, 12))
@@ -91,7 +91,7 @@ def permit(checkpoint: int, generation: int = 1) -> CommitPermit:
 
 
 @each
-def test_output_beyond_the_permit_is_refused(tmp_path: Path, kind: Kind) -> None:  # CS3
+def test_output_beyond_the_permit_is_refused(tmp_path: Path, kind: Kind) -> None:
     sink = kind(str(tmp_path / "t.db"))
     newer = prepared(sink, 5, 1)
     with pytest.raises(hg.UsageError, match="checkpoint 5 must not be"):
@@ -100,7 +100,7 @@ def test_output_beyond_the_permit_is_refused(tmp_path: Path, kind: Kind) -> None
 
 
 @each
-def test_a_checkpoint_without_records_begins_nothing(tmp_path: Path, kind: Kind) -> None:  # CS4
+def test_a_checkpoint_without_records_begins_nothing(tmp_path: Path, kind: Kind) -> None:
     sink = kind(str(tmp_path / "t.db"))
     writer = sink.open(context())
     writer.write(batch())
@@ -134,7 +134,7 @@ def raises(error: Exception) -> Callable[..., None]:
     return call
 
 
-def test_what_an_heir_prepared_is_not_aborted(tmp_path: Path) -> None:  # CS3
+def test_what_an_heir_prepared_is_not_aborted(tmp_path: Path) -> None:
     sink = SqliteSink(str(tmp_path / "t.db"))
     old = sink.open_committer("p", "out", Generation(1))
     prepared(sink, 3, 1, generation=2)
@@ -142,7 +142,7 @@ def test_what_an_heir_prepared_is_not_aborted(tmp_path: Path) -> None:  # CS3
     assert len(waiting_in(sink.path)) == 1
 
 
-def test_a_driver_that_is_replaced_in_its_recovery_aborts_nothing(tmp_path: Path) -> None:  # CS3
+def test_a_driver_that_is_replaced_in_its_recovery_aborts_nothing(tmp_path: Path) -> None:
     sink = SqliteSink(str(tmp_path / "t.db"))
     prepared(sink, 3, 1)
     listed = sink.prepared
@@ -159,7 +159,7 @@ def test_a_driver_that_is_replaced_in_its_recovery_aborts_nothing(tmp_path: Path
     assert len(waiting_in(sink.path)) == 1
 
 
-def test_another_sink_of_the_target_is_left_alone(tmp_path: Path) -> None:  # CS2
+def test_another_sink_of_the_target_is_left_alone(tmp_path: Path) -> None:
     sink = SqliteSink(str(tmp_path / "t.db"))
     writer = sink.open(SinkContext("p", "out2", 0, 1, Generation(1), SCHEMA))
     writer.write(batch(1))
@@ -168,7 +168,7 @@ def test_another_sink_of_the_target_is_left_alone(tmp_path: Path) -> None:  # CS
     assert len(waiting_in(sink.path)) == 1
 
 
-def test_a_ledger_forgets_what_nobody_asks_for(tmp_path: Path) -> None:  # CS6
+def test_a_ledger_forgets_what_nobody_asks_for(tmp_path: Path) -> None:
     sink = SqliteLedgerSink(str(tmp_path / "t.db"))
     begun = committer(sink, 1, [])
     outputs = [prepared(sink, checkpoint, checkpoint) for checkpoint in (1, 2, 3)]
@@ -204,7 +204,7 @@ def committed_one_by_one(sink: Any, generation: int, *checkpoints: int) -> tuple
     return begun, outputs
 
 
-def test_a_sink_of_two_phases_forgets_what_no_retained_checkpoint_promises(tmp_path: Path) -> None:  # CS24, K20
+def test_a_sink_of_two_phases_forgets_what_no_retained_checkpoint_promises(tmp_path: Path) -> None:  # K20
     sink = SqliteSink(str(tmp_path / "t.db"))
     _, former = committed_one_by_one(sink, 1, 1, 2, 3)
     begun, mine = committed_one_by_one(sink, 2, 4, 5, 6)
@@ -217,7 +217,7 @@ def test_a_sink_of_two_phases_forgets_what_no_retained_checkpoint_promises(tmp_p
     assert [row["number"] for row in rows_in(sink.path)] == [1, 2, 3, 4, 5, 6]
 
 
-def test_what_an_heir_has_committed_is_not_forgotten_by_whom_it_replaced(tmp_path: Path) -> None:  # CS24
+def test_what_an_heir_has_committed_is_not_forgotten_by_whom_it_replaced(tmp_path: Path) -> None:
     """The dead driver completed a checkpoint after it had looked what is promised; its heir committed that."""
     sink = SqliteSink(str(tmp_path / "t.db"))
     old, outputs = committed_one_by_one(sink, 1, 1, 2)
@@ -231,7 +231,7 @@ def test_what_an_heir_has_committed_is_not_forgotten_by_whom_it_replaced(tmp_pat
     committer(sink, 3, [outputs[1], late]).commit(permit(3, 3), [outputs[1], late])
 
 
-def test_other_sinks_at_the_target_forget_for_themselves(tmp_path: Path) -> None:  # CS2, CS24
+def test_other_sinks_at_the_target_forget_for_themselves(tmp_path: Path) -> None:
     sink = SqliteSink(str(tmp_path / "t.db"))
     committed_one_by_one(sink, 1, 1)
     another = sink.open_committer("p", "out2", Generation(5))
@@ -253,12 +253,12 @@ class ForgetsOnly(SqliteSink):
 )
 def test_a_sink_with_half_of_what_forgetting_takes_is_told_so(
     tmp_path: Path, kind: Kind, there: str, missing: str
-) -> None:  # CS24
+) -> None:
     with pytest.raises(hg.UsageError, match=f"{kind.__name__} has a method {there}, but not {missing}"):  # type: ignore[attr-defined]
         kind(str(tmp_path / "t.db")).open_committer("p", "out", Generation(1))
 
 
-def test_names_say_what_they_are_and_nothing_else_is_one() -> None:  # CS2
+def test_names_say_what_they_are_and_nothing_else_is_one() -> None:
     name = OutputName("p:out", 7, 2, 12)
     assert str(name) == "p:out-0000000007-00002-0000000012"
     assert OutputName.parse(str(name)) == name

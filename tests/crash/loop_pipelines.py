@@ -414,7 +414,7 @@ def short_input(first: int) -> pl.DataFrame:
 
 
 def outside(spec: Spec) -> Pipeline:
-    """The operator in the body has an input from outside the loop (L14); two sources end long before the third."""
+    """The operator in the body has an input from outside the loop; two sources end long before the third."""
     pipeline = make(spec)
     before = pipeline.source(Paced.of(dealt(short_input(0), 2), 1_000, ""), name="short")
     within = pipeline.source(Paced.of(dealt(short_input(SHORT), 2), 1_000, ""), name="short-within")
@@ -437,7 +437,7 @@ def amplify(loop: hg.Stream) -> Body:
 
 
 def amplifying(spec: Spec) -> Pipeline:
-    """Each record becomes a thousand in three trips (L22, L25)."""
+    """Each record becomes a thousand in three trips."""
     pipeline = make(spec)
     records = entering(spec, pipeline).select("id", left=pl.lit(3, pl.Int64))
     out(spec, records.iterate(amplify, name="loop").select("id"))

@@ -1,4 +1,4 @@
-"""Two kept pipelines in a row over streams that are scaled; their workers and drivers are killed (SC40, GS5, S72)."""
+"""Two kept pipelines in a row over streams that are scaled; their workers and drivers are killed (GS5, S72)."""
 
 # Rules: F3
 

@@ -81,7 +81,7 @@ def test_damage_stops_a_pipeline_whose_output_would_be_repeated(spec: Spec, run:
 
 
 def test_each_damage_is_named_and_the_checkpoint_before_it_used(spec: Spec, run: Run, tmp_path: Path) -> None:
-    """The user chose to go back: the default is to stop (R52)."""
+    """The user chose to go back: the default is to stop."""
     what = spec("standard", rows=60_000, rate=12_000, inline_bytes_max=0, interval="100ms", on_damaged="previous")
     run_and_stop(run, what)
     for damage, find in DAMAGES:

@@ -52,7 +52,7 @@ def draining(life: Life) -> None:
 
 def test_a_worker_killed_in_mid_drain_loses_and_doubles_nothing(
     spec: Spec, run: Callable[[dict[str, Any]], Life], tmp_path: Path, told: Callable[[Life], None]
-) -> None:  # E7, E8, E9
+) -> None:  # E7, E9
     life = run(spec("backlog", rows=ROWS, rate=RATE))
     running = life.running()
     life.checkpoint(2)
@@ -95,7 +95,7 @@ def stop(root: Path, name: str, *options: str) -> subprocess.CompletedProcess[st
     )
 
 
-def test_headgate_takes_a_checkpoint_of_a_pipeline_of_another_terminal(spec: Spec, tmp_path: Path) -> None:  # C63
+def test_headgate_takes_a_checkpoint_of_a_pipeline_of_another_terminal(spec: Spec, tmp_path: Path) -> None:
     what = spec("standard", rows=ROWS, gate=str(tmp_path / "never"))
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)

@@ -1,4 +1,5 @@
-"""``headgate run --supervised``: drivers that are killed are started again, and every signal arrives (KR1–KR12)."""
+"""``headgate run --supervised``: drivers that are killed are started again, and every signal arrives (KR1–KR3, KR5–KR8,
+KR10, KR11)."""
 
 # Rules: F3
 
@@ -101,7 +102,7 @@ def test_a_kept_pipeline_stops_and_drains_as_any_other(
 @pytest.mark.parametrize("how", ["headgate stop, unheard", "SIGTERM to the driver"])
 def test_a_driver_that_dies_while_it_stops_is_not_started_again(
     place: Callable[..., Place], with_spark: bool, how: str, tmp_path: Path
-) -> None:  # KR6, KR13, KR14
+) -> None:  # KR6, KR13
     here = place(with_spark)
     kept = here.run("--supervised", "--restart", "fixed-delay:delay=50ms")
     kept.checkpoint()
@@ -156,7 +157,7 @@ def test_a_driver_that_dies_while_it_drains_is_started_again_and_drains(
 @pytest.mark.parametrize("with_spark", WITH_SPARK)
 def test_a_killed_keeper_leaves_nothing_running_and_the_next_start_goes_on(
     place: Callable[..., Place], with_spark: bool
-) -> None:  # KR9
+) -> None:
     here = place(with_spark)
     kept = here.run("--supervised")
     kept.checkpoint()

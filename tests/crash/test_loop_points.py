@@ -79,7 +79,7 @@ def test_workers_of_a_loop_killed_at_each_named_point(
 @pytest.mark.parametrize("number", range(-(-TIMES // len(REPLAY_POINTS))))
 def test_a_replay_that_fails_again_and_again_replays_the_same(
     spec: Spec, run: Run, tmp_path: Path, told: Told, number: int
-) -> None:  # L17, F22
+) -> None:  # F22
     """The log of the last checkpoint holds all records; each time the replay is killed in another place."""
     faults = Faults(tmp_path, [(point, count + (number if "log" in point else 0)) for point, count in REPLAY_POINTS])
     what = spec("trips", rows=2_000, rate=1_000)

@@ -42,7 +42,7 @@ def test_a_shape_loses_and_doubles_nothing_whatever_is_killed(
 
 def test_a_loop_that_makes_a_thousand_of_one_with_credits_of_one_batch(
     spec: Spec, run: Run, tmp_path: Path, dice: random.Random, told: Told
-) -> None:  # L22, L25
+) -> None:
     rows = 30 * (TIMES + 2)
     what = spec("amplifying", rows=rows, rate=30, runtime=CREDIT_OF_ONE_BATCH)
     life = run(what)
@@ -58,7 +58,7 @@ PARALLELISMS = [1, 2, 1, 3, 1, 5, 2, 3, 2, 5, 3, 5, 1] if TIMES > 3 else [2, 5, 
 @pytest.mark.parametrize("pipeline", ["flip16", "trips", "nested"])
 def test_a_loop_stopped_with_records_under_way_goes_on_at_another_parallelism(
     spec: Spec, run_wide: Run, tmp_path: Path, dice: random.Random, pipeline: str
-) -> None:  # L19
+) -> None:
     rows = 700 * len(PARALLELISMS)
     what = spec(pipeline, rows=rows, rate=500)
     for parallelism in PARALLELISMS[:-1]:

@@ -79,8 +79,6 @@ def test_a_checkpoint_holds_the_state_and_only_what_circulates(
         after = found.checkpoint
         assert found.log_rows == circulating, (number, found.checkpoint)  # it never rests, so it is in transit
         assert found.log_bytes <= INDEX_BYTES_MAX + circulating * (TEXT_BYTES + 40) * 2
-        assert read * TEXT_BYTES <= found.state_bytes <= 2 * read * (TEXT_BYTES + 60), (
-            "what was replaced is bounded (MC4)"
-        )
+        assert read * TEXT_BYTES <= found.state_bytes <= 2 * read * (TEXT_BYTES + 60), "what was replaced is bounded"
     life.child.send({"stop": what["name"]})
     assert not life.result()["is_finished"]

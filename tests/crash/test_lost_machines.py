@@ -1,4 +1,4 @@
-"""Nothing is lost with a machine that is cut off, its disk deleted, while a pipeline runs on it (F7, DB13)."""
+"""Nothing is lost with a machine that is cut off, its disk deleted, while a pipeline runs on it (F7)."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ on_both = pytest.mark.parametrize("how", ["processes", pytest.param("cluster", m
 
 
 @on_both
-def test_nothing_is_lost_with_the_machine_of_a_worker(how: str, tmp_path: Path) -> None:  # DB13
+def test_nothing_is_lost_with_the_machine_of_a_worker(how: str, tmp_path: Path) -> None:
     run_in_a_network_of_its_own(PROGRAM, "worker", how, str(tmp_path), log=tmp_path / "log", timeout_s=ALL_S)
 
 
 @on_both
-def test_nothing_is_lost_with_the_machine_of_the_driver(how: str, tmp_path: Path) -> None:  # DB13
+def test_nothing_is_lost_with_the_machine_of_the_driver(how: str, tmp_path: Path) -> None:
     run_in_a_network_of_its_own(PROGRAM, "driver", how, str(tmp_path), log=tmp_path / "log", timeout_s=ALL_S)

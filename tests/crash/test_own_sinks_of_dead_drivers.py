@@ -1,4 +1,4 @@
-"""SIGKILL of the driver under sinks that a user wrote, for SQLite: one with two phases, one with a ledger (CS23)."""
+"""SIGKILL of the driver under sinks that a user wrote, for SQLite: one with two phases, one with a ledger."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def assert_exactly_once(root: Path) -> None:
 @pytest.mark.early
 def test_own_sinks_have_every_record_once_whenever_the_driver_is_killed(
     spec: Spec, launch: Launch, tmp_path: Path, dice: random.Random
-) -> None:  # CS23
+) -> None:
     what = spec("own_sinks", rows=ROWS, rate=2_000)
     for number in range(KILLS):
         life = launch(what)
@@ -62,7 +62,7 @@ def test_own_sinks_have_every_record_once_whenever_the_driver_is_killed(
 @pytest.mark.early
 def test_own_sinks_have_every_record_once_wherever_in_a_commit_the_driver_is_killed(
     spec: Spec, launch: Launch, tmp_path: Path
-) -> None:  # CS23
+) -> None:
     what = spec("own_sinks", rows=ROWS, rate=4_000, gate=None)
     markers = {point: tmp_path / f"killed-{point}" for point in POINTS}
     points = ";".join(f"{point}:{count}:{markers[point]}" for point, count in POINTS.items())

@@ -21,7 +21,7 @@ ROWS = 60_000
 
 
 @pytest.mark.parametrize("state", ["memory", "rocksdb"])
-def test_a_killed_worker_and_another_parallelism_change_no_result(  # SX2, SX13, SX16
+def test_a_killed_worker_and_another_parallelism_change_no_result(
     state: str, spec: Callable[..., dict[str, Any]], run: Callable[[dict[str, Any]], Life], tmp_path: Path
 ) -> None:
     what = spec("processors", rows=ROWS, state=state, rate=6_000)

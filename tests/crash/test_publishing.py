@@ -1,4 +1,4 @@
-"""SIGKILL of workers, of the driver, and just behind the final manifest: what is published on completion (HL7, HL8)."""
+"""SIGKILL of workers, of the driver, and just behind the final manifest: what is published on completion (HL7)."""
 
 # Rules: F3, F23
 
@@ -53,7 +53,7 @@ def test_workers_killed_at_random_publish_everything_and_take_nothing_back(
 def test_a_driver_killed_behind_the_final_manifest_has_everything_published_by_the_next_start(
     spec: Spec, launch: Launch, tmp_path: Path
 ) -> None:
-    """All is committed with the final checkpoint, and nobody was told: the next start tells (HL8)."""
+    """All is committed with the final checkpoint, and nobody was told: the next start tells."""
     what = spec("publishing", rows=4_000, rate=8_000, interval="1h", gate=None)
     marker = tmp_path / "killed"
     first = launch(what, HEADGATE_KILL_AT=f"after-manifest:1:{marker}")

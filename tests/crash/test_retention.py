@@ -1,4 +1,4 @@
-"""A stream whose retention keeps nothing, between a producer and a pipeline whose workers are killed (SC31)."""
+"""A stream whose retention keeps nothing, between a producer and a pipeline whose workers are killed."""
 
 # Rules: F1
 
@@ -58,7 +58,7 @@ def found_words(store: Store) -> Counter[str]:
 
 def test_workers_are_killed_while_the_input_is_truncated(
     spec: Callable[..., dict[str, Any]], run: Callable[[dict[str, Any]], Life], tmp_path: Path
-) -> None:  # SC31
+) -> None:
     is_over = threading.Event()
     with Store.open(tmp_path / "store") as store:
         store.create_stream("lines", TEXT_SCHEMA, segments=3)

@@ -67,7 +67,7 @@ class Logs:
 
 def test_every_line_comes_once_though_logs_are_rotated_workers_killed_and_the_pipeline_stopped(
     spec: Spec, run: Run, tmp_path: Path
-) -> None:  # N18, N19, N20
+) -> None:
     logs = Logs(tmp_path)
     logs.write()
     what = spec("followed_files")

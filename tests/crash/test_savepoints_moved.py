@@ -56,7 +56,7 @@ class Place:
 @pytest.mark.early
 def test_a_pipeline_moves_with_a_savepoint_whatever_is_killed(
     spec: Callable[..., dict[str, Any]], tmp_path: Path
-) -> None:  # SV2, SV10, SV21, SV24, SV28
+) -> None:  # SV2, SV10, SV24
     gate = tmp_path / "gate"
     place = Place(tmp_path, spec("standard", rows=ROWS, rate=400, inline_bytes_max=0, gate=str(gate)))
     try:

@@ -1,4 +1,4 @@
-"""Two pipelines in a row, between streams that are scaled all the time, whose workers are killed (SC40, S72 to S75)."""
+"""Two pipelines in a row, between streams that are scaled all the time, whose workers are killed (S72, S75)."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ def test_what_failed_while_its_user_stopped_it_is_not_taken_over(
 @pytest.mark.parametrize("with_spark", WITH_SPARK)
 def test_what_died_before_it_heard_the_stop_of_its_user_is_not_taken_over(
     place: Callable[..., Place], with_spark: bool
-) -> None:  # SB15
+) -> None:
     here = place(with_spark)
     first = here.run()
     first.checkpoint()
@@ -192,7 +192,7 @@ def test_what_died_before_it_heard_the_stop_of_its_user_is_not_taken_over(
 @pytest.mark.early
 def test_of_two_standbys_one_takes_over_and_the_other_goes_on_waiting(
     place: Callable[..., Place], with_spark: bool, tmp_path: Path
-) -> None:  # SB9
+) -> None:
     here = place(with_spark, is_object_store=True)
     first = here.run()
     first.checkpoint()
@@ -232,7 +232,7 @@ def test_drivers_killed_and_frozen_at_random_among_standbys_lose_and_double_noth
     with_spark: bool,
     tmp_path: Path,
     record_property: Callable[[str, object], None],
-) -> None:  # SB8, SB9, SB12, KR3
+) -> None:  # SB8, KR3
     """Each is kept: whoever is killed or replaced stands by again. Half of the faults wait until one does."""
     here = place(with_spark, is_object_store=dice.random() < 0.5)
     here.run().checkpoint()

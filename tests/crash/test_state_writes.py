@@ -52,7 +52,7 @@ def rows_of(manifest: Manifest, node: str, state: str) -> int:
 
 def test_state_written_at_the_second_try_is_whole_when_workers_die(
     spec: Spec, run: Run, tmp_path: Path, storage_fault: Path
-) -> None:  # U6
+) -> None:
     """First every snapshot file fails once; then the disk is full for a while. After each a worker is killed."""
     what = spec("many_keys", rows=ROWS, rate=5_000, inline_bytes_max=0, tolerable_failures=1_000)
     told = tmp_path / "told"

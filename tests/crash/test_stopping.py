@@ -123,7 +123,6 @@ def has_sigterm(status: str, name: str) -> bool:
 
 
 def test_sigterm_to_every_process_of_a_service_stops_with_a_last_checkpoint(tmp_path: Path) -> None:
-    # OM6, OM7, OM8, OM10, OM13
     program = tmp_path / "program.py"
     program.write_text(SERVICE)
     command = [sys.executable, "-u", "-m", "headgate.cli.__main__", "run", str(program), "--json"]

@@ -47,7 +47,7 @@ def is_harmless(html: str) -> bool:
     return "script" not in tags and "\x00" not in html and html.encode() is not None
 
 
-def test_a_stream_shows_its_columns_and_runs_nothing() -> None:  # ND1, ND2
+def test_a_stream_shows_its_columns_and_runs_nothing() -> None:
     p = hg.Pipeline("p")
     stream = p.source(Untouchable()).with_timestamps("ts")
     html = stream._repr_html_()
@@ -62,7 +62,7 @@ def test_a_stream_shows_its_columns_and_runs_nothing() -> None:  # ND1, ND2
     assert "show()" not in keyed, "which it does not have"
 
 
-def test_rows_that_the_program_gave_are_shown_and_computed_ones_are_not() -> None:  # ND1
+def test_rows_that_the_program_gave_are_shown_and_computed_ones_are_not() -> None:
     p = hg.Pipeline("p")
     rows = [{"word": ODD.replace("\ud800", "") if number == 0 else f"w{number}", "n": None} for number in range(9)]
     stream = p.source(hg.FromRows(rows, schema={"word": str, "n": int}))
@@ -75,7 +75,7 @@ def test_rows_that_the_program_gave_are_shown_and_computed_ones_are_not() -> Non
     assert "w1" not in stream.union(p.source(hg.FromRows(rows, schema={"word": str, "n": int})))._repr_html_()
 
 
-def test_wide_schemas_are_cut() -> None:  # ND1
+def test_wide_schemas_are_cut() -> None:
     p = hg.Pipeline("p")
     wide = p.source(hg.FromRows([{f"c{number}": number for number in range(300)}]))
     assert "and 270 more columns" in wide._repr_html_()
@@ -90,7 +90,7 @@ def test_values_fit_their_cells(value: object, text: str) -> None:
     assert value_text(value) == text
 
 
-def test_a_pipeline_is_drawn_while_it_is_written() -> None:  # ND3
+def test_a_pipeline_is_drawn_while_it_is_written() -> None:
     p = hg.Pipeline("p", bad_records=hg.DeadLetter(hg.Discard()))
     assert "0 operators" in p._repr_html_()
     assert p._repr_svg_() is None
@@ -105,7 +105,7 @@ def test_a_pipeline_is_drawn_while_it_is_written() -> None:  # ND3
         assert {"in", "last", "sink", "bad-records", "by ts"} <= set(texts), "what would run, with its dead letters"
 
 
-def test_operators_stand_behind_all_that_feed_them_and_nowhere_twice() -> None:  # ND3
+def test_operators_stand_behind_all_that_feed_them_and_nowhere_twice() -> None:
     nodes = [node("a"), node("b"), node("c", "a"), node("d", "a", "b"), node("e", "c", "d"), node("f", "a")]
     layout = make_layout(nodes)
     columns = {name: round((place.x - MARGIN) / (WIDTH + GAP_X)) for name, place in layout.places.items()}
@@ -115,7 +115,7 @@ def test_operators_stand_behind_all_that_feed_them_and_nowhere_twice() -> None: 
     assert make_layout([]).places == {}
 
 
-def test_what_leads_back_is_drawn_and_has_no_say_in_the_places() -> None:  # ND3
+def test_what_leads_back_is_drawn_and_has_no_say_in_the_places() -> None:
     head = node("loop", "in", role=Role.LOOP_HEAD, feedback=("step",))
     nodes = [node("in", role=Role.SOURCE), head, node("step", "loop"), node("out", "step", role=Role.SINK)]
     assert sum(arrow.is_feedback for arrow in make_layout(nodes).arrows) == 1
@@ -124,7 +124,7 @@ def test_what_leads_back_is_drawn_and_has_no_say_in_the_places() -> None:  # ND3
     assert svg.count('stroke="#b25e00"') == 2, "the head of the loop, and the way back"
 
 
-def test_keys_and_routes_are_written_on_the_arrows() -> None:  # ND2, ND3
+def test_keys_and_routes_are_written_on_the_arrows() -> None:
     edge = Edge(NodeName("a"), Partitioner.HASH, (ODD,))
     spread = Edge(NodeName("a"), Partitioner.BROADCAST)
     nodes = [node("a"), Node(NodeName("b"), Role.SINK, (edge, spread), None, ODD)]
@@ -134,7 +134,7 @@ def test_keys_and_routes_are_written_on_the_arrows() -> None:  # ND2, ND3
     assert "broadcast" in svg
 
 
-def test_a_picture_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:  # ND3
+def test_a_picture_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     p = hg.Pipeline("p")
     stream = p.source(hg.FromRows([{"n": 1}]))
     for _ in range(NODES_MAX):
@@ -144,7 +144,7 @@ def test_a_picture_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:  # ND3
     assert p._repr_svg_() is None
 
 
-def test_a_run_is_shown_with_its_numbers_and_its_end() -> None:  # ND2
+def test_a_run_is_shown_with_its_numbers_and_its_end() -> None:
     nodes = (NodeProgress(NodeName("map"), records_in=1_234, busy=0.2), NodeProgress(NodeName("sink"), busy=0.9))
     progress = Progress(PipelineState.FAILED, nodes=nodes, loops=(LoopProgress(NodeName("loop"), came_back=7),))
     html = progress_html("p", progress, end_text(hg.PipelineFailed(ODD)))
@@ -167,7 +167,7 @@ def test_the_end_of_a_run_says_what_the_next_one_does(result: RunResult, text: s
 
 
 @pytest.mark.parametrize("look", [lambda p: p._repr_html_(), lambda p: p._repr_svg_(), repr])
-def test_looking_changes_nothing(look: Callable[[hg.Pipeline], object]) -> None:  # ND1
+def test_looking_changes_nothing(look: Callable[[hg.Pipeline], object]) -> None:
     p = hg.Pipeline("p")
     p.source(hg.FromRows([{"n": 1}])).map(lambda row: row).sink(hg.Discard())
     before = p.describe()

@@ -1,4 +1,4 @@
-"""A real notebook, executed: what cells show, what runs again, and what an interrupted cell leaves (ND4 to ND6)."""
+"""A real notebook, executed: what cells show, what runs again, and what an interrupted cell leaves."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def text_of(cell: Any) -> str:
 
 
 @pytest.mark.run
-def test_a_notebook_shows_runs_again_and_leaves_nothing(tmp_path: Path) -> None:  # ND4, ND6
+def test_a_notebook_shows_runs_again_and_leaves_nothing(tmp_path: Path) -> None:
     with opened(tmp_path) as notebook:
         notebook.run(BEGIN)
         shown = html_of(notebook.run("words"))

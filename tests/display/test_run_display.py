@@ -1,4 +1,4 @@
-"""What changes while a notebook shows it, with a stand-in for IPython (ND4, ND5), and interrupted waiting (ND6)."""
+"""What changes while a notebook shows it, with a stand-in for IPython, and interrupted waiting."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Run:
         self.steps.release()
 
 
-def test_what_is_shown_is_shown_anew_until_it_has_ended(cells: list[Shown]) -> None:  # ND4, ND5
+def test_what_is_shown_is_shown_anew_until_it_has_ended(cells: list[Shown]) -> None:
     run = Run()
     live = LiveDisplay(run.look, run.ended)
     live.show()
@@ -93,7 +93,7 @@ def test_what_is_shown_is_shown_anew_until_it_has_ended(cells: list[Shown]) -> N
     assert cells[1].all == ["over"]
 
 
-def test_only_the_last_displays_go_on(cells: list[Shown]) -> None:  # ND5
+def test_only_the_last_displays_go_on(cells: list[Shown]) -> None:
     run = Run()
     live = LiveDisplay(run.look, run.ended)
     for _ in range(DISPLAYS_MAX + 1):
@@ -104,7 +104,7 @@ def test_only_the_last_displays_go_on(cells: list[Shown]) -> None:  # ND5
     assert [cell.all for cell in cells] == [["begun"], *[["begun", "over"]] * DISPLAYS_MAX]
 
 
-def test_what_goes_wrong_while_showing_is_nobodys_failure(cells: list[Shown]) -> None:  # ND4
+def test_what_goes_wrong_while_showing_is_nobodys_failure(cells: list[Shown]) -> None:
     run = Run()
     live = LiveDisplay(run.look, run.ended)
     live.show()
@@ -115,7 +115,7 @@ def test_what_goes_wrong_while_showing_is_nobodys_failure(cells: list[Shown]) ->
     assert cells[0].all == ["begun"]
 
 
-def test_outside_a_notebook_nothing_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:  # ND4
+def test_outside_a_notebook_nothing_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "IPython", raising=False)
     assert not in_notebook()
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: SimpleNamespace()))
@@ -137,7 +137,7 @@ class StandIn:
         self.has_joined = True
 
 
-def test_whoever_is_interrupted_while_waiting_leaves_the_run_alone(monkeypatch: pytest.MonkeyPatch) -> None:  # ND6
+def test_whoever_is_interrupted_while_waiting_leaves_the_run_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
@@ -156,7 +156,7 @@ def test_whoever_is_interrupted_while_waiting_leaves_the_run_alone(monkeypatch: 
     assert "all input has been processed" in handle._repr_html_()
 
 
-def test_an_interrupt_that_comes_just_before_a_wait_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:  # ND6
+def test_an_interrupt_that_comes_just_before_a_wait_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     driver, waits, wait = StandIn(), list[float](), environment.wait
 
     def waited(futures: Any, timeout_s: float) -> Any:
@@ -175,7 +175,7 @@ def test_an_interrupt_that_comes_just_before_a_wait_is_noticed(monkeypatch: pyte
 @pytest.mark.parametrize("end", [KeyboardInterrupt(), RunResult(False)])
 def test_a_look_that_is_interrupted_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: RunResult | KeyboardInterrupt
-) -> None:  # ND6
+) -> None:
     def interrupted(start: Callable[[], object]) -> RunResult:
         assert list((tmp_path / SCRATCH).iterdir()), "the run has a directory"
         if isinstance(end, RunResult):

@@ -1,4 +1,4 @@
-"""The example in which a shop takes stock with every checkpoint, with workers that are killed (EI1, EI4, EI8, EI20)."""
+"""The example in which a shop takes stock with every checkpoint, with workers that are killed (EI1, EI4, EI20)."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def found_by(example: Callable[[str], ModuleType], tmp_path: Path) -> Callable[.
 @pytest.mark.parametrize("batch_rows", [1, 7, 1_000])
 def test_silences_do_not_depend_on_batches_splits_and_parallelism(
     batch_rows: int, splits: int, parallelism: int, found_by: Callable[..., list[tuple[int, datetime]]]
-) -> None:  # TM3
+) -> None:
     rows = readings(batch_rows + splits)
     source = hg.FromRows(rows, splits=splits, batch_rows=batch_rows)
     assert sorted(found_by(source, parallelism)) == sorted(silences(rows))
@@ -71,7 +71,7 @@ def test_silences_do_not_depend_on_batches_splits_and_parallelism(
 @pytest.mark.parametrize("step", [1_000, 20])
 def test_silences_of_a_backlog_are_those_of_a_live_run(
     step: int, found_by: Callable[..., list[tuple[int, datetime]]]
-) -> None:  # TM3
+) -> None:
     rows = readings(1)
     script = [item for at in range(0, len(rows), step) for item in (rows[at : at + step], PAUSE)]
     source = ScriptedSource([*script, EOF], schema=SCHEMA, pause_ms=12)

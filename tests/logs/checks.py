@@ -1,6 +1,6 @@
 """Judges the history of a log by Jepsen's eight checks, and by those that this store promises beyond them.
 
-Counterpart: ``history``; ``cycles`` is check 4; ``groups`` judges readers that share a log. Source: LH1 to LH10 of
+Counterpart: ``history``; ``cycles`` is check 4; ``groups`` judges readers that share a log. Source:
 docs/spec/log-histories.md, after the analysis of logs in Jepsen. Pure: a history in, anomalies out.
 """
 
@@ -18,21 +18,21 @@ from tests.logs.history import Index, Operation, Outcome, Place, Poll, Seek, Sen
 class Kind(StrEnum):
     """What may be wrong with a history; the numbers are those of the rules."""
 
-    ABORTED_READ = "aborted read"  # LH1
-    UNWRITTEN_READ = "unwritten read"  # LH1
-    TWO_VALUES = "two values at one position"  # LH2
-    TWO_PLACES = "one value at two positions"  # LH2
-    LOST_WRITE = "lost write"  # LH3
-    CYCLE = "cycle"  # LH4
-    SKIPPED = "skipped by a reader"  # LH5
-    BACKWARDS = "read backwards"  # LH5
-    SCATTERED_WRITE = "scattered write"  # LH6
-    SENT_BACKWARDS = "sent backwards"  # LH6, LH9
-    TORN_READ = "torn read"  # LH7
-    PRECOMMITTED_READ = "precommitted read"  # LH8
-    PROCESSED_TWICE = "processed twice"  # LH10
-    NOT_PROCESSED = "not processed"  # LH10
-    OUT_OF_ORDER = "processed out of order"  # LH10
+    ABORTED_READ = "aborted read"
+    UNWRITTEN_READ = "unwritten read"
+    TWO_VALUES = "two values at one position"
+    TWO_PLACES = "one value at two positions"
+    LOST_WRITE = "lost write"
+    CYCLE = "cycle"
+    SKIPPED = "skipped by a reader"
+    BACKWARDS = "read backwards"
+    SCATTERED_WRITE = "scattered write"
+    SENT_BACKWARDS = "sent backwards"
+    TORN_READ = "torn read"
+    PRECOMMITTED_READ = "precommitted read"
+    PROCESSED_TWICE = "processed twice"
+    NOT_PROCESSED = "not processed"
+    OUT_OF_ORDER = "processed out of order"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ Check = Callable[[Index], Iterator[Anomaly]]
 
 
 def aborted_reads(index: Index) -> Iterator[Anomaly]:
-    """What was read was written by somebody whose operation did not fail (LH1)."""
+    """What was read was written by somebody whose operation did not fail."""
     for value, readers in index.readers_of.items():
         writer = index.writer_of.get(value)
         if writer is None:
@@ -60,7 +60,7 @@ def aborted_reads(index: Index) -> Iterator[Anomaly]:
 
 
 def divergence(index: Index) -> Iterator[Anomaly]:
-    """A position has one value, and a value one position, whoever tells (LH2)."""
+    """A position has one value, and a value one position, whoever tells."""
     for place, values in index.values_at.items():
         if len(values) > 1:
             yield Anomaly(Kind.TWO_VALUES, f"at {place}: {sorted(values)}")
@@ -70,7 +70,7 @@ def divergence(index: Index) -> Iterator[Anomaly]:
 
 
 def lost_writes(index: Index) -> Iterator[Anomaly]:
-    """What was acknowledged at a position that readers have come beyond was read by one of them (LH3)."""
+    """What was acknowledged at a position that readers have come beyond was read by one of them."""
     highest = index.highest_read()
     for value, writer in index.writer_of.items():
         place = index.place_of(value)
@@ -81,7 +81,7 @@ def lost_writes(index: Index) -> Iterator[Anomaly]:
 
 
 def lost_in_the_end(index: Index) -> Iterator[Anomaly]:
-    """As LH3, of a history whose last reader has read everything: then all that was acknowledged was read."""
+    """Check a history of which the last reader has read everything: all that was acknowledged was read."""
     for operation in index.writers():
         missing = [send.value for send in operation.sends if send.value not in index.readers_of]
         if missing and operation.outcome is Outcome.OK:
@@ -91,7 +91,7 @@ def lost_in_the_end(index: Index) -> Iterator[Anomaly]:
 
 
 def contiguous_reads(index: Index) -> Iterator[Anomaly]:
-    """A process reads each segment position by position (LH5)."""
+    """A process reads each segment position by position."""
     for operations in index.by_process().values():
         reached: dict[int, int] = {}
         for operation in operations:
@@ -115,7 +115,7 @@ def _contiguous(operation: Operation, poll: Poll, reached: dict[int, int]) -> It
 
 
 def contiguous_writes(index: Index) -> Iterator[Anomaly]:
-    """The events of one operation lie side by side in each segment, those of each author in its order (LH6)."""
+    """The events of one operation lie side by side in each segment, those of each author in its order."""
     for operation in index.writers():
         found = [(send, place) for send in operation.sends if (place := index.place_of(send.value)) is not None]
         for places in _by_segment(place for _, place in found):
@@ -132,7 +132,7 @@ def _by_segment(places: Iterable[Place]) -> list[list[Place]]:
 
 
 def writes_in_order(index: Index) -> Iterator[Anomaly]:
-    """Events of one key are in the order in which a process sent them, whatever was scaled (LH9)."""
+    """Events of one key are in the order in which a process sent them, whatever was scaled."""
     for operations in index.by_process().values():
         sent = [send for operation in operations for send in operation.sends]
         found = [(send, place) for send in sent if (place := index.place_of(send.value)) is not None]
@@ -153,7 +153,7 @@ def _backwards(
 
 
 def torn_reads(index: Index) -> Iterator[Anomaly]:
-    """Who has seen one event of an operation finds all others, in whatever segment it looks afterwards (LH7)."""
+    """Who has seen one event of an operation finds all others, in whatever segment it looks afterwards."""
     last: dict[int, dict[int, Place]] = {}  # writer → segment → where its last event is
     for writer in index.writers():
         places = [place for send in writer.sends if (place := index.place_of(send.value)) is not None]
@@ -182,7 +182,7 @@ def _torn(index: Index, operations: list[Operation], last: dict[int, dict[int, P
 
 
 def precommitted_reads(index: Index) -> Iterator[Anomaly]:
-    """Nobody sees an event before its writer asked for that, nor an event of its own operation (LH8)."""
+    """Nobody sees an event before its writer asked for that, nor an event of its own operation."""
     for value, readers in index.readers_of.items():
         writer = index.writer_of.get(value)
         for reader in readers:

@@ -1,6 +1,6 @@
 """Clients of a stream, each in a process that may be killed, stopped and replaced at any moment.
 
-Counterpart: ``faults`` starts and harms them, ``recording`` keeps what they have done. Source: LH12 of
+Counterpart: ``faults`` starts and harms them, ``recording`` keeps what they have done. Source:
 docs/spec/log-histories.md. Each value is there once: a life never repeats what a former one sent.
 """
 

@@ -1,6 +1,6 @@
 """Looks for cycles among the operations of a history: no order of them explains what they saw.
 
-Counterpart: ``checks``; ``components`` finds them. Source: LH4 of docs/spec/log-histories.md. Pure.
+Counterpart: ``checks``; ``components`` finds them. Source: docs/spec/log-histories.md. Pure.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Dependencies:
 
 
 def cycles(index: Index, *, is_real_time: bool) -> Iterator[Anomaly]:
-    """Tell a short cycle of each set of operations that all depend on each other (LH4)."""
+    """Tell a short cycle of each set of operations that all depend on each other."""
     edges = Dependencies(index, is_real_time=is_real_time).edges
     for component in components(edges):
         starts = sorted(node for node in component if node[0] == OPERATION)

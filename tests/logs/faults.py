@@ -1,6 +1,6 @@
 """Starts the clients of a stream, harms them and what they stand on, and returns the history of it all.
 
-Counterpart: ``clients``. Source: LH12 of docs/spec/log-histories.md. Only processes of its own are harmed.
+Counterpart: ``clients``. Source: docs/spec/log-histories.md. Only processes of its own are harmed.
 """
 
 from __future__ import annotations

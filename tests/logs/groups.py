@@ -1,6 +1,6 @@
 """Judges readers that share a log: each event is processed once, those of a key in order.
 
-Counterpart: ``checks``. Source: LH10 of docs/spec/log-histories.md. Pure. An operation of a member of a group is a read
+Counterpart: ``checks``. Source: docs/spec/log-histories.md. Pure. An operation of a member of a group is a read
 together with what came of its commit: acknowledged, refused, or never answered.
 """
 
@@ -14,7 +14,7 @@ from tests.logs.history import Index, Operation, Outcome, Place
 
 
 def group_anomalies(index: Index, *, is_complete: bool) -> Iterator[Anomaly]:
-    """Judge each group of the history by itself (LH10)."""
+    """Judge each group of the history by itself."""
     members: dict[str, list[Operation]] = defaultdict(list)
     for operation in index.operations:
         if operation.group:

@@ -1,6 +1,6 @@
 """Histories in files: each life of a client appends lines to a file of its own, and a kill cuts the last one.
 
-Counterpart: ``clients`` write them, ``history`` is what they become. Source: LH11 of docs/spec/log-histories.md.
+Counterpart: ``clients`` write them, ``history`` is what they become. Source: docs/spec/log-histories.md.
 A line is written before its step is made and another one behind it, so what was under way when its process died is
 known to be unknown. A later life of the same client may say what became of it.
 """

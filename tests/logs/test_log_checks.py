@@ -113,12 +113,10 @@ BY_HAND: dict[str, tuple[set[Kind], list[Operation]]] = {
 
 @pytest.mark.parametrize(("expected", "history"), BY_HAND.values(), ids=BY_HAND.keys())
 def test_each_anomaly_is_found_in_a_small_history(expected: set[Kind], history: list[Operation]) -> None:
-    # LH2, LH3, LH5, LH6, LH8
-    # LH1 to LH9
     assert kinds(*history) == expected
 
 
-def test_a_part_of_an_operation_in_another_segment_is_seen_with_it() -> None:  # LH4, LH7
+def test_a_part_of_an_operation_in_another_segment_is_seen_with_it() -> None:
     whole = Operation("w", 1, 2, Outcome.OK, (Send("a", "a1", Place(0, 0)), Send("b", "b1", Place(1, 0))))
     seen = [read("r", 3, "a1"), read("r", 5, segment=1)]
     assert kinds(whole, *seen, is_complete=False, is_real_time=False) == {Kind.TORN_READ, Kind.CYCLE}
@@ -126,20 +124,20 @@ def test_a_part_of_an_operation_in_another_segment_is_seen_with_it() -> None:  #
     assert kinds(replace(whole, ended_ns=9), *late, is_complete=False) == set()
 
 
-def test_what_was_acknowledged_is_seen_by_whoever_looks_then_unless_that_is_not_promised() -> None:  # LH4
+def test_what_was_acknowledged_is_seen_by_whoever_looks_then_unless_that_is_not_promised() -> None:
     history = [sent("w", 1, "a1"), read("r", 3), read("r", 5, "a1")]
     assert kinds(*history) == {Kind.CYCLE}
     assert kinds(*history, is_real_time=False) == set()
 
 
-def test_an_order_that_nobody_can_have_seen_is_a_cycle() -> None:  # LH4
+def test_an_order_that_nobody_can_have_seen_is_a_cycle() -> None:
     """Two that wrote to two segments, each in front of the other."""
     first = Operation("v", 1, 2, Outcome.OK, (Send("a", "a1", Place(0, 0)), Send("b", "b1", Place(1, 1))))
     second = Operation("w", 1, 2, Outcome.OK, (Send("a", "a2", Place(0, 1)), Send("b", "b2", Place(1, 0))))
     assert kinds(first, second, is_complete=False, is_real_time=False) == {Kind.CYCLE}
 
 
-def test_two_readers_that_see_two_writers_in_opposite_order_are_a_cycle() -> None:  # LH4
+def test_two_readers_that_see_two_writers_in_opposite_order_are_a_cycle() -> None:
     writers = [sent("v", 1, "a1", ended_ns=9), sent("w", 1, "b1", segment=1, ended_ns=9)]
     readers = [read("r", 3, "a1"), read("r", 5, segment=1), read("s", 3, "b1", segment=1), read("s", 5)]
     assert kinds(*writers, *readers, is_complete=False, is_real_time=False) == {Kind.CYCLE}
@@ -177,7 +175,6 @@ GROUPS: dict[str, tuple[set[Kind], list[Operation]]] = {
 
 @pytest.mark.parametrize(("expected", "history"), GROUPS.values(), ids=GROUPS.keys())
 def test_a_group_processes_each_event_once_and_keys_in_order(expected: set[Kind], history: list[Operation]) -> None:
-    # LH10
     written = [sent("w", 1, "a1", "a2", "a3"), read("last", 9, "a1", "a2", "a3")]
     assert kinds(*written, *history) == expected
 
@@ -188,7 +185,7 @@ def choices(data: st.DataObject) -> Choose:
 
 
 @given(st.data())
-def test_nothing_is_found_in_a_sound_history(data: st.DataObject) -> None:  # LH1 to LH9
+def test_nothing_is_found_in_a_sound_history(data: st.DataObject) -> None:
     assert anomalies(sound_history(choices(data))) == []
 
 
@@ -329,8 +326,7 @@ PLANTED: dict[Plant, set[Kind]] = {
 
 @pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
 @given(data=st.data())
-def test_what_is_planted_in_a_sound_history_is_found(plant: Plant, data: st.DataObject) -> None:  # LH1 to LH9
-    # LH2, LH3, LH5, LH6, LH7, LH8
+def test_what_is_planted_in_a_sound_history_is_found(plant: Plant, data: st.DataObject) -> None:
     choose = choices(data)
     history = plant(sound_history(choose), choose)
     assume(history is not None)

@@ -17,7 +17,7 @@ from headgate.store.store import Store
 pytestmark = pytest.mark.crash
 
 
-def test_no_client_sees_an_anomaly_whatever_happens_to_the_others(tmp_path: Path) -> None:  # LH12
+def test_no_client_sees_an_anomaly_whatever_happens_to_the_others(tmp_path: Path) -> None:
     chance = random.Random(20)
     with Store.open(tmp_path / "store") as store:
         found = lived_through(store, tmp_path / "logs", chance, chance.sample(STRIKES, len(STRIKES)))
@@ -39,7 +39,7 @@ FOUND: dict[str, tuple[Kind, tuple[str, ...], tuple[Strike, ...]]] = {
 
 @pytest.mark.mutant
 @pytest.mark.parametrize("bug", PLANTED)
-def test_a_bug_of_the_store_shows_in_the_history_of_its_clients(bug: str, tmp_path: Path) -> None:  # LH12
+def test_a_bug_of_the_store_shows_in_the_history_of_its_clients(bug: str, tmp_path: Path) -> None:
     kind, names, strikes = FOUND[bug]
     with Store.open(tmp_path / "store") as store:
         found = lived_through(store, tmp_path / "logs", random.Random(4), strikes, names=names, least=20, bug=bug)

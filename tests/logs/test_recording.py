@@ -8,7 +8,7 @@ from tests.logs.history import Outcome, Place, Poll, Seek, Send
 from tests.logs.recording import Recorder, history
 
 
-def test_what_a_kill_cut_off_is_unknown_until_a_later_life_says_what_became_of_it(tmp_path: Path) -> None:  # LH11
+def test_what_a_kill_cut_off_is_unknown_until_a_later_life_says_what_became_of_it(tmp_path: Path) -> None:
     first = Recorder(tmp_path, "append1", 1)
     done = first.begin([Send("k", "v1")], sequence=1)
     first.end(done, places=[Place(2, 7)])
@@ -32,7 +32,7 @@ def test_what_a_kill_cut_off_is_unknown_until_a_later_life_says_what_became_of_i
     assert found[1].shown_ns is not None
 
 
-def test_what_was_read_is_there_though_nobody_was_told_what_came_of_it(tmp_path: Path) -> None:  # LH11
+def test_what_was_read_is_there_though_nobody_was_told_what_came_of_it(tmp_path: Path) -> None:
     member = Recorder(tmp_path, "member1", 1)
     number = member.begin(group="g")
     member.has_read(number, [Seek(1), Poll(1, ((4, "v"),), 5)])
@@ -42,7 +42,7 @@ def test_what_was_read_is_there_though_nobody_was_told_what_came_of_it(tmp_path:
     assert found.read_ns is not None
 
 
-def test_what_several_wrote_in_one_transaction_is_one_operation(tmp_path: Path) -> None:  # LH11
+def test_what_several_wrote_in_one_transaction_is_one_operation(tmp_path: Path) -> None:
     writers = [Recorder(tmp_path, name, 1) for name in ("share1", "participate1")]
     for writer, value in zip(writers, ("a", "b"), strict=True):
         writer.end(writer.begin([Send("k", value)], transaction="t"))
@@ -67,7 +67,7 @@ def test_what_several_wrote_in_one_transaction_is_one_operation(tmp_path: Path) 
     assert aborted.outcome is Outcome.FAILED
 
 
-def test_numbers_that_a_later_life_gave_anew_do_not_count_for_the_former_one(tmp_path: Path) -> None:  # LH11
+def test_numbers_that_a_later_life_gave_anew_do_not_count_for_the_former_one(tmp_path: Path) -> None:
     """It was stopped, and went on beside its next life: what it began then was refused."""
     zombie = Recorder(tmp_path, "append1", 1)
     zombie.opens(1)

@@ -10,7 +10,7 @@ from headgate.model.ids import key_groups_of_subtask
 
 
 @given(st.integers(1, 512), st.data())
-def test_every_key_group_belongs_to_exactly_one_subtask(max_parallelism: int, data: st.DataObject) -> None:  # P6
+def test_every_key_group_belongs_to_exactly_one_subtask(max_parallelism: int, data: st.DataObject) -> None:
     parallelism = data.draw(st.integers(1, max_parallelism))
     ranges = [key_groups_of_subtask(i, max_parallelism, parallelism) for i in range(parallelism)]
     assert [g for r in ranges for g in r] == list(range(max_parallelism)), "contiguous, complete, without overlap"
@@ -20,7 +20,7 @@ def test_every_key_group_belongs_to_exactly_one_subtask(max_parallelism: int, da
     assert max(sizes) - min(sizes) <= 1, "as even as possible"
 
 
-def test_ranges_of_the_default() -> None:  # P6, KG7
+def test_ranges_of_the_default() -> None:
     assert [key_groups_of_subtask(i, 128, 3) for i in range(3)] == [range(43), range(43, 86), range(86, 128)]
 
 

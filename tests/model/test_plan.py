@@ -40,19 +40,19 @@ def chains(made: Plan) -> dict[str, list[str]]:
     return {v.id: [n.name for n in v.nodes] for v in made.vertices}
 
 
-def test_forward_edges_are_chained_and_others_are_not() -> None:  # P1
+def test_forward_edges_are_chained_and_others_are_not() -> None:
     made = plan(source("in"), node("map", edge("in")), node("sum", edge("map", HASH, "user")), sink("out", edge("sum")))
     assert chains(made) == {"in": ["in", "map"], "sum": ["sum", "out"]}
     assert made.edges == (PlanEdge(0, vertex("in"), NodeName("map"), MAIN, vertex("sum"), HASH, ("user",)),)
 
 
-def test_a_chain_is_a_tree() -> None:  # P1
+def test_a_chain_is_a_tree() -> None:
     made = plan(source("in"), node("a", edge("in")), node("b", edge("in")), sink("x", edge("a")), sink("y", edge("b")))
     assert chains(made) == {"in": ["in", "a", "b", "x", "y"]}
     assert made.edges == ()
 
 
-def test_a_node_with_several_inputs_begins_a_chain_even_if_all_are_forward() -> None:  # P1, P2
+def test_a_node_with_several_inputs_begins_a_chain_even_if_all_are_forward() -> None:
     made = plan(source("l"), source("r"), node("both", edge("l"), edge("r")), sink("out", edge("both")))
     assert chains(made) == {"l": ["l"], "r": ["r"], "both": ["both", "out"]}
     left, right = made.edges
@@ -63,7 +63,7 @@ def test_a_node_with_several_inputs_begins_a_chain_even_if_all_are_forward() -> 
 
 
 @pytest.mark.parametrize("partitioner", [HASH, REBALANCE, Partitioner.BROADCAST])
-def test_a_shuffle_has_a_channel_from_every_upstream_subtask(partitioner: Partitioner) -> None:  # P2
+def test_a_shuffle_has_a_channel_from_every_upstream_subtask(partitioner: Partitioner) -> None:
     made = plan(source("in"), sink("out", edge("in", partitioner)), parallelism=3)
     (only,) = made.edges
     assert made.inputs(SubtaskId(vertex("out"), 2)) == tuple(
@@ -72,13 +72,13 @@ def test_a_shuffle_has_a_channel_from_every_upstream_subtask(partitioner: Partit
     assert made.inputs(SubtaskId(vertex("in"), 0)) == ()
 
 
-def test_channels_are_numbered_edge_by_edge() -> None:  # P2
+def test_channels_are_numbered_edge_by_edge() -> None:
     made = plan(source("l"), source("r"), node("j", edge("l", HASH, "k"), edge("r")), sink("out", edge("j")))
     inputs = made.inputs(SubtaskId(vertex("j"), 0))
     assert [(c.channel, c.upstream.vertex, c.upstream.index) for c in inputs] == [(0, "l", 0), (1, "l", 1), (2, "r", 0)]
 
 
-def test_outputs_of_a_chain_name_the_node_and_the_tag_that_emit() -> None:  # P1
+def test_outputs_of_a_chain_name_the_node_and_the_tag_that_emit() -> None:
     bad = edge("map", REBALANCE, tag=BAD_RECORDS)
     made = plan(source("in"), node("map", edge("in")), sink("out", edge("map")), sink("bad", bad))
     assert made.outputs(vertex("in")) == (
@@ -87,7 +87,7 @@ def test_outputs_of_a_chain_name_the_node_and_the_tag_that_emit() -> None:  # P1
     assert made.outputs(vertex("bad")) == ()
 
 
-def test_all_subtasks_take_part_in_checkpoints() -> None:  # P3, C8
+def test_all_subtasks_take_part_in_checkpoints() -> None:  # C8
     made = plan(source("in"), sink("out", edge("in", REBALANCE)))
     assert [str(s) for s in made.subtasks()] == ["in[0]", "in[1]", "out[0]", "out[1]"]
     assert made.vertex(vertex("in")).is_source
@@ -107,7 +107,7 @@ def test_what_records_may_reach_is_behind_a_vertex() -> None:  # EI36
     assert made.behind(vertex("out")) == frozenset()
 
 
-def test_the_state_of_every_node_is_named() -> None:  # P4, C7
+def test_the_state_of_every_node_is_named() -> None:
     made = plan(source("in"), node("sum", edge("in", HASH, "k"), state_text="sum by k"), sink("out", edge("sum")))
     assert made.state_texts() == {"in": "", "sum": "sum by k", "out": ""}
 
@@ -123,7 +123,7 @@ def test_the_state_of_every_node_is_named() -> None:  # P4, C7
         ((source("a"), sink("b", edge("a"))), 129, "parallelism must be between 1 and 128, but is 129"),
     ],
 )
-def test_a_graph_that_cannot_run_is_refused(nodes: tuple[Node, ...], parallelism: int, problem: str) -> None:  # P5
+def test_a_graph_that_cannot_run_is_refused(nodes: tuple[Node, ...], parallelism: int, problem: str) -> None:
     with pytest.raises(UsageError, match=problem):
         plan(*nodes, parallelism=parallelism)
 
@@ -145,7 +145,7 @@ def loop_head(name: str, *inputs: Edge, feedback: str, outer: str = "") -> Node:
     return Node(NodeName(name), Role.LOOP_HEAD, inputs, spec=None, feedback=(edge(feedback, HASH),), loops=loops)
 
 
-def test_a_feedback_channel_is_numbered_behind_the_regular_ones_and_carries_probes() -> None:  # P7, P8
+def test_a_feedback_channel_is_numbered_behind_the_regular_ones_and_carries_probes() -> None:
     body = in_loop("body", edge("loop"))
     made = plan(source("in"), loop_head("loop", edge("in"), feedback="body"), body, sink("out", edge("body")))
     inputs = made.inputs(SubtaskId(vertex("loop"), 1))
@@ -156,7 +156,7 @@ def test_a_feedback_channel_is_numbered_behind_the_regular_ones_and_carries_prob
     ]
 
 
-def test_an_operator_that_a_loop_does_not_reach_is_refused() -> None:  # P9
+def test_an_operator_that_a_loop_does_not_reach_is_refused() -> None:
     """No probe would ever come to 'lost', so 'body' would wait for it for ever."""
     lost = in_loop("lost", edge("in", HASH))
     body = in_loop("body", edge("loop"), edge("lost"))
@@ -164,7 +164,7 @@ def test_an_operator_that_a_loop_does_not_reach_is_refused() -> None:  # P9
         plan(source("in"), loop_head("loop", edge("in"), feedback="body"), lost, body, sink("out", edge("body")))
 
 
-def test_output_of_a_loop_does_not_come_back_beside_the_feedback() -> None:  # P9
+def test_output_of_a_loop_does_not_come_back_beside_the_feedback() -> None:
     """'outside' ends when the loop has, which would wait for its end."""
     outside = node("outside", edge("loop", HASH))
     body = in_loop("body", edge("loop"), edge("outside"))
@@ -172,7 +172,7 @@ def test_output_of_a_loop_does_not_come_back_beside_the_feedback() -> None:  # P
         plan(source("in"), loop_head("loop", edge("in"), feedback="body"), outside, body, sink("out", edge("body")))
 
 
-def test_what_leaves_an_inner_loop_stays_in_the_outer_one() -> None:  # P8, P9
+def test_what_leaves_an_inner_loop_stays_in_the_outer_one() -> None:
     made = plan(
         source("in"),
         loop_head("outer", edge("in"), feedback="after"),

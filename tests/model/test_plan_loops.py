@@ -1,4 +1,4 @@
-"""Plans of cyclic graphs: chains, feedback edges and channels, nests (L31, L32 of docs/spec/loops.md)."""
+"""Plans of cyclic graphs: chains, feedback edges and channels, nests (docs/spec/loops.md)."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ def nested() -> Plan:
 
 
 def test_a_head_begins_a_chain_even_behind_a_forward_edge_and_its_body_joins_it() -> None:
-    assert chains(simple()) == {"source": ["source"], "loop": ["loop", "step", "sink"]}  # P1
+    assert chains(simple()) == {"source": ["source"], "loop": ["loop", "step", "sink"]}
     assert simple().vertex(VertexId("loop")).is_loop_head
     assert not simple().vertex(VertexId("source")).is_loop_head
 
 
-def test_a_feedback_edge_leads_from_the_body_back_to_the_head() -> None:  # P7
+def test_a_feedback_edge_leads_from_the_body_back_to_the_head() -> None:
     made = simple()
     assert [(e.source, e.from_node, e.target, e.is_feedback, e.nest) for e in made.edges] == [
         ("source", "source", "loop", False, None),
@@ -82,14 +82,13 @@ def test_a_feedback_edge_leads_from_the_body_back_to_the_head() -> None:  # P7
 
 @pytest.mark.parametrize(("partitioner", "senders"), [(FORWARD, [1]), (HASH, [0, 1])])
 def test_feedback_channels_come_last_and_are_counted_like_others(partitioner: Partitioner, senders: list[int]) -> None:
-    # P7
     channels = simple(partitioner).inputs(SubtaskId(VertexId("loop"), 1))
     assert [c.channel for c in channels] == list(range(len(channels)))
     assert [c.edge.is_feedback for c in channels] == [False] + [True] * len(senders)
-    assert [c.upstream.index for c in channels[1:]] == senders  # P2
+    assert [c.upstream.index for c in channels[1:]] == senders
 
 
-def test_the_nest_is_the_outermost_loop_of_both_ends() -> None:  # L32, P8
+def test_the_nest_is_the_outermost_loop_of_both_ends() -> None:
     made = nested()
     assert {(str(e.source), str(e.target), e.is_feedback): e.nest for e in made.edges} == {
         ("source", "outer", False): None,
@@ -103,8 +102,8 @@ def test_the_nest_is_the_outermost_loop_of_both_ends() -> None:  # L32, P8
     }
 
 
-def test_a_nest_has_its_outermost_head_first_and_knows_where_probes_end() -> None:  # P8
-    assert nested().nests() == (  # L32
+def test_a_nest_has_its_outermost_head_first_and_knows_where_probes_end() -> None:
+    assert nested().nests() == (
         LoopNest(NodeName("outer"), (VertexId("outer"), VertexId("inner")), (VertexId("outer"),), (VertexId("aside"),)),
     )
 
@@ -153,5 +152,5 @@ def test_loops_side_by_side_are_nests_of_their_own() -> None:
     ],
 )
 def test_a_cycle_that_no_probe_could_go_round_is_refused(nodes: tuple[Node, ...], message: str) -> None:
-    with pytest.raises(UsageError, match=message):  # L31
+    with pytest.raises(UsageError, match=message):
         plan(*nodes)

@@ -100,7 +100,7 @@ def test_a_decimal_becomes_one_with_more_digits_and_keeps_its_value(  # EV2
         assert array.cast(after).to_pylist() == [top, -top, None]
 
 
-def test_fields_are_found_by_name_and_widened_wherever_they_are() -> None:  # EV2, EV3
+def test_fields_are_found_by_name_and_widened_wherever_they_are() -> None:  # EV2
     old = struct(a=INT, b=TEXT, inner=ListOf(struct(x=INT, y=TEXT)))
     new = struct(inner=ListOf(struct(x=LONG)), b=TEXT, a=LONG)
     found = conversion_of(old, new)
@@ -118,7 +118,7 @@ def test_fields_are_found_by_name_and_widened_wherever_they_are() -> None:  # EV
     assert conversion_of(old, old) == Kept()
 
 
-def test_an_added_field_needs_a_default() -> None:  # EV4
+def test_an_added_field_needs_a_default() -> None:
     old, new = struct(a=struct(b=INT)), struct(a=struct(b=INT, c=TEXT))
     assert refused(old, new) == "'a.c' was added and has no default"
     found = conversion_of(old, new, StateRules(defaulted=frozenset({"a.c"})))
@@ -127,7 +127,7 @@ def test_an_added_field_needs_a_default() -> None:  # EV4
     assert conversion_of(new, new, StateRules(defaulted=frozenset({"a.c"}))) == Kept(), "it is there by now"
 
 
-def test_a_field_is_renamed_by_the_map_only_and_within_its_struct() -> None:  # EV5
+def test_a_field_is_renamed_by_the_map_only_and_within_its_struct() -> None:
     old, new = struct(a=struct(b=INT), z=INT), struct(a=struct(c=LONG), z=INT)
     found = conversion_of(old, new, StateRules(renamed=(("a.b", "a.c"),)))
     assert not isinstance(found, Misfit)
@@ -139,7 +139,7 @@ def test_a_field_is_renamed_by_the_map_only_and_within_its_struct() -> None:  # 
     assert conversion_of(new, new, StateRules(renamed=(("a.b", "a.c"),))) == Kept(), "it has that name by now"
 
 
-def test_two_fields_never_become_one() -> None:  # EV5
+def test_two_fields_never_become_one() -> None:
     old = struct(last=TEXT, name=TEXT)
     assert refused(old, struct(name=TEXT), StateRules(renamed=(("last", "name"),))) == (
         "there are both 'last' and 'name', and one is said to be the other"

@@ -36,7 +36,7 @@ KEPT = StateIdentity.of_windows(Form.WINDOW_RECORDS, 20, "ts", KEYS, ["n: int64"
         ),
     ],
 )
-def test_a_text_is_the_same_in_every_version(identity: StateIdentity, form: Form, text: str) -> None:  # ST2
+def test_a_text_is_the_same_in_every_version(identity: StateIdentity, form: Form, text: str) -> None:
     assert (identity.text, identity.form, bool(identity)) == (text, form, text != "")
 
 

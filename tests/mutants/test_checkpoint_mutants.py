@@ -113,11 +113,11 @@ def what_is_read_is_processed_at_once() -> AbstractContextManager[None]:  # GM30
     return patched(ReadAhead, "may_take", property(lambda self: self.held > 0))
 
 
-def positions_are_in_front_of_what_is_held() -> AbstractContextManager[None]:  # GM31
+def positions_are_in_front_of_what_is_held() -> AbstractContextManager[None]:
     return around(ReadAhead, "cut", lambda call, self, *a, **options: call(self, *a, **options) and False)
 
 
-def a_hook_goes_back_to_an_id_of_which_it_never_heard() -> AbstractContextManager[None]:  # EI38
+def a_hook_goes_back_to_an_id_of_which_it_never_heard() -> AbstractContextManager[None]:
     return patched(Manifest, "hooks_as_called", lambda self: self.hooks)
 
 
@@ -135,7 +135,7 @@ def hooks_are_not_awaited() -> AbstractContextManager[None]:  # EI4
     return patched(pending.PendingCheckpoints, "is_full", is_full)
 
 
-def hooks_get_the_data_of_no_checkpoint() -> AbstractContextManager[None]:  # EI8
+def hooks_get_the_data_of_no_checkpoint() -> AbstractContextManager[None]:
     def begin(call: Any, self: Any, pipeline: Any, generation: Any, restored: Any) -> None:
         call(self, pipeline, generation, None if restored is None else replace(restored, hooks=()))
 
@@ -225,5 +225,5 @@ MUTANTS: list[tuple[Mutant, Finder, int]] = [
 
 
 @pytest.mark.parametrize(("mutant", "run", "seed"), MUTANTS, ids=[mutant.__name__ for mutant, _, _ in MUTANTS])
-def test_a_planted_bug_of_checkpoints_is_found(mutant: Mutant, run: Finder, seed: int) -> None:  # SM6
+def test_a_planted_bug_of_checkpoints_is_found(mutant: Mutant, run: Finder, seed: int) -> None:
     assert_found(mutant, run, seed)

@@ -68,13 +68,13 @@ def finished_files_have_no_position() -> AbstractContextManager[None]:
     )
 
 
-def names_are_the_same_in_all_subtasks() -> AbstractContextManager[None]:  # CS2, K8
+def names_are_the_same_in_all_subtasks() -> AbstractContextManager[None]:  # K8
     return around(
         two_phase_sink.TwoPhaseSink, "open", lambda call, self, context: call(self, replace(context, subtask_index=0))
     )
 
 
-def a_ledger_names_all_subtasks_alike() -> AbstractContextManager[None]:  # CS2, CS6
+def a_ledger_names_all_subtasks_alike() -> AbstractContextManager[None]:
     return around(
         ledger_sink.LedgerSink, "open", lambda call, self, context: call(self, replace(context, subtask_index=0))
     )
@@ -84,7 +84,7 @@ def older_generations_are_not_refused() -> AbstractContextManager[None]:  # K14
     return skipped(Fence, "refuse_if_older_than")
 
 
-def recovery_aborts_what_is_kept() -> AbstractContextManager[None]:  # CS3
+def recovery_aborts_what_is_kept() -> AbstractContextManager[None]:
     return around(two_phase_sink._Committer, "recover", lambda call, self, keep: call(self, []))
 
 
@@ -95,24 +95,24 @@ def the_newest_is_committed_first() -> AbstractContextManager[None]:  # K2
     return around(ledger_sink, "in_order", in_order)
 
 
-def a_ledger_publishes_the_first_of_several() -> AbstractContextManager[None]:  # B4
+def a_ledger_publishes_the_first_of_several() -> AbstractContextManager[None]:
     return around(
         ledger_sink._Committer, "commit", lambda call, self, permit, committables: call(self, permit, committables[:1])
     )
 
 
-def renamed_files_are_not_looked_for() -> AbstractContextManager[None]:  # N18
+def renamed_files_are_not_looked_for() -> AbstractContextManager[None]:
     return skipped(file_table, "renamed_to")
 
 
-def the_inode_is_the_identity() -> AbstractContextManager[None]:  # N19
+def the_inode_is_the_identity() -> AbstractContextManager[None]:
     def is_at(call: Any, self: Any, path: str, *inode: Any) -> bool:
         return inode_of(path, self.system) == self.inode or bool(call(self, path, *inode))
 
     return around(LineFile, "is_at", is_at)
 
 
-def positions_count_what_is_in_memory() -> AbstractContextManager[None]:  # N3
+def positions_count_what_is_in_memory() -> AbstractContextManager[None]:
     return around(LineFile, "position", lambda call, self: replace(call(self), offset=self._known, tail_bytes=0))
 
 
@@ -165,5 +165,5 @@ MUTANTS: list[tuple[Mutant, Finder, int]] = [
 
 
 @pytest.mark.parametrize(("mutant", "run", "seed"), MUTANTS, ids=[mutant.__name__ for mutant, _, _ in MUTANTS])
-def test_a_planted_bug_of_connectors_is_found(mutant: Mutant, run: Finder, seed: int) -> None:  # SM6, HL21
+def test_a_planted_bug_of_connectors_is_found(mutant: Mutant, run: Finder, seed: int) -> None:
     assert_found(mutant, run, seed)

@@ -193,7 +193,7 @@ def a_standby_waits_for_nobody() -> Iterator[None]:
 
 @contextmanager
 def parts_are_left_out() -> Iterator[None]:
-    """RS7: a part is skipped although it has some of the key groups."""
+    """A part is skipped although it has some of the key groups."""
     real = Selection.may_be_in
 
     def may_be_in(self: Selection, piece: Any) -> bool:
@@ -205,7 +205,6 @@ def parts_are_left_out() -> Iterator[None]:
 
 @contextmanager
 def an_older_checkpoint_is_the_newest() -> Iterator[None]:
-    """RS1."""
     real = lookup.candidates
     with patched(lookup, "candidates", lambda observed: list(reversed(real(observed)))):
         yield
@@ -252,5 +251,5 @@ MUTANTS: list[tuple[Mutant, Finder, int]] = [
 
 
 @pytest.mark.parametrize(("mutant", "run", "seed"), MUTANTS, ids=[mutant.__name__ for mutant, _, _ in MUTANTS])
-def test_a_planted_bug_of_recovery_is_found(mutant: Mutant, run: Finder, seed: int) -> None:  # SM6
+def test_a_planted_bug_of_recovery_is_found(mutant: Mutant, run: Finder, seed: int) -> None:
     assert_found(mutant, run, seed)

@@ -49,7 +49,7 @@ def chunks_that_may_go_are_referred_to() -> AbstractContextManager[None]:
     return patched(ChunkLog, "chain", lambda self, _: original(self, {f.name: f for c in self._known for f in c.files}))
 
 
-def what_is_deleted_stays() -> AbstractContextManager[None]:  # RB4
+def what_is_deleted_stays() -> AbstractContextManager[None]:
     return skipped(Changes, "delete")
 
 
@@ -60,11 +60,11 @@ def files_of_checkpoints_that_may_fail_are_shared() -> AbstractContextManager[No
     return patched(SharedFiles, "shareable", shareable)
 
 
-def others_are_not_given_the_copy_of_the_first_one() -> AbstractContextManager[None]:  # BC5
+def others_are_not_given_the_copy_of_the_first_one() -> AbstractContextManager[None]:
     return patched(restore_module, "is_for_all_workers", lambda part, writer: part.section.startswith("union/"))
 
 
-def nobody_restores_broadcast_state() -> AbstractContextManager[None]:  # BC5
+def nobody_restores_broadcast_state() -> AbstractContextManager[None]:
     return skipped(BroadcastSide, "restore")
 
 
@@ -123,5 +123,5 @@ MUTANTS: list[tuple[Mutant, Finder, int]] = [
 
 
 @pytest.mark.parametrize(("mutant", "run", "seed"), MUTANTS, ids=[mutant.__name__ for mutant, _, _ in MUTANTS])
-def test_a_planted_bug_of_state_is_found(mutant: Mutant, run: Finder, seed: int) -> None:  # SM6, BC13
+def test_a_planted_bug_of_state_is_found(mutant: Mutant, run: Finder, seed: int) -> None:
     assert_found(mutant, run, seed)

@@ -36,7 +36,7 @@ from headgate.store.writer import FlushTimer
 
 @contextmanager
 def recovery_aborts_nothing() -> Iterator[None]:
-    """SC6: what a checkpoint that failed had prepared stays prepared for ever."""
+    """What a checkpoint that failed had prepared stays prepared for ever."""
 
     def recover(self: SqlCatalogue, stream: str, owner: str, epoch: int, *_: object) -> Recovered:
         self.fence(owner, epoch)
@@ -48,7 +48,7 @@ def recovery_aborts_nothing() -> Iterator[None]:
 
 @contextmanager
 def recovery_keeps_nothing() -> Iterator[None]:
-    """SC6: what the restored checkpoint promised is aborted."""
+    """What the restored checkpoint promised is aborted."""
     real = SqlCatalogue.recover
 
     def recover(self: SqlCatalogue, stream: str, owner: str, epoch: int, keep: object, now_ms: int) -> Recovered:
@@ -60,7 +60,7 @@ def recovery_keeps_nothing() -> Iterator[None]:
 
 @contextmanager
 def numbers_are_not_remembered() -> Iterator[None]:
-    """S7: a producer that died begins where it thinks it was."""
+    """A producer that died begins where it thinks it was."""
     real = chunk_index.advance_writer
 
     def advance(connection: Any, stream: StreamInfo, numbers: Numbers) -> None:
@@ -74,7 +74,7 @@ def numbers_are_not_remembered() -> Iterator[None]:
 
 @contextmanager
 def outcomes_are_forgotten_too_early() -> Iterator[None]:
-    """S17, K20: a checkpoint that may still be restored asks for what the store has forgotten."""
+    """K20: a checkpoint that may still be restored asks for what the store has forgotten."""
     real = StreamCommitter.commit
 
     def commit(self: StreamCommitter, permit: Any, committables: Sequence[Any]) -> None:
@@ -87,7 +87,7 @@ def outcomes_are_forgotten_too_early() -> Iterator[None]:
 
 @contextmanager
 def positions_are_those_of_the_last_poll() -> Iterator[None]:
-    """SC1: a restart reads the last batch again."""
+    """A restart reads the last batch again."""
     real = StreamSourceReader.poll
 
     def poll(self: StreamSourceReader) -> Any:
@@ -102,7 +102,7 @@ def positions_are_those_of_the_last_poll() -> Iterator[None]:
 
 @contextmanager
 def nobody_flushes_what_lingers() -> Iterator[None]:
-    """S41: an append waits until somebody flushes."""
+    """An append waits until somebody flushes."""
     with patched(FlushTimer, "arm", lambda self: None):
         yield
 
@@ -116,7 +116,7 @@ def a_reset_empties_nothing() -> Iterator[None]:
 
 @contextmanager
 def a_reset_leaves_the_owner() -> Iterator[None]:
-    """SO6: whoever looks next takes the streams for ones that are still to be emptied."""
+    """Whoever looks next takes the streams for ones that are still to be emptied."""
     real = SqlCatalogue.start_over
 
     def start_over(self: SqlCatalogue, reset: Any, mine: Any, now_ms: int) -> str | None:
@@ -145,7 +145,7 @@ def retention_takes_what_is_held() -> Iterator[None]:
 
 @contextmanager
 def positions_of_what_follows_pass_nothing() -> Iterator[None]:
-    """SC40: a segment without a position is always taken for one that nobody has read."""
+    """A segment without a position is always taken for one that nobody has read."""
     real = reading_order.passed_by
 
     def passed_by(layout: Layout, extents: Any, places: Any) -> set[int]:
@@ -167,7 +167,7 @@ def a_late_question_is_carried_out() -> AbstractContextManager[None]:  # SS9
     return patched(Deduplication, "settle", lambda self, name, wait_s: RequestOutcome(is_over=True, is_void=True))
 
 
-def its_cut_forgets_what_was_read_to_its_end() -> AbstractContextManager[None]:  # FW4
+def its_cut_forgets_what_was_read_to_its_end() -> AbstractContextManager[None]:
     def cut(call: Any, self: StreamFollower) -> StreamCut:
         found: StreamCut = call(self)
         return replace(found, positions={n: p for n, p in found.positions.items() if n not in self._ended})
@@ -235,7 +235,7 @@ def who_comes_again_begins_anew() -> Iterator[None]:
         yield
 
 
-def participants_route_by_the_layout_of_now() -> AbstractContextManager[None]:  # TX12
+def participants_route_by_the_layout_of_now() -> AbstractContextManager[None]:
     def find(connection: Any, present: Any, name: str) -> Any:
         return replace(real(connection, present, name), stream=present)
 
@@ -272,5 +272,5 @@ MUTANTS: list[tuple[Mutant, Finder, int]] = [
 
 
 @pytest.mark.parametrize(("mutant", "run", "seed"), MUTANTS, ids=[mutant.__name__ for mutant, _, _ in MUTANTS])
-def test_a_planted_bug_of_the_store_is_found(mutant: Mutant, run: Finder, seed: int) -> None:  # SM6, SM71
+def test_a_planted_bug_of_the_store_is_found(mutant: Mutant, run: Finder, seed: int) -> None:
     assert_found(mutant, run, seed)

@@ -1,4 +1,4 @@
-"""Publishing on completion: random lives of a publisher against what completed checkpoints cover (HL15)."""
+"""Publishing on completion: random lives of a publisher against what completed checkpoints cover."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def lives_of_a_publisher(draw: Any) -> None:
 
 
 @given(st.data())
-def test_what_is_published_is_what_completed_checkpoints_cover(data: st.DataObject) -> None:  # HL15, C16
+def test_what_is_published_is_what_completed_checkpoints_cover(data: st.DataObject) -> None:  # C16
     lives_of_a_publisher(data.draw)
 
 
@@ -108,7 +108,7 @@ def test_an_aborted_checkpoint_leaves_its_items_to_the_next_one() -> None:  # C1
     assert Life(restored.snapshot(3)).function.published == [], "what a restore has published is not kept"
 
 
-def test_what_could_not_be_published_stays_pending() -> None:  # HL6
+def test_what_could_not_be_published_stays_pending() -> None:
     life = Life(None)
     life.function.ready(1)
     life.snapshot(1)

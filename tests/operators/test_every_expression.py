@@ -1,4 +1,4 @@
-"""Every method of Polars' expressions is allowed or refused, and what is allowed does not depend on batches (OP1).
+"""Every method of Polars' expressions is allowed or refused, and what is allowed does not depend on batches.
 
 A method that a new Polars has appears here by itself: it is tried without arguments, or fails until it has an example.
 """
@@ -354,7 +354,7 @@ def depends_on_batches(expression: pl.Expr) -> bool:
 
 @pytest.mark.filterwarnings("ignore")
 def test_every_method_of_expressions_is_allowed_or_refused_and_what_is_allowed_looks_at_one_record_only() -> None:
-    """OP1. A new method that is not pinned as refused must not depend on how records are batched."""
+    """A new method that is not pinned as refused must not depend on how records are batched."""
     refused, dependent = set(), set()
     for name, example in examples():
         expression = called(name, example)
@@ -443,7 +443,7 @@ MORE_REFUSED = [
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("expression", MORE_ALLOWED, ids=str)
-def test_an_expression_that_looks_at_one_record_is_allowed(expression: pl.Expr) -> None:  # OP1
+def test_an_expression_that_looks_at_one_record_is_allowed(expression: pl.Expr) -> None:
     frame = PROBE.with_columns(Explode=1)
     assert elementwise_problem(expression, frame.lazy().with_columns(expression)) == ""
     if "Explode" not in expression.meta.root_names():
@@ -453,7 +453,6 @@ def test_an_expression_that_looks_at_one_record_is_allowed(expression: pl.Expr) 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("expression", "problem"), MORE_REFUSED, ids=str)
 def test_an_expression_that_depends_on_other_records_is_refused_and_why(expression: pl.Expr, problem: str) -> None:
-    """OP1."""
     with pytest.raises(UsageError, match=problem):
         select_spec(expression.alias("found")).output_schema(canonical_schema(CARRIED), "node")
 
@@ -471,7 +470,6 @@ CARRIED = PROBE.drop("pair").to_arrow(compat_level=pl.CompatLevel.oldest()).sche
     ids=str,
 )
 def test_an_aggregate_of_a_window_is_refused_if_it_depends_on_other_groups(aggregate: pl.Expr, problem: str) -> None:
-    """OP1."""
     assert problem in group_problem(aggregate)
     window = TumblingAggregate(("i",), "d", 1_000, (aggregate.alias("found"),))
     with pytest.raises(UsageError, match=problem):

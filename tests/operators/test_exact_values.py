@@ -1,4 +1,4 @@
-"""A value fits its declared type exactly or is a bad record, wherever Python values and columns come in (OP12)."""
+"""A value fits its declared type exactly or is a bad record, wherever Python values and columns come in."""
 
 from __future__ import annotations
 
@@ -332,7 +332,7 @@ def only(run: Harness, column: str = "x") -> Any:
 
 
 @pytest.mark.parametrize("verb", [RowVerb.MAP, RowVerb.FLAT_MAP])
-def test_what_a_function_on_rows_returns(verb: RowVerb) -> None:  # OP12
+def test_what_a_function_on_rows_returns(verb: RowVerb) -> None:
     def found(dtype: pa.DataType, value: Any) -> Any:
         row = {"x": value}
         run = Harness(
@@ -449,7 +449,7 @@ class Holding(ProcessFunction):
         return [{"x": [self.value.get(), *self.list.get(), self.map.get(1)]}]
 
 
-def test_what_is_put_into_state_by_row() -> None:  # OP12
+def test_what_is_put_into_state_by_row() -> None:
     def found(dtype: pa.DataType, value: Any) -> Any:
         run = Harness(row_process_spec("node", ("key",), Holding(dtype, value), ONE.schema))
         try:
@@ -463,7 +463,7 @@ def test_what_is_put_into_state_by_row() -> None:  # OP12
     stored = [
         case
         for case in CASES
-        # of state a struct has all of its fields (ST6), and lists are lists or tuples
+        # of state a struct has all of its fields, and lists are lists or tuples
         if not isinstance(case[1], memoryview | range | np.ndarray | pl.Series)
         and case[1] not in ({}, {"a": 1}, [{"a": 1}])
     ]
@@ -566,7 +566,7 @@ def test_there_are_columns_of_every_type() -> None:
 
 
 @pytest.mark.parametrize("form", ["arrow", "table", "polars"])
-def test_what_map_batches_returns(form: str) -> None:  # OP12
+def test_what_map_batches_returns(form: str) -> None:
     def found(dtype: pa.DataType, column: pa.Array) -> Any:
         table = pa.table({"x": column})
         if form == "polars":
@@ -666,7 +666,7 @@ def test_a_series_that_is_put_into_state() -> None:
     ],
     ids=str,
 )
-def test_a_json_line_names_field_type_and_value(dtype: pa.DataType, text: str, wanted: Any) -> None:  # N10
+def test_a_json_line_names_field_type_and_value(dtype: pa.DataType, text: str, wanted: Any) -> None:
     line = f'{{"n": 1, "x": {text}}}'
     lines = Lines(pa.array([line.encode(), b'{"n": 2}'], pa.large_binary()), np.array([0, 50]))
     decoded = JsonDecoder(pa.schema([("n", pa.int64()), ("x", dtype)])).decode(lines)

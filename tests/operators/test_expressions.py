@@ -13,13 +13,13 @@ SCHEMA = pa.schema([("level", pa.large_string()), ("size", pa.int64())])
 BATCH = pa.record_batch([["ERROR", "INFO", None], [1, 2, 3]], schema=SCHEMA)
 
 
-def test_filter_keeps_records_for_which_the_predicate_is_true_and_drops_null() -> None:  # OP1
+def test_filter_keeps_records_for_which_the_predicate_is_true_and_drops_null() -> None:
     run = Harness(filter_spec(pl.col("level") == "ERROR"))
     run.send(BATCH)
     assert run.out.rows() == [{"level": "ERROR", "size": 1}]
 
 
-def test_fused_steps_give_what_the_steps_give_one_after_another() -> None:  # OP1
+def test_fused_steps_give_what_the_steps_give_one_after_another() -> None:
     fused = fuse(
         [
             with_columns_spec((pl.col("size") * 2).alias("double")),
@@ -78,7 +78,7 @@ def test_an_unknown_column_is_refused_with_operator_and_columns() -> None:
     "expression",
     [pl.col("size").sum(), pl.len(), pl.col("size").shift(1), pl.col("size").cum_sum(), pl.col("size").any()],
 )
-def test_an_expression_that_looks_at_other_records_is_refused(expression: pl.Expr) -> None:  # OP1
+def test_an_expression_that_looks_at_other_records_is_refused(expression: pl.Expr) -> None:
     with pytest.raises(UsageError, match="depends on other records"):
         select_spec(expression).output_schema(SCHEMA, "node")
 
@@ -99,7 +99,7 @@ def test_an_expression_that_fails_on_data_names_the_operator() -> None:
         run.send(BATCH)
 
 
-def test_expressions_that_run_as_one_count_their_records_one_by_one() -> None:  # OM15
+def test_expressions_that_run_as_one_count_their_records_one_by_one() -> None:
     again = with_columns_spec((pl.col("size") + 1).alias("more"))
     steps = [filter_spec(pl.col("size") > 1), again, select_spec(pl.col("more")), filter_spec(pl.col("more") > 3)]
     run = Harness(fuse([*steps, again_of("more")]))
@@ -113,7 +113,7 @@ def again_of(column: str) -> ExpressionsSpec:
     return with_columns_spec((pl.col(column) + 1).alias("again"))
 
 
-def test_literals_alone_are_a_record_for_each_record() -> None:  # OP1
+def test_literals_alone_are_a_record_for_each_record() -> None:
     run = Harness(fuse([select_spec(pl.lit(7).alias("x"), pl.lit("a").alias("y"))]))
     run.send(BATCH)
     assert run.out.rows() == [{"x": 7, "y": "a"}] * 3

@@ -18,7 +18,7 @@ NOON = datetime(2026, 1, 1, 12)
 BATCH = pa.record_batch([["a", "b"], [1, None], [NOON, NOON]], schema=SCHEMA)
 
 
-def test_map_returns_the_changed_rows_in_order() -> None:  # OP2
+def test_map_returns_the_changed_rows_in_order() -> None:
     run = Harness(RowFunctionSpec(RowVerb.MAP, lambda row: {**row, "name": row["name"] * 2}))
     run.send(BATCH)
     assert run.out.rows() == [
@@ -52,7 +52,7 @@ def broken(row: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("verb", list(RowVerb))
-def test_an_exception_names_operator_and_record_and_shows_only_the_users_frames(verb: RowVerb) -> None:  # OP3
+def test_an_exception_names_operator_and_record_and_shows_only_the_users_frames(verb: RowVerb) -> None:
     run = Harness(RowFunctionSpec(verb, lambda row: [broken(row)] if verb is RowVerb.FLAT_MAP else broken(row)))
     with pytest.raises(UserFunctionError) as caught:
         run.send(BATCH)
@@ -74,7 +74,7 @@ def test_an_exception_names_operator_and_record_and_shows_only_the_users_frames(
         (7, "the function returned int instead of a dict"),
     ],
 )
-def test_a_result_that_does_not_fit_is_a_bad_record(result: object, problem: str) -> None:  # OP2
+def test_a_result_that_does_not_fit_is_a_bad_record(result: object, problem: str) -> None:
     spec = RowFunctionSpec(RowVerb.MAP, lambda row: result if row["size"] else {"n": 5}, {"n": pa.int64()})
     run = Harness(spec, diverts=True)
     run.send(BATCH)
@@ -84,7 +84,7 @@ def test_a_result_that_does_not_fit_is_a_bad_record(result: object, problem: str
         Harness(spec).send(BATCH)
 
 
-def test_times_that_datetime_cannot_hold_are_bad_records() -> None:  # OP4
+def test_times_that_datetime_cannot_hold_are_bad_records() -> None:
     late = pa.record_batch([["a", "b"], [1, 2], pa.array([0, 1 << 62]).view(pa.timestamp("us"))], schema=SCHEMA)
     for verb in RowVerb:
         run = Harness(
@@ -100,7 +100,7 @@ def test_times_that_datetime_cannot_hold_are_bad_records() -> None:  # OP4
     assert days.slice(1, 2).to_pylist() == [date.min, date.max]
 
 
-def test_map_batches_gets_a_frame_or_by_hint_an_arrow_batch() -> None:  # OP5
+def test_map_batches_gets_a_frame_or_by_hint_an_arrow_batch() -> None:
     def arrow(batch: pa.RecordBatch) -> pa.RecordBatch:
         return batch.select(["size"])
 
@@ -112,7 +112,7 @@ def test_map_batches_gets_a_frame_or_by_hint_an_arrow_batch() -> None:  # OP5
         assert spec.output_schema(SCHEMA, "node").names == ["size"]
 
 
-def test_map_batches_that_fails_on_an_empty_batch_asks_for_a_schema() -> None:  # OP5
+def test_map_batches_that_fails_on_an_empty_batch_asks_for_a_schema() -> None:
     spec = MapBatchesSpec(lambda frame: frame.select(pl.lit(frame["name"][0])))
     with pytest.raises(UsageError, match="failed on an empty batch"):
         spec.output_schema(SCHEMA, "node")
@@ -124,7 +124,6 @@ def test_map_batches_that_returns_other_columns_fails_naming_them() -> None:
         run.send(BATCH)
 
 
-# SE20
 def test_map_batches_that_returns_a_column_that_contradicts_itself_fails_naming_the_operator() -> None:
     text = pa.LargeStringArray.from_buffers(1, pa.array([0, 1]).buffers()[1], pa.py_buffer(b"\xff"))
 
@@ -157,7 +156,7 @@ SIZES = pa.record_batch([["a", "b", "c"], [3, 0, 2], [NOON] * 3], schema=SCHEMA)
     ],
 )
 def test_an_exception_is_diverted_with_its_traceback_by_choice(verb: RowVerb, function: Any, sizes: list[int]) -> None:
-    run = Harness(RowFunctionSpec(verb, function, diverts_exceptions=True), diverts=True)  # OP9
+    run = Harness(RowFunctionSpec(verb, function, diverts_exceptions=True), diverts=True)
     run.send(SIZES)
     assert [row["size"] for row in run.out.rows()] == sizes
     (bad,) = run.out.bad
@@ -169,7 +168,7 @@ def test_an_exception_is_diverted_with_its_traceback_by_choice(verb: RowVerb, fu
     assert bad["record"].startswith("{'name': 'b', 'size': 0")
 
 
-def test_a_flat_map_that_raises_half_way_emits_nothing_of_that_record() -> None:  # OP9
+def test_a_flat_map_that_raises_half_way_emits_nothing_of_that_record() -> None:
     def half(row: dict[str, Any]) -> Any:
         yield row
         yield inverse(row)

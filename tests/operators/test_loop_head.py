@@ -39,7 +39,7 @@ def test_records_come_back_one_round_later_and_the_highest_round_is_known() -> N
 
 def test_a_record_that_had_its_last_round_is_dropped() -> None:
     batch, highest = counted(3).returning(rows(COUNTED, {"n": 7, "round": 1}, {"n": 8, "round": 2}))
-    assert batch.to_pylist() == [{"n": 7, "round": 2}]  # L38
+    assert batch.to_pylist() == [{"n": 7, "round": 2}]
     assert highest == 2
 
 

@@ -39,7 +39,7 @@ def restored(states: Sequence[RestoredState], index: int, parallelism: int) -> O
 
 
 @given(st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=5), min_size=1, max_size=4), st.integers(1, 5))
-def test_each_element_goes_to_exactly_one_subtask(formers: list[list[int]], parallelism: int) -> None:  # HL12
+def test_each_element_goes_to_exactly_one_subtask(formers: list[list[int]], parallelism: int) -> None:
     states = [snapshot_of(values, index, len(formers)) for index, values in enumerate(formers)]
     found = [restored(states, index, parallelism).declare("kept", int).get() for index in range(parallelism)]
     if parallelism == len(formers):
@@ -50,14 +50,14 @@ def test_each_element_goes_to_exactly_one_subtask(formers: list[list[int]], para
 
 
 @given(st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=5), min_size=1, max_size=4), st.integers(1, 5))
-def test_everybody_sees_a_union_and_keeps_only_its_share(formers: list[list[int]], parallelism: int) -> None:  # HL13
+def test_everybody_sees_a_union_and_keeps_only_its_share(formers: list[list[int]], parallelism: int) -> None:
     states = [snapshot_of(values, index, len(formers), is_union=True) for index, values in enumerate(formers)]
     unions = [restored(states, index, parallelism).declare_union("kept", int) for index in range(parallelism)]
     assert all(union.restored == list(chain.from_iterable(formers)) for union in unions)
     assert sorted(chain.from_iterable(union.get() for union in unions)) == sorted(chain.from_iterable(formers))
 
 
-def test_a_frozen_list_does_not_change_with_the_list() -> None:  # HL11
+def test_a_frozen_list_does_not_change_with_the_list() -> None:
     lists = OperatorLists("op")
     kept = lists.declare("kept", pa.list_(pa.int64()))
     value = [1]
@@ -71,7 +71,7 @@ def test_a_frozen_list_does_not_change_with_the_list() -> None:  # HL11
     assert kept.get() == [[1], [4]]
 
 
-def test_rows_are_told_from_what_was_frozen_and_found_in_the_bytes() -> None:  # HL10
+def test_rows_are_told_from_what_was_frozen_and_found_in_the_bytes() -> None:
     lists = OperatorLists("op")
     lists.declare("a", str).put(["x", "y", "ä"])
     lists.declare("b", pa.struct({"n": pa.int64()})).put([{"n": 1}])
@@ -86,7 +86,7 @@ def test_rows_are_told_from_what_was_frozen_and_found_in_the_bytes() -> None:  #
     )
 
 
-def test_lists_without_elements_are_not_written() -> None:  # HL10
+def test_lists_without_elements_are_not_written() -> None:
     lists = OperatorLists("op")
     lists.declare("kept", int)
     assert lists.freeze(is_union=False) is None
@@ -109,7 +109,7 @@ def _of_another_name(lists: OperatorLists) -> None:
         (_of_another_name, "holds a list 'kept' of operator 'op', which its function does not declare any more"),
     ],
 )
-def test_a_list_of_another_type_or_that_nobody_declares_is_refused(  # HL14
+def test_a_list_of_another_type_or_that_nobody_declares_is_refused(
     declare: Callable[[OperatorLists], None], said: str
 ) -> None:
     with pytest.raises(UsageError, match=said):
@@ -150,7 +150,7 @@ def test_damaged_bytes_are_no_list() -> None:
         restored([RestoredState(0, 1, memoryview(broken))], 0, 1)
 
 
-def test_a_released_state_is_not_written_again() -> None:  # U6
+def test_a_released_state_is_not_written_again() -> None:
     lists = OperatorLists("op")
     lists.declare("kept", int).append(1)
     frozen = lists.freeze(is_union=False)
@@ -160,7 +160,7 @@ def test_a_released_state_is_not_written_again() -> None:  # U6
         frozen.encode()
 
 
-def test_every_subtask_has_a_copy_of_a_function_that_listens() -> None:  # HL2
+def test_every_subtask_has_a_copy_of_a_function_that_listens() -> None:
     from headgate.operators.checkpoint_listeners import own_copy_of
 
     class Listening(hg.CheckpointListener):

@@ -37,12 +37,12 @@ def test_elements_of_a_list_are_converted_under_the_name_that_it_had(is_union: b
     lists.close()
 
 
-def test_lists_of_all_former_subtasks_are_dealt_out_under_the_new_name() -> None:  # EV11, HL12
+def test_lists_of_all_former_subtasks_are_dealt_out_under_the_new_name() -> None:  # EV11
     found = [restored(FORMER, index, 3).declare("now", int, RENAMED).get() for index in range(3)]
     assert sorted(chain.from_iterable(found)) == [1, 2, 3]
 
 
-def test_a_list_is_left_behind_only_if_it_is_forgotten() -> None:  # EV11, HL14
+def test_a_list_is_left_behind_only_if_it_is_forgotten() -> None:  # EV11
     lists = restored(FORMER, 0, 2)
     with pytest.raises(UsageError, match="holds a list 'kept' of operator 'op', which its function does not declare"):
         lists.close()
@@ -70,7 +70,7 @@ class Contradicting(hg.CheckpointedFunction):
         context.list("kept", int)
 
 
-def test_what_a_function_says_of_its_lists_is_learned_when_the_pipeline_is_built() -> None:  # EV8, EV11
+def test_what_a_function_says_of_its_lists_is_learned_when_the_pipeline_is_built() -> None:  # EV11
     rules = lists_rules("op", Keeping())
     assert dict(rules.lists) == {"now": StateRules("kept"), "all": StateRules(starts_empty=True)}
     assert rules.forgotten_lists == {"gone"}

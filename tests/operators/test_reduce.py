@@ -42,7 +42,7 @@ def pairs(run: Harness) -> list[tuple[str, int]]:
     return [(row["key"], row["n"]) for row in run.out.rows()]
 
 
-def test_every_record_emits_the_accumulator_after_it() -> None:  # OP7
+def test_every_record_emits_the_accumulator_after_it() -> None:
     run = Harness(SPEC)
     run.send(batch(("a", 1), ("b", 5), ("a", 2)))
     run.send(batch(("a", 3)))
@@ -56,7 +56,7 @@ def test_every_record_emits_the_accumulator_after_it() -> None:  # OP7
 )
 def test_freezing_encoding_late_and_restoring_anywhere_change_nothing(
     rows: list[tuple[str, int]], data: st.DataObject
-) -> None:  # OP8
+) -> None:
     run, held, found, at = Harness(SPEC), [], [], 0
     while at < len(rows):
         size = data.draw(st.integers(1, 8))
@@ -75,7 +75,7 @@ def test_freezing_encoding_late_and_restoring_anywhere_change_nothing(
     assert found + pairs(run) == running_sums(rows)
 
 
-def test_a_snapshot_holds_what_was_there_at_its_barrier() -> None:  # OP8
+def test_a_snapshot_holds_what_was_there_at_its_barrier() -> None:
     run = Harness(SPEC)
     run.send(batch(("a", 1)))
     first = run.operator.freeze()
@@ -111,7 +111,7 @@ def add_within(accumulator: dict[str, Any], record: dict[str, Any]) -> dict[str,
     return accumulator
 
 
-def test_a_function_may_change_structs_and_lists_of_its_accumulator_in_place() -> None:  # OP7
+def test_a_function_may_change_structs_and_lists_of_its_accumulator_in_place() -> None:
     run = Harness(ReduceSpec(("key",), add_within, NESTED))
     run.send(nested(1, 2))
     frozen = run.operator.freeze()
@@ -143,7 +143,7 @@ def test_a_restore_at_another_parallelism_moves_every_key_to_its_owner() -> None
     assert sorted(p for run in new for p in pairs(run)) == sorted((k, 2) for k in keys)
 
 
-def test_a_function_that_raises_names_operator_and_record() -> None:  # OP3
+def test_a_function_that_raises_names_operator_and_record() -> None:
     run = Harness(ReduceSpec(("key",), lambda acc, row: 1 // 0, SCHEMA))
     with pytest.raises(UserFunctionError, match="ZeroDivisionError") as caught:
         run.send(batch(("a", 1), ("a", 2)))
@@ -164,7 +164,7 @@ def test_a_function_that_raises_names_operator_and_record() -> None:  # OP3
 )
 def test_a_result_that_does_not_fit_is_a_bad_record_and_leaves_the_accumulator(
     nonsense: Any, problem: str, is_snapshot_open: bool
-) -> None:  # OP7
+) -> None:
     def function(acc: dict[str, Any], row: dict[str, Any]) -> Any:
         return nonsense(acc) if row["n"] == 100 else add(acc, row)
 

@@ -35,7 +35,7 @@ ENTRIES = pa.large_list(pa.struct({"key": pa.large_string(), "value": pa.int32()
         (pa.list_(pa.timestamp("ms", "Asia/Kolkata")), pa.large_list(pa.timestamp("us", "UTC"))),
     ],
 )
-def test_a_type_has_one_form_which_polars_gives_back(given: pa.DataType, expected: pa.DataType) -> None:  # OP10, OP11
+def test_a_type_has_one_form_which_polars_gives_back(given: pa.DataType, expected: pa.DataType) -> None:
     assert canonical_type(given) == expected
     assert canonical_type(expected) == expected
     schema = pa.schema({"c": expected})
@@ -43,12 +43,12 @@ def test_a_type_has_one_form_which_polars_gives_back(given: pa.DataType, expecte
 
 
 @pytest.mark.parametrize("dtype", [pa.decimal256(39, 2), pa.month_day_nano_interval(), pa.list_(pa.null())])
-def test_what_has_no_canonical_form_is_refused(dtype: pa.DataType) -> None:  # OP10
+def test_what_has_no_canonical_form_is_refused(dtype: pa.DataType) -> None:
     with pytest.raises(UsageError, match=r"column 'c' has type .*which Headgate does not carry"):
         canonical_type(dtype, "column 'c'")
 
 
-def test_maps_become_lists_of_their_entries() -> None:  # OP10
+def test_maps_become_lists_of_their_entries() -> None:
     maps = pa.array([[("a", 1)], None, [("b", 2), ("c", None)], []], MAP)
     nested = pa.array([{"m": [[("a", 1)], None]}, None, {"m": None}, {"m": []}], pa.struct({"m": pa.list_(MAP)}))
     batch = pa.record_batch({"maps": maps, "nested": nested})
@@ -65,7 +65,7 @@ def test_maps_become_lists_of_their_entries() -> None:  # OP10
     assert batch_of(frame_of(found), found.schema).equals(found)
 
 
-def test_lists_of_entries_become_the_maps_of_a_stream() -> None:  # OP12
+def test_lists_of_entries_become_the_maps_of_a_stream() -> None:
     made = pa.schema({"maps": MAP, "nested": pa.struct({"m": pa.list_(MAP)}), "deep": pa.map_(pa.string(), MAP)})
     rows = [
         {"maps": [("a", 1)], "nested": {"m": [[("a", 1)], None]}, "deep": [("x", [("b", None)])]},
@@ -85,7 +85,7 @@ def test_lists_of_entries_become_the_maps_of_a_stream() -> None:  # OP12
         to_canonical(pa.record_batch({"maps": nothing}), pa.schema({"maps": MAP}))
 
 
-def test_decimals_and_times_are_bytes_in_rocksdb_and_come_back() -> None:  # OP10
+def test_decimals_and_times_are_bytes_in_rocksdb_and_come_back() -> None:
     nested = pa.struct({"d": pa.decimal128(8, 3), "t": pa.large_list(pa.time64("ns"))})
     for dtype, values in (
         (pa.decimal128(20, 2), [Decimal("1.50"), Decimal("-0.05"), Decimal("999999999999999999.99")]),

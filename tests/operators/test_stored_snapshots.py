@@ -1,4 +1,4 @@
-"""Stored snapshots restore as they were: of ``reduce`` and of each kind of window (ST17).
+"""Stored snapshots restore as they were: of ``reduce`` and of each kind of window.
 
 The files are in ``tests/golden/state_1``: two former subtasks of each operator. ``run_cases`` made them.
 """
@@ -134,7 +134,7 @@ def rows_in(payload: bytes | memoryview) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_is_written_today_is_what_was_written_before(name: str) -> None:  # ST17
+def test_what_is_written_today_is_what_was_written_before(name: str) -> None:
     written = run_cases()
     for i, old in enumerate(golden(name)):
         found, expected = rows_in(written[f"{name}-{i}"]), rows_in(old.payload)
@@ -143,7 +143,7 @@ def test_what_is_written_today_is_what_was_written_before(name: str) -> None:  #
 
 
 @pytest.mark.parametrize("parallelism", [1, 2, 3])
-def test_accumulators_of_an_old_snapshot_go_on(parallelism: int) -> None:  # ST17
+def test_accumulators_of_an_old_snapshot_go_on(parallelism: int) -> None:
     case = CASES["reduce"]
     runs = runs_of(case, parallelism, golden("reduce"))
     send(case, runs)
@@ -159,7 +159,7 @@ def test_accumulators_of_an_old_snapshot_go_on(parallelism: int) -> None:  # ST1
 
 @pytest.mark.parametrize("parallelism", [1, 2, 3])
 @pytest.mark.parametrize("name", ["window-merge", "window-buffer"])
-def test_windows_of_an_old_snapshot_fire_once_with_what_they_had(name: str, parallelism: int) -> None:  # ST17
+def test_windows_of_an_old_snapshot_fire_once_with_what_they_had(name: str, parallelism: int) -> None:
     case = CASES[name]
     whole = runs_of(case, 1)
     send(case, whole)

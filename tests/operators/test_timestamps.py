@@ -103,7 +103,7 @@ def test_of_a_split_that_moved_between_subtasks_the_latest_time_counts_after_a_r
 
 
 @pytest.mark.parametrize("begun_ms", [0, 10**12])
-def test_after_a_restore_silence_counts_anew_whatever_the_clock_of_the_machine_says(begun_ms: int) -> None:  # W18
+def test_after_a_restore_silence_counts_anew_whatever_the_clock_of_the_machine_says(begun_ms: int) -> None:
     run = Harness(WithTimestampsSpec("ts", idle_timeout_ms=100))
     run.operator.on_splits(["a", "b"])
     run.send(times(900), "a")
@@ -119,7 +119,7 @@ def test_after_a_restore_silence_counts_anew_whatever_the_clock_of_the_machine_s
     assert restored.out.watermarks() == [499, 949], "b was silent for as long as the timeout says, and no less"
 
 
-def test_a_snapshot_holds_no_reading_of_a_clock() -> None:  # W18
+def test_a_snapshot_holds_no_reading_of_a_clock() -> None:
     payloads = []
     for begun_ms in (0, 123_456, 10**12):
         run = Harness(WithTimestampsSpec("ts", idle_timeout_ms=100), begun_ms=begun_ms)
@@ -202,7 +202,7 @@ def test_behind_a_shuffle_a_silent_channel_holds_event_time_back_after_a_restore
         (pa.array([5, None, -1, 84_006, 84_005], pa.int32()).view(pa.date32()), [5, 84_005]),
     ],
 )
-def test_null_and_absurd_times_are_bad_records(column: pa.Array, good: list[int]) -> None:  # W16
+def test_null_and_absurd_times_are_bad_records(column: pa.Array, good: list[int]) -> None:
     batch = pa.record_batch({"ts": column})
     run = Harness(WithTimestampsSpec("ts"), diverts=True)
     run.send(batch, "app.log")
@@ -232,7 +232,7 @@ def test_wrong_time_columns_are_refused_by_name() -> None:
         WithTimestampsSpec("at").output_schema(schema, "x")
 
 
-def test_null_and_nan_keys_are_bad_records_and_others_pass_by_reference() -> None:  # OP6, KG1
+def test_null_and_nan_keys_are_bad_records_and_others_pass_by_reference() -> None:
     good = pa.record_batch({"a": pa.array([1, 2]), "b": pa.array([1.0, 2.0])})
     run = Harness(KeyCheckSpec(("a", "b")), diverts=True)
     run.send(good)
@@ -253,7 +253,6 @@ def test_wrong_keys_are_refused(keys: tuple[Any, ...], message: str) -> None:
         KeyCheckSpec(keys).output_schema(schema, "k")
 
 
-# GM20
 def test_a_channel_that_was_read_on_behind_its_barrier_holds_nobody_elses_records_to_be_late() -> None:
     ahead, behind = (Harness(WithTimestampsSpec("ts"), subtask=(i, 2)) for i in range(2))
     ahead.send(times(900), CHANNELS[0])

@@ -167,15 +167,14 @@ histories = given(
 @pytest.mark.parametrize("_on_each_backend", ["memory"], indirect=True)
 @settings(max_examples=120)
 @histories
-def test_any_batching_flushing_and_restoring_gives_what_one_query_gives(**drawn: Any) -> None:  # WN1, WN6, WN7, WN8
-    # WN5
+def test_any_batching_flushing_and_restoring_gives_what_one_query_gives(**drawn: Any) -> None:
     check_history(**drawn)
 
 
 @pytest.mark.parametrize("_on_each_backend", ["rocksdb", "rocksdb-without-cache", IN_FILES], indirect=True)
 @settings(max_examples=15)
 @histories
-def test_any_windows_on_rocksdb_give_what_one_query_gives(**drawn: Any) -> None:  # RB12
+def test_any_windows_on_rocksdb_give_what_one_query_gives(**drawn: Any) -> None:
     check_history(**drawn)
 
 
@@ -232,7 +231,7 @@ def row(ts: int, key: int = 1, **values: object) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("may_combine", [True, False])
-def test_late_records_are_dropped_and_counted_one_by_one(may_combine: bool) -> None:  # WN2, WN3
+def test_late_records_are_dropped_and_counted_one_by_one(may_combine: bool) -> None:
     aggregate = TumblingAggregate(("key",), "ts", SIZE_MS, (pl.len().alias("n"),))
     pipeline = Pipeline(window_operators(aggregate, SCHEMA, "node", may_combine=may_combine), 2)
     pipeline.send(0, batch_of([row(10), row(20, 2), row(1_500)]))
@@ -246,7 +245,7 @@ def test_late_records_are_dropped_and_counted_one_by_one(may_combine: bool) -> N
     assert [r["n"] for b in pipeline.results() for r in b.to_pylist() if r["window_start"].second == 1] == [2]
 
 
-def test_a_window_does_not_fire_again_after_a_restore() -> None:  # WN4
+def test_a_window_does_not_fire_again_after_a_restore() -> None:
     operators = aggregated(pl.len().alias("n"))
     first = Pipeline(operators, 1)
     first.send(0, batch_of([row(10)]))
@@ -262,7 +261,7 @@ def test_a_window_does_not_fire_again_after_a_restore() -> None:  # WN4
 @pytest.mark.parametrize("again", [False, True])
 def test_keys_whose_windows_fired_further_do_not_fire_again_and_the_others_lose_nothing(
     aggregate: pl.Expr, again: bool
-) -> None:  # WN3, WN4
+) -> None:
     """Former subtasks were at different watermarks: one had fired the first window of its keys, one had not."""
     operators = aggregated(aggregate)
     first = Pipeline(operators, 2)
@@ -293,8 +292,7 @@ def test_keys_whose_windows_fired_further_do_not_fire_again_and_the_others_lose_
 
 
 @pytest.mark.parametrize("aggregate", [pl.len().alias("n"), pl.col("i64").n_unique().alias("n")])
-def test_a_watermark_between_those_of_former_subtasks_makes_late_what_it_has_passed(aggregate: pl.Expr) -> None:  # WN3
-    # WN4
+def test_a_watermark_between_those_of_former_subtasks_makes_late_what_it_has_passed(aggregate: pl.Expr) -> None:
     operators = aggregated(aggregate)
     first = Pipeline(operators, 2)
     first.workers[0].window.operator.on_watermark(999)
@@ -308,7 +306,7 @@ def test_a_watermark_between_those_of_former_subtasks_makes_late_what_it_has_pas
     assert second.results() == []
 
 
-def test_results_are_emitted_before_the_watermark_and_sorted_by_window_and_key() -> None:  # WN2, WN10
+def test_results_are_emitted_before_the_watermark_and_sorted_by_window_and_key() -> None:
     pipeline = Pipeline(aggregated(pl.len().alias("n")), 1)
     pipeline.send(0, batch_of([row(1_500, 9), row(1_500, 3), row(20, 7), row(20, -7)]))
     pipeline.watermark(5_000)
@@ -317,7 +315,7 @@ def test_results_are_emitted_before_the_watermark_and_sorted_by_window_and_key()
     assert out.log == [("batch", 2), ("batch", 2), ("watermark", 5_000)]
 
 
-def test_a_frozen_snapshot_does_not_see_later_records() -> None:  # WN11
+def test_a_frozen_snapshot_does_not_see_later_records() -> None:
     for operators in (aggregated(pl.len().alias("n")), aggregated(pl.col("i64").n_unique().alias("n"))):
         pipeline = Pipeline(operators, 1)
         pipeline.send(0, batch_of([row(10, i64=1)]))
@@ -332,7 +330,7 @@ def test_a_frozen_snapshot_does_not_see_later_records() -> None:  # WN11
         assert [(r["key"], r["n"]) for b in restored.results() for r in b.to_pylist()] == [(1, 1)]
 
 
-def test_combine_holds_records_until_a_tick_a_barrier_or_the_end_of_their_window() -> None:  # WN9
+def test_combine_holds_records_until_a_tick_a_barrier_or_the_end_of_their_window() -> None:
     operators = aggregated(pl.len().alias("n"))
     assert operators.combine is not None
     combine = Harness(operators.combine)
@@ -356,7 +354,7 @@ def test_combine_holds_records_until_a_tick_a_barrier_or_the_end_of_their_window
     assert combine.out.rows()[-1]["__rows"] == 3
 
 
-def test_what_combine_holds_goes_out_at_the_end_whatever_the_watermark() -> None:  # WN9
+def test_what_combine_holds_goes_out_at_the_end_whatever_the_watermark() -> None:
     operators = aggregated(pl.len().alias("n"))
     assert operators.combine is not None
     combine = Harness(operators.combine)
@@ -365,7 +363,7 @@ def test_what_combine_holds_goes_out_at_the_end_whatever_the_watermark() -> None
     assert combine.out.log == [("batch", 1)]
 
 
-def test_records_with_nearly_distinct_keys_pass_uncombined_until_the_next_trial() -> None:  # WN12
+def test_records_with_nearly_distinct_keys_pass_uncombined_until_the_next_trial() -> None:
     operators = aggregated(pl.len().alias("n"), pl.col("i64").min())
     assert operators.combine is not None
     combine = Harness(operators.combine)
@@ -400,7 +398,7 @@ def test_records_with_nearly_distinct_keys_pass_uncombined_until_the_next_trial(
         pl.max("i64") - pl.min("i64"),
     ],
 )
-def test_aggregates_that_do_not_decompose_keep_the_records(aggregate: pl.Expr) -> None:  # WN5
+def test_aggregates_that_do_not_decompose_keep_the_records(aggregate: pl.Expr) -> None:
     operators = aggregated(aggregate)
     assert operators.combine is None
     rows = [row(10, i64=4, i32=1, flag=True, name="x"), row(20, i64=6, i32=2, flag=False, name="y")]
@@ -462,7 +460,7 @@ def test_state_text_tells_sizes_keys_and_aggregates_apart_and_stateless_operator
     assert state_text(WithTimestampsSpec("ts")) == "with_timestamps(ts)"
 
 
-def test_finishing_again_emits_nothing_again() -> None:  # R17: after a restore at another parallelism
+def test_finishing_again_emits_nothing_again() -> None:  # after a restore at another parallelism
     operators = aggregated(pl.len().alias("n"))
     assert operators.combine is not None
     combine = Harness(operators.combine)
@@ -474,7 +472,7 @@ def test_finishing_again_emits_nothing_again() -> None:  # R17: after a restore 
     assert len(combine.out.batches) == emitted
 
 
-def test_what_the_end_alone_has_fired_is_not_late_when_more_input_comes() -> None:  # WN13
+def test_what_the_end_alone_has_fired_is_not_late_when_more_input_comes() -> None:
     for operators in (aggregated(pl.len().alias("n")), aggregated(pl.col("i64").n_unique().alias("n"))):
         ended = Pipeline(operators, 1)
         ended.send(0, batch_of([row(10, i64=1), row(1_500, i64=1)]))

@@ -41,7 +41,7 @@ def test_wider_columns_leave_the_partial_results_of_a_window_as_they_are(
     assert "is [window-merge(" in refusal, "a sum of whole numbers is no sum of others"
 
 
-def test_records_of_open_windows_become_wider_ones() -> None:  # EV9, EV10
+def test_records_of_open_windows_become_wider_ones() -> None:  # EV9
     old, new = windowed(pa.int32(), (*MEDIAN, pl.col("m").median())), windowed(pa.float64(), MEDIAN)
     assert StateIdentity(identity(pa.int32(), MEDIAN)).text.startswith("window-buffer(")
     assert found(catalog.state_text(old.window), catalog.state_text(new.window)) == Judged(

@@ -110,7 +110,7 @@ def test_what_the_last_watermark_set_free_goes_round_first() -> None:  # L37
     assert fires.handle(returned(5)) == [EndLoop()]
 
 
-def test_the_counts_of_all_heads_are_added() -> None:  # L32, L34
+def test_the_counts_of_all_heads_are_added() -> None:  # L34
     nest = LoopProber([HEAD], [HEAD], [INNER], [LEAF], has_rounds=False)
     nest.handle(EntranceEnded(HEAD))
     for by in (HEAD, INNER, LEAF):

@@ -65,7 +65,7 @@ def start(dataframe: Any, root: Path, **options: Any) -> Any:
     return placed.captured()
 
 
-def test_a_directory_may_have_any_name(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # N91
+def test_a_directory_may_have_any_name(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Started twice, below a working directory of that name; a result is read from there, too."""
     (tmp_path / ODD).mkdir()
     monkeypatch.chdir(tmp_path / ODD)
@@ -80,14 +80,14 @@ def test_a_directory_may_have_any_name(spark: Any, tmp_path: Path, monkeypatch: 
     assert os.listdir(tmp_path) == [ODD]
 
 
-def test_a_parent_is_the_one_that_the_system_finds(tmp_path: Path) -> None:  # N91
+def test_a_parent_is_the_one_that_the_system_finds(tmp_path: Path) -> None:
     """Spark takes the name before it away, though that may be a link."""
     (tmp_path / "there" / "in").mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path / "there" / "in")
     assert spark_path(None, f"{tmp_path}/link/../x") == f"file://{tmp_path}/there/x"
 
 
-def test_directories_that_spark_cannot_name_are_refused(tmp_path: Path) -> None:  # N91
+def test_directories_that_spark_cannot_name_are_refused(tmp_path: Path) -> None:
     class AsciiJvm:
         """Of a session whose locale is C."""
 
@@ -109,7 +109,7 @@ def test_directories_that_spark_cannot_name_are_refused(tmp_path: Path) -> None:
         spark_path(AsciiJvm(), os.fsdecode(b"/tmp/\xff"))
 
 
-def test_each_changed_value_makes_another_dataframe(spark: Any, tmp_path: Path) -> None:  # N45
+def test_each_changed_value_makes_another_dataframe(spark: Any, tmp_path: Path) -> None:
     """Of every type, also where the row has other nulls than before; and the same rows are the same in any order."""
     columns = ", ".join(f"CAST({value} AS {kind}) AS c{at}" for at, (kind, (value, _)) in enumerate(VALUES.items()))
     nulls = ", ".join(f"CAST(NULL AS {kind})" for kind in VALUES)
@@ -125,18 +125,18 @@ def test_each_changed_value_makes_another_dataframe(spark: Any, tmp_path: Path) 
     assert passed == []
 
 
-def test_a_null_that_moves_to_another_column_is_a_change(spark: Any, tmp_path: Path) -> None:  # N45
+def test_a_null_that_moves_to_another_column_is_a_change(spark: Any, tmp_path: Path) -> None:
     start(spark.sql("SELECT 5 AS a, CAST(NULL AS INT) AS b"), tmp_path)
     with pytest.raises(hg.UsageError, match="it has 1 rows, as then, but not the same ones"):
         start(spark.sql("SELECT CAST(NULL AS INT) AS a, 5 AS b"), tmp_path)
 
 
-def test_a_map_has_no_order(spark: Any, tmp_path: Path) -> None:  # N45
+def test_a_map_has_no_order(spark: Any, tmp_path: Path) -> None:
     start(spark.sql("SELECT map('a', 1, 'b', map(2, 3)[2]) AS m"), tmp_path)
     start(spark.sql("SELECT map('b', 3, 'a', 1) AS m"), tmp_path)
 
 
-def test_columns_are_compared_as_a_pipeline_gets_them(spark: Any, tmp_path: Path) -> None:  # N45
+def test_columns_are_compared_as_a_pipeline_gets_them(spark: Any, tmp_path: Path) -> None:
     """A length, a collation or a class is nothing to it; a name and a type are, also for rows that are kept."""
     spark.sql(f"CREATE TABLE texts (c CHAR(3), m MAP<STRING, VARCHAR(3)>) USING parquet LOCATION '{tmp_path}/texts'")
     try:
@@ -154,7 +154,7 @@ def test_columns_are_compared_as_a_pipeline_gets_them(spark: Any, tmp_path: Path
                 start(spark.sql(f"SELECT {other}"), tmp_path, **options)
 
 
-def test_columns_may_have_any_names(spark: Any, tmp_path: Path) -> None:  # N45
+def test_columns_may_have_any_names(spark: Any, tmp_path: Path) -> None:
     given = spark.sql(
         "SELECT 1 AS ``, 2 AS ` `, 3 AS `a.b`, named_struct('b', 4, '', 5) AS a, 6 AS `x``y`, 7 AS `ä,;{}()=`, "
         "8 AS `c0`, 9 AS hash, 10 AS `__index__`, 11 AS `*`, 12 AS `_metadata`"
@@ -167,7 +167,7 @@ def test_columns_may_have_any_names(spark: Any, tmp_path: Path) -> None:  # N45
     assert found.collect() == given.collect()
 
 
-def test_case_tells_columns_apart_where_it_does_for_spark(spark: Any, tmp_path: Path) -> None:  # N45
+def test_case_tells_columns_apart_where_it_does_for_spark(spark: Any, tmp_path: Path) -> None:
     query = "SELECT 1 AS a, 2 AS A, named_struct('b', 3, 'B', 4) AS s"
     twins = {
         "SELECT 1 AS a, 2 AS A": "columns 'a' and 'A' are one column to Spark",
@@ -198,13 +198,13 @@ def test_case_tells_columns_apart_where_it_does_for_spark(spark: Any, tmp_path: 
         ("SELECT 1 AS v, 2 AS v", "a schema has two columns 'v'"),
     ],
 )
-def test_columns_that_no_file_can_have_are_refused(spark: Any, query: str, problem: str) -> None:  # N45
+def test_columns_that_no_file_can_have_are_refused(spark: Any, query: str, problem: str) -> None:
     """When the source is given, not when the pipeline starts."""
     with pytest.raises(hg.UsageError, match=problem):
         hg.Pipeline("p").source(hg.DataFrameSource(spark.sql(query)))
 
 
-def test_times_of_day_go_in_and_come_out_where_spark_has_them(spark: Any, tmp_path: Path) -> None:  # N45
+def test_times_of_day_go_in_and_come_out_where_spark_has_them(spark: Any, tmp_path: Path) -> None:
     pipeline = hg.Pipeline("times", checkpointing=hg.Checkpointing(dir=tmp_path))
     rows = pipeline.source(hg.FromRows([{"n": 20 * 60 * 10**9 + 1}])).select(t=pl.col("n").cast(pl.Time))
     with pytest.raises(hg.UsageError, match="column 't' has type time"):
@@ -221,7 +221,7 @@ def test_times_of_day_go_in_and_come_out_where_spark_has_them(spark: Any, tmp_pa
         spark.conf.unset("spark.sql.timeType.enabled")
 
 
-def test_settings_with_which_spark_writes_other_times_are_refused(spark: Any, tmp_path: Path) -> None:  # N45
+def test_settings_with_which_spark_writes_other_times_are_refused(spark: Any, tmp_path: Path) -> None:
     name = "spark.sql.parquet.outputTimestampType"
     spark.conf.set(name, "TIMESTAMP_MILLIS")
     try:
@@ -231,7 +231,7 @@ def test_settings_with_which_spark_writes_other_times_are_refused(spark: Any, tm
         spark.conf.unset(name)
 
 
-def test_a_capture_of_another_version_is_refused(spark: Any, tmp_path: Path) -> None:  # N45
+def test_a_capture_of_another_version_is_refused(spark: Any, tmp_path: Path) -> None:
     frame = spark.range(1)
     start(frame, tmp_path)
     (tmp_path / "p" / "inputs" / "in" / "_captured").write_bytes(b"captured DataFrame, version 1\n")

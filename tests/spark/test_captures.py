@@ -38,7 +38,7 @@ class WritesAsSparkDoes:
 
 
 @pytest.mark.parametrize("is_cut_in_between", [True, False])
-def test_a_power_cut_leaves_all_of_a_capture_or_none(tmp_path: Path, is_cut_in_between: bool) -> None:  # N72
+def test_a_power_cut_leaves_all_of_a_capture_or_none(tmp_path: Path, is_cut_in_between: bool) -> None:
     directory = tmp_path / "in"
     with another_process(), PowerCut().watching() as power:
         if is_cut_in_between:
@@ -53,7 +53,7 @@ def test_a_power_cut_leaves_all_of_a_capture_or_none(tmp_path: Path, is_cut_in_b
         assert sorted(path.name for path in directory.iterdir()) == ["_SUCCESS", "_captured", *PARTS]
 
 
-def test_a_capture_that_cannot_be_made_durable_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # N72
+def test_a_capture_that_cannot_be_made_durable_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory, fsync, synced = tmp_path / "in", os.fsync, []
 
     def full(descriptor: int) -> None:

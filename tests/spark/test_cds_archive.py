@@ -48,7 +48,7 @@ def writes(data: bytes = WHOLE, before: Callable[[], object] = lambda: None) -> 
     return have_written
 
 
-def test_an_archive_is_named_by_its_java_and_its_spark(place: Path, tmp_path: Path) -> None:  # OM12
+def test_an_archive_is_named_by_its_java_and_its_spark(place: Path, tmp_path: Path) -> None:
     found = archive_file(os.environ)
     assert found == archive_file(os.environ)
     assert found is not None
@@ -66,7 +66,7 @@ def test_an_archive_is_named_by_its_java_and_its_spark(place: Path, tmp_path: Pa
 
 
 @pytest.mark.usefixtures("place")
-def test_an_archive_that_others_could_have_written_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:  # OM12
+def test_an_archive_that_others_could_have_written_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cds_dump, "dump_archive", writes())
     assert archive_options() == [], "there is none"
     file = make_archive()
@@ -85,7 +85,7 @@ def test_an_archive_that_others_could_have_written_is_not_used(monkeypatch: pyte
     assert archive_options() == [], "a link may lead anywhere"
 
 
-def test_an_archive_gets_its_name_when_it_is_whole(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # OM12
+def test_an_archive_gets_its_name_when_it_is_whole(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def dies(made: Path, *options: str) -> None:
         made.write_bytes(WHOLE[:3])
         raise PipelineFailed("Spark's JVM ended")
@@ -105,7 +105,6 @@ def test_an_archive_gets_its_name_when_it_is_whole(place: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize("end", [1, subprocess.TimeoutExpired("java", 1)])
 def test_what_a_jvm_that_failed_has_written_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: Any) -> None:
-    # OM12
     told: list[str] = []
     jvm = Mock(wait=Mock(side_effect=[end, -9]))
 
@@ -126,7 +125,7 @@ def test_what_a_jvm_that_failed_has_written_is_none(tmp_path: Path, monkeypatch:
 
 def test_whoever_makes_an_archive_at_the_same_time_is_not_disturbed(
     place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # OM12
+) -> None:
     def another() -> None:
         monkeypatch.setattr(cds_dump, "dump_archive", writes(b"another one's"))
         make_archive()
@@ -137,7 +136,7 @@ def test_whoever_makes_an_archive_at_the_same_time_is_not_disturbed(
     assert sorted(path.name for path in place.iterdir()) == [file.name]
 
 
-def test_what_a_killed_one_left_is_removed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # OM12
+def test_what_a_killed_one_left_is_removed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     left = ProcessDirectory(place / "making")
     (left.path / "half.jsa").write_bytes(WHOLE[:3])
     os.close(left._lock)  # as the end of its process does
@@ -158,7 +157,7 @@ def test_old_archives_make_room(place: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_directory_that_cannot_be_written_is_one_sentence(
     place: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:  # OM12
+) -> None:
     monkeypatch.setattr(cds_dump, "dump_archive", writes())
     (tmp_path / "cache").write_text("in the way")
     with pytest.raises(UsageError, match=r"spark-classes-.*\.jsa cannot be written: .*; choose another XDG_CACHE_HOME"):
@@ -171,7 +170,7 @@ def test_a_directory_that_cannot_be_written_is_one_sentence(
 
 @pytest.mark.skipif(shutil.which("java") is None, reason="no Java")
 @pytest.mark.parametrize("data", [b"", b"no archive", b"\0" * 100_000])
-def test_an_archive_that_is_no_archive_does_no_harm(tmp_path: Path, data: bytes) -> None:  # OM12
+def test_an_archive_that_is_no_archive_does_no_harm(tmp_path: Path, data: bytes) -> None:
     file = tmp_path / "broken.jsa"
     file.write_bytes(data)
     options = [option.strip('"') for option in options_with(file)]

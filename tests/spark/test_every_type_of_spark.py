@@ -83,7 +83,7 @@ class Keeps(hg.ProcessFunction):
 
 def test_every_type_of_spark_goes_through_streams_and_state(
     spark: Any, frame: Any, store: Store, tmp_path: Path
-) -> None:  # OP12, SP12, WS4, RS13
+) -> None:
     """Written and read once, by a query in several micro-batches, and as state; and streams that a program made."""
     from pyspark.sql import functions as f
 
@@ -118,7 +118,7 @@ def test_every_type_of_spark_goes_through_streams_and_state(
     assert exact(kept) == exact([row["map"] for row in CARRIED.to_pylist() if row["map"] is not None])
 
 
-def test_every_type_of_spark_goes_through_a_pipeline(spark: Any, frame: Any, tmp_path: Path) -> None:  # OP12, N74
+def test_every_type_of_spark_goes_through_a_pipeline(spark: Any, frame: Any, tmp_path: Path) -> None:
     """Parquet is between: it does not tell a duration from a number, and Spark writes moments as INT96."""
     pipeline = hg.Pipeline("types", checkpointing=hg.Checkpointing(dir=tmp_path))
     rows = pipeline.source(hg.DataFrameSource(frame))
@@ -137,8 +137,7 @@ def test_every_type_of_spark_goes_through_a_pipeline(spark: Any, frame: Any, tmp
         ("SELECT 1 AS id, NULL AS v", "column 'v' of the DataFrame has type void"),
     ],
 )
-def test_types_that_are_not_carried_are_refused(spark: Any, store: Store, query: str, column: str) -> None:  # OP12
-    # SP12
+def test_types_that_are_not_carried_are_refused(spark: Any, store: Store, query: str, column: str) -> None:
     given = spark.sql(query)
     with pytest.raises(hg.UsageError, match=f"{column}, which Headgate does not carry; cast it"):
         hg.Pipeline("refused").source(hg.DataFrameSource(given))
@@ -147,7 +146,7 @@ def test_types_that_are_not_carried_are_refused(spark: Any, store: Store, query:
     assert store.list_streams() == []
 
 
-def test_records_that_no_dataframe_can_have_are_refused(spark: Any) -> None:  # OP12
+def test_records_that_no_dataframe_can_have_are_refused(spark: Any) -> None:
     """Before anything is computed."""
     for schema, problem in (
         ({"case": int, "Case": int}, "columns 'case' and 'Case' are one column to Spark"),
@@ -157,7 +156,7 @@ def test_records_that_no_dataframe_can_have_are_refused(spark: Any) -> None:  # 
             hg.Pipeline("refused").source(hg.FromRows([], schema=schema)).to_dataframe(spark)
 
 
-def test_no_records_are_a_dataframe_with_all_types(spark: Any) -> None:  # OP12
+def test_no_records_are_a_dataframe_with_all_types(spark: Any) -> None:
     found = dataframes.read_parquet(spark, [], carried(table("Case")).schema)
     assert found.count() == 0
     assert {name: kind for name, kind in found.dtypes if name.startswith("uint")} == {

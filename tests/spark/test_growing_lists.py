@@ -30,7 +30,7 @@ def write(root: Path, name: str, count: int) -> None:
 @pytest.mark.parametrize("added", ["a0", "c"])
 def test_a_file_that_was_added_before_the_same_command_is_read_and_no_other_is_lost(
     spec: Spec, run: Run, tmp_path: Path, added: str
-) -> None:  # N1, T10
+) -> None:  # T10
     write(tmp_path, "a", 10)
     write(tmp_path, "b", LONG)
     what = spec("listed-files", slow=True)

@@ -84,7 +84,7 @@ def close(process: JvmProcess) -> None:
 
 def test_what_a_command_left_that_was_killed_at_its_start_is_removed_later(
     launch: Callable[..., Launch], tmp_path: Path
-) -> None:  # OM11
+) -> None:
     old, young = tmp_path / f"{jvm.PLACE}old", tmp_path / f"{jvm.PLACE}young"
     for place, age_s in ((old, jvm.OLD_S + 60), (young, 60)):
         place.mkdir()
@@ -95,7 +95,7 @@ def test_what_a_command_left_that_was_killed_at_its_start_is_removed_later(
     assert young.exists(), "its JVM may be starting"
 
 
-def test_a_jvm_that_was_begun_ahead_is_taken(launch: Callable[..., Launch], tmp_path: Path) -> None:  # OM10
+def test_a_jvm_that_was_begun_ahead_is_taken(launch: Callable[..., Launch], tmp_path: Path) -> None:
     start_early(launch())
     (ahead,) = jvm._ahead
     found = take_or_start(launch())
@@ -128,7 +128,7 @@ def changed_environment(_: Path) -> None:
 @pytest.mark.parametrize("change", [changed_directory, changed_mask, changed_environment])
 def test_what_a_program_changes_while_it_is_loaded_counts(
     launch: Callable[..., Launch], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], None]
-) -> None:  # OM10
+) -> None:
     monkeypatch.setenv("HADOOP_CONF_DIR", "/etc/hadoop")
     mask = os.umask(0o022)
     try:
@@ -145,7 +145,7 @@ def test_what_a_program_changes_while_it_is_loaded_counts(
 
 def test_what_the_commands_own_imports_set_does_not_count(
     launch: Callable[..., Launch], monkeypatch: pytest.MonkeyPatch
-) -> None:  # OM10
+) -> None:
     start_early(launch())
     (ahead,) = jvm._ahead
     before = dict(os.environ)
@@ -156,7 +156,7 @@ def test_what_the_commands_own_imports_set_does_not_count(
     close(found)
 
 
-def test_a_jvm_with_other_settings_is_another_one(launch: Callable[..., Launch]) -> None:  # OM10
+def test_a_jvm_with_other_settings_is_another_one(launch: Callable[..., Launch]) -> None:
     start_early(launch())
     (ahead,) = jvm._ahead
     found = take_or_start(launch(**{"spark.driver.memory": "2g"}))
@@ -166,7 +166,7 @@ def test_a_jvm_with_other_settings_is_another_one(launch: Callable[..., Launch])
     close(found)
 
 
-def test_a_jvm_that_died_before_it_was_needed_is_replaced(launch: Callable[..., Launch]) -> None:  # OM10
+def test_a_jvm_that_died_before_it_was_needed_is_replaced(launch: Callable[..., Launch]) -> None:
     start_early(launch())
     (ahead,) = jvm._ahead
     ahead.process.kill()
@@ -178,7 +178,6 @@ def test_a_jvm_that_died_before_it_was_needed_is_replaced(launch: Callable[..., 
 
 
 def test_a_fork_leaves_the_jvm_to_its_parent(launch: Callable[..., Launch], monkeypatch: pytest.MonkeyPatch) -> None:
-    # OM11
     start_early(launch())
     (ahead,) = jvm._ahead
     with monkeypatch.context() as patch:
@@ -192,7 +191,7 @@ def test_a_fork_leaves_the_jvm_to_its_parent(launch: Callable[..., Launch], monk
 
 def test_a_jvm_can_say_its_address_when_its_process_is_dead_and_swept(
     launch: Callable[..., Launch], tmp_path: Path
-) -> None:  # OM11
+) -> None:
     """One that cannot write would never come to read its input, whose end is its own."""
     start_early(launch())
     assert [path.parent for path in tmp_path.rglob("headgate-gateway-*")] == [tmp_path]
@@ -206,7 +205,7 @@ print(jvm._ahead[0].process.pid, flush=True)
 """
 
 
-def test_a_jvm_that_nobody_takes_ends_with_its_process(home: Path, tmp_path: Path) -> None:  # OM11
+def test_a_jvm_that_nobody_takes_ends_with_its_process(home: Path, tmp_path: Path) -> None:
     around = {**os.environ, "SPARK_HOME": str(home), "TMPDIR": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", LEFT], env=around, stdout=subprocess.PIPE, check=True, timeout=300)
     with pytest.raises(ProcessLookupError):
@@ -216,7 +215,7 @@ def test_a_jvm_that_nobody_takes_ends_with_its_process(home: Path, tmp_path: Pat
 
 def test_a_session_of_the_programs_own_ends_the_jvm_that_was_begun_ahead(
     launch: Callable[..., Launch], monkeypatch: pytest.MonkeyPatch
-) -> None:  # OM11
+) -> None:
     start_early(launch())
     (ahead,) = jvm._ahead
     monkeypatch.setattr(SparkContext, "_gateway", SimpleNamespace())
@@ -452,7 +451,7 @@ def java(no_jvm: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Java:
     return found
 
 
-def test_warnings_of_the_start_go_to_the_log_of_the_pipeline(java: Java, tmp_path: Path) -> None:  # OM13
+def test_warnings_of_the_start_go_to_the_log_of_the_pipeline(java: Java, tmp_path: Path) -> None:
     log = tmp_path / "spark.log"
     log.write_text("of another day\n")
     log_to(log)
@@ -462,21 +461,21 @@ def test_warnings_of_the_start_go_to_the_log_of_the_pipeline(java: Java, tmp_pat
     assert (log.read_text().count("start"), java.read_anew) == (1, 1)
 
 
-def test_a_second_pipeline_has_a_log_of_its_own(java: Java, tmp_path: Path) -> None:  # OM13
+def test_a_second_pipeline_has_a_log_of_its_own(java: Java, tmp_path: Path) -> None:
     log_to(tmp_path / "spark.log")
     log_to(tmp_path / "other.log")
     assert java.log == str(tmp_path / "other.log")
     assert not (tmp_path / "other.log").exists(), "what the first one was told is not told again"
 
 
-def test_a_jvm_that_others_have_told_where_to_log_is_left_alone(java: Java, tmp_path: Path) -> None:  # OM13
+def test_a_jvm_that_others_have_told_where_to_log_is_left_alone(java: Java, tmp_path: Path) -> None:
     log_to(None)
     java.log = None
     log_to(tmp_path / "spark.log")
     assert (java.log, java.read_anew) == (None, 0)
 
 
-def test_a_jvm_is_told_nothing_of_its_pipeline() -> None:  # OM10
+def test_a_jvm_is_told_nothing_of_its_pipeline() -> None:
     one, other = session_options("one", "local[2]"), session_options("other", "local[*]")
     assert one != other
     assert jvm_settings(one) == jvm_settings(other)

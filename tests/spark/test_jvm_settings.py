@@ -40,7 +40,7 @@ def ended(child: subprocess.Popen[str], number: int = 0) -> None:
     child.communicate(timeout=120)
 
 
-def test_nobody_removes_the_directory_of_a_living_process(tmp_path: Path) -> None:  # OM7
+def test_nobody_removes_the_directory_of_a_living_process(tmp_path: Path) -> None:
     first, mine = begun(tmp_path)
     second, other = begun(tmp_path)
     assert mine != other
@@ -51,7 +51,7 @@ def test_nobody_removes_the_directory_of_a_living_process(tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == [], "whoever ends well leaves nothing"
 
 
-def test_what_a_killed_process_left_goes_with_the_next_start(tmp_path: Path) -> None:  # OM7
+def test_what_a_killed_process_left_goes_with_the_next_start(tmp_path: Path) -> None:
     killed, left = begun(tmp_path)
     frozen, kept = begun(tmp_path)
     ended(killed, signal.SIGKILL)

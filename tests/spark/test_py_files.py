@@ -119,7 +119,7 @@ p.run()
 
 
 @pytest.mark.spark
-def test_a_module_runs_its_pipeline_on_spark_while_it_is_imported(tmp_path: Path) -> None:  # TR2
+def test_a_module_runs_its_pipeline_on_spark_while_it_is_imported(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(JOB, encoding="utf-8")
     command = [sys.executable, "-c", "import job"]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path)

@@ -96,7 +96,7 @@ def test_children_compute_with_the_imported_libraries_and_draw_different_random_
 
 @pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells which signals a thread blocks")
-def test_no_thread_of_the_daemon_takes_sigterm() -> None:  # OM6: Spark's handler would hang up on every worker
+def test_no_thread_of_the_daemon_takes_sigterm() -> None:  # Spark's handler would hang up on every worker
     threads = _python(THREADS).split("\n")[:-1]
     assert len(threads) > 1, "imported libraries have threads of their own"
     assert [thread for thread in threads if not thread.endswith(":1")] == []

@@ -56,7 +56,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield threads
 
 
-def test_no_wait_for_a_run_returns_before_its_session_is_stopped(  # OM18
+def test_no_wait_for_a_run_returns_before_its_session_is_stopped(
     pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A look that has enough is stopped by one thread, while another waits for it and goes on to the next start."""
@@ -76,7 +76,7 @@ def test_no_wait_for_a_run_returns_before_its_session_is_stopped(  # OM18
     assert found.result(WAIT_S) is None
 
 
-def test_the_last_pipeline_on_a_session_that_pipelines_made_stops_it() -> None:  # OM18
+def test_the_last_pipeline_on_a_session_that_pipelines_made_stops_it() -> None:
     session = Session()
     session.may_stop.set()
     first = PipelineSession(session).use()
@@ -95,7 +95,7 @@ def test_the_last_pipeline_on_a_session_that_pipelines_made_stops_it() -> None: 
 @pytest.mark.spark
 @pytest.mark.early
 @pytest.mark.xdist_group("session")  # of one process, which keeps its JVM
-def test_looks_and_runs_of_one_process_follow_each_other(tmp_path: Path) -> None:  # OM18
+def test_looks_and_runs_of_one_process_follow_each_other(tmp_path: Path) -> None:
     """As cells of a notebook do, each right behind the one before, in the main thread and in others."""
     assert SparkContext._active_spark_context is None, "the session is the pipelines' own"
     pipeline = hg.Pipeline("cells", parallelism=1, checkpointing=hg.Checkpointing(dir=tmp_path / "checkpoints"))

@@ -54,7 +54,7 @@ def rows_of(reader: StateReader, partitions: list[InputPartition] | None = None)
     return frame
 
 
-def test_there_is_a_partition_for_each_subtask(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # RS13
+def test_there_is_a_partition_for_each_subtask(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(columns, "BATCH_ROWS_MAX", 7)
     reader = reader_of(path)
     partitions = reader.partitions()
@@ -68,7 +68,7 @@ def test_there_is_a_partition_for_each_subtask(path: Path, monkeypatch: pytest.M
     assert rows_of(reader_of(path, "windows", state="windows", id="4")).height == 63
 
 
-def test_without_an_operator_the_states_are_listed(path: Path) -> None:  # RS13
+def test_without_an_operator_the_states_are_listed(path: Path) -> None:
     for options in ({}, {"id": "4"}):
         source = StateDataSource({"path": str(path), **options})
         reader = travelled(source).reader(source.schema())
@@ -78,7 +78,7 @@ def test_without_an_operator_the_states_are_listed(path: Path) -> None:  # RS13
         assert source.schema().names == expected.columns
 
 
-def test_keys_choose_what_is_read(path: Path) -> None:  # RS13
+def test_keys_choose_what_is_read(path: Path) -> None:
     reader = reader_of(path, keys="[3]")
     assert len(reader.partitions()) == 1
     assert rows_of(reader)["key"].to_list() == [3]
@@ -96,14 +96,12 @@ def test_keys_choose_what_is_read(path: Path) -> None:  # RS13
         ({"operator": "in", "keys": "[3]"}, "state 'positions' of operator 'in' has no key to choose rows by"),
     ],
 )
-def test_what_is_no_key_of_a_state_is_told_at_the_load(  # RS13
-    path: Path, options: dict[str, str], sentence: str
-) -> None:
+def test_what_is_no_key_of_a_state_is_told_at_the_load(path: Path, options: dict[str, str], sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
         StateDataSource({"path": str(path), "operator": "sums", **options}).schema()
 
 
-def test_keys_of_several_columns_are_lists_in_a_list() -> None:  # RS13
+def test_keys_of_several_columns_are_lists_in_a_list() -> None:
     key = [pa.field("a", pa.int64()), pa.field("b", pa.large_string())]
     assert columns.keys_in('[[1, "x"], [2, "y"]]', key, "operator 'o'") == [(1, "x"), (2, "y")]
     for wrong in ('[1, "x"]', '[["x", 1]]', '[[1, "x", 2]]', "{}", "[[[[", "null"):
@@ -111,7 +109,7 @@ def test_keys_of_several_columns_are_lists_in_a_list() -> None:  # RS13
             columns.keys_in(wrong, key, "operator 'o'")
 
 
-def test_all_tasks_read_the_checkpoint_that_was_the_newest_at_the_load(path: Path) -> None:  # RS13
+def test_all_tasks_read_the_checkpoint_that_was_the_newest_at_the_load(path: Path) -> None:
     (path / "log" / "0000000006").rename(path / "newest")
     (path / "log-hint").unlink()
     source = StateDataSource({"path": str(path), "operator": "windows"})
@@ -122,7 +120,7 @@ def test_all_tasks_read_the_checkpoint_that_was_the_newest_at_the_load(path: Pat
     assert rows_of(reader_of(path, "windows")).height == 89
 
 
-def test_types_that_spark_does_not_have_become_wider() -> None:  # RS13
+def test_types_that_spark_does_not_have_become_wider() -> None:
     unsigned = [pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()]
     signed = [pa.int16(), pa.int32(), pa.int64(), pa.decimal128(20, 0)]
     assert [columns.for_spark(dtype) for dtype in unsigned] == signed
@@ -162,7 +160,7 @@ def spark() -> Iterator[Any]:
 @pytest.mark.spark
 @pytest.mark.early
 @pytest.mark.xdist_group("session")  # see test_streams_in_spark
-def test_spark_reads_the_state_of_a_checkpoint(spark: Any, path: Path) -> None:  # RS13
+def test_spark_reads_the_state_of_a_checkpoint(spark: Any, path: Path) -> None:
     hg.register_state_source(spark)
 
     def load(operator: str, where: Path, **options: str) -> Any:
@@ -190,7 +188,7 @@ def test_spark_reads_the_state_of_a_checkpoint(spark: Any, path: Path) -> None: 
 @pytest.mark.spark
 @pytest.mark.early
 @pytest.mark.xdist_group("session")
-def test_filters_of_one_use_of_a_state_leave_the_others_alone(spark: Any, path: Path) -> None:  # RS13
+def test_filters_of_one_use_of_a_state_leave_the_others_alone(spark: Any, path: Path) -> None:
     hg.register_state_source(spark)
     assert spark.conf.get(PUSHDOWN) == "false", "the registration has left the setting alone"
     sums = spark.read.format("headgate-state").option("operator", "sums")

@@ -119,9 +119,7 @@ def everything(store: Store, stream: str) -> dict[str, list[int]]:
         ({"path": "im"}, "stream 'im' does not exist in the store at .* \\(streams there: in\\)"),
     ],
 )
-def test_wrong_options_of_a_stream_are_one_sentence(
-    stream: Store, options: dict[str, str], sentence: str
-) -> None:  # SP1
+def test_wrong_options_of_a_stream_are_one_sentence(stream: Store, options: dict[str, str], sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
         StreamDataSource({"path": "in", "store": stream.root, **options}).schema()
 
@@ -129,12 +127,12 @@ def test_wrong_options_of_a_stream_are_one_sentence(
 @pytest.mark.parametrize(
     ("options", "method"), [({"rows_per_partition": "0"}, "reader"), ({"rows_per_batch": "many"}, "streamReader")]
 )
-def test_numbers_are_checked(stream: Store, options: dict[str, str], method: str) -> None:  # SP1
+def test_numbers_are_checked(stream: Store, options: dict[str, str], method: str) -> None:
     with pytest.raises(UsageError, match="must be a number of at least 1, not"):
         getattr(source(stream, **options), method)(SPARK_SCHEMA)
 
 
-def test_a_store_that_is_not_there_is_not_made_by_a_read(tmp_path: Path) -> None:  # SP1
+def test_a_store_that_is_not_there_is_not_made_by_a_read(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="stream 'in' does not exist in the store at"):
         StreamDataSource({"path": "in", "store": str(tmp_path / "nowhere")}).schema()
     assert not (tmp_path / "nowhere").exists()
@@ -166,7 +164,7 @@ def test_what_is_no_session_cannot_have_streams(session: Any) -> None:
 # -- reading once ----------------------------------------------------------------------------------------------------
 
 
-def test_all_tasks_read_between_the_cuts_of_the_load(stream: Store) -> None:  # SP2
+def test_all_tasks_read_between_the_cuts_of_the_load(stream: Store) -> None:
     made = source(stream)
     schema = made.schema()
     append(stream, range(10, 20))
@@ -179,7 +177,7 @@ def test_all_tasks_read_between_the_cuts_of_the_load(stream: Store) -> None:  # 
     assert {key: sorted(found) for key, found in again.items()} == rounds(30)
 
 
-def test_a_read_begins_and_ends_where_it_is_told(stream: Store) -> None:  # SP2
+def test_a_read_begins_and_ends_where_it_is_told(stream: Store) -> None:
     before = stream.tail("in")
     append(stream, range(10, 20))
     later = dt.datetime(2200, 1, 1, tzinfo=dt.UTC)
@@ -298,7 +296,7 @@ def test_what_is_no_routing_key_is_told_at_the_load(
         source(store, keys=keys).streamReader(SPARK_SCHEMA)
 
 
-def test_a_stream_that_was_created_anew_is_another_one(stream: Store) -> None:  # SP6
+def test_a_stream_that_was_created_anew_is_another_one(stream: Store) -> None:
     reader, queried = reader_of(stream), micro_batches(stream)
     offset = queried.initialOffset()
     stream.delete("in", force=True)
@@ -308,7 +306,7 @@ def test_a_stream_that_was_created_anew_is_another_one(stream: Store) -> None:  
             call()
 
 
-def test_a_query_does_not_go_on_in_another_stream(stream: Store) -> None:  # SP6
+def test_a_query_does_not_go_on_in_another_stream(stream: Store) -> None:
     """Its checkpoint is of a stream that was deleted, or of one of another name, while it did not run."""
     offset = micro_batches(stream).initialOffset()
     stream.create_stream("other", SCHEMA, segments=2, routing_key="key")
@@ -375,7 +373,7 @@ def test_what_is_there_now_is_where_an_available_now_query_ends(stream: Store) -
     assert found == 160
 
 
-def test_what_was_truncated_is_missed_and_not_skipped(stream: Store) -> None:  # SP6
+def test_what_was_truncated_is_missed_and_not_skipped(stream: Store) -> None:
     reader, queried = reader_of(stream), micro_batches(stream)
     offset = queried.initialOffset()
     stream.truncate(stream.tail("in"))
@@ -387,7 +385,7 @@ def test_what_was_truncated_is_missed_and_not_skipped(stream: Store) -> None:  #
         queried.partitions(offset, {"cut": str(stream.tail("in"))})
 
 
-def test_a_query_holds_what_it_has_not_processed(stream: Store) -> None:  # SP6
+def test_a_query_holds_what_it_has_not_processed(stream: Store) -> None:
     reader = micro_batches(stream, holder="spark/counts")
     offset = reader.initialOffset()
     with pytest.raises(UsageError, match="spark/counts"):
@@ -402,7 +400,7 @@ def test_a_query_holds_what_it_has_not_processed(stream: Store) -> None:  # SP6
     assert list(stream.holds("in")) == ["spark/counts"]
 
 
-def test_a_stream_is_read_in_the_columns_that_it_had_when_it_was_loaded(store: Store) -> None:  # S77, SP2
+def test_a_stream_is_read_in_the_columns_that_it_had_when_it_was_loaded(store: Store) -> None:  # S77
     narrow = pa.schema([("key", pa.string()), ("value", pa.int32())])
     store.create_stream("in", narrow, segments=1)
     reader = micro_batches(store, place="true")
@@ -421,7 +419,7 @@ def test_a_stream_is_read_in_the_columns_that_it_had_when_it_was_loaded(store: S
     assert [field.name for field in source(store).schema()] == ["key", "value", "_segment"]
 
 
-def test_rows_of_a_schema_of_before_are_written(stream: Store) -> None:  # S78, SP7
+def test_rows_of_a_schema_of_before_are_written(stream: Store) -> None:
     stream.update_stream("in", columns=pa.schema([("note", pa.string())]))
     writer = writer_of(stream, "in")
     writer.commit([task_of(writer, range(10, 20))])
@@ -444,7 +442,7 @@ def task_of(writer: StreamWriter | MicroBatchWriter, rounds_: range) -> Prepared
     return message
 
 
-def test_a_write_creates_the_stream(store: Store) -> None:  # SP7
+def test_a_write_creates_the_stream(store: Store) -> None:
     writer_of(store, routing_key="key", segments="3")
     info = store.find("out")
     assert (info.routing_key, info.segments_count) == ("key", 3)
@@ -467,7 +465,7 @@ def test_a_write_creates_the_stream(store: Store) -> None:  # SP7
 )
 def test_rows_that_do_not_fit_are_refused_before_anything_is_written(
     stream: Store, schema: pa.Schema, options: dict[str, str], sentence: str
-) -> None:  # SP7
+) -> None:
     for method in ("writer", "streamWriter"):
         with pytest.raises(UsageError, match=sentence):
             getattr(source(stream, **options), method)(from_arrow_schema(schema), overwrite=False)
@@ -482,7 +480,7 @@ def test_rows_that_do_not_fit_are_refused_before_anything_is_written(
         source(stream, "new").writer(StructType([StructField("price", NullType())]), overwrite=False)
 
 
-def test_columns_are_matched_by_name_and_cast(store: Store) -> None:  # SP7
+def test_columns_are_matched_by_name_and_cast(store: Store) -> None:
     store.create_stream("out", pa.schema([("count", pa.uint8()), ("key", pa.string())]), segments=1)
     schema = from_arrow_schema(pa.schema([("key", pa.string()), ("count", pa.int16())]))
     writer = source(store, "out").writer(schema, overwrite=False)
@@ -496,7 +494,7 @@ def test_columns_are_matched_by_name_and_cast(store: Store) -> None:  # SP7
 
 
 @pytest.mark.parametrize("made_by", ["Spark", "a program"])
-def test_maps_go_into_a_stream_and_come_out_as_lists_of_entries(store: Store, made_by: str) -> None:  # SP12
+def test_maps_go_into_a_stream_and_come_out_as_lists_of_entries(store: Store, made_by: str) -> None:
     tags = pa.array([[("a", 1), ("b", None)], [], None], pa.map_(pa.string(), pa.int64()))
     rows = pa.record_batch({"tags": tags, "more": pa.array([[[("c", 2)], None], [], None], pa.list_(tags.type))})
     if made_by == "a program":
@@ -515,7 +513,7 @@ def test_maps_go_into_a_stream_and_come_out_as_lists_of_entries(store: Store, ma
         assert store.reader("out", 0).read() == rows
 
 
-def test_all_rows_of_a_write_become_visible_at_once(stream: Store) -> None:  # SP8
+def test_all_rows_of_a_write_become_visible_at_once(stream: Store) -> None:
     writer = writer_of(stream, "in")
     messages = [task_of(writer, range(10, 20)), task_of(writer, range(20, 30)), task_of(writer, range(0)), None]
     task_of(writer, range(20, 30))  # of another attempt, whose message was lost
@@ -526,7 +524,7 @@ def test_all_rows_of_a_write_become_visible_at_once(stream: Store) -> None:  # S
     assert [problem for problem in stream.fsck() if not problem.is_harmless] == []
 
 
-def test_a_write_that_failed_leaves_nothing(stream: Store) -> None:  # SP8
+def test_a_write_that_failed_leaves_nothing(stream: Store) -> None:
     writer = writer_of(stream, "in")
 
     def broken() -> Iterator[pa.RecordBatch]:
@@ -544,7 +542,7 @@ def test_a_write_that_failed_leaves_nothing(stream: Store) -> None:  # SP8
 @pytest.mark.parametrize("verb", ["commit", "recover", "forget_outcomes"])
 def test_a_write_that_is_visible_does_not_seem_to_have_failed(
     stream: Store, verb: str, monkeypatch: pytest.MonkeyPatch
-) -> None:  # SP8: whoever is told that it has failed writes it again
+) -> None:  # whoever is told that it has failed writes it again
     call, failed = getattr(Transactions, verb), []
 
     def lost(self: Transactions, *arguments: Any, **options: Any) -> Any:
@@ -562,7 +560,7 @@ def test_a_write_that_is_visible_does_not_seem_to_have_failed(
     assert everything(stream, "in") == rounds(20)
 
 
-def test_a_late_task_of_a_decided_write_can_do_nothing(stream: Store) -> None:  # SP8
+def test_a_late_task_of_a_decided_write_can_do_nothing(stream: Store) -> None:
     writer = writer_of(stream, "in")
     writer.commit([task_of(writer, range(10, 20))])
     with pytest.raises(FencedError):
@@ -723,7 +721,7 @@ def test_without_the_number_of_the_micro_batch_nothing_is_written(
         task_of(query(stream), range(1))
 
 
-def test_a_write_looks_after_the_retention_of_its_stream(store: Store) -> None:  # SP8
+def test_a_write_looks_after_the_retention_of_its_stream(store: Store) -> None:
     store.create_stream("out", SCHEMA, segments=1, retention=Retention(size=1))
     for first in (0, 10):
         writer = writer_of(store)

@@ -59,7 +59,7 @@ def loaded(spark: Any, store: Store, stream: str, **options: Any) -> Any:
     return spark.read.format("headgate").options(store=store.root, **options).load(stream)
 
 
-def test_a_dataframe_goes_into_a_stream_and_comes_back(spark: Any, store: Store) -> None:  # SP2, SP3, SP7, SP8
+def test_a_dataframe_goes_into_a_stream_and_comes_back(spark: Any, store: Store) -> None:  # SP3
     query = "SELECT id, concat('k', id % 7) AS key, timestamp'2026-07-31 12:00:00 UTC' AS at, "
     query += "timestamp_ntz'2026-03-08 02:30:00' AS wall FROM range(10000)"
     frame = spark.sql(query).repartition(3)
@@ -74,11 +74,11 @@ def test_a_dataframe_goes_into_a_stream_and_comes_back(spark: Any, store: Store)
     assert sorted(row.id for row in found.select("id").collect()) == list(range(10_000))
     times = found.selectExpr("string(at)", "string(wall)").distinct().collect()
     assert [tuple(row) for row in times] == [("2026-07-31 08:00:00", "2026-03-08 02:30:00")], "in New York"
-    assert found.dtypes[2:4] == frame.dtypes[2:4] == [("at", "timestamp"), ("wall", "timestamp_ntz")]  # OP11
+    assert found.dtypes[2:4] == frame.dtypes[2:4] == [("at", "timestamp"), ("wall", "timestamp_ntz")]
     store.create_stream("app/before", pa.schema([("at", pa.timestamp("us")), ("wall", pa.timestamp("us", "UTC"))]))
     frame.select("at", "wall").limit(1).write.format("headgate").option("store", store.root).mode("append").save(
         "app/before"
-    )  # SC53
+    )
     (row,) = loaded(spark, store, "app/before").selectExpr("string(at)", "string(wall)").collect()
     assert tuple(row) == ("2026-07-31 12:00:00", "2026-03-07 21:30:00"), "the numbers stay"
     some = loaded(spark, store, "app/ids", rows_per_partition=1_000, keys='["k3"]')
@@ -109,7 +109,7 @@ def test_filters_of_one_use_of_a_read_leave_the_others_alone(spark: Any, store: 
             assert sorted(row.id for row in spark.table(f"filtered_{number}").collect()) == sorted(expected)
 
 
-def test_a_write_whose_tasks_fail_leaves_nothing(spark: Any, store: Store) -> None:  # SP8
+def test_a_write_whose_tasks_fail_leaves_nothing(spark: Any, store: Store) -> None:
     store.create_stream("out", pa.schema([("id", pa.int64())]))
     broken = "SELECT if(id = 9999, CAST(raise_error('this one') AS BIGINT), id) AS id FROM range(0, 10000, 1, 2)"
     writer = spark.sql(broken).write.format("headgate").option("store", store.root).mode("append")
@@ -169,7 +169,7 @@ def test_the_example_of_what_to_do_without_kafka_works_as_it_is_printed(
     assert names["p"].definition().plan.vertices
 
 
-def test_spark_reads_and_writes_the_streams_of_a_served_store(spark: Any, tmp_path: Path) -> None:  # SP11
+def test_spark_reads_and_writes_the_streams_of_a_served_store(spark: Any, tmp_path: Path) -> None:
     """Driver and workers know nothing of the store but its URL."""
     frame = spark.range(0, 2_000, 1, 2).selectExpr("id", "concat('k', id % 7) AS key")
     with serving(tmp_path / "served") as server, Store.open(server.address.url) as store:

@@ -36,7 +36,7 @@ def written(tmp_path: Path, program: str) -> tuple[list[tuple[str, str, str]], s
     return lines, ran.stdout, ran.stderr
 
 
-def test_every_line_has_its_level_and_its_operator(tmp_path: Path) -> None:  # OM8
+def test_every_line_has_its_level_and_its_operator(tmp_path: Path) -> None:
     lines, out, err = written(
         tmp_path,
         """
@@ -67,7 +67,7 @@ def test_every_line_has_its_level_and_its_operator(tmp_path: Path) -> None:  # O
     assert (out, err) == ("", "")
 
 
-def test_a_handler_of_the_users_is_not_given_its_own_lines(tmp_path: Path) -> None:  # OM8
+def test_a_handler_of_the_users_is_not_given_its_own_lines(tmp_path: Path) -> None:
     lines, _, err = written(
         tmp_path,
         """
@@ -80,7 +80,7 @@ def test_a_handler_of_the_users_is_not_given_its_own_lines(tmp_path: Path) -> No
     assert err == ""
 
 
-def test_files_are_rotated_and_a_process_that_is_used_again_writes_once(tmp_path: Path) -> None:  # OM8
+def test_files_are_rotated_and_a_process_that_is_used_again_writes_once(tmp_path: Path) -> None:
     lines, _, _ = written(
         tmp_path,
         """
@@ -98,7 +98,7 @@ def test_files_are_rotated_and_a_process_that_is_used_again_writes_once(tmp_path
     assert 100 < len(numbers) < 300
 
 
-def test_a_log_that_cannot_be_written_fails_nobody(tmp_path: Path) -> None:  # OM8
+def test_a_log_that_cannot_be_written_fails_nobody(tmp_path: Path) -> None:
     (tmp_path / "p").touch()
     _, out, _ = written(
         tmp_path / "q",
@@ -127,7 +127,7 @@ def test_logs_of_a_cluster_stay_with_spark_unless_told(monkeypatch: pytest.Monke
     assert worker_logs.spark_log("p") is None, "there can be no such directory"
 
 
-def test_what_goes_into_the_log_is_still_told_of_a_worker_that_is_lost(tmp_path: Path) -> None:  # OM8
+def test_what_goes_into_the_log_is_still_told_of_a_worker_that_is_lost(tmp_path: Path) -> None:
     lines, _, _ = written(
         tmp_path,
         """

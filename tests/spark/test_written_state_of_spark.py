@@ -48,7 +48,7 @@ class Seen(hg.ProcessFunction):
         pass
 
 
-def test_a_savepoint_is_made_of_spark_dataframes(spark: Any, tmp_path: Path) -> None:  # WS4
+def test_a_savepoint_is_made_of_spark_dataframes(spark: Any, tmp_path: Path) -> None:
     pipeline = hg.Pipeline("p", parallelism=2, checkpointing=hg.Checkpointing(dir=tmp_path / "checkpoints"))
     rows = pipeline.source(hg.FromRows([{"customer": "ann"}]), name="in").key_by("customer")
     rows.process(Seen(), name="seen").sink(hg.Discard())
@@ -67,7 +67,7 @@ def test_a_savepoint_is_made_of_spark_dataframes(spark: Any, tmp_path: Path) -> 
     assert found == ("c7", datetime(2026, 1, 2, 3, 4, 5, 7))
     hg.register_state_source(spark)
     read = spark.read.format("headgate-state").options(operator="seen", state="moment").load(str(tmp_path / "new"))
-    assert read.dtypes == at.dtypes == [("customer", "string"), ("value", "timestamp")]  # OP11
+    assert read.dtypes == at.dtypes == [("customer", "string"), ("value", "timestamp")]
     assert sorted(read.collect()) == sorted(at.collect())
     assert hg.read_state(tmp_path / "new", "seen", "days", keys=["c7"]).rows() == [("c7", date(2026, 1, 2), 7)]
     assert hg.read_state(tmp_path / "new", "seen", "days").select(pl.col("value").sum()).item() == 4950

@@ -27,7 +27,7 @@ NAMES = ["memory", "rocksdb", "rocksdb-without-cache"]
 """The last one writes everything back, and gives everything up, whenever it may."""
 
 IN_FILES = "rocksdb-in-files"
-"""As the last one; and checkpoints are files, however little state there is (RB20). Not for who looks at payloads."""
+"""As the last one; and checkpoints are files, however little state there is. Not for who looks at payloads."""
 
 GROUPS = 128
 OWNER = Ownership(GROUPS, 1, 0)

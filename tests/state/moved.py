@@ -61,7 +61,7 @@ class Written:
         return StoredFiles(found, read, f"files of '{NODE}'", self.pipeline)
 
     def states(self, index: int, parallelism: int) -> list[RestoredState]:
-        """Return what the operator of another subtask restores of it (R15, SF11)."""
+        """Return what the operator of another subtask restores of it (R15)."""
         if parallelism == self.parallelism and index != self.index:
             return []
         owned = key_groups_of_subtask(index, self.groups, parallelism)

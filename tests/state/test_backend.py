@@ -1,4 +1,4 @@
-"""The contract of a state backend: any history on any of them is that of plain dicts (ST3 to ST7, RB4, RB7)."""
+"""The contract of a state backend: any history on any of them is that of plain dicts."""
 
 from __future__ import annotations
 
@@ -267,25 +267,23 @@ def check_history(name: str, key: str, use: Rows, steps: list[tuple[str, list[in
         assert last.rows() == counts(model)
 
 
-# RB4 RB7
 @each
 @each_key
 @few
 @given(steps=STEPS)
 def test_any_history_by_row_is_that_of_plain_dicts(
     name: str, key: str, steps: list[tuple[str, list[int], int]]
-) -> None:  # RB4
+) -> None:
     check_history(name, key, Rows(key), steps)
 
 
-# RB4 RB7
 @each
 @each_key
 @few
 @given(steps=STEPS)
 def test_any_history_by_column_is_that_of_plain_dicts(
     name: str, key: str, steps: list[tuple[str, list[int], int]]
-) -> None:  # RB4
+) -> None:
     check_history(name, key, Columns(key), steps)
 
 
@@ -303,7 +301,7 @@ RECORD_STEPS = st.lists(
 @each
 @few
 @given(steps=RECORD_STEPS)
-def test_any_history_of_records_is_that_of_a_plain_dict(name: str, steps: list[tuple[str, list[int]]]) -> None:  # RB4
+def test_any_history_of_records_is_that_of_a_plain_dict(name: str, steps: list[tuple[str, list[int]]]) -> None:
     model: dict[str, tuple[Any, ...]] = {}
     held: list[tuple[FrozenState, list[Any]]] = []
     with states(name) as made:

@@ -1,4 +1,4 @@
-"""The identity of keyed state, which a checkpoint is refused by, and the columns of its sections (ST2, ST3)."""
+"""The identity of keyed state, which a checkpoint is refused by, and the columns of its sections."""
 
 from __future__ import annotations
 

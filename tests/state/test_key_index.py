@@ -85,7 +85,7 @@ def test_frozen_keys_do_not_see_later_keys() -> None:
         assert index.freeze()()[0].to_pylist() == more
 
 
-def test_keys_of_text_in_many_chunks_come_in_the_order_of_the_slots() -> None:  # TM12
+def test_keys_of_text_in_many_chunks_come_in_the_order_of_the_slots() -> None:
     index = make_key_index([pa.large_string()])
     names: list[str] = []
     random = np.random.default_rng(7)

@@ -1,4 +1,4 @@
-"""State of p subtasks goes on in q, on another backend too: each key is where it is owned, once (ST4, KG8, SF11)."""
+"""State of p subtasks goes on in q, on another backend too: each key is where it is owned, once (KG8)."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def written(worker: WorkerStates, parallelism: int) -> list[Parts]:
     [("memory", "rocksdb"), ("rocksdb", "memory"), ("rocksdb", "rocksdb-without-cache"), ("memory", "memory")],
 )
 @pytest.mark.parametrize("p", COUNTS)
-def test_state_of_p_subtasks_goes_on_in_q_on_either_backend(former: str, later: str, p: int) -> None:  # RB7
+def test_state_of_p_subtasks_goes_on_in_q_on_either_backend(former: str, later: str, p: int) -> None:
     with states(former) as formers, states(later) as laters:
         snapshots = written(formers, p)
         for q in COUNTS:

@@ -1,6 +1,6 @@
 """Records, windows and timers of p subtasks go on in q, on either backend: each row is where its key is owned, once.
 
-All pairs of parallelisms, on both backends. Values, lists and maps: ``test_rescaling.py`` (ST4, KG8, SF11).
+All pairs of parallelisms, on both backends. Values, lists and maps: ``test_rescaling.py`` (KG8).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ GROUPS = 16
 COUNTS = (1, 2, 3, 5, 8)
 ROCKS = "rocksdb-without-cache"
 BACKENDS = (("memory", "memory"), ("memory", ROCKS), (ROCKS, "memory"))
-"""Who wrote and who restores; what RocksDB writes as rows is what memory does (ST3)."""
+"""Who wrote and who restores; what RocksDB writes as rows is what memory does."""
 
 COUNT = 40
 RECORDS = Section("accumulators", pa.schema([("key", pa.int64()), ("n", pa.int64())]), ("key",))

@@ -46,7 +46,7 @@ VALUES: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
 
 
 @given(st.sampled_from(VALUES).flatmap(lambda case: st.tuples(st.just(case[0]), case[1])))
-def test_values_read_the_same_after_a_restore(case: tuple[pa.DataType, Any]) -> None:  # ST6
+def test_values_read_the_same_after_a_restore(case: tuple[pa.DataType, Any]) -> None:
     dtype, value = case
     made = conversion(dtype)
     try:
@@ -82,13 +82,13 @@ def test_values_read_the_same_after_a_restore(case: tuple[pa.DataType, Any]) -> 
         (NESTED, [1, []]),
     ],
 )
-def test_what_does_not_fit_is_refused(dtype: pa.DataType, value: Any) -> None:  # ST6
+def test_what_does_not_fit_is_refused(dtype: pa.DataType, value: Any) -> None:
     with pytest.raises((ValueError, TypeError, OverflowError)):
         conversion(dtype).store(value)
 
 
 @given(TIMES, st.sampled_from([None, UTC, ZoneInfo("UTC"), ZoneInfo("America/New_York"), timezone(timedelta(hours=5))]))
-def test_a_moment_is_the_same_in_whatever_zone_it_was_put(time: datetime, zone: tzinfo | None) -> None:  # OP11, ST6
+def test_a_moment_is_the_same_in_whatever_zone_it_was_put(time: datetime, zone: tzinfo | None) -> None:
     given = time.replace(year=min(max(time.year, 2), 9_998), tzinfo=zone)
     stored = conversion(pa.timestamp("us", "UTC")).store(given)
     expected = pa.array([given], pa.timestamp("us", "UTC")).view(pa.int64())[0].as_py()

@@ -72,7 +72,7 @@ def restored(
 @given(changes(), st.data())
 def test_any_values_become_what_python_makes_of_them(found: tuple[Change, Evolution], data: st.DataObject) -> None:
     change, evolution = found
-    evolution.check("state", change.new)  # EV8
+    evolution.check("state", change.new)
     values = data.draw(st.lists(st.none() | change.values, max_size=6))
     array = pa.array(values, change.old)
     for start in range(2):
@@ -80,13 +80,13 @@ def test_any_values_become_what_python_makes_of_them(found: tuple[Change, Evolut
         assert not isinstance(made, Misfit), made
         made.validate(full=True)
         assert made.type == change.new
-        assert made.to_pylist() == [change.then(value) for value in values[start:]]  # EV2 to EV5, EV10
+        assert made.to_pylist() == [change.then(value) for value in values[start:]]  # EV2
     again = evolved_values(pa.array([change.then(value) for value in values], change.new), change.new, evolution)
     assert not isinstance(again, Misfit), "what is as declared stays as it is"
     assert again.to_pylist() == [change.then(value) for value in values]
 
 
-def test_nulls_stay_where_they_are_at_every_level() -> None:  # EV10
+def test_nulls_stay_where_they_are_at_every_level() -> None:
     old = pa.struct([("gone", pa.int32()), ("in", pa.large_list(pa.struct([("a", pa.int32()), ("b", pa.int32())])))])
     new = pa.struct([("in", pa.large_list(pa.struct([("b", pa.int64()), ("c", pa.int64())])))])
     values = [None, {"gone": 1, "in": None}, {"gone": 1, "in": [None, {"a": 1, "b": 2}]}, {"gone": 1, "in": []}]
@@ -106,7 +106,7 @@ def test_a_type_is_read_as_arrow_writes_it(found: tuple[Change, Evolution]) -> N
 
 @pytest.mark.parametrize("form", ["row", "column"])
 @pytest.mark.parametrize("backend", NAMES[:2])
-def test_every_kind_of_state_in_every_backend_at_another_parallelism(backend: str, form: str) -> None:  # EV10
+def test_every_kind_of_state_in_every_backend_at_another_parallelism(backend: str, form: str) -> None:
     @settings(max_examples=8, suppress_health_check=list(HealthCheck))
     @given(changes(), st.data(), st.integers(1, 3))
     def run(found: tuple[Change, Evolution], data: st.DataObject, parallelism: int) -> None:
@@ -129,7 +129,7 @@ def test_every_kind_of_state_in_every_backend_at_another_parallelism(backend: st
 
 @pytest.mark.parametrize("form", ["row", "column"])
 @pytest.mark.parametrize("backend", NAMES[:2])
-def test_a_state_is_found_under_the_name_that_it_had(backend: str, form: str) -> None:  # EV5, EV7
+def test_a_state_is_found_under_the_name_that_it_had(backend: str, form: str) -> None:  # EV7
     old = section_of(KEYS, descriptor(VALUE, pa.int32(), name="count"))
     former = payload((old, [{"key0": 1, "value": 7}]))
     total = descriptor(VALUE, pa.int64(), name="total", evolution=Evolution(renamed_from="count"))
@@ -143,7 +143,7 @@ def test_a_state_is_found_under_the_name_that_it_had(backend: str, form: str) ->
 
 
 @pytest.mark.parametrize("form", ["row", "column"])
-def test_a_type_that_the_manifest_did_not_tell_is_refused_by_the_bytes(form: str) -> None:  # EV10
+def test_a_type_that_the_manifest_did_not_tell_is_refused_by_the_bytes(form: str) -> None:
     strange = [("a: int64, b", pa.int64())]
     former = payload((section_of(KEYS, descriptor(VALUE, pa.struct(strange))), []))
     new = pa.struct([("a", pa.int64()), ("b", pa.int64())])
@@ -188,7 +188,7 @@ def test_local_times_become_moments_wherever_they_are(backend: str, form: str) -
 
 @pytest.mark.parametrize("form", ["row", "column"])
 @pytest.mark.parametrize("had_ttl", [False, True])
-def test_a_state_may_get_or_lose_a_ttl_at_the_same_time(form: str, had_ttl: bool) -> None:  # EV10, TL7
+def test_a_state_may_get_or_lose_a_ttl_at_the_same_time(form: str, had_ttl: bool) -> None:
     ttl = TTL("1h")
     old = section_of(KEYS, descriptor(VALUE, pa.int32(), ttl=ttl if had_ttl else None))
     row = {"key0": 1, "value": 7}
@@ -199,7 +199,7 @@ def test_a_state_may_get_or_lose_a_ttl_at_the_same_time(form: str, had_ttl: bool
 
 
 @pytest.mark.parametrize("backend", NAMES[:2])
-def test_records_and_windows_are_converted_as_a_whole(backend: str) -> None:  # EV9, EV10
+def test_records_and_windows_are_converted_as_a_whole(backend: str) -> None:  # EV9
     schema = pa.schema([("n", pa.int32()), ("k", pa.int64()), ("gone", pa.int64())])
     old = Section("accumulators", schema, ("k",))
     former = payload((old, [{"n": 1, "k": 5, "gone": 0}, {"n": None, "k": 6, "gone": 0}]))
@@ -232,7 +232,7 @@ STRUCT = pa.struct([("a", pa.int64()), ("in", pa.large_list(pa.struct([("b", pa.
         (Evolution(defaults={"a": "text"}), "the default 'text' of field 'a' does not fit int64"),
     ],
 )
-def test_an_evolution_that_does_not_fit_the_type_is_refused(evolution: Evolution, problem: str) -> None:  # EV8
+def test_an_evolution_that_does_not_fit_the_type_is_refused(evolution: Evolution, problem: str) -> None:
     with pytest.raises(UsageError, match=r"^state 'x'") as told:
         evolution.check("state 'x'", STRUCT)
     assert problem in str(told.value)
@@ -240,7 +240,7 @@ def test_an_evolution_that_does_not_fit_the_type_is_refused(evolution: Evolution
     Evolution(renamed={"was": "in", "was.x": "in.b"}).check("state 'x'", STRUCT)
 
 
-def test_what_is_no_evolution_is_refused() -> None:  # EV8
+def test_what_is_no_evolution_is_refused() -> None:
     for wrong in ({"defaults": ["a"]}, {"renamed": {"a": 1}}, {"renamed": {1: "a"}}, {"renamed_from": ""}):
         with pytest.raises(UsageError, match="of an Evolution is"):
             Evolution(**wrong)  # type: ignore[arg-type]
@@ -257,7 +257,7 @@ def test_what_is_no_evolution_is_refused() -> None:  # EV8
 )
 def test_names_that_contradict_each_other_are_refused(
     declared: dict[str, str | None], forgotten: set[str], problem: str
-) -> None:  # EV8
+) -> None:
     with pytest.raises(UsageError, match=problem):
         check_names("operator 'x'", {name: Evolution(renamed_from=old) for name, old in declared.items()}, forgotten)
     check_names("operator 'x'", {"a": Evolution(renamed_from="c"), "b": Evolution()}, {"d"})

@@ -48,7 +48,7 @@ def written(storage: MemoryStorage, state: FrozenState, groups: KeyGroups, index
     return list(target.finish())
 
 
-def test_ranges_cover_what_is_owned_once_and_are_few() -> None:  # SF11
+def test_ranges_cover_what_is_owned_once_and_are_few() -> None:
     for count in (1, 5, 8, 43, 128):
         for size_bytes in (0, 64, 200, 1 << 30):
             ranges = key_group_ranges(KeyGroups(7, count), size_bytes)
@@ -61,7 +61,7 @@ KEYED = [name for name in CASES if name.startswith(("reduce", "by-", "window"))]
 
 
 @pytest.mark.parametrize("name", KEYED)
-def test_state_in_parts_is_the_state(name: str) -> None:  # SF11, SF12
+def test_state_in_parts_is_the_state(name: str) -> None:
     live = made(name)
     assert isinstance(live, Holder)
     frozen, storage = live.freeze(), MemoryStorage("parts")
@@ -76,7 +76,7 @@ def test_state_in_parts_is_the_state(name: str) -> None:  # SF11, SF12
 
 
 @pytest.mark.parametrize("name", ["reduce", "by-row-value", "window-merge"])
-def test_an_operator_keeps_no_part_that_it_has_restored(name: str) -> None:  # SF10
+def test_an_operator_keeps_no_part_that_it_has_restored(name: str) -> None:
     live, storage, alive = made(name), MemoryStorage("parts"), list[weakref.ref[Any]]()
     assert isinstance(live, Holder)
 
@@ -115,13 +115,13 @@ def backend(keys: np.ndarray | None = None) -> MemoryColumnBackend:  # type: ign
     return found
 
 
-def test_a_key_that_is_not_owned_is_never_written() -> None:  # SF11
+def test_a_key_that_is_not_owned_is_never_written() -> None:
     with pytest.raises(AssertionError, match="state 'count' has a key that its subtask does not own"):
         written(MemoryStorage("strange"), backend(np.arange(1_000)).freeze(), KeyGroups(0, 64))
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (2, 3), (3, 2), (5, 8), (8, 5), (3, 1)])
-def test_a_rescaled_worker_reads_about_its_share(before: int, after: int) -> None:  # SF11
+def test_a_rescaled_worker_reads_about_its_share(before: int, after: int) -> None:
     storage, parts = Counting("rescaled"), list[SnapshotPart]()
     for index in range(before):
         data = memoryview(joined(backend(np.arange(20_000)).freeze()))

@@ -154,7 +154,7 @@ class Machine(RuleBasedStateMachine):
             self.frozen.append((store.backend.freeze(), {kind: set(found) for kind, found in self.wanted.items()}))
 
     @rule()
-    def go_on_with_a_checkpoint(self) -> None:  # RB24
+    def go_on_with_a_checkpoint(self) -> None:
         for place, store in enumerate(self.stores):
             heir = type(store)(self.workers[place // 2])
             moved = Moved(store.backend.freeze(), groups=GROUPS)
@@ -210,7 +210,7 @@ def test_the_groups_of_the_model_are_those_of_the_product() -> None:
 
 
 @pytest.mark.parametrize("make", [Rows, Columns])
-def test_a_snapshot_that_is_written_later_has_no_timer_that_came_behind_its_barrier(make: Any) -> None:  # MC9
+def test_a_snapshot_that_is_written_later_has_no_timer_that_came_behind_its_barrier(make: Any) -> None:
     store = make()
     store.change(TimeKind.EVENT_TIME, [(("a", n), n) for n in range(100)], is_deletion=False)
     first = store.backend.freeze()
@@ -235,7 +235,7 @@ def all_of(store: Any) -> list[Timer]:
 
 
 @pytest.mark.parametrize("make", [Rows, Columns])
-def test_what_is_deleted_and_registered_again_and_again_takes_no_more_room(make: Any) -> None:  # TM12
+def test_what_is_deleted_and_registered_again_and_again_takes_no_more_room(make: Any) -> None:
     store = make()
     key = ("a", 1)
     for step in range(2_000):

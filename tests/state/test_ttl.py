@@ -1,4 +1,4 @@
-"""Columns with a TTL, many rows a call and keys more than once: what plain dicts with a clock have (TL2 to TL4)."""
+"""Columns with a TTL, many rows a call and keys more than once: what plain dicts with a clock have."""
 
 from __future__ import annotations
 
@@ -129,8 +129,8 @@ class Columns:
 @settings(max_examples=60)
 def test_many_rows_at_once_are_one_after_the_other_at_one_time(
     update: Any, history: list[tuple[str, Any, int]]
-) -> None:  # RB10
-    columns, model = Columns(TTL("5ms", update)), Model(5, update == "read_and_write")  # TL2, TL3, TL4
+) -> None:
+    columns, model = Columns(TTL("5ms", update)), Model(5, update == "read_and_write")
     with small():
         for do, given_, wait_ms in [*history, *((read, EVERYTHING, 0) for read in READS)]:
             backend = columns.backend

@@ -39,7 +39,6 @@ NAMES = st.one_of(st.text(max_size=30), st.lists(st.sampled_from(PIECES), max_si
 KEYS = OwnedKeys(KeyGroups(0, 128), 128)
 
 
-# SE8
 @given(NAMES)
 @example("/etc/passwd")
 @example("../escaped")
@@ -47,7 +46,7 @@ KEYS = OwnedKeys(KeyGroups(0, 128), 128)
 @example("")
 @example("a" * 300)
 @example("CURRENT\n")
-def test_a_name_that_is_read_stays_in_its_directory_or_is_refused(name: str) -> None:  # SE8
+def test_a_name_that_is_read_stays_in_its_directory_or_is_refused(name: str) -> None:
     try:
         found = read_name(name, "a file")
     except CorruptionError as error:
@@ -60,7 +59,6 @@ def test_a_name_that_is_read_stays_in_its_directory_or_is_refused(name: str) -> 
     assert str(refused).isprintable(), "what is refused is said, and does nothing to a terminal"
 
 
-# SE8
 @given(NAMES)
 @example("chk-0000000001/../../escaped")
 @example("/etc/passwd")
@@ -73,7 +71,6 @@ def test_a_path_that_is_read_stays_below_its_directory_or_is_refused(path: str) 
         assert os.path.normpath(f"/directory/{found}") == f"/directory/{path}"
 
 
-# SE8
 @given(NAMES, st.booleans())
 @example("../escaped", True)
 @example("/tmp/escaped", True)
@@ -91,7 +88,6 @@ def test_a_description_of_a_database_names_files_that_rocksdb_makes_or_is_damage
         assert os.path.normpath(f"/directory/{one}") == f"/directory/{one}"
 
 
-# SE8
 @given(NAMES)
 @example("../../../etc/passwd")
 @example("/etc/passwd")
@@ -115,7 +111,6 @@ def test_what_a_file_sink_calls_its_files_is_read_again(pipeline: str, node: str
         assert decode_files("a manifest", encode_files([file])) == [file]
 
 
-# SE8
 def test_a_manifest_does_not_lead_a_reader_out_of_the_checkpoints(tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(b"secret")
     storage = LocalStorage(tmp_path / "checkpoints")

@@ -1,4 +1,4 @@
-"""Whatever the umask is, only those who should can read what is written, and take the locks (SE1 to SE6)."""
+"""Whatever the umask is, only those who should can read what is written, and take the locks."""
 
 from __future__ import annotations
 
@@ -62,16 +62,13 @@ def write_everything(storage: LocalStorage) -> None:
     storage.rename_if_absent("a/d/staged", "e/renamed")
 
 
-# SE1
 def test_objects_are_their_owners_alone_under_a_permissive_umask(tmp_path: Path) -> None:
     write_everything(LocalStorage(tmp_path / "parent" / "root"))
     assert_modes(tmp_path / "parent", 0o600, 0o700)
 
 
-# SE2
 @pytest.mark.parametrize("umask", [0, 0o022, 0o077])
 def test_a_directory_that_is_shared_with_its_group_says_so_to_all_that_write_there(tmp_path: Path, umask: int) -> None:
-    # SE2
     os.umask(umask)
     make_root(tmp_path / "root", Access.GROUP, "checkpoint directory")
     write_everything(LocalStorage(tmp_path / "root"))
@@ -79,7 +76,6 @@ def test_a_directory_that_is_shared_with_its_group_says_so_to_all_that_write_the
     assert_modes(tmp_path / "root", 0o660, 0o2770)
 
 
-# SE2
 def test_below_a_teams_directory_nothing_is_shared_unless_somebody_says_so(tmp_path: Path) -> None:
     team = tmp_path / "team"
     team.mkdir()
@@ -89,7 +85,6 @@ def test_below_a_teams_directory_nothing_is_shared_unless_somebody_says_so(tmp_p
     assert not is_open_to_others(team / "root")
 
 
-# SE3
 def test_sharing_a_directory_that_is_not_shared_is_refused_with_the_way_out(tmp_path: Path) -> None:
     (tmp_path / "old").mkdir(0o755)
     with pytest.raises(UsageError, match=r"is not shared with its group.*chmod -R g\+rwX"):
@@ -98,7 +93,6 @@ def test_sharing_a_directory_that_is_not_shared_is_refused_with_the_way_out(tmp_
         Store.open(tmp_path / "store", access="all")
 
 
-# SE1
 def test_a_directory_of_version_0_1_keeps_working_and_new_files_are_private(tmp_path: Path) -> None:
     old = tmp_path / "root" / "a" / "b"
     old.mkdir(parents=True)
@@ -111,7 +105,6 @@ def test_a_directory_of_version_0_1_keeps_working_and_new_files_are_private(tmp_
     assert (found["a/b/put"], found["a/b/before"], found["a/b"]) == (0o600, 0o644, 0o777)
 
 
-# SE1
 @pytest.mark.parametrize(("access", "files", "directories"), [("owner", 0o600, 0o700), ("group", 0o660, 0o2770)])
 def test_a_store_is_private_with_its_write_ahead_log(tmp_path: Path, access: str, files: int, directories: int) -> None:
     with Store.open(tmp_path / "store", access=access) as store:
@@ -127,7 +120,6 @@ def test_a_store_is_private_with_its_write_ahead_log(tmp_path: Path, access: str
     assert_modes(tmp_path / "store", files, directories)
 
 
-# SE1
 def test_a_store_of_version_0_1_opens(tmp_path: Path) -> None:
     Store.open(tmp_path / "store").close()
     for path in (tmp_path / "store").rglob("*"):
@@ -136,7 +128,6 @@ def test_a_store_of_version_0_1_opens(tmp_path: Path) -> None:
         store.create_stream("s", SCHEMA)
 
 
-# SE4
 def test_a_lock_that_everybody_could_read_is_closed_to_them(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     path.write_bytes(b"held")
@@ -146,9 +137,8 @@ def test_a_lock_that_everybody_could_read_is_closed_to_them(tmp_path: Path) -> N
     assert path.read_bytes() == b"held"
 
 
-# SE4
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_another_user_who_may_look_into_the_directory_cannot_hold_the_lock(public: Path) -> None:  # SE4
+def test_another_user_who_may_look_into_the_directory_cannot_hold_the_lock(public: Path) -> None:
     os.close(open_lock(public / "lock"))
     os.seteuid(NOBODY)
     try:
@@ -161,7 +151,6 @@ def test_another_user_who_may_look_into_the_directory_cannot_hold_the_lock(publi
     os.close(descriptor)
 
 
-# SE2
 def test_a_shared_directory_is_never_seen_before_it_is_shared(tmp_path: Path) -> None:
     make_directory(tmp_path / "made", Access.GROUP)
     (tmp_path / "made" / "file").write_bytes(b"")
@@ -171,7 +160,6 @@ def test_a_shared_directory_is_never_seen_before_it_is_shared(tmp_path: Path) ->
     assert access_in(tmp_path / "made" / "not" / "there") is Access.GROUP
 
 
-# SE5
 def test_what_spark_wrote_gets_the_modes_of_the_directory_it_is_in(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     (tmp_path / "rows" / "part").mkdir(parents=True)
@@ -180,7 +168,6 @@ def test_what_spark_wrote_gets_the_modes_of_the_directory_it_is_in(tmp_path: Pat
     assert_modes(tmp_path / "rows", 0o600, 0o700)
 
 
-# SE6
 @pytest.mark.parametrize(
     ("mode", "is_open"),
     [(0o700, False), (0o2770, False), (0o2700, False), (0o750, True), (0o755, True), (0o2775, True)],
@@ -191,7 +178,6 @@ def test_a_directory_tells_whether_others_can_read_it(tmp_path: Path, mode: int,
 
 
 def test_what_goes_while_a_tree_is_restricted_needs_no_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # SE5
     (tmp_path / "rows" / "part").mkdir(parents=True)
     for name in "ab":
         (tmp_path / "rows" / "part" / name).touch(mode=0o644)

@@ -1,4 +1,4 @@
-"""What counts as written survives a power cut, although the first sync of its directory failed (O11)."""
+"""What counts as written survives a power cut, although the first sync of its directory failed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headgate.storage.base import AlreadyExists
 from headgate.storage.local import LocalStorage
 
 
-def test_what_exists_already_is_durable(tmp_path: Path) -> None:  # O11
+def test_what_exists_already_is_durable(tmp_path: Path) -> None:
     with PowerCut().watching() as power:
         storage = LocalStorage(tmp_path / "objects")
         storage.put_if_absent("a/first", [b"1"])
@@ -29,7 +29,7 @@ def test_what_exists_already_is_durable(tmp_path: Path) -> None:  # O11
         assert storage.get("a/b") == b"content"
 
 
-def test_what_cannot_be_synced_is_not_said_to_exist(tmp_path: Path) -> None:  # O11, O16
+def test_what_cannot_be_synced_is_not_said_to_exist(tmp_path: Path) -> None:
     with PowerCut().watching() as power:
         storage = LocalStorage(tmp_path / "objects")
         storage.put_if_absent("a/first", [b"1"])
@@ -41,7 +41,7 @@ def test_what_cannot_be_synced_is_not_said_to_exist(tmp_path: Path) -> None:  # 
 
 @pytest.mark.parametrize("look", [lambda storage: storage.list("a"), lambda storage: storage.get("a/b")])
 def test_what_is_listed_or_read_survives_a_power_cut(tmp_path: Path, look: Callable[[LocalStorage], object]) -> None:
-    """Whoever finds its own write done will not repeat it (O14)."""
+    """Whoever finds its own write done will not repeat it."""
     with PowerCut().watching() as power:
         storage = LocalStorage(tmp_path / "objects")
         storage.put("a/first", [b"1"])
@@ -55,7 +55,7 @@ def test_what_is_listed_or_read_survives_a_power_cut(tmp_path: Path, look: Calla
         assert storage.get("a/b") == b"content"
 
 
-def test_what_another_process_did_not_sync_is_synced_by_the_first_look(tmp_path: Path) -> None:  # O14
+def test_what_another_process_did_not_sync_is_synced_by_the_first_look(tmp_path: Path) -> None:
     with PowerCut().watching() as power:
         storage = LocalStorage(tmp_path / "objects")
         storage.put("a/first", [b"1"])
@@ -67,7 +67,7 @@ def test_what_another_process_did_not_sync_is_synced_by_the_first_look(tmp_path:
         assert storage.get("a/b") == b"content"
 
 
-def test_a_directory_that_was_removed_and_made_again_is_synced_by_the_first_look(tmp_path: Path) -> None:  # O14, O19
+def test_a_directory_that_was_removed_and_made_again_is_synced_by_the_first_look(tmp_path: Path) -> None:
     with PowerCut().watching() as power:
         storage = LocalStorage(tmp_path / "objects")
         storage.put("a/first", [b"1"])
@@ -80,7 +80,7 @@ def test_a_directory_that_was_removed_and_made_again_is_synced_by_the_first_look
         assert storage.get("a/b") == b"content"
 
 
-def test_only_so_many_directories_are_remembered(tmp_path: Path) -> None:  # O19
+def test_only_so_many_directories_are_remembered(tmp_path: Path) -> None:
     with PowerCut().watching() as power, pytest.MonkeyPatch.context() as patch:
         patch.setattr(fsync, "SEEN_MAX", 8)
         patch.setattr(fsync, "PLACED_MAX", 4)
@@ -96,7 +96,7 @@ def test_only_so_many_directories_are_remembered(tmp_path: Path) -> None:  # O19
         assert storage.get("chk-0/b") == b"content"
 
 
-def test_who_may_not_sync_may_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # O14
+def test_who_may_not_sync_may_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = LocalStorage(tmp_path / "objects")
     storage.put("a/b", [b"content"])
 

@@ -1,4 +1,4 @@
-"""Directories survive a power cut with what was acknowledged in them, whoever made them (O24)."""
+"""Directories survive a power cut with what was acknowledged in them, whoever made them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,6 @@ def test_a_power_cut_takes_directories_that_were_not_synced(tmp_path: Path) -> N
 @pytest.mark.parametrize("access", [Access.OWNER, Access.GROUP])
 @pytest.mark.parametrize("write", WRITES)
 def test_what_two_workers_write_into_a_new_directory_survives(tmp_path: Path, write: str, access: Access) -> None:
-    # O24
     """One makes it and fails to sync it; the other one has written meanwhile, so that it cannot be removed again."""
     prepared(tmp_path)
     storage = LocalStorage(tmp_path / "objects", access)
@@ -64,7 +63,6 @@ def test_what_two_workers_write_into_a_new_directory_survives(tmp_path: Path, wr
 
 @pytest.mark.parametrize("write", WRITES)
 def test_a_directory_that_another_process_died_over_is_synced_by_who_writes_there(tmp_path: Path, write: str) -> None:
-    # O24
     storage = prepared(tmp_path)
     with PowerCut().watching() as power:
         (tmp_path / "objects" / "p" / "log").mkdir(parents=True)  # and died before it synced either
@@ -83,7 +81,7 @@ def test_a_directory_that_another_process_died_over_is_synced_by_who_looks(tmp_p
     assert storage.get("log/a") == b"content"
 
 
-def test_a_directory_that_was_removed_and_made_again_by_others_is_synced_again(tmp_path: Path) -> None:  # O24
+def test_a_directory_that_was_removed_and_made_again_by_others_is_synced_again(tmp_path: Path) -> None:
     """Most file systems give the new one the inode number of the old one."""
     storage = prepared(tmp_path)
     with PowerCut().watching() as power:
@@ -105,7 +103,7 @@ def test_the_directories_above_the_storage_are_synced_too(tmp_path: Path) -> Non
     assert storage.get("a") == b"content"
 
 
-def test_a_directory_that_this_process_has_synced_is_not_synced_again(tmp_path: Path) -> None:  # O24
+def test_a_directory_that_this_process_has_synced_is_not_synced_again(tmp_path: Path) -> None:
     """Checkpoints make directories often: the parent is synced once for each, whatever is written into it."""
     storage = prepared(tmp_path)
     with PowerCut().watching() as power:
@@ -127,7 +125,7 @@ def test_a_directory_that_could_not_be_made_durable_is_not_taken_for_durable(tmp
     assert (tmp_path / "a" / "b").read_bytes() == b"content"
 
 
-def test_only_so_many_directories_are_held_open(tmp_path: Path) -> None:  # O19
+def test_only_so_many_directories_are_held_open(tmp_path: Path) -> None:
     with another_process(), patched(fsync, "PLACED_MAX", 8):
         storage = LocalStorage(tmp_path / "objects")
         for number in range(20):

@@ -58,7 +58,7 @@ def test_put_replaces(storage: Storage) -> None:
     assert storage.get("a") == b"new"
 
 
-def test_put_if_absent_refuses_a_taken_path_and_keeps_its_content(storage: Storage) -> None:  # O1
+def test_put_if_absent_refuses_a_taken_path_and_keeps_its_content(storage: Storage) -> None:
     storage.put_if_absent("x/y", [b"first"])
     with pytest.raises(AlreadyExists) as caught:
         storage.put_if_absent("x/y", [b"second"])
@@ -66,7 +66,7 @@ def test_put_if_absent_refuses_a_taken_path_and_keeps_its_content(storage: Stora
     assert storage.get("x/y") == b"first"
 
 
-def test_one_of_many_concurrent_creators_wins(storage: Storage) -> None:  # O1
+def test_one_of_many_concurrent_creators_wins(storage: Storage) -> None:
     winners: list[bytes] = []
     start = threading.Barrier(6)
 
@@ -138,7 +138,7 @@ def test_rename_moves(storage: Storage) -> None:
     assert storage.get("to/deep/b") == b"1"
 
 
-def test_rename_refuses_a_taken_target_and_leaves_the_source(storage: Storage) -> None:  # O2
+def test_rename_refuses_a_taken_target_and_leaves_the_source(storage: Storage) -> None:
     storage.put("a", [b"1"])
     storage.put("b", [b"2"])
     with pytest.raises(AlreadyExists):
@@ -219,7 +219,7 @@ def test_data_is_synced_before_its_name_and_the_directory_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storage = LocalStorage(tmp_path)
-    storage.put("first", [b"1"])  # syncs the path of the directory, too (O24)
+    storage.put("first", [b"1"])  # syncs the path of the directory, too
     steps: list[str] = []
     real = {name: getattr(os, name) for name in ("fsync", "replace", "link")}
 
@@ -234,17 +234,17 @@ def test_data_is_synced_before_its_name_and_the_directory_after(
     for name in real:
         spy(name)
     storage.put("a", [b"1"])
-    assert steps == ["fsync", "replace", "fsync directory"]  # O15
+    assert steps == ["fsync", "replace", "fsync directory"]
     steps.clear()
     storage.put_if_absent("b", [b"1"])
-    assert steps == ["fsync", "link", "fsync directory"]  # O18
+    assert steps == ["fsync", "link", "fsync directory"]
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
 @pytest.mark.parametrize("call", ["write", "fsync"])
 def test_a_full_or_broken_disk_is_a_transient_error_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, call: str
-) -> None:  # O16
+) -> None:
     storage = LocalStorage(tmp_path)
     with monkeypatch.context() as patch:
 
@@ -257,10 +257,10 @@ def test_a_full_or_broken_disk_is_a_transient_error_and_leaves_nothing(
     assert caught.value.is_transient
     assert os.strerror(code) in str(caught.value)
     assert list(tmp_path.iterdir()) == []
-    storage.put_if_absent("a", [b"1"])  # O17: no repair needed
+    storage.put_if_absent("a", [b"1"])  # no repair needed
 
 
-def test_lack_of_rights_is_a_permanent_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # O17
+def test_lack_of_rights_is_a_permanent_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = LocalStorage(tmp_path)
 
     def fail(*_: object) -> int:
@@ -272,7 +272,7 @@ def test_lack_of_rights_is_a_permanent_error(tmp_path: Path, monkeypatch: pytest
     assert not caught.value.is_transient
 
 
-def test_a_rename_interrupted_between_link_and_unlink_can_be_repeated(tmp_path: Path) -> None:  # O2
+def test_a_rename_interrupted_between_link_and_unlink_can_be_repeated(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
     storage.put("a", [b"1"])
     os.link(tmp_path / "a", tmp_path / "b")
@@ -282,7 +282,7 @@ def test_a_rename_interrupted_between_link_and_unlink_can_be_repeated(tmp_path: 
 
 def test_a_rename_of_an_object_store_that_was_cut_leaves_both_names_and_is_finished_by_nobody(
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # O2
+) -> None:
     storage = open_storage("obstore+memory:///")
     storage.put("a", [b"1"])
 
@@ -336,7 +336,7 @@ def test_faults_hit_the_operations_they_name() -> None:
     storage.list("")
 
 
-def test_an_object_store_gets_each_object_in_one_request(monkeypatch: pytest.MonkeyPatch) -> None:  # O13
+def test_an_object_store_gets_each_object_in_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """An upload in parts that is aborted leaves parts that nobody sees and somebody pays for."""
     seen: list[object] = []
     real = obstore.put
@@ -353,7 +353,7 @@ def test_an_object_store_gets_each_object_in_one_request(monkeypatch: pytest.Mon
     assert len(storage.get("a")) == 6 << 20
 
 
-def test_a_part_of_an_object_is_one_request(monkeypatch: pytest.MonkeyPatch) -> None:  # O26
+def test_a_part_of_an_object_is_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
     storage = open_storage("obstore+memory:///")
     storage.put("a", [b"0123456789"])
     asked: list[str] = []
@@ -368,7 +368,7 @@ def test_a_part_of_an_object_is_one_request(monkeypatch: pytest.MonkeyPatch) -> 
     assert asked[2:] == ["get_range", "head"]
 
 
-def test_a_storage_says_whether_its_requests_travel(tmp_path: Path) -> None:  # O27
+def test_a_storage_says_whether_its_requests_travel(tmp_path: Path) -> None:
     assert [open_storage(url).is_afar for url in (str(tmp_path), "memory://x", "obstore+memory:///")] == [
         False,
         False,
@@ -377,7 +377,6 @@ def test_a_storage_says_whether_its_requests_travel(tmp_path: Path) -> None:  # 
     assert FaultyStorage(open_storage("obstore+memory:///")).is_afar
 
 
-# SE21
 @pytest.mark.parametrize(
     "url",
     [
@@ -392,7 +391,7 @@ def test_a_storage_says_whether_its_requests_travel(tmp_path: Path) -> None:  # 
 )
 def test_a_url_with_a_secret_is_refused_wherever_it_is_given_and_not_shown(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # SE21
+) -> None:
     monkeypatch.chdir(tmp_path)
     given: list[Callable[[], object]] = [
         lambda: open_storage(url),

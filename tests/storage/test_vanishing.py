@@ -30,7 +30,7 @@ def before_first(call: Callable[..., Any], act: Callable[[], object]) -> Callabl
     return wrapped
 
 
-def test_a_directory_that_goes_while_it_is_listed_has_nothing(tmp_path: Path) -> None:  # O20
+def test_a_directory_that_goes_while_it_is_listed_has_nothing(tmp_path: Path) -> None:
     """Another process takes the last object out of it."""
     LocalStorage(tmp_path).put("staged/a", [b"1"])
     LocalStorage(tmp_path).put("kept", [b"2"])
@@ -52,7 +52,7 @@ def before_first_in(name: str, act: Callable[[], object]) -> Callable[[Path], No
     return sync
 
 
-def test_a_rename_is_done_although_the_directory_of_its_source_goes(tmp_path: Path) -> None:  # O20
+def test_a_rename_is_done_although_the_directory_of_its_source_goes(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
     storage.put("staged/a", [b"1"])
     with patched(os, "unlink", unlink_and_remove_the_directory(os.unlink)):
@@ -69,7 +69,7 @@ def unlink_and_remove_the_directory(real: Callable[..., None]) -> Callable[..., 
     return unlink
 
 
-def test_a_rename_makes_the_directory_of_its_target_again(tmp_path: Path) -> None:  # O20
+def test_a_rename_makes_the_directory_of_its_target_again(tmp_path: Path) -> None:
     """Somebody took the last object out of it behind our look."""
     storage = LocalStorage(tmp_path)
     storage.put("staged/a", [b"1"])
@@ -80,7 +80,7 @@ def test_a_rename_makes_the_directory_of_its_target_again(tmp_path: Path) -> Non
     assert storage.list("") == ["shown/a"]
 
 
-def test_a_target_that_was_taken_and_goes_meanwhile_is_free(tmp_path: Path) -> None:  # O20
+def test_a_target_that_was_taken_and_goes_meanwhile_is_free(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
     storage.put("staged/a", [b"1"])
     storage.put("shown/a", [b"2"])
@@ -90,7 +90,7 @@ def test_a_target_that_was_taken_and_goes_meanwhile_is_free(tmp_path: Path) -> N
     assert storage.get("shown/a") == b"1"
 
 
-def test_a_source_that_goes_meanwhile_is_not_found(tmp_path: Path) -> None:  # O20
+def test_a_source_that_goes_meanwhile_is_not_found(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
     storage.put("staged/a", [b"1"])
     another = LocalStorage(tmp_path)
@@ -102,7 +102,7 @@ def test_a_source_that_goes_meanwhile_is_not_found(tmp_path: Path) -> None:  # O
     assert storage.list("") == []
 
 
-def test_a_put_makes_its_directory_as_often_as_it_goes(tmp_path: Path) -> None:  # O20
+def test_a_put_makes_its_directory_as_often_as_it_goes(tmp_path: Path) -> None:
     """Somebody removes what was just made of it."""
     storage = LocalStorage(tmp_path)
     sync = before_first(fsync.sync_directory, lambda: shutil.rmtree(tmp_path / "run"))
@@ -112,7 +112,7 @@ def test_a_put_makes_its_directory_as_often_as_it_goes(tmp_path: Path) -> None: 
 
 
 @pytest.mark.parametrize(("call", "put"), [("link", "put_if_absent"), ("replace", "put")])
-def test_a_sweep_leaves_what_is_being_written(tmp_path: Path, call: str, put: str) -> None:  # O28
+def test_a_sweep_leaves_what_is_being_written(tmp_path: Path, call: str, put: str) -> None:
     """A driver that was stopped in its recovery goes on with it, while its heir commits."""
     swept: list[int] = []
     another = LocalStorage(tmp_path)
@@ -125,7 +125,7 @@ def test_a_sweep_leaves_what_is_being_written(tmp_path: Path, call: str, put: st
     assert another.sweep_unfinished() == 0
 
 
-def test_a_sweep_that_comes_first_costs_a_file_and_no_write(tmp_path: Path) -> None:  # O28
+def test_a_sweep_that_comes_first_costs_a_file_and_no_write(tmp_path: Path) -> None:
     """Between the creation of the file and its lock."""
     another, swept = LocalStorage(tmp_path), list[int]()
     with patched(fcntl, "flock", before_first(fcntl.flock, lambda: swept.append(another.sweep_unfinished()))):
@@ -136,7 +136,7 @@ def test_a_sweep_that_comes_first_costs_a_file_and_no_write(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("put", ["put", "put_if_absent"])
-def test_what_is_deleted_right_behind_its_put_was_put(tmp_path: Path, put: str) -> None:  # O28, O20
+def test_what_is_deleted_right_behind_its_put_was_put(tmp_path: Path, put: str) -> None:
     another = LocalStorage(tmp_path)
     with patched(local, "sync_directory", before_first(local.sync_directory, lambda: another.delete("d/a"))):
         getattr(LocalStorage(tmp_path), put)("d/a", [b"1"])

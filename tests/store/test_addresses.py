@@ -23,14 +23,14 @@ from headgate.store.store import Store, store_root
         ("headgate://[::1]:7", "headgate://[::1]:7", False),
     ],
 )
-def test_a_served_store_has_one_spelling(given: str, named: str, is_tls: bool) -> None:  # SS1
+def test_a_served_store_has_one_spelling(given: str, named: str, is_tls: bool) -> None:
     assert store_root(given) == named
     assert store_root(named) == named
     assert parse_server_url(given).is_tls is parse_server_url(named).is_tls is is_tls
 
 
 @pytest.mark.parametrize("url", ["headgate://me:secret@h:1", "https://secret@h", "headgate://:secret@h"])
-def test_a_token_in_a_url_is_refused_and_not_shown(url: str) -> None:  # SS1
+def test_a_token_in_a_url_is_refused_and_not_shown(url: str) -> None:
     with pytest.raises(UsageError, match="HEADGATE_STORE_TOKEN") as caught:
         store_root(url)
     assert "secret" not in str(caught.value)
@@ -40,11 +40,11 @@ def test_a_token_in_a_url_is_refused_and_not_shown(url: str) -> None:  # SS1
     "url",
     ["headgate://", "headgate://h:x", "headgate://h:99999", "headgate://h:1/store", "https://h/?a=b", "http://h#a"],
 )
-def test_what_cannot_be_the_url_of_a_server_is_refused(url: str) -> None:  # SS1
+def test_what_cannot_be_the_url_of_a_server_is_refused(url: str) -> None:
     with pytest.raises(UsageError, match="headgate://host:port"):
         store_root(url)
 
 
-def test_the_server_says_where_chunks_are() -> None:  # SS1
+def test_the_server_says_where_chunks_are() -> None:
     with pytest.raises(UsageError, match="chunks="):
         Store._open_served("headgate://127.0.0.1:1", None, "s3://bucket")

@@ -25,7 +25,7 @@ class Server:
         return date_ms
 
 
-def test_the_date_is_the_servers_and_is_seldom_asked_for() -> None:  # DB12
+def test_the_date_is_the_servers_and_is_seldom_asked_for() -> None:
     clock = HandClock(passed_ms=1_000)
     server = Server(clock)
     date = ServerClock(server.date_ms, clock)
@@ -41,7 +41,7 @@ def test_the_date_is_the_servers_and_is_seldom_asked_for() -> None:  # DB12
     assert server.asked == 2
 
 
-def test_a_date_that_cannot_be_asked_for_goes_on() -> None:  # DB12
+def test_a_date_that_cannot_be_asked_for_goes_on() -> None:
     clock = HandClock()
     server = Server(clock)
     date = ServerClock(server.date_ms, clock)

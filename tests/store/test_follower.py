@@ -114,7 +114,7 @@ def test_what_is_truncated_under_a_follower_is_told(store: Store) -> None:  # FW
     check_order(all_of(store.follow(STREAM)), [20])
 
 
-def test_columns_that_are_added_come_with_the_first_event_that_has_them(store: Store) -> None:  # FW3
+def test_columns_that_are_added_come_with_the_first_event_that_has_them(store: Store) -> None:
     write(store, 1)
     follower = store.follow(STREAM)
     first = follower.read()
@@ -133,7 +133,7 @@ def test_columns_that_are_added_come_with_the_first_event_that_has_them(store: S
     assert follower.read() is None
 
 
-def test_a_look_at_new_columns_that_fails_costs_nothing(store: Store) -> None:  # FW8
+def test_a_look_at_new_columns_that_fails_costs_nothing(store: Store) -> None:
     failing = Failing(store._core.catalogue)
     follower = Store(store.root, failing, store._core.storage).follow(STREAM)  # type: ignore[arg-type]
     wide = pa.schema([*KEYED, pa.field("note", pa.large_string())])
@@ -149,7 +149,7 @@ def test_a_look_at_new_columns_that_fails_costs_nothing(store: Store) -> None:  
     assert [one.batch.to_pylist() for one in follower] == [[{"key": "k", "value": 1, "note": "new"}]]
 
 
-def test_a_call_that_fails_costs_a_follower_nothing(store: Store) -> None:  # FW8: whichever it is
+def test_a_call_that_fails_costs_a_follower_nothing(store: Store) -> None:  # whichever it is
     write(store, *range(5))
     store.split(STREAM, 1, 2)
     write(store, *range(5, 10))
@@ -172,7 +172,7 @@ def test_a_call_that_fails_costs_a_follower_nothing(store: Store) -> None:  # FW
         assert follower.cut() == store.tail(STREAM)
 
 
-def test_numbers_that_became_wider_are_followed(store: Store) -> None:  # FW3
+def test_numbers_that_became_wider_are_followed(store: Store) -> None:
     store.create_stream("narrow", pa.schema({"n": pa.int32()}), segments=1)
     follower = store.follow("narrow")
     store.update_stream("narrow", columns=pa.schema({"n": pa.int64()}))
@@ -183,7 +183,7 @@ def test_numbers_that_became_wider_are_followed(store: Store) -> None:  # FW3
     assert found.batch.to_pylist() == [{"n": 1 << 40}]
 
 
-def test_who_follows_from_its_cut_gets_the_rest(store: Store) -> None:  # FW4
+def test_who_follows_from_its_cut_gets_the_rest(store: Store) -> None:
     write(store, *range(20))
     store.resize(STREAM, 5)
     write(store, *range(20, 40))
@@ -304,7 +304,7 @@ def test_a_key_that_cannot_be_is_refused(store: Store) -> None:  # FW7
 )
 def test_any_history_is_followed_once_and_in_order(
     steps: list[str], data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
-) -> None:  # FW1, FW4, FW5
+) -> None:  # FW1, FW5
     with Store.open(tmp_path_factory.mktemp("followed") / "store") as store:
         store.create_stream(STREAM, KEYED, segments=2, routing_key="key")
         follower, found, written = store.follow(STREAM), list[tuple[str, int]](), 0

@@ -129,7 +129,7 @@ def silent_of(opened: Callable[[], AbstractContextManager[Store]], whole: Events
 @pytest.mark.parametrize("damage", [flipped, cut, zeroed, misplaced])
 def test_no_damage_to_a_store_is_read_as_fewer_or_other_events(
     whole: tuple[Path, Events], damage: Damage, tmp_path: Path
-) -> None:  # LH14, CT14
+) -> None:
     original, expected = whole
     chance = random.Random(damage.__name__)
     files = [path.relative_to(original) for path in sorted(original.rglob("*.chunk"))]
@@ -146,7 +146,7 @@ def test_no_damage_to_a_store_is_read_as_fewer_or_other_events(
         shutil.rmtree(root)
 
 
-def test_a_torn_tail_of_the_catalogues_log_is_cut_and_nothing_acknowledged_is_lost(tmp_path: Path) -> None:  # LH14, CT1
+def test_a_torn_tail_of_the_catalogues_log_is_cut_and_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
     """The power goes while a commit is written: none of it counts, and all before it does."""
     root = tmp_path / "store"
     log = root / f"{CATALOGUE}-wal"
@@ -181,7 +181,7 @@ def test_a_torn_tail_of_the_catalogues_log_is_cut_and_nothing_acknowledged_is_lo
 @pytest.mark.parametrize("segment", [0, 2, 3])
 def test_a_segment_that_is_lost_is_an_error_for_whoever_reads_or_writes_the_stream(
     whole: tuple[Path, Events], segment: int, tmp_path: Path
-) -> None:  # CT14
+) -> None:
     shutil.copytree(whole[0], tmp_path / "store")
     with Store.open(tmp_path / "store") as store:
         reader = store.reader(STREAM, segment, len(whole[1][segment]))
@@ -200,7 +200,7 @@ def test_a_segment_that_is_lost_is_an_error_for_whoever_reads_or_writes_the_stre
 @pytest.mark.parametrize("gone", ["tables", "version"])
 def test_tables_that_are_gone_are_an_error_and_not_made_anew(
     whole: tuple[Path, Events], gone: str, tmp_path: Path
-) -> None:  # CT14
+) -> None:
     path = tmp_path / "store" / CATALOGUE
     shutil.copytree(whole[0], path.parent)
     with closing(sqlite3.connect(path, isolation_level=None)) as tables:
@@ -220,7 +220,7 @@ NO_VERSIONS = {"bytes": "x'39'", "text": "'nine'", "long": f"'{'9' * 5_000}'", "
 
 
 @pytest.mark.parametrize("value", NO_VERSIONS.values(), ids=NO_VERSIONS)
-def test_a_version_that_is_no_number_is_damage(whole: tuple[Path, Events], value: str, tmp_path: Path) -> None:  # CT14
+def test_a_version_that_is_no_number_is_damage(whole: tuple[Path, Events], value: str, tmp_path: Path) -> None:
     path = tmp_path / "store" / CATALOGUE
     shutil.copytree(whole[0], path.parent)
     loosen(path, "meta")
@@ -241,7 +241,7 @@ def loosen(path: Path, table: str) -> None:
 @pytest.mark.parametrize("column", ["size_bytes", "checksum", "offset", "events_count"])
 def test_columns_that_hold_what_they_never_hold_are_damage(
     whole: tuple[Path, Events], value: str, column: str, tmp_path: Path
-) -> None:  # CT14, S35
+) -> None:
     path = tmp_path / "store" / CATALOGUE
     shutil.copytree(whole[0], path.parent)
     loosen(path, "parts")
@@ -261,7 +261,7 @@ OF_EVENTS = ("streams", "segments", "chunks", "parts", "former_schemas")
 
 def test_no_value_of_the_catalogue_is_damaged_so_that_other_events_are_read(
     whole: tuple[Path, Events],
-) -> None:  # CT14
+) -> None:
     """Whatever a column holds: what is read is what was written, up to an error of ours."""
     storage, chance = MemoryStorage(), random.Random(14)
     damaged = Damaged(lambda catalogue: fill(Store("store", catalogue, storage)))
@@ -277,7 +277,7 @@ def test_no_value_of_the_catalogue_is_damaged_so_that_other_events_are_read(
 
 def test_a_check_tells_of_a_chunk_that_is_damaged_anywhere_and_goes_on(
     whole: tuple[Path, Events], tmp_path: Path
-) -> None:  # S40
+) -> None:
     shutil.copytree(whole[0], tmp_path / "store")
     first, second, *_ = sorted((tmp_path / "store").rglob("*.chunk"))
     second.unlink()
@@ -305,7 +305,7 @@ FOOTERS = [
 @pytest.mark.parametrize("footer", FOOTERS, ids=map(str, range(len(FOOTERS))))
 def test_a_footer_of_another_shape_is_told_although_its_checksum_is_right(
     whole: tuple[Path, Events], footer: object, tmp_path: Path
-) -> None:  # S40
+) -> None:
     shutil.copytree(whole[0], tmp_path / "store")
     path = min((tmp_path / "store").rglob("*.chunk"))
     data, other = path.read_bytes(), msgspec.msgpack.encode(footer)
@@ -317,9 +317,7 @@ def test_a_footer_of_another_shape_is_told_although_its_checksum_is_right(
     assert problem.where.endswith(path.name)
 
 
-def test_what_is_written_while_orphans_are_looked_for_stays(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:  # S40
+def test_what_is_written_while_orphans_are_looked_for_stays(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     real = store._core.storage.list
 
     def listed(directory: str) -> list[str]:
@@ -336,7 +334,7 @@ def test_what_is_written_while_orphans_are_looked_for_stays(
 @pytest.mark.parametrize("verify_events", [False, True])
 def test_what_the_store_gives_up_while_it_is_checked_is_no_problem(
     store: Store, monkeypatch: pytest.MonkeyPatch, verify_events: bool
-) -> None:  # S40
+) -> None:
     """The check sees the catalogue of one moment, and files go as others truncate and abort."""
     for n in range(4):
         with store.writer(STREAM) as writer:
@@ -360,7 +358,7 @@ def test_what_the_store_gives_up_while_it_is_checked_is_no_problem(
     assert store.events_between(store.head(STREAM)) == 0
 
 
-def test_no_file_is_removed_where_something_is_damaged(whole: tuple[Path, Events], tmp_path: Path) -> None:  # S40
+def test_no_file_is_removed_where_something_is_damaged(whole: tuple[Path, Events], tmp_path: Path) -> None:
     """A chunk whose row is damaged seems to belong to nothing."""
     shutil.copytree(whole[0], tmp_path / "store")
     files = sorted((tmp_path / "store").rglob("*.chunk"))
@@ -374,9 +372,8 @@ def test_no_file_is_removed_where_something_is_damaged(whole: tuple[Path, Events
     assert sorted((tmp_path / "store").rglob("*.chunk")) == files
 
 
-# SE20 LY2
 @pytest.mark.parametrize("payload", [wild(BATCH), message(BATCH, "zstd")], ids=["wild", "compressed"])
-def test_a_part_that_would_crash_its_readers_is_damage(payload: bytes | pa.Buffer) -> None:  # SE20
+def test_a_part_that_would_crash_its_readers_is_damage(payload: bytes | pa.Buffer) -> None:
     """Its checksum is right: who may append may write any bytes."""
     storage = MemoryStorage("chunks")
     chunk = encode_chunk(1, [Part(0, BATCH.num_rows, payload)])
@@ -385,7 +382,6 @@ def test_a_part_that_would_crash_its_readers_is_damage(payload: bytes | pa.Buffe
         read_part(storage, StoredPart(0, "1/w/a.chunk", chunk.entries[0]), BATCH.schema)
 
 
-# SE20
 def test_what_readers_would_refuse_is_not_stored(tmp_path: Path) -> None:
     no_text = pa.StringArray.from_buffers(1, pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xff"))
     batch = pa.record_batch([no_text.cast(KEYED.field("key").type, safe=False), pa.array([1])], schema=KEYED)

@@ -55,7 +55,7 @@ def counted(inside: Room) -> Counter[str]:
     return counts
 
 
-def test_a_read_waits_until_something_comes_or_its_time_is_over() -> None:  # RG21
+def test_a_read_waits_until_something_comes_or_its_time_is_over() -> None:
     inside, told = room(), []
 
     def read(store: Store) -> None:
@@ -73,7 +73,7 @@ def test_a_read_waits_until_something_comes_or_its_time_is_over() -> None:  # RG
     assert third == (None, at_ms + 2_000) == (None, later_ms)
 
 
-def test_a_reader_that_waits_asks_the_store_for_nothing_but_whether_it_has_changed() -> None:  # RG21
+def test_a_reader_that_waits_asks_the_store_for_nothing_but_whether_it_has_changed() -> None:
     inside = room()
 
     def read(store: Store) -> None:
@@ -89,7 +89,7 @@ def test_a_reader_that_waits_asks_the_store_for_nothing_but_whether_it_has_chang
     inside.run()
 
 
-def test_what_came_while_it_looked_is_not_waited_for() -> None:  # RG21
+def test_what_came_while_it_looked_is_not_waited_for() -> None:
     inside, told = room(), []
     real = inside.catalogue.parts
 
@@ -109,7 +109,7 @@ def test_what_came_while_it_looked_is_not_waited_for() -> None:  # RG21
     assert inside.now_ms == 0
 
 
-def test_a_reader_that_waits_hears_of_markers_and_of_segments_that_come_to_it() -> None:  # RG8, RG21
+def test_a_reader_that_waits_hears_of_markers_and_of_segments_that_come_to_it() -> None:  # RG8
     inside, told = room(), []
 
     def read(store: Store) -> None:
@@ -132,7 +132,7 @@ def test_a_reader_that_waits_hears_of_markers_and_of_segments_that_come_to_it() 
     assert told == [CheckpointMarker("c"), [5]]
 
 
-def test_what_was_returned_is_committed_while_its_reader_waits() -> None:  # RG19, RG21
+def test_what_was_returned_is_committed_while_its_reader_waits() -> None:
     inside, cuts = room(), []
 
     def read(store: Store) -> None:
@@ -152,7 +152,7 @@ def test_what_was_returned_is_committed_while_its_reader_waits() -> None:  # RG1
     assert cuts == [{0: 0}, {0: 3}]
 
 
-def test_nobody_waits_for_what_cannot_come() -> None:  # RG5, RG21
+def test_nobody_waits_for_what_cannot_come() -> None:  # RG5
     inside = room()
 
     def read(store: Store) -> None:
@@ -170,7 +170,7 @@ def test_nobody_waits_for_what_cannot_come() -> None:  # RG5, RG21
     assert inside.now_ms < LEASE_MS
 
 
-def test_who_is_fenced_while_it_waits_is_told() -> None:  # RG12, RG21
+def test_who_is_fenced_while_it_waits_is_told() -> None:  # RG12
     inside, told = room(), []
 
     def read(store: Store) -> None:
@@ -207,14 +207,14 @@ def busy(inside: Room, busy_ms: int, busy_at_most: str | None) -> tuple[list[str
     return told, inside.threads_of(process)
 
 
-def test_a_thread_says_that_a_busy_reader_lives_for_as_long_as_it_may_be_busy() -> None:  # RG22
+def test_a_thread_says_that_a_busy_reader_lives_for_as_long_as_it_may_be_busy() -> None:
     assert busy(room(), 5 * LEASE_MS, "10s") == (["busy", "other"], ["main", HEART])
     assert busy(room(), 5 * LEASE_MS, None) == (["other"], ["main"])
     told, threads = busy(room(), 6 * LEASE_MS, "3s")
     assert (told, threads) == (["other"], ["main"])
 
 
-def test_whoever_was_busy_for_too_long_is_refused_and_does_not_come_back() -> None:  # RG12, RG22
+def test_whoever_was_busy_for_too_long_is_refused_and_does_not_come_back() -> None:  # RG12
     inside, told = room(), []
 
     def work(store: Store) -> None:
@@ -239,7 +239,7 @@ def test_whoever_was_busy_for_too_long_is_refused_and_does_not_come_back() -> No
     assert (told, inside.threads_of(process)) == (["refused"], [])
 
 
-def test_the_thread_ends_when_its_reader_is_out_of_the_group() -> None:  # RG12, RG22
+def test_the_thread_ends_when_its_reader_is_out_of_the_group() -> None:  # RG12
     inside, threads = room(), []
 
     def work(store: Store) -> None:
@@ -260,7 +260,7 @@ def test_the_thread_ends_when_its_reader_is_out_of_the_group() -> None:  # RG12,
     assert inside.now_ms < 3 * LEASE_MS
 
 
-def test_the_thread_ends_with_its_reader_and_goes_on_after_a_failure() -> None:  # RG22
+def test_the_thread_ends_with_its_reader_and_goes_on_after_a_failure() -> None:
     inside, beats = room(), []
     real = inside.catalogue.change_group
 
@@ -290,7 +290,7 @@ def test_the_thread_ends_with_its_reader_and_goes_on_after_a_failure() -> None: 
     assert len(beats) == 4
 
 
-def test_the_thread_ends_when_nobody_has_its_reader_any_more() -> None:  # RG22
+def test_the_thread_ends_when_nobody_has_its_reader_any_more() -> None:
     """It was dropped without ``leave``: others get what it had when its lease is over, not after ``busy_at_most``."""
     inside, threads, there = room(), [], []
 
@@ -318,7 +318,7 @@ def test_the_thread_ends_when_nobody_has_its_reader_any_more() -> None:  # RG22
     assert there == ["other"]
 
 
-def test_a_name_is_free_when_its_reader_has_been_silent_for_its_lease() -> None:  # RG23
+def test_a_name_is_free_when_its_reader_has_been_silent_for_its_lease() -> None:
     inside, told = room(), []
 
     def work(store: Store) -> None:
@@ -339,7 +339,7 @@ def test_a_name_is_free_when_its_reader_has_been_silent_for_its_lease() -> None:
     assert refused_ms == joined_ms + 5_000
 
 
-def test_who_has_the_name_and_lives_keeps_it() -> None:  # RG23
+def test_who_has_the_name_and_lives_keeps_it() -> None:
     inside, told = room(), []
 
     def live(store: Store) -> None:

@@ -63,11 +63,11 @@ def damaged(store: Store, **values: int) -> list[str]:
 
 
 @pytest.mark.parametrize("values", [{"key_low": 0}, {"key_high": 17}, {"created_epoch": 4}, {"closed_epoch": 0}])
-def test_a_damaged_layout_is_found(store: Store, values: dict[str, int]) -> None:  # CT6, S40
+def test_a_damaged_layout_is_found(store: Store, values: dict[str, int]) -> None:  # CT6
     assert damaged(store, **values)
 
 
-def test_a_segment_too_few_is_found(store: Store) -> None:  # CT6, S40
+def test_a_segment_too_few_is_found(store: Store) -> None:  # CT6
     with database_of(store).write() as connection:
         connection.execute(t.segments.delete().where(t.segments.c.segment_id == 2))
     assert "it has 2 segments, not 3" in [problem.what for problem in store.fsck()]

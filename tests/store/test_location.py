@@ -23,7 +23,7 @@ from headgate.store.store import Store, store_root
         ("postgresql:///db?host=%2Frun", None),
     ],
 )
-def test_a_store_has_one_spelling(given: str, named: str | None) -> None:  # DB1
+def test_a_store_has_one_spelling(given: str, named: str | None) -> None:
     assert store_root(given) == (named or given)
     assert store_root(store_root(given)) == store_root(given)
 
@@ -38,7 +38,7 @@ def test_a_store_has_one_spelling(given: str, named: str | None) -> None:  # DB1
         "postgres://u@h/db?pass%77ord=very-secret",
     ],
 )
-def test_a_password_in_a_url_is_refused_and_not_shown(url: str, monkeypatch: pytest.MonkeyPatch) -> None:  # DB1
+def test_a_password_in_a_url_is_refused_and_not_shown(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for use in (store_root, Store.open, Store.exists, lambda x: hg.StreamSource("s", store=x)):
         with pytest.raises(UsageError, match="has a password in it") as caught:
             use(url)  # type: ignore[operator]
@@ -49,19 +49,19 @@ def test_a_password_in_a_url_is_refused_and_not_shown(url: str, monkeypatch: pyt
         hg.StreamSink("s")
 
 
-def test_a_key_in_the_place_of_the_chunks_is_refused_and_not_shown() -> None:  # DB2
+def test_a_key_in_the_place_of_the_chunks_is_refused_and_not_shown() -> None:
     with pytest.raises(UsageError, match="password or key") as caught:
         open_shared("postgresql://u@h/db", "s3://key:very-secret@bucket/prefix")
     assert "very-secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("schema", ["", "Big", "a b", 'x"', "pg_own", "x" * 64, "a;b"])
-def test_a_schema_that_cannot_be_is_refused(schema: str) -> None:  # DB1
+def test_a_schema_that_cannot_be_is_refused(schema: str) -> None:
     with pytest.raises(UsageError, match="schema"):
         store_root(f"postgresql://u@h/db?schema={schema}")
 
 
-def test_what_is_said_when_the_store_is_made_is_not_part_of_its_name(tmp_path: Path) -> None:  # DB2
+def test_what_is_said_when_the_store_is_made_is_not_part_of_its_name(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="chunks="):
         store_root("postgresql://u@h/db?chunks=s3://b")
     with pytest.raises(UsageError, match="chunks= is for a store on PostgreSQL"):

@@ -165,7 +165,7 @@ EVERYTHING = list(range(3 * CHUNKS))
 
 
 @pytest.mark.parametrize("pick", [0, -1])
-def test_parts_that_follow_are_on_their_way_together_over_borders_of_chunks(room: Room, pick: int) -> None:  # S82
+def test_parts_that_follow_are_on_their_way_together_over_borders_of_chunks(room: Room, pick: int) -> None:
     room.threads.pick = lambda count: pick
     reader = room.store.reader(ONE, 0)
     assert values(reader) == [0, 1, 2]
@@ -177,7 +177,7 @@ def test_parts_that_follow_are_on_their_way_together_over_borders_of_chunks(room
     assert room.taken_bytes == 0
 
 
-def test_requests_are_under_way_at_one_time(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:  # S82
+def test_requests_are_under_way_at_one_time(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
     both = threading.Barrier(2, timeout=120)
     usual = Afar.get_range
 
@@ -191,7 +191,6 @@ def test_requests_are_under_way_at_one_time(room: Room, monkeypatch: pytest.Monk
 
 
 def test_what_is_fetched_ahead_is_bounded_in_requests_and_bytes(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    # S82
     monkeypatch.setattr(reader_module, "RUNS_MAX", 4)
     reader = room.store.reader(ONE, 0)
     assert all_of(reader) == EVERYTHING
@@ -206,7 +205,7 @@ def test_what_is_fetched_ahead_is_bounded_in_requests_and_bytes(room: Room, monk
     assert room.threads.most == 2
 
 
-def test_all_readers_of_a_store_share_its_room(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:  # S82
+def test_all_readers_of_a_store_share_its_room(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
     size_bytes = room.store._core.catalogue.parts(room.store.find(ONE), 0, 0, 1).parts[0].entry.size_bytes
     monkeypatch.setattr(core_module, "FETCH_BYTES_MAX", 3 * size_bytes)
     readers = [room.store.reader(ONE, 0) for _ in range(3)]
@@ -217,7 +216,7 @@ def test_all_readers_of_a_store_share_its_room(room: Room, monkeypatch: pytest.M
     assert room.threads.most == 3
 
 
-def test_nothing_is_fetched_ahead_at_a_tail(room: Room) -> None:  # S82
+def test_nothing_is_fetched_ahead_at_a_tail(room: Room) -> None:
     reader = room.store.reader(ONE, 0)
     assert all_of(reader) == EVERYTHING
     room.threads.calls.clear()
@@ -230,7 +229,7 @@ def test_nothing_is_fetched_ahead_at_a_tail(room: Room) -> None:  # S82
     assert len(room.storage.asked) == CHUNKS + 3
 
 
-def test_nothing_behind_an_end_is_fetched(room: Room) -> None:  # S82
+def test_nothing_behind_an_end_is_fetched(room: Room) -> None:
     reader = room.store.reader(ONE, 0)
     found: list[int] = []
     while reader.position < 13:
@@ -240,7 +239,7 @@ def test_nothing_behind_an_end_is_fetched(room: Room) -> None:  # S82
     assert {path for path, _, _ in room.storage.asked} == set(room.paths()[:5])
 
 
-def test_parts_behind_each_other_in_a_file_are_one_request(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:  # S82
+def test_parts_behind_each_other_in_a_file_are_one_request(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunks, "PART_ROWS_MAX", 2)
     room.append(CHUNKS, rows=60)
     reader = room.store.reader(ONE, 0, 3 * CHUNKS)
@@ -258,21 +257,21 @@ def part(number: int, offset: int, size_bytes: int, path: str = "a") -> StoredPa
 
 
 @pytest.mark.parametrize(("offset", "size_bytes"), [(64, 0), (64, PART_BYTES_MAX + 1), (-64, 10)])
-def test_a_part_that_cannot_be_ends_what_is_asked_for(offset: int, size_bytes: int) -> None:  # S82
+def test_a_part_that_cannot_be_ends_what_is_asked_for(offset: int, size_bytes: int) -> None:
     parts = [part(0, 64, 10), part(1, 128, 10), part(2, offset, size_bytes), part(3, 256, 10)]
     assert list(reader_module.runs_of(parts)) == [reader_module.ByteRun("a", 64, 74, 2)]
     apart = [part(0, 64, 10), part(1, 256, 10), part(2, 320, 10, "b"), part(3, 64, 10, "b")]
     assert [run.size_bytes for run in reader_module.runs_of(apart)] == [10, 10, 10, 10]
 
 
-def test_without_a_thread_each_part_is_asked_for_in_its_turn(room: Room) -> None:  # S82
+def test_without_a_thread_each_part_is_asked_for_in_its_turn(room: Room) -> None:
     room.threads.is_out_of_threads = True
     assert all_of(room.store.reader(ONE, 0)) == EVERYTHING
     assert [path for path, _, _ in room.storage.asked] == room.paths()
     assert room.taken_bytes == 0
 
 
-def test_files_of_this_machine_are_not_fetched_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # S82
+def test_files_of_this_machine_are_not_fetched_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core_module.Prefetcher, "begin", lambda *arguments: pytest.fail("it was fetched ahead"))
     with Store.open(tmp_path / "store") as store:
         store.create_stream(ONE, KEYED, segments=1)
@@ -361,7 +360,7 @@ def test_a_reader_taken_through_a_fork_waits_for_nothing_of_its_parent(room: Roo
 # -- failures --------------------------------------------------------------------------------------------------------
 
 
-def test_a_failure_is_told_behind_everything_before_it(room: Room) -> None:  # S84
+def test_a_failure_is_told_behind_everything_before_it(room: Room) -> None:
     broken = room.paths()[5]
     room.storage.fails = lambda path: path == broken
     reader = room.store.reader(ONE, 0)
@@ -374,7 +373,7 @@ def test_a_failure_is_told_behind_everything_before_it(room: Room) -> None:  # S
     assert all_of(reader) == EVERYTHING[15:]
 
 
-def test_a_failure_that_nobody_waited_for_is_asked_for_again(room: Room) -> None:  # S84
+def test_a_failure_that_nobody_waited_for_is_asked_for_again(room: Room) -> None:
     reader = room.store.reader(ONE, 0)
     assert values(reader) == [0, 1, 2]
     room.storage.fails = lambda path: path != room.paths()[1]
@@ -384,7 +383,7 @@ def test_a_failure_that_nobody_waited_for_is_asked_for_again(room: Room) -> None
     assert all_of(reader) == EVERYTHING[6:]
 
 
-def test_a_file_that_is_truncated_while_it_is_fetched_is_told_as_truncated(room: Room) -> None:  # S84
+def test_a_file_that_is_truncated_while_it_is_fetched_is_told_as_truncated(room: Room) -> None:
     reader = room.store.reader(ONE, 0)
     assert (values(reader), values(reader)) == ([0, 1, 2], [3, 4, 5])
     paths = room.paths()
@@ -403,7 +402,7 @@ def test_a_file_that_is_truncated_while_it_is_fetched_is_told_as_truncated(room:
     assert len(found) <= 3 * read
 
 
-def test_a_file_that_is_missing_ahead_is_damage_in_its_turn(room: Room) -> None:  # S84
+def test_a_file_that_is_missing_ahead_is_damage_in_its_turn(room: Room) -> None:
     missing = room.paths()[4]
     room.storage.delete(missing)
     reader = room.store.reader(ONE, 0)
@@ -413,7 +412,7 @@ def test_a_file_that_is_missing_ahead_is_damage_in_its_turn(room: Room) -> None:
     assert missing in str(raised.value)
 
 
-def test_bytes_that_were_changed_on_their_way_ahead_are_asked_for_again(room: Room) -> None:  # S84
+def test_bytes_that_were_changed_on_their_way_ahead_are_asked_for_again(room: Room) -> None:
     changed = room.paths()[4]
     room.storage.changes = lambda path: path == changed
     reader = room.store.reader(ONE, 0)
@@ -424,7 +423,7 @@ def test_bytes_that_were_changed_on_their_way_ahead_are_asked_for_again(room: Ro
     assert all_of(reader) == EVERYTHING[12:]
 
 
-def test_whatever_fails_ahead_the_same_events_are_read(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:  # S84
+def test_whatever_fails_ahead_the_same_events_are_read(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
     for number, rows in enumerate((1, 2, 1, 65_536), CHUNKS):
         monkeypatch.setattr(chunks, "PART_ROWS_MAX", rows)
         room.append(number)

@@ -146,8 +146,6 @@ def damage(ten: Store, number: int, how: str) -> Path:
 @pytest.mark.parametrize("how", ["flip", "cut", "zero", "delete"])
 @pytest.mark.parametrize("number", [0, 4, 9])
 def test_damage_is_named_with_file_and_offset_after_everything_before_it(ten: Store, how: str, number: int) -> None:
-    # S40
-    # S35
     path = damage(ten, number, how)
     reader = ten.reader(ONE, 0)
     if number:
@@ -166,10 +164,10 @@ def test_a_part_size_over_the_limit_is_refused_before_reading(ten: Store) -> Non
     with database_of(ten).write() as connection:
         connection.execute(t.parts.update().values(size_bytes=PART_BYTES_MAX + 1))
     with pytest.raises(CorruptionError, match=f"at most {PART_BYTES_MAX}"):
-        ten.reader(ONE, 0).read()  # S37
+        ten.reader(ONE, 0).read()
 
 
-def test_a_gap_in_the_catalogue_is_an_error_not_a_skip(ten: Store) -> None:  # S35, S40
+def test_a_gap_in_the_catalogue_is_an_error_not_a_skip(ten: Store) -> None:
     with database_of(ten).write() as connection:
         connection.execute(t.parts.delete().where(t.parts.c.start == 12))
     with pytest.raises(CorruptionError, match="events from position 12, found from 15"):
@@ -178,7 +176,7 @@ def test_a_gap_in_the_catalogue_is_an_error_not_a_skip(ten: Store) -> None:  # S
 
 
 @pytest.mark.parametrize("rows_max", [6, 100])
-def test_what_the_catalogue_has_lost_at_the_end_of_a_segment_is_an_error(ten: Store, rows_max: int) -> None:  # S35
+def test_what_the_catalogue_has_lost_at_the_end_of_a_segment_is_an_error(ten: Store, rows_max: int) -> None:
     """A reader that took the last one that is left for the end would never know what it missed."""
     with database_of(ten).write() as connection:
         connection.execute(t.parts.delete().where(t.parts.c.start >= 24))
@@ -245,7 +243,7 @@ def test_all_kinds_of_columns_come_back_as_they_were(tmp_path: Path) -> None:
     assert sorted((r for b in found for r in b.to_pylist()), key=lambda r: r["i"] is None) == rows
 
 
-def test_a_read_that_was_interrupted_is_repeated_from_where_it_began(  # S44
+def test_a_read_that_was_interrupted_is_repeated_from_where_it_began(
     ten: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever was taken out of a part before was not returned, so the next read returns it."""

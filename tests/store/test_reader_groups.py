@@ -69,7 +69,7 @@ def numbers(found: list[tuple[str, int]]) -> list[int]:
     return sorted(number for _, number in found)
 
 
-def test_readers_share_a_stream_and_each_event_goes_to_one(store: Store) -> None:  # RG1, RG18
+def test_readers_share_a_stream_and_each_event_goes_to_one(store: Store) -> None:  # RG1
     write(store, 0, 20)
     group = store.reader_group("g", STREAM)
     with group.join("a") as a, group.join("b") as b:
@@ -85,7 +85,6 @@ def test_readers_share_a_stream_and_each_event_goes_to_one(store: Store) -> None
 
 
 def test_a_group_one_of_whose_streams_was_deleted_begins_anew_in_it_and_goes_on_in_the_others(store: Store) -> None:
-    """RG26."""
     other = "app/other"
     store.create_stream(other, KEYED, segments=1, routing_key="key")
     write(store, 0, 20)
@@ -111,7 +110,7 @@ def test_a_group_one_of_whose_streams_was_deleted_begins_anew_in_it_and_goes_on_
         assert numbers(drain(reader)) == [*range(20, 30), 100]
 
 
-def test_what_a_read_returned_is_processed_with_the_next_one(store: Store, clock: Clock) -> None:  # RG19
+def test_what_a_read_returned_is_processed_with_the_next_one(store: Store, clock: Clock) -> None:
     write(store, 0, 20)
     group = store.reader_group("g", STREAM)
     reader = group.join("a", commit_every="1s")
@@ -133,7 +132,7 @@ def group_rest(group: ReaderGroup) -> list[tuple[str, int]]:
     return found
 
 
-def test_without_commits_everything_is_read_again(store: Store, clock: Clock) -> None:  # RG2, RG19
+def test_without_commits_everything_is_read_again(store: Store, clock: Clock) -> None:  # RG2
     write(store, 0, 20)
     group = store.reader_group("g", STREAM)
     reader = group.join("a", commit_every=None)
@@ -229,7 +228,7 @@ def test_who_says_that_it_lives_keeps_its_share(store: Store, clock: Clock) -> N
 
 def test_an_answer_that_was_lost_costs_and_repeats_nothing(
     store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:  # RG3, RG18
+) -> None:  # RG3
     write(store, 0, 20)
     group = store.reader_group("g", STREAM)
     a, b = group.join("a", commit_every=None), group.join("b", commit_every=None)
@@ -274,7 +273,7 @@ def test_nobody_else_holds_under_the_name_of_a_group(store: Store) -> None:  # R
     assert store.holds(STREAM) == before
 
 
-def test_columns_that_are_added_come_to_the_readers_of_a_group(store: Store) -> None:  # RG27
+def test_columns_that_are_added_come_to_the_readers_of_a_group(store: Store) -> None:
     failing = Failing(store._core.catalogue)
     flaky = Store(store.root, failing, store._core.storage)  # type: ignore[arg-type]
     store.create_stream("rates", pa.schema({"n": pa.float32()}), segments=1)
@@ -304,7 +303,7 @@ def test_columns_that_are_added_come_to_the_readers_of_a_group(store: Store) -> 
     assert reader.segments == (("rates", 0),)
 
 
-def test_what_cannot_be_says_why(store: Store) -> None:  # RG16
+def test_what_cannot_be_says_why(store: Store) -> None:
     store.create_stream("other", KEYED)
     group = store.reader_group("g", STREAM)
     assert store.reader_groups() == ["g"]
@@ -328,7 +327,7 @@ def test_what_cannot_be_says_why(store: Store) -> None:  # RG16
         group.join("a")
 
 
-def test_the_state_of_a_group_survives_as_bytes_and_damage_is_told(store: Store) -> None:  # RG16
+def test_the_state_of_a_group_survives_as_bytes_and_damage_is_told(store: Store) -> None:
     group = store.reader_group("g", STREAM)
     group.join("a")
     group.checkpoint("c")

@@ -1,4 +1,4 @@
-"""Files that are removed as orphans while somebody writes them: nothing that was acknowledged is lost (S89)."""
+"""Files that are removed as orphans while somebody writes them: nothing that was acknowledged is lost."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def removing_before(store: Store, verb: str, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_writer_writes_again_what_was_removed_before_it_was_recorded(
     store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:  # S89
+) -> None:
     removed = removing_before(store, "append", monkeypatch)
     with store.writer(STREAM, writer_id="w", linger=None) as writer:
         future = writer.append(keyed(("a", 1)))
@@ -48,7 +48,7 @@ def test_a_writer_writes_again_what_was_removed_before_it_was_recorded(
 
 def test_a_participant_writes_again_what_was_removed_before_it_was_recorded(
     store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:  # S89
+) -> None:
     removed = removing_before(store, "write_shared", monkeypatch)
     transaction = store.begin_shared(STREAM)
     with transaction.writer() as writer:
@@ -61,7 +61,7 @@ def test_a_participant_writes_again_what_was_removed_before_it_was_recorded(
 
 def test_a_transaction_of_which_a_file_was_removed_is_not_prepared(
     store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:  # S89
+) -> None:
     """An open transaction of one process has no record, however long it writes: it spilled what looks like orphans."""
     monkeypatch.setattr(transactions, "FLUSH_BYTES", 1)
     transaction = store.transactions.begin(STREAM, owner="o", epoch=1, name="t")
@@ -78,7 +78,7 @@ def test_a_transaction_of_which_a_file_was_removed_is_not_prepared(
     assert drained(store) == [("b", 1)]
 
 
-def test_what_is_prepared_or_visible_is_never_removed(store: Store) -> None:  # S89
+def test_what_is_prepared_or_visible_is_never_removed(store: Store) -> None:
     transaction = store.transactions.begin(STREAM, owner="o", epoch=1, name="t")
     transaction.write(keyed(("a", 1)))
     transaction.prepare()
@@ -93,9 +93,7 @@ def test_what_is_prepared_or_visible_is_never_removed(store: Store) -> None:  # 
     assert drained(store) == [("a", 1), ("a", 2)]
 
 
-def test_what_is_recorded_while_orphans_are_looked_for_stays(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:  # S89
+def test_what_is_recorded_while_orphans_are_looked_for_stays(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is recorded when the known files were read already, and its file was listed before."""
     append, chunk_paths = store._core.catalogue.append, store._core.catalogue.chunk_paths
     answers: list[dict[int, int]] = []
@@ -120,7 +118,7 @@ def test_what_is_recorded_while_orphans_are_looked_for_stays(
 
 def test_an_append_whose_file_was_removed_is_not_taken_for_one_that_was_truncated(
     store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:  # S68, S89
+) -> None:
     with store.writer(STREAM) as before:
         before.append(keyed(("a", 1)))
     writer = store.writer(STREAM, linger=None)
@@ -142,7 +140,7 @@ def test_an_append_whose_file_was_removed_is_not_taken_for_one_that_was_truncate
 
 def test_an_append_that_was_recorded_before_its_answer_was_lost_is_not_written_again(
     store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:  # S68, S89
+) -> None:
     writer = store.writer(STREAM, linger=None)
     writer.append(keyed(("a", 1)))
     with monkeypatch.context() as patch:
@@ -154,9 +152,7 @@ def test_an_append_that_was_recorded_before_its_answer_was_lost_is_not_written_a
     assert drained(store) == [("a", 1)]
 
 
-def test_a_file_that_cannot_be_removed_is_said_and_tried_again(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:  # S89
+def test_a_file_that_cannot_be_removed_is_said_and_tried_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     orphan = chunks_of(store) / "1" / "appended" / "left.chunk"
     orphan.parent.mkdir(parents=True, exist_ok=True)
     orphan.write_bytes(b"left by a crash")

@@ -80,7 +80,7 @@ def test_events_go_where_their_keys_are(store: Store) -> None:  # S72, S2
             assert low <= hash_text(key) >> 32 < high
 
 
-def test_a_closed_segment_has_an_end(store: Store) -> None:  # S74
+def test_a_closed_segment_has_an_end(store: Store) -> None:
     write(store, 0)
     reader = store.reader(STREAM, 0)
     assert reader.read() is not None
@@ -94,7 +94,7 @@ def test_a_closed_segment_has_an_end(store: Store) -> None:  # S74
 
 
 @pytest.mark.parametrize("linger", [None, "1ms"])
-def test_a_writer_goes_on_when_its_stream_is_scaled(store: Store, linger: str | None) -> None:  # S73
+def test_a_writer_goes_on_when_its_stream_is_scaled(store: Store, linger: str | None) -> None:
     with store.writer(STREAM, writer_id="w", linger=linger) as writer:
         futures: list[Future[Any]] = []
         for value in range(6):
@@ -114,7 +114,7 @@ def test_a_writer_goes_on_when_its_stream_is_scaled(store: Store, linger: str | 
 
 def test_an_append_whose_answer_was_lost_before_a_scaling_is_not_repeated(
     store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:  # S73, S68
+) -> None:
     writer = store.writer(STREAM, linger=None)
     future = writer.append(values(0))
     with monkeypatch.context() as patch:
@@ -129,7 +129,7 @@ def test_an_append_whose_answer_was_lost_before_a_scaling_is_not_repeated(
 
 
 def test_an_append_that_failed_before_a_scaling_is_routed_anew(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S73: the chunk is there, the catalogue never heard of it."""
+    """The chunk is there, the catalogue never heard of it."""
     writer = store.writer(STREAM, linger=None)
     writer.append(values(0))
 
@@ -146,7 +146,7 @@ def test_an_append_that_failed_before_a_scaling_is_routed_anew(store: Store, mon
 
 
 def test_a_writer_that_cannot_look_at_the_new_layout_tries_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S73, S38: scaled, and then the catalogue cannot be read for a moment."""
+    """Scaled, and then the catalogue cannot be read for a moment."""
     writer = store.writer(STREAM, linger=None)
     writer.append(values(0))
     store.resize(STREAM, 5)
@@ -162,7 +162,7 @@ def test_a_writer_that_cannot_look_at_the_new_layout_tries_again(store: Store, m
     in_order(store, 0)
 
 
-def test_a_writer_whose_stream_was_deleted_and_made_anew_is_told(store: Store) -> None:  # S73
+def test_a_writer_whose_stream_was_deleted_and_made_anew_is_told(store: Store) -> None:
     writer = store.writer(STREAM, linger=None)
     writer.append(values(0))
     store.delete(STREAM, force=True)
@@ -172,7 +172,7 @@ def test_a_writer_whose_stream_was_deleted_and_made_anew_is_told(store: Store) -
     assert drained(store) == []
 
 
-def test_writers_of_other_processes_go_on_too(store: Store) -> None:  # S73
+def test_writers_of_other_processes_go_on_too(store: Store) -> None:
     """Each of two processes writes while the other one scales."""
     write(store, 0)
     writer = store.writer(STREAM, linger=None)
@@ -270,7 +270,7 @@ def test_a_commit_that_fails_leaves_no_layout_behind(store: Store) -> None:  # S
     assert store.layout(STREAM) == layout
 
 
-def test_a_reader_of_closed_segments_sees_what_is_committed_late(store: Store) -> None:  # S74, S75
+def test_a_reader_of_closed_segments_sees_what_is_committed_late(store: Store) -> None:  # S75
     """Who was told that a segment ended has missed nothing: late events are in segments that follow it."""
     prepared(store, "t", 0)
     store.split(STREAM, 0)
@@ -282,7 +282,7 @@ def test_a_reader_of_closed_segments_sees_what_is_committed_late(store: Store) -
 
 def test_scaling_again_whose_answer_was_lost_changes_nothing(
     store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:  # S72, CT7
+) -> None:  # S72
     plan = Plan(0, (0,), ((0, 5), (5, -(-KEY_SPACE // 3))))
     with monkeypatch.context() as patch:
         lose_an_answer(store, patch)
@@ -355,7 +355,7 @@ def test_a_stream_without_routing_key_is_scaled(store: Store) -> None:  # S72
     assert store.fsck() == []
 
 
-def test_cuts_holds_and_truncation_know_closed_segments(store: Store) -> None:  # S65, S66, S69
+def test_cuts_holds_and_truncation_know_closed_segments(store: Store) -> None:  # S65
     write(store, 0)
     cut = store.tail(STREAM)
     store.split(STREAM, 0)
@@ -372,7 +372,7 @@ def test_cuts_holds_and_truncation_know_closed_segments(store: Store) -> None:  
     assert store.fsck() == []
 
 
-def test_dates_do_not_go_back_in_new_segments(store: Store) -> None:  # S66
+def test_dates_do_not_go_back_in_new_segments(store: Store) -> None:
     write(store, 0)
     with database_of(store).write() as connection:
         connection.execute(t.segments.update().values(latest_ms=1 << 50))
@@ -397,7 +397,7 @@ def test_a_stream_of_many_layouts_is_quick_to_append_to(store: Store) -> None:  
     in_order(store, 0)
 
 
-def test_what_was_passed_belongs_to_one_generation(store: Store) -> None:  # SC40
+def test_what_was_passed_belongs_to_one_generation(store: Store) -> None:
     stream = store.describe(STREAM)
     first, second = Reading("p/s", "life", 1), Reading("p/s", "life", 2)
     store.pipelines.pass_segments(stream, first, [0, 1])
@@ -413,7 +413,7 @@ def test_what_was_passed_belongs_to_one_generation(store: Store) -> None:  # SC4
     assert store.pipelines.passed(store.describe(STREAM), second) == set()
 
 
-def test_a_damaged_step_between_layouts_is_found(store: Store) -> None:  # S40, CT6
+def test_a_damaged_step_between_layouts_is_found(store: Store) -> None:  # CT6
     store.split(STREAM, 0)
     with database_of(store).write() as connection:
         connection.execute(t.segments.update().where(t.segments.c.segment_id == 0).values(key_high=7))
@@ -436,7 +436,7 @@ def test_a_stream_that_was_scaled_by_hand_stays_so_when_its_pipeline_starts_over
     assert store.fsck() == []
 
 
-def test_what_came_behind_a_cut_is_not_counted_before_it(store: Store) -> None:  # S66, S72
+def test_what_came_behind_a_cut_is_not_counted_before_it(store: Store) -> None:  # S72
     begin = store.head(STREAM)
     write(store, 0)
     end = store.tail(STREAM)

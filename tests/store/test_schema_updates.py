@@ -1,4 +1,4 @@
-"""Streams whose columns change while others write and read them: every value stays what it was (S76 to S78)."""
+"""Streams whose columns change while others write and read them: every value stays what it was (S76, S77)."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_two_processes_that_update_at_once_both_get_what_they_add_or_are_told(st
     ]
 
 
-def test_a_writer_of_before_goes_on_and_so_does_its_successor(store: Store) -> None:  # S78
+def test_a_writer_of_before_goes_on_and_so_does_its_successor(store: Store) -> None:
     with store.writer(STREAM) as before:
         before.append(events(FIRST, (1, 0.5)))
         store.update_stream(STREAM, schema=LAST)
@@ -183,7 +183,7 @@ def test_a_writer_of_before_goes_on_and_so_does_its_successor(store: Store) -> N
     assert store.fsck() == []
 
 
-def test_a_writer_takes_a_newer_schema_up_with_its_first_event_of_it(store: Store) -> None:  # S78
+def test_a_writer_takes_a_newer_schema_up_with_its_first_event_of_it(store: Store) -> None:
     with store.writer(STREAM, linger=None) as writer:
         writer.append(events(FIRST, (1, 0.5)))
         store.update_stream(STREAM, schema=LAST)
@@ -193,7 +193,7 @@ def test_a_writer_takes_a_newer_schema_up_with_its_first_event_of_it(store: Stor
     assert store.describe(STREAM).chunks_count == 1
 
 
-def test_events_that_the_stream_never_had_columns_for_are_refused(store: Store) -> None:  # S78
+def test_events_that_the_stream_never_had_columns_for_are_refused(store: Store) -> None:
     store.update_stream(STREAM, schema=MORE)
     store.update_stream(STREAM, schema=LAST)
     with (
@@ -205,7 +205,7 @@ def test_events_that_the_stream_never_had_columns_for_are_refused(store: Store) 
         store.transactions.begin(STREAM, owner="p", epoch=1, name="t").write(events(WIDER, (1, 0.5)))
 
 
-def test_a_flush_that_failed_before_an_update_is_written_as_it_was(tmp_path: Path) -> None:  # S78
+def test_a_flush_that_failed_before_an_update_is_written_as_it_was(tmp_path: Path) -> None:
     disk = FaultyStorage(LocalStorage(tmp_path / "store" / "chunks"))
     with Store.open(tmp_path / "store", storage=disk) as store:
         store.create_stream(STREAM, FIRST, segments=1)
@@ -227,7 +227,7 @@ def test_a_flush_that_failed_before_an_update_is_written_as_it_was(tmp_path: Pat
 
 def test_an_append_whose_answer_was_lost_before_an_update_is_not_repeated(
     store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:  # S78
+) -> None:
     writer = store.writer(STREAM, linger=None)
     writer.append(events(FIRST, (1, 0.5)))
     with monkeypatch.context() as patch:
@@ -239,7 +239,7 @@ def test_an_append_whose_answer_was_lost_before_an_update_is_not_repeated(
     assert read(store) == [(1, 0.5, None)]
 
 
-def test_what_is_routed_anew_behind_an_update_gets_the_schema_that_it_is_written_in(store: Store) -> None:  # S73, S78
+def test_what_is_routed_anew_behind_an_update_gets_the_schema_that_it_is_written_in(store: Store) -> None:
     writer = store.writer(STREAM, linger=None)
     writer.append(events(FIRST, *((key, 0.5) for key in range(20))))
     store.update_stream(STREAM, schema=LAST)
@@ -262,7 +262,7 @@ def test_equal_keys_stay_in_one_segment_when_they_become_wider(store: Store) -> 
         assert first == [k for k, v in zip(of_segment["key"], of_segment["value"], strict=True) if v == 1.0]
 
 
-def test_a_transaction_of_before_is_prepared_and_committed_behind_an_update(store: Store) -> None:  # S78
+def test_a_transaction_of_before_is_prepared_and_committed_behind_an_update(store: Store) -> None:
     prepared = store.transactions.begin(STREAM, owner="p", epoch=1, name="prepared")
     prepared.write(events(FIRST, (1, 0.5)))
     prepared.prepare()
@@ -333,7 +333,7 @@ def test_a_stream_can_be_read_in_a_schema_that_it_had(store: Store) -> None:  # 
             store.reader(STREAM, 0, schema_version=version)
 
 
-def test_a_program_of_before_finds_its_stream_and_a_new_one_is_of_version_0(store: Store) -> None:  # S78
+def test_a_program_of_before_finds_its_stream_and_a_new_one_is_of_version_0(store: Store) -> None:
     store.update_stream(STREAM, schema=LAST)
     assert store.create_stream(STREAM, FIRST, if_not_exists=True).schema == LAST
     with pytest.raises(UsageError, match="do not fit"):
@@ -346,7 +346,7 @@ def test_a_program_of_before_finds_its_stream_and_a_new_one_is_of_version_0(stor
     assert store.schemas(STREAM) == (FIRST,)
 
 
-def test_a_damaged_history_of_schemas_is_found(store: Store) -> None:  # S40, S76
+def test_a_damaged_history_of_schemas_is_found(store: Store) -> None:  # S76
     write(store, events(FIRST, (1, 0.5)))
     store.update_stream(STREAM, schema=LAST)
     write(store, events(LAST, (2, 0.5, None)))
@@ -358,7 +358,7 @@ def test_a_damaged_history_of_schemas_is_found(store: Store) -> None:  # S40, S7
         read(store)
 
 
-def test_a_chunk_of_a_schema_that_is_not_there_is_found(store: Store) -> None:  # S40, S76
+def test_a_chunk_of_a_schema_that_is_not_there_is_found(store: Store) -> None:  # S76
     write(store, events(FIRST, (1, 0.5)))
     with database_of(store).write() as connection:
         connection.execute(t.chunks.update().values(schema_version=1))
@@ -368,7 +368,7 @@ def test_a_chunk_of_a_schema_that_is_not_there_is_found(store: Store) -> None:  
         read(store)
 
 
-def test_a_schema_that_cannot_have_become_the_next_one_is_found(store: Store) -> None:  # S40, S76
+def test_a_schema_that_cannot_have_become_the_next_one_is_found(store: Store) -> None:  # S76
     store.update_stream(STREAM, schema=LAST)
     with database_of(store).write() as connection:
         other = encode_schema(schema(other=pa.int8()))

@@ -56,7 +56,6 @@ COUNT = 30
 @pytest.mark.crash
 @pytest.mark.parametrize("seed", range(2))
 def test_five_writers_share_a_transaction_that_is_committed_once_whoever_is_killed(store: Store, seed: int) -> None:
-    # TX2
     rng = random.Random(seed)
     transaction = store.begin_shared(STREAM)
     running = {name: start(WRITER, store.root, transaction.id, name, COUNT) for name in WRITERS}

@@ -106,7 +106,7 @@ def test_a_transaction_that_one_process_begins_is_written_and_committed_by_other
     assert problems(store) == []
 
 
-def test_nobody_sees_an_open_transaction(store: Store) -> None:  # TX6
+def test_nobody_sees_an_open_transaction(store: Store) -> None:
     transaction = begin(store)
     write(transaction, "a", ("x", 1))
     transaction.prepare()
@@ -116,7 +116,7 @@ def test_nobody_sees_an_open_transaction(store: Store) -> None:  # TX6
     assert problems(store) == []
 
 
-def test_verdicts_are_repeated_and_their_opposite_is_refused(store: Store) -> None:  # TX2
+def test_verdicts_are_repeated_and_their_opposite_is_refused(store: Store) -> None:
     kept, dropped = begin(store), begin(store)
     write(kept, "a", ("x", 1))
     write(dropped, "a", ("x", 2))
@@ -137,7 +137,7 @@ def test_verdicts_are_repeated_and_their_opposite_is_refused(store: Store) -> No
     assert problems(store) == []
 
 
-def test_of_verdicts_that_race_one_wins(store: Store) -> None:  # TX2
+def test_of_verdicts_that_race_one_wins(store: Store) -> None:
     transaction = begin(store)
     write(transaction, "a", ("x", 1))
     with Store.open(store.root) as other:
@@ -150,7 +150,7 @@ def test_of_verdicts_that_race_one_wins(store: Store) -> None:  # TX2
     assert len(files(store)) == 0
 
 
-def test_an_empty_transaction_is_committed(store: Store) -> None:  # TX2
+def test_an_empty_transaction_is_committed(store: Store) -> None:
     transaction = begin(store)
     transaction.commit()
     assert transaction.status().status is Status.COMMITTED
@@ -312,7 +312,7 @@ def test_a_writer_taken_through_a_fork_is_refused(store: Store) -> None:  # TX4
     writer.flush()
 
 
-def test_events_are_in_the_order_in_which_they_were_flushed(store: Store) -> None:  # TX5
+def test_events_are_in_the_order_in_which_they_were_flushed(store: Store) -> None:
     transaction = begin(store)
     z, a = transaction.writer("z"), transaction.writer("a")
     a.write(keyed(("k", 3)))
@@ -328,7 +328,7 @@ def test_events_are_in_the_order_in_which_they_were_flushed(store: Store) -> Non
     assert drain(store)[segment_of(store, "k")] == [("k", n) for n in (1, 2, 3, 4)]
 
 
-def test_without_a_routing_key_all_goes_to_one_segment(store: Store) -> None:  # TX5
+def test_without_a_routing_key_all_goes_to_one_segment(store: Store) -> None:
     store.create_stream("lines", TEXT_SCHEMA, segments=4)
     transaction = begin(store, "lines")
     for participant in ("a", "b", "c"):
@@ -350,7 +350,7 @@ def test_large_writes_are_flushed_as_they_come(store: Store, monkeypatch: pytest
     assert problems(store) == []
 
 
-def test_files_of_those_who_died_go_with_the_end(store: Store) -> None:  # TX6
+def test_files_of_those_who_died_go_with_the_end(store: Store) -> None:
     for end in (SharedTransaction.commit, SharedTransaction.abort):
         transaction = begin(store)
         write(transaction, "a", ("x", 1))
@@ -415,7 +415,7 @@ def test_a_look_that_fails_fails_nobody_who_begins(
     assert "leases of stream 'app/events' could not be looked at" in caplog.text
 
 
-def test_who_comes_late_is_told_in_one_sentence(store: Store, clock: Clock) -> None:  # TX10
+def test_who_comes_late_is_told_in_one_sentence(store: Store, clock: Clock) -> None:
     transaction = begin(store)
     write(transaction, "a", ("x", 1))
     late = transaction.writer("b")
@@ -438,7 +438,7 @@ def test_who_comes_late_is_told_in_one_sentence(store: Store, clock: Clock) -> N
     assert problems(store) == []
 
 
-def test_signs_of_life_renew_the_lease(store: Store, clock: Clock) -> None:  # TX7
+def test_signs_of_life_renew_the_lease(store: Store, clock: Clock) -> None:
     transaction = begin(store)
     writer = transaction.writer("a")
 
@@ -456,7 +456,7 @@ def test_signs_of_life_renew_the_lease(store: Store, clock: Clock) -> None:  # T
     assert leave_silent(store, clock) == [transaction.id]
 
 
-def test_a_lease_that_cannot_be_is_refused(store: Store) -> None:  # TX7
+def test_a_lease_that_cannot_be_is_refused(store: Store) -> None:
     for lease in ("99ms", "25 hours"):
         with pytest.raises(UsageError, match="the lease of a transaction is 100 ms to 86400000 ms, not"):
             store.begin_shared(STREAM, lease=lease)
@@ -464,7 +464,7 @@ def test_a_lease_that_cannot_be_is_refused(store: Store) -> None:  # TX7
     assert store.begin_shared(STREAM).lease_ms == 600_000
 
 
-def test_what_is_prepared_never_expires(store: Store, clock: Clock) -> None:  # TX9
+def test_what_is_prepared_never_expires(store: Store, clock: Clock) -> None:
     transaction = begin(store)
     write(transaction, "a", ("x", 1))
     clock.now_ms += LEASE_MS
@@ -509,7 +509,7 @@ def test_outcomes_of_what_expired_are_forgotten_in_time_too(
 
 def test_finding_a_transaction_in_a_store_that_may_not_be_written_to_changes_nothing(
     store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:  # TX14, CT8
+) -> None:
     left = begin(store)
     clock.now_ms += 10 * LEASE_MS
     monkeypatch.setattr(type(store._core.catalogue), "is_untouched", True)
@@ -535,7 +535,7 @@ def test_an_open_transaction_is_not_forgotten(store: Store, monkeypatch: pytest.
     assert drained(store) == [("x", 1)]
 
 
-def test_a_transaction_goes_on_when_its_stream_is_scaled(store: Store) -> None:  # TX12, S75
+def test_a_transaction_goes_on_when_its_stream_is_scaled(store: Store) -> None:  # S75
     transaction = begin(store)
     rows = [(f"k{n}", n) for n in range(40)]
     write(transaction, "a", *rows[:10])
@@ -555,7 +555,7 @@ def test_a_transaction_goes_on_when_its_stream_is_scaled(store: Store) -> None: 
     assert problems(store) == []
 
 
-def test_a_transaction_keeps_the_schema_of_its_beginning(store: Store) -> None:  # TX12, S78
+def test_a_transaction_keeps_the_schema_of_its_beginning(store: Store) -> None:
     transaction = begin(store)
     store.update_stream(STREAM, columns=pa.schema([("more", pa.int64())]))
     newer = pa.record_batch([["x"], [1], [2]], schema=store.find(STREAM).schema)
@@ -569,7 +569,7 @@ def test_a_transaction_keeps_the_schema_of_its_beginning(store: Store) -> None: 
     assert problems(store) == []
 
 
-def test_a_stream_with_an_open_transaction_is_not_sealed(store: Store) -> None:  # TX12
+def test_a_stream_with_an_open_transaction_is_not_sealed(store: Store) -> None:
     transaction = begin(store)
     with pytest.raises(UsageError, match=r"has 1 open transaction\(s\), first '.*'; commit or abort them"):
         store.seal(STREAM)
@@ -582,7 +582,7 @@ def test_a_stream_with_an_open_transaction_is_not_sealed(store: Store) -> None: 
         begin(store)
 
 
-def test_a_deleted_stream_takes_its_transactions_along(store: Store) -> None:  # TX12
+def test_a_deleted_stream_takes_its_transactions_along(store: Store) -> None:
     transaction = begin(store)
     writer = transaction.writer("a")
     writer.write(keyed(("x", 1)))
@@ -600,7 +600,7 @@ def test_a_deleted_stream_takes_its_transactions_along(store: Store) -> None:  #
     assert problems(store) == []
 
 
-def test_truncating_leaves_open_transactions_alone(store: Store, clock: Clock) -> None:  # TX12
+def test_truncating_leaves_open_transactions_alone(store: Store, clock: Clock) -> None:
     transaction = begin(store)
     write(transaction, "a", ("x", 1))
     with store.writer(STREAM) as writer:
@@ -614,7 +614,7 @@ def test_truncating_leaves_open_transactions_alone(store: Store, clock: Clock) -
     assert problems(store) == []
 
 
-def test_a_newer_epoch_of_the_owner_fences_all_participants(store: Store) -> None:  # TX13
+def test_a_newer_epoch_of_the_owner_fences_all_participants(store: Store) -> None:
     transaction = store.begin_shared(STREAM, owner="nightly", epoch=1)
     writer = transaction.writer("a")
     writer.write(keyed(("x", 1)))
@@ -627,7 +627,7 @@ def test_a_newer_epoch_of_the_owner_fences_all_participants(store: Store) -> Non
     assert store.list_transactions(owner="nightly")[0].status is Status.OPEN
 
 
-def test_recovering_aborts_what_older_epochs_have_open(store: Store) -> None:  # TX13
+def test_recovering_aborts_what_older_epochs_have_open(store: Store) -> None:
     opened, kept = (store.begin_shared(STREAM, owner="nightly", epoch=1) for _ in range(2))
     write(opened, "a", ("x", 1))
     write(kept, "a", ("x", 2))
@@ -658,7 +658,7 @@ def test_an_open_one_is_not_committed_with_others(store: Store) -> None:
     assert problems(store) == []
 
 
-def test_a_transaction_says_what_is_in_it(store: Store, clock: Clock) -> None:  # TX14
+def test_a_transaction_says_what_is_in_it(store: Store, clock: Clock) -> None:
     transaction = begin(store)
     begun_ms = clock.wall_ms()
     with transaction.writer("b") as b:
@@ -682,7 +682,7 @@ def test_a_transaction_says_what_is_in_it(store: Store, clock: Clock) -> None:  
     assert store.list_transactions(owner="somebody") == []
 
 
-def test_a_damaged_lease_is_found(store: Store) -> None:  # TX15
+def test_a_damaged_lease_is_found(store: Store) -> None:
     transaction = begin(store)
     transaction.writer("a")
     with database_of(store).write() as connection:

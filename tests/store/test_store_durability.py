@@ -32,7 +32,6 @@ class Watched(FaultyStorage):
 
 
 def test_a_chunk_is_durable_before_the_catalogue_knows_it_and_an_orphan_is_read_by_nobody(tmp_path: Path) -> None:
-    # LY3
     storage = Watched()
     with Store.open(tmp_path, storage=storage) as store:
         store.create_stream(STREAM, KEYED, segments=2, routing_key="key")
@@ -69,7 +68,6 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_a_writer_waits_a_minute_for_the_lock_of_another_process_and_then_may_try_again(
     tmp_path: Path, waits: list[float]
 ) -> None:
-    # CT2
     with Store.open(tmp_path) as store:
         store.create_stream(STREAM, KEYED, segments=2, routing_key="key")
         writer = store.writer(STREAM, linger=None)
@@ -89,7 +87,6 @@ def test_a_writer_waits_a_minute_for_the_lock_of_another_process_and_then_may_tr
 
 
 def test_a_catalogue_that_cannot_grow_acknowledges_nothing_and_goes_on_when_it_can(tmp_path: Path) -> None:
-    # S38, CT7
     with Store.open(tmp_path) as store:
         store.create_stream(STREAM, KEYED, segments=1)
         engine = database_of(store)._engine  # type: ignore[attr-defined]

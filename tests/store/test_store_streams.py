@@ -70,7 +70,7 @@ def test_list_by_scope(store: Store) -> None:
     assert [info.name for info in store.list_streams("app")] == ["app/events", "app/lines"]
 
 
-def test_many_streams_are_listed_as_each_is_described(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:  # S88
+def test_many_streams_are_listed_as_each_is_described(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sql_streams, "_STREAMS_AT_A_TIME", 2)
     for number in range(4):
         store.create_stream(f"other/{number}", KEYED, segments=2, routing_key="key")

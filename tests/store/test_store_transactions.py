@@ -70,7 +70,7 @@ def test_prepared_is_immutable(store: Store) -> None:  # S12
         transaction.write(keyed(("b", 2)))
 
 
-def test_several_transactions_commit_in_one_step_with_contiguous_positions(store: Store) -> None:  # LY4, S14
+def test_several_transactions_commit_in_one_step_with_contiguous_positions(store: Store) -> None:  # S14
     names = [f"t{i}" for i in range(4)]
     for i, name in enumerate(names):
         prepared(store, name, *((f"k{k}", i * 10 + k) for k in range(6)))
@@ -130,7 +130,7 @@ def test_an_empty_transaction_commits_and_is_remembered(store: Store) -> None:
     prepared(store, "t")
     commit(store, "t")
     commit(store, "t")
-    assert statuses(store) == {"t": "committed"}  # S16
+    assert statuses(store) == {"t": "committed"}
     assert drained(store) == []
     assert store.fsck() == []
 
@@ -164,7 +164,7 @@ def test_a_verb_of_a_newer_epoch_fences_the_older_ones(store: Store) -> None:  #
         commit(store, "t1", epoch=6)
 
 
-def test_recover_keeps_what_it_is_told_aborts_the_rest_and_sweeps_leftovers(store: Store) -> None:  # S40
+def test_recover_keeps_what_it_is_told_aborts_the_rest_and_sweeps_leftovers(store: Store) -> None:
     prepared(store, "keep", ("a", 1))
     prepared(store, "drop", ("b", 2))
     prepared(store, "foreign", ("c", 3), owner="q/sink")
@@ -181,7 +181,7 @@ def test_recover_keeps_what_it_is_told_aborts_the_rest_and_sweeps_leftovers(stor
         store.transactions.recover(STREAM, owner="p/sink", epoch=1)
 
 
-def test_files_that_are_not_ours_are_passed_over_and_kept(store: Store) -> None:  # O25
+def test_files_that_are_not_ours_are_passed_over_and_kept(store: Store) -> None:
     crashed = store.transactions.begin(STREAM, owner="p/sink", epoch=1, name="crashed")
     crashed.write(keyed(("d", 4)))
     crashed._write_chunk(crashed._buffer)
@@ -214,7 +214,7 @@ def test_an_open_transaction_that_is_aborted_leaves_no_file(store: Store) -> Non
 
 def test_a_large_transaction_is_spilled_and_still_commits_in_order(
     store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:  # S70
+) -> None:
     monkeypatch.setattr(transactions, "FLUSH_BYTES", 4_000)
     transaction = store.transactions.begin(STREAM, owner="p/sink", epoch=1)
     for n in range(50):
@@ -258,7 +258,7 @@ def test_prepare_repeated_after_its_answer_was_lost_changes_nothing(store: Store
 @pytest.mark.parametrize("is_spilled", [False, True])
 def test_prepare_can_be_repeated_after_a_full_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_spilled: bool
-) -> None:  # S70
+) -> None:
     storage = FaultyStorage(MemoryStorage())
     with Store.open(tmp_path, storage=storage) as store:
         store.create_stream(STREAM, KEYED, segments=2, routing_key="key")
@@ -295,7 +295,7 @@ class NoThreads(SystemThreads):
         return super().pool(size, name)
 
 
-def test_what_no_thread_can_write_is_written_by_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:  # S70
+def test_what_no_thread_can_write_is_written_by_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transactions, "FLUSH_BYTES", 1)
     threads = NoThreads()
     store = Store("memory", memory_catalogue("memory"), MemoryStorage(), threads=threads)
@@ -329,7 +329,7 @@ def test_old_outcomes_are_forgotten_and_then_unknown(store: Store) -> None:
 
 
 @pytest.mark.usefixtures("three_retained")
-def test_a_busy_owner_does_not_make_the_store_forget_a_quiet_one(store: Store) -> None:  # S17
+def test_a_busy_owner_does_not_make_the_store_forget_a_quiet_one(store: Store) -> None:
     prepared(store, "quiet", ("q", 0), owner="quiet/sink")
     commit(store, "quiet", owner="quiet/sink")
     for n in range(9):
@@ -361,7 +361,7 @@ def test_aborted_names_are_bounded_as_well(store: Store) -> None:
 
 
 @pytest.mark.usefixtures("three_retained")
-def test_outcomes_of_a_pipeline_stay_until_it_says_that_it_will_not_ask(store: Store) -> None:  # S17
+def test_outcomes_of_a_pipeline_stay_until_it_says_that_it_will_not_ask(store: Store) -> None:
     store.pipelines.own("p/sink", LIFE)
     for n in range(6):
         prepared(store, f"t{n}", ("a", n))
@@ -448,7 +448,7 @@ def test_other_content_under_a_name_that_was_decided_is_denied(store: Store) -> 
     assert drained(store) == [("a", 1)]
 
 
-def test_recovery_aborts_what_was_left_in_other_streams(store: Store) -> None:  # S43
+def test_recovery_aborts_what_was_left_in_other_streams(store: Store) -> None:
     store.create_stream("former", KEYED, segments=1)
     for name in ("keep", "drop"):
         transaction = store.transactions.begin("former", owner="p/sink", epoch=1, name=name)
@@ -466,7 +466,7 @@ def test_recovery_aborts_what_was_left_in_other_streams(store: Store) -> None:  
     assert store.fsck() == []
 
 
-def test_files_of_strangers_below_a_transactions_directory_stay_and_do_no_harm(store: Store) -> None:  # S43
+def test_files_of_strangers_below_a_transactions_directory_stay_and_do_no_harm(store: Store) -> None:
     prepared(store, "t", ("a", 1))
     stream_id = store.describe(STREAM).stream_id
     base = chunks_of(store) / transactions.owner_directory(stream_id, "p/sink")
@@ -502,7 +502,7 @@ def test_an_owner_is_one_life_until_it_is_forgotten(store: Store) -> None:  # LV
     assert store.pipelines.own("q/sink", LIFE) == Owner(LIFE)
 
 
-def test_a_stream_knows_who_else_of_a_pipeline_has_written_to_it(store: Store) -> None:  # LV9
+def test_a_stream_knows_who_else_of_a_pipeline_has_written_to_it(store: Store) -> None:
     store.create_stream("elsewhere", store.describe(STREAM).schema)
     for owner, stream in (("p/out", STREAM), ("p/nowhere", "elsewhere"), ("p2/out", STREAM), ("p/kept", STREAM)):
         store.pipelines.own(owner, LIFE)
@@ -541,7 +541,7 @@ def test_what_an_owner_prepared_is_aborted_when_somebody_asks_for_it(store: Stor
     assert store.transactions.abort_all("p/sink") == 0
 
 
-def test_list_by_owner_and_prefix(store: Store) -> None:  # S15
+def test_list_by_owner_and_prefix(store: Store) -> None:
     for name in ("a/1", "a/2", "b_1", "bx1"):
         prepared(store, name)
     prepared(store, "a/3", owner="q")

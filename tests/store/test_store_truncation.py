@@ -104,7 +104,7 @@ def test_truncating_again_or_before_the_head_changes_nothing(store: Store) -> No
         assert store.truncate(again) == store.head(STREAM) == cut
 
 
-def test_files_go_when_nothing_that_can_be_read_is_in_them(store: Store) -> None:  # S68
+def test_files_go_when_nothing_that_can_be_read_is_in_them(store: Store) -> None:
     fill(store)
     assert len(files(store)) == 5
     store.truncate(cut_of(store, {0: 3}))
@@ -119,7 +119,7 @@ def test_files_go_when_nothing_that_can_be_read_is_in_them(store: Store) -> None
 
 
 @pytest.mark.parametrize("head", range(10, 21))
-def test_a_cut_inside_a_chunk_keeps_what_lies_after_it(store: Store, head: int) -> None:  # S65, S68
+def test_a_cut_inside_a_chunk_keeps_what_lies_after_it(store: Store, head: int) -> None:  # S65
     for first in (0, 10):
         write(store, *(("a", number) for number in range(first, first + 10)))  # two chunks of ten events
     (segment,) = [index for index, events in enumerate(drain(store)) if events]
@@ -130,7 +130,7 @@ def test_a_cut_inside_a_chunk_keeps_what_lies_after_it(store: Store, head: int) 
 
 
 def test_a_sweep_that_was_cut_short_goes_on(store: Store, disk: FaultyStorage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files that cannot be deleted are not forgotten (S68)."""
+    """Files that cannot be deleted are not forgotten."""
     monkeypatch.setattr(maintenance, "SWEEP_PARTS_MAX", 3)
     fill(store)
     disk.inject(Fault(FaultKind.NO_SPACE, "delete", times=1_000))
@@ -146,7 +146,7 @@ def test_a_sweep_that_was_cut_short_goes_on(store: Store, disk: FaultyStorage, m
 
 def test_a_sweep_looks_only_at_segments_that_have_something_to_forget(
     store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:  # S68
+) -> None:
     for number in range(3, 9):
         fill(store)
         store.resize(STREAM, number)
@@ -172,7 +172,7 @@ def test_a_cut_that_names_what_is_not_there_is_refused(store: Store) -> None:  #
     assert store.head(STREAM).positions == {0: 0, 1: 0}
 
 
-def test_a_cut_of_a_former_stream_is_refused(store: Store) -> None:  # S66
+def test_a_cut_of_a_former_stream_is_refused(store: Store) -> None:
     fill(store)
     cut = store.tail(STREAM)
     store.delete(STREAM, force=True)
@@ -182,7 +182,7 @@ def test_a_cut_of_a_former_stream_is_refused(store: Store) -> None:  # S66
             call(cut)
 
 
-def test_a_reader_that_is_behind_the_head_is_told_and_skips_nothing(store: Store) -> None:  # S67
+def test_a_reader_that_is_behind_the_head_is_told_and_skips_nothing(store: Store) -> None:
     fill(store)
     behind, ahead = store.reader(STREAM, 0, 1), store.reader(STREAM, 0, 3)
     store.truncate(cut_of(store, {0: 3}))
@@ -195,7 +195,7 @@ def test_a_reader_that_is_behind_the_head_is_told_and_skips_nothing(store: Store
         store.reader(STREAM, 0, 2)
 
 
-def test_a_file_that_goes_behind_the_look_of_a_reader_is_no_damage(store: Store) -> None:  # S67
+def test_a_file_that_goes_behind_the_look_of_a_reader_is_no_damage(store: Store) -> None:
     fill(store)
     reader = store.reader(STREAM, 0)
     assert reader.read(rows_max=1) is not None  # it has listed all parts
@@ -205,7 +205,7 @@ def test_a_file_that_goes_behind_the_look_of_a_reader_is_no_damage(store: Store)
     assert (found.value.position, found.value.head) == (1, 5)
 
 
-def test_a_missing_file_of_events_that_are_there_is_damage(store: Store) -> None:  # S67
+def test_a_missing_file_of_events_that_are_there_is_damage(store: Store) -> None:
     fill(store)
     store.truncate(cut_of(store, {0: 1, 1: 1}))
     reader = store.reader(STREAM, 0)
@@ -215,7 +215,7 @@ def test_a_missing_file_of_events_that_are_there_is_damage(store: Store) -> None
         reader.read()
 
 
-def test_what_is_held_is_not_truncated_and_the_error_says_by_whom(store: Store) -> None:  # S69
+def test_what_is_held_is_not_truncated_and_the_error_says_by_whom(store: Store) -> None:
     fill(store)
     store.hold(cut_of(store, {0: 2, 1: 5}), holder="audit")
     with pytest.raises(
@@ -231,7 +231,7 @@ def test_what_is_held_is_not_truncated_and_the_error_says_by_whom(store: Store) 
     assert store.truncate(store.tail(STREAM)).positions == {0: 5, 1: 5}
 
 
-def test_a_hold_that_names_no_segment_holds_everything(store: Store) -> None:  # S69
+def test_a_hold_that_names_no_segment_holds_everything(store: Store) -> None:
     fill(store)
     store.hold(cut_of(store, {}), holder="audit")
     assert store.events_between(store.holds(STREAM)["audit"]) == 10
@@ -239,13 +239,13 @@ def test_a_hold_that_names_no_segment_holds_everything(store: Store) -> None:  #
         store.truncate(cut_of(store, {1: 5}))
 
 
-def test_what_is_held_goes_when_it_is_said(store: Store) -> None:  # S69
+def test_what_is_held_goes_when_it_is_said(store: Store) -> None:
     fill(store)
     store.hold(store.head(STREAM), holder="audit")
     assert store.truncate(store.tail(STREAM), force=True).positions == {0: 5, 1: 5}
 
 
-def test_a_sealed_stream_that_is_still_needed_is_not_deleted(store: Store) -> None:  # S69
+def test_a_sealed_stream_that_is_still_needed_is_not_deleted(store: Store) -> None:
     fill(store)
     store.hold(cut_of(store, {0: 2, 1: 5}), holder="billing/in")
     store.reader_group("archive", STREAM)
@@ -261,7 +261,7 @@ def test_a_sealed_stream_that_is_still_needed_is_not_deleted(store: Store) -> No
     assert [info.name for info in store.list_streams()] == []
 
 
-def test_what_was_truncated_cannot_be_held(store: Store) -> None:  # S69
+def test_what_was_truncated_cannot_be_held(store: Store) -> None:
     fill(store)
     head = store.head(STREAM)
     store.hold(cut_of(store, {0: 2, 1: 2}), holder="audit")
@@ -271,7 +271,7 @@ def test_what_was_truncated_cannot_be_held(store: Store) -> None:  # S69
     assert store.holds(STREAM) == {"audit": cut_of(store, {0: 2, 1: 2})}
 
 
-def test_whoever_was_replaced_does_not_move_what_its_heir_holds(store: Store) -> None:  # S69, SC30
+def test_whoever_was_replaced_does_not_move_what_its_heir_holds(store: Store) -> None:
     fill(store)
     store.hold(cut_of(store, {0: 1, 1: 1}), holder="p/source", life="a", epoch=2)
     with pytest.raises(FencedError, match="'p/source': generation 1 was replaced by generation 2"):
@@ -281,7 +281,7 @@ def test_whoever_was_replaced_does_not_move_what_its_heir_holds(store: Store) ->
     assert store.holds(STREAM)["p/source"] == store.tail(STREAM)
 
 
-def test_a_cut_at_a_date_is_in_front_of_what_came_then(store: Store, clock: Clock) -> None:  # S66
+def test_a_cut_at_a_date_is_in_front_of_what_came_then(store: Store, clock: Clock) -> None:
     for number in range(4):
         clock.now_ms = 1_000_000 + number * 1_000
         write(store, ("a", number), ("b", number))
@@ -291,7 +291,7 @@ def test_a_cut_at_a_date_is_in_front_of_what_came_then(store: Store, clock: Cloc
     assert store.cut_at(STREAM, date_of(1_003_001)) == store.tail(STREAM)
 
 
-def test_a_clock_that_goes_back_does_not_take_events_out_of_order(store: Store, clock: Clock) -> None:  # S66
+def test_a_clock_that_goes_back_does_not_take_events_out_of_order(store: Store, clock: Clock) -> None:
     write(store, ("a", 1))
     clock.now_ms -= 500_000
     write(store, ("a", 2), ("b", 2))
@@ -304,7 +304,7 @@ def date_of(date_ms: int) -> dt.datetime:
     return dt.datetime.fromtimestamp(date_ms / 1_000, dt.UTC)
 
 
-def test_committed_transactions_have_the_date_of_their_commit(store: Store, clock: Clock) -> None:  # S66
+def test_committed_transactions_have_the_date_of_their_commit(store: Store, clock: Clock) -> None:
     transaction = store.transactions.begin(STREAM, owner="o", epoch=1, name="t")
     transaction.write(keyed(("a", 1)))
     transaction.prepare()
@@ -314,7 +314,7 @@ def test_committed_transactions_have_the_date_of_their_commit(store: Store, cloc
     assert store.cut_at(STREAM, date_of(1_010_001)) == store.tail(STREAM)
 
 
-def test_events_are_counted_between_two_cuts(store: Store) -> None:  # S66
+def test_events_are_counted_between_two_cuts(store: Store) -> None:
     fill(store)
     assert store.events_between(store.head(STREAM)) == 10
     assert store.events_between(cut_of(store, {0: 1, 1: 2}), cut_of(store, {0: 4, 1: 2})) == 3
@@ -323,7 +323,7 @@ def test_events_are_counted_between_two_cuts(store: Store) -> None:  # S66
     assert store.events_between(store.tail(STREAM), store.head(STREAM)) == 0
 
 
-def test_a_cut_survives_as_text() -> None:  # S66
+def test_a_cut_survives_as_text() -> None:
     cut = StreamCut("app/logs-1.x", 3, {1: 7, 0: 12})
     assert str(cut) == "app/logs-1.x#3@0:12,1:7"
     assert StreamCut.parse(str(cut)) == cut
@@ -411,9 +411,7 @@ def test_a_look_that_finds_nothing_moves_nothing(
     assert moves == []
 
 
-def test_what_is_held_since_the_look_stays(
-    store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:  # S69, S71
+def test_what_is_held_since_the_look_stays(store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:  # S71
     grow_old(store, clock)
     behind_the_look(store, monkeypatch, lambda: store.hold(cut_of(store, {0: 2, 1: 3}), holder="reader"))
     assert store.retain(STREAM).positions == {0: 2, 1: 3}
@@ -482,7 +480,7 @@ def test_two_that_look_at_once_move_a_head_once(store: Store, clock: Clock) -> N
 
 def test_an_append_that_was_truncated_before_its_answer_came_is_not_repeated(
     store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:  # S68
+) -> None:
     writer = store.writer(STREAM, linger=None)
     future = writer.append(keyed(("a", 1), ("b", 2)))
     with monkeypatch.context() as patch:
@@ -499,7 +497,7 @@ def test_an_append_that_was_truncated_before_its_answer_came_is_not_repeated(
 
 def test_the_same_while_its_file_waits_to_be_deleted(
     store: Store, disk: FaultyStorage, monkeypatch: pytest.MonkeyPatch
-) -> None:  # S68
+) -> None:
     writer = store.writer(STREAM, linger=None)
     writer.append(keyed(("a", 1)))
     with monkeypatch.context() as patch:
@@ -531,7 +529,7 @@ def lost_without_effect(store: Store, monkeypatch: pytest.MonkeyPatch) -> tuple[
 
 def test_an_append_is_not_acknowledged_because_its_stream_was_deleted(
     store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:  # S68
+) -> None:
     writer, future = lost_without_effect(store, monkeypatch)
     store.delete(STREAM, force=True)
     with pytest.raises(UsageError, match="was deleted"):
@@ -539,9 +537,7 @@ def test_an_append_is_not_acknowledged_because_its_stream_was_deleted(
     assert future.exception() is not None
 
 
-def test_an_append_whose_file_somebody_removed_is_written_again(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:  # S68
+def test_an_append_whose_file_somebody_removed_is_written_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     writer, future = lost_without_effect(store, monkeypatch)
     assert store.collect_orphans() == 1
     writer.flush()
@@ -549,7 +545,7 @@ def test_an_append_whose_file_somebody_removed_is_written_again(
     assert store.events_between(store.head(STREAM)) == 1
 
 
-def test_who_wrote_what_was_truncated_is_remembered(store: Store) -> None:  # LV9, S68
+def test_who_wrote_what_was_truncated_is_remembered(store: Store) -> None:
     old, new = owner_of("p", "old"), owner_of("p", "new")
     transaction = store.transactions.begin(STREAM, owner=old, epoch=1, name="t")
     transaction.write(keyed(("a", 1)))
@@ -564,7 +560,7 @@ def test_who_wrote_what_was_truncated_is_remembered(store: Store) -> None:  # LV
     assert store.pipelines.contents(STREAM, "p/", lambda owner: True).others
 
 
-def test_deleting_a_stream_forgets_what_was_held_of_it(store: Store) -> None:  # S69
+def test_deleting_a_stream_forgets_what_was_held_of_it(store: Store) -> None:
     fill(store)
     store.hold(store.head(STREAM), holder="audit")
     store.truncate(cut_of(store, {0: 0}))

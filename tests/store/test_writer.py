@@ -19,7 +19,7 @@ from headgate.store.streams import TEXT_SCHEMA
 from headgate.store.writer import Appended
 
 
-def test_an_append_is_invisible_before_and_visible_after_its_flush(store: Store) -> None:  # S10, S36
+def test_an_append_is_invisible_before_and_visible_after_its_flush(store: Store) -> None:
     writer = store.writer(STREAM, linger=None)
     future = writer.append(keyed(("a", 1), ("b", 2)))
     assert not future.done()
@@ -43,7 +43,7 @@ def test_events_of_one_key_stay_in_one_segment_in_order(store: Store) -> None:
         assert [[v for k, v in home if k == key] for home in homes] == [list(range(15))]
 
 
-def test_futures_tell_where_the_events_are(store: Store) -> None:  # LY4
+def test_futures_tell_where_the_events_are(store: Store) -> None:
     writer = store.writer(STREAM)
     futures = [writer.append(keyed(("x", n), ("y", n), ("x", n + 10))) for n in range(3)]
     writer.flush()
@@ -70,7 +70,6 @@ def test_without_routing_key_a_flush_goes_to_one_segment_and_flushes_take_turns(
 
 
 def test_the_number_of_syncs_follows_flushes_not_segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # S10
     calls: list[int] = []
     real = os.fsync
     with Store.open(tmp_path) as store:
@@ -84,11 +83,11 @@ def test_the_number_of_syncs_follows_flushes_not_segments(tmp_path: Path, monkey
             writer.append(keyed(*((f"k{i}", i) for i in range(500))))
             writer.flush()
             monkeypatch.undo()
-            assert len(calls) == 2  # S36: the chunk and its directory
+            assert len(calls) == 2  # the chunk and its directory
             assert store.describe(f"s{segments}").chunks_count == 2
 
 
-def test_large_appends_are_cut_into_parts_and_come_back_whole(store: Store) -> None:  # LY2
+def test_large_appends_are_cut_into_parts_and_come_back_whole(store: Store) -> None:
     rows = PART_ROWS_MAX * 2 + 17
     store.create_stream("big", KEYED, segments=1)
     with store.writer("big") as writer:
@@ -115,7 +114,7 @@ def test_nothing_is_acknowledged_while_the_disk_is_full_and_all_is_once_it_is_no
         assert not first.done()
         assert drained(store) == []
         second = writer.append(keyed(("a", 2)))
-        writer.flush()  # S38: nothing to repair
+        writer.flush()  # nothing to repair
         assert first.done()
         assert second.done()
         assert drained(store) == [("a", 1), ("a", 2)]
@@ -191,7 +190,7 @@ def test_two_writers_of_one_id_and_epoch_are_told_apart(store: Store) -> None:
     assert drained(store) == [("a", 1)]
 
 
-def test_threads_share_a_writer(store: Store) -> None:  # CT2
+def test_threads_share_a_writer(store: Store) -> None:
     writer = store.writer(STREAM)
 
     def work(thread: int) -> None:
@@ -221,7 +220,7 @@ def test_other_columns_are_refused_by_name(store: Store) -> None:
         writer.append(keyed(("a", 1)).select(["value", "key"]))
 
 
-def test_an_event_over_the_limit_is_refused_and_one_below_is_not(store: Store) -> None:  # S37
+def test_an_event_over_the_limit_is_refused_and_one_below_is_not(store: Store) -> None:
     writer = store.writer(STREAM)
     with pytest.raises(UsageError, match=r"event 1 .*the limit is 8388608"):
         writer.append(keyed(("a", 1), ("b" * EVENT_BYTES_MAX, 2)))
@@ -254,14 +253,13 @@ def test_sizes_of_nested_values() -> None:
     ids=str,
 )
 def test_sizes_of_every_type_that_streams_store(values: list[object], dtype: pa.DataType, sizes: list[int]) -> None:
-    """S37."""
     column = pa.array(values, dtype)
     assert value_sizes(column).tolist() == sizes
     assert value_sizes(column.slice(1)).tolist() == sizes[1:]
 
 
 def test_large_batches_of_maps_and_views_are_appended(store: Store) -> None:
-    """S37: none of the events is over the limit, all of them together are."""
+    """None of the events is over the limit, all of them together are."""
     schema = pa.schema([("tags", pa.map_(pa.string(), pa.string())), ("text", pa.string_view())])
     store.create_stream("app/tagged", schema, segments=1)
     count, text = 5, "x" * (EVENT_BYTES_MAX // 4)

@@ -39,7 +39,6 @@ def numbered(store: Store, epoch: int = 1) -> StreamWriter:
 
 
 def test_a_repeated_append_is_not_acknowledged_before_the_first_is_durable(faulty: Store, disk: FaultyStorage) -> None:
-    # S7, S8
     writer = numbered(faulty)
     first = writer.append(keyed(("a", 1)), sequence=1)
     disk.inject(Fault(FaultKind.NO_SPACE, "put"))
@@ -121,7 +120,7 @@ def test_some_repeated_appends_may_be_durable_and_others_not(faulty: Store, disk
     assert drained(faulty) == [("a", 1), ("a", 2), ("a", 3)]
 
 
-def test_a_writer_that_was_fenced_acknowledges_nothing_any_more(store: Store) -> None:  # S42
+def test_a_writer_that_was_fenced_acknowledges_nothing_any_more(store: Store) -> None:
     old = numbered(store)
     lost = old.append(keyed(("a", 1)), sequence=1)
     new = numbered(store, epoch=2)
@@ -180,7 +179,7 @@ def test_a_writer_opened_again_under_its_id_continues_behind_what_is_durable(
     assert drained(faulty) == [("a", 1), ("a", 2)]
 
 
-def test_numbers_that_no_store_can_know_are_refused_not_acknowledged(store: Store) -> None:  # S7, S8
+def test_numbers_that_no_store_can_know_are_refused_not_acknowledged(store: Store) -> None:
     with pytest.raises(UsageError, match="numbered from 1, so there is no append 0"):
         numbered(store).append(keyed(("a", 1)), sequence=0)
     with pytest.raises(UsageError, match="writer_id"):
@@ -224,7 +223,7 @@ def test_a_block_that_ends_with_an_error_says_what_it_did_not_write(store: Store
 
 def test_events_that_cannot_be_encoded_end_the_writer_instead_of_vanishing(
     store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:  # S42
+) -> None:
     def broken(*_: object) -> Any:
         raise pa.ArrowInvalid("offset overflow")
 
@@ -275,7 +274,7 @@ def test_an_outcome_that_was_unknown_is_looked_up_even_when_the_disk_fails_for_g
 
 def test_a_full_buffer_that_cannot_be_written_takes_nothing_more(
     faulty: Store, disk: FaultyStorage, monkeypatch: pytest.MonkeyPatch
-) -> None:  # S38
+) -> None:
     monkeypatch.setattr(writers, "FLUSH_BYTES", 1)
     writer = faulty.writer(STREAM, linger=None)
     disk.inject(Fault(FaultKind.NO_SPACE, "put", times=3))
@@ -288,7 +287,7 @@ def test_a_full_buffer_that_cannot_be_written_takes_nothing_more(
     assert drained(faulty) == [("a", 1), ("a", 2), ("a", 3)]
 
 
-def test_a_future_cannot_be_cancelled_so_that_others_of_its_flush_are_told(store: Store) -> None:  # S10, S36
+def test_a_future_cannot_be_cancelled_so_that_others_of_its_flush_are_told(store: Store) -> None:
     writer = numbered(store)
     futures = [writer.append(keyed(("a", n))) for n in (1, 2)]
     assert not futures[0].cancel()
@@ -312,7 +311,7 @@ def test_a_callback_may_append_and_flush(store: Store) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_after_a_fork_the_parent_keeps_what_it_buffered(store: Store) -> None:  # CT4
+def test_after_a_fork_the_parent_keeps_what_it_buffered(store: Store) -> None:
     writer = store.writer(STREAM, linger="1h")
     future = writer.append(keyed(("parent", 1)))
 
@@ -330,7 +329,7 @@ def test_after_a_fork_the_parent_keeps_what_it_buffered(store: Store) -> None:  
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_locks_that_a_thread_of_the_parent_holds_do_not_stop_the_child(store: Store) -> None:  # CT4
+def test_locks_that_a_thread_of_the_parent_holds_do_not_stop_the_child(store: Store) -> None:
     writer = store.writer(STREAM, linger="1ms")
     writer.append(keyed(("a", 0))).result(60)  # a thread lives, too
     database = database_of(store)
@@ -341,7 +340,7 @@ def test_locks_that_a_thread_of_the_parent_holds_do_not_stop_the_child(store: St
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_a_reader_taken_through_a_fork_sees_what_came_meanwhile(store: Store) -> None:  # CT4
+def test_a_reader_taken_through_a_fork_sees_what_came_meanwhile(store: Store) -> None:
     store.create_stream("one", KEYED, segments=1)
     reader = store.reader("one", 0)
     assert reader.read() is None  # at the tail, which it remembers

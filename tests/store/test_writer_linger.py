@@ -41,7 +41,7 @@ def hurry(writer: StreamWriter) -> None:
         writer._linger._changed.notify_all()
 
 
-def test_an_append_completes_although_nobody_flushes(store: Store) -> None:  # S41
+def test_an_append_completes_although_nobody_flushes(store: Store) -> None:
     writer = store.writer(STREAM)
     for n in range(3):
         assert writer.append(keyed(("a", n))).result(PATIENCE_S).ranges
@@ -60,7 +60,7 @@ def test_what_is_appended_within_the_linger_shares_one_flush(store: Store) -> No
     writer.close()
 
 
-def test_threads_that_wait_for_their_appends_share_flushes(store: Store) -> None:  # S10, S36
+def test_threads_that_wait_for_their_appends_share_flushes(store: Store) -> None:
     writer = store.writer(STREAM, linger="1h")
     all_wait = threading.Barrier(8, lambda: hurry(writer))
 
@@ -87,7 +87,7 @@ def test_a_full_disk_delays_what_waits_and_loses_nothing(tmp_path: Path, caplog:
         writer = store.writer(STREAM)
         disk.inject(Fault(FaultKind.NO_SPACE, "put", times=3))
         future = writer.append(keyed(("a", 1)))
-        assert future.result(PATIENCE_S).ranges  # S38
+        assert future.result(PATIENCE_S).ranges
         assert len([call for call in disk.calls if call[0] == "put"]) == 4
         assert drained(store) == [("a", 1)]
         assert len([r for r in caplog.records if "not durable yet" in r.message]) == 1
@@ -119,7 +119,7 @@ def test_what_ends_the_writer_is_told_to_those_who_wait(store: Store) -> None:
     wait_for(lambda: lingering() <= before)
 
 
-def test_no_thread_stays_behind(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:  # S41
+def test_no_thread_stays_behind(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     before = lingering()
     writers = [store.writer(STREAM) for _ in range(3)]
     assert lingering() <= before  # nothing waits yet

@@ -262,7 +262,7 @@ def test_files_that_a_pattern_leaves_out_are_not_read_on(tmp_path: Path) -> None
 
 def test_a_source_whose_positions_are_dropped_reads_another_directory_from_its_beginning(
     tmp_path: Path,
-) -> None:  # EV13, WS9
+) -> None:  # EV13
     def made(directory: Path) -> hg.Pipeline:
         p = pipeline()
         p.source(lines(directory), name="in").filter(see).sink(hg.Discard(), name="out")

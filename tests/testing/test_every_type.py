@@ -1,4 +1,4 @@
-"""Every type that a user meets, at the values at which types go wrong, through each surface and back (OP12)."""
+"""Every type that a user meets, at the values at which types go wrong, through each surface and back."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def in_json(value: Any) -> Any:
 # -- pipelines ---------------------------------------------------------------------------------------------------------
 
 
-def test_parquet_files_rows_and_frames_have_them(tmp_path: Path) -> None:  # OP12
+def test_parquet_files_rows_and_frames_have_them(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     pq.write_table(GIVEN, tmp_path / "in" / "a.parquet")
     pq.write_table(GIVEN.slice(0, 0), tmp_path / "in" / "nothing.parquet")
@@ -87,7 +87,7 @@ def test_parquet_files_rows_and_frames_have_them(tmp_path: Path) -> None:  # OP1
     assert rows_of(pq.read_table(file)) == EXPECTED
 
 
-def test_json_lines_have_what_json_has(tmp_path: Path) -> None:  # OP12, D7, N10
+def test_json_lines_have_what_json_has(tmp_path: Path) -> None:
     with pytest.raises(hg.UsageError, match="column 'binary' has type large_binary, which JSON cannot hold"):
         pipeline("refused").source(hg.FromRows(GIVEN)).sink(hg.FileSink(tmp_path / "no", "jsonl"))
     given = carried(GIVEN.drop_columns("binary"))
@@ -113,7 +113,7 @@ def test_json_lines_have_what_json_has(tmp_path: Path) -> None:  # OP12, D7, N10
 
 
 @pytest.mark.parametrize("made", [GIVEN.schema, CARRIED.schema], ids=["as it is", "canonical"])
-def test_streams_have_them(tmp_path: Path, made: pa.Schema) -> None:  # OP12
+def test_streams_have_them(tmp_path: Path, made: pa.Schema) -> None:
     """Whoever made the stream: a program, in any form of the types, or a pipeline, in those that it carries."""
     with Store.open(tmp_path / "store") as store:
         store.create_stream("app/all", made, segments=1)
@@ -168,7 +168,7 @@ def states(where: Path) -> Iterator[tuple[int, str, pl.DataFrame]]:
 
 
 @pytest.mark.parametrize("state", ["memory", "rocksdb"])
-def test_keyed_state_has_them(tmp_path: Path, state: str) -> None:  # OP12, ST6, RS5, RS14, WS5
+def test_keyed_state_has_them(tmp_path: Path, state: str) -> None:
     if state == "rocksdb":
         pytest.importorskip("rocksdict")
     backend = hg.Memory() if state == "memory" else hg.RocksDB(memory="64MB")
@@ -188,7 +188,7 @@ def test_keyed_state_has_them(tmp_path: Path, state: str) -> None:  # OP12, ST6,
     assert {name: (frame.schema, exact(frame.to_dicts())) for _, name, frame in states(again)} == before
 
 
-def test_a_savepoint_is_made_of_maps(tmp_path: Path) -> None:  # WS4
+def test_a_savepoint_is_made_of_maps(tmp_path: Path) -> None:
     """As Arrow has them, and Spark: state has the lists of their entries."""
     p = pipeline("keeps")
     p.source(hg.FromRows(GIVEN)).key_by("n").process(Keeps(), name="keeps").sink(hg.Discard())
@@ -217,7 +217,7 @@ def as_typed(key: Any) -> str:
 
 
 @pytest.mark.parametrize("state", ["memory", "rocksdb"])
-def test_every_type_that_can_be_a_key_is_found_by_what_is_printed(tmp_path: Path, state: str) -> None:  # OP12, RS14
+def test_every_type_that_can_be_a_key_is_found_by_what_is_printed(tmp_path: Path, state: str) -> None:
     """But for durations, which the command line does not take."""
     if state == "rocksdb":
         pytest.importorskip("rocksdict")
@@ -287,19 +287,19 @@ def stream_of(store: Path, name: str, given: pa.Table) -> None:
                 writer.append(batch)
 
 
-def test_a_stream_is_printed_as_json_that_loses_nothing(tmp_path: Path) -> None:  # CL6
+def test_a_stream_is_printed_as_json_that_loses_nothing(tmp_path: Path) -> None:
     stream_of(tmp_path / "store", "app/all", GIVEN)
     found = objects(told("streams", "read", "app/all", "--json", "--store", tmp_path / "store"))
     assert [exact(row) for row in found] == [exact(in_json(row)) for row in CARRIED.to_pylist()]
 
 
-def test_state_is_printed_as_json_that_loses_nothing(savepoint: Path) -> None:  # CL6, RS14
+def test_state_is_printed_as_json_that_loses_nothing(savepoint: Path) -> None:
     found = objects(told("state", "show", savepoint, "keeps", "--json"))
     assert sorted(found, key=lambda row: row["[b]"]) == [{"[b]": 7, "value": "NaN"}, {"[b]": 8, "value": "-Infinity"}]
     assert told("state", "show", savepoint, "keeps").splitlines()[0].split() == ["[b]", "value"]
 
 
-def test_times_that_python_does_not_have_are_printed(tmp_path: Path) -> None:  # CL6
+def test_times_that_python_does_not_have_are_printed(tmp_path: Path) -> None:
     far = pa.array([2**58], pa.timestamp("us", "UTC"))
     nested = pa.StructArray.from_arrays([far, pa.array([2**30], pa.int32()).cast(pa.date32())], ["at", "day"])
     lists = pa.ListArray.from_arrays([0, 1], far.cast(pa.timestamp("us")))
@@ -309,7 +309,7 @@ def test_times_that_python_does_not_have_are_printed(tmp_path: Path) -> None:  #
     assert (found["n"], found["l"]) == (1, ["11103-08-29 17:22:31.711744"])
 
 
-def test_what_is_printed_can_be_written(tmp_path: Path) -> None:  # CL7
+def test_what_is_printed_can_be_written(tmp_path: Path) -> None:
     """But for bytes, which are digits in JSON, and durations."""
     given = GIVEN.drop_columns(["binary", "interval"])
     stream_of(tmp_path / "store", "app/all", given)
@@ -324,7 +324,7 @@ def test_what_is_printed_can_be_written(tmp_path: Path) -> None:  # CL7
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 
-def test_what_a_microsecond_cannot_hold_is_refused(tmp_path: Path) -> None:  # OP12
+def test_what_a_microsecond_cannot_hold_is_refused(tmp_path: Path) -> None:
     """In one sentence, and without trying again: it would be no other time the next time."""
     fine = pa.table({"at": pa.array([1_000, 1_001], pa.timestamp("ns"))})
     sentence = (
@@ -347,7 +347,7 @@ def test_what_a_microsecond_cannot_hold_is_refused(tmp_path: Path) -> None:  # O
         assert not list((tmp_path / "out").glob("*.parquet"))
 
 
-def test_a_stream_says_what_its_own_types_cannot_hold(tmp_path: Path) -> None:  # OP12
+def test_a_stream_says_what_its_own_types_cannot_hold(tmp_path: Path) -> None:
     """It was made with others than a pipeline's: seconds, and maps."""
     entry = pa.large_list(pa.struct({"key": pa.string(), "value": pa.int64()}))
     for name, dtype, rows in (
@@ -361,7 +361,7 @@ def test_a_stream_says_what_its_own_types_cannot_hold(tmp_path: Path) -> None:  
             run(p, timeout_s=20)
 
 
-def test_a_captured_duration_is_no_number(tmp_path: Path) -> None:  # N74, OP12
+def test_a_captured_duration_is_no_number(tmp_path: Path) -> None:
     """As Spark writes an interval: a number, which is all that Parquet says of it."""
     durations = GIVEN.select(["n", "interval"])
     pq.write_table(durations.set_column(1, "interval", durations["interval"].cast(pa.int64())), tmp_path / "a.parquet")
@@ -393,12 +393,12 @@ def test_a_captured_duration_is_no_number(tmp_path: Path) -> None:  # N74, OP12
         (pa.Table.from_arrays([[1], [2]], names=["a", "a"]), None, "FromRows has two columns 'a'; rename one of them"),
     ],
 )
-def test_rows_that_cannot_be_carried_are_refused(rows: Any, schema: Any, problem: str) -> None:  # OP12
+def test_rows_that_cannot_be_carried_are_refused(rows: Any, schema: Any, problem: str) -> None:
     with pytest.raises(hg.UsageError, match=problem):
         pipeline("refused").source(hg.FromRows(rows, schema=schema))
 
 
-def test_files_that_cannot_be_carried_are_refused(tmp_path: Path) -> None:  # OP12
+def test_files_that_cannot_be_carried_are_refused(tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_arrays([[1], [2]], names=["a", "a"]), tmp_path / "twice.parquet")
     with pytest.raises(hg.UsageError, match=r"twice.parquet has two columns 'a'; rename one of them"):
         pipeline("twice").source(hg.ParquetFiles(tmp_path / "twice.parquet"))
@@ -407,7 +407,7 @@ def test_files_that_cannot_be_carried_are_refused(tmp_path: Path) -> None:  # OP
         pipeline("empty").source(hg.FromRows(nothing)).sink(hg.FileSink(tmp_path / "out", "parquet"))
 
 
-def test_int96_reaches_as_far_as_times_do(tmp_path: Path) -> None:  # N74
+def test_int96_reaches_as_far_as_times_do(tmp_path: Path) -> None:
     """As nanoseconds, which is how Arrow reads it unasked, it would end in 2262."""
     given = [utc(FIRST), utc(LAST), None]
     table_ = pa.table({"n": [0, 1, 2], "at": pa.array(given, pa.timestamp("us", "UTC"))})

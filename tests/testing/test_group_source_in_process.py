@@ -88,7 +88,7 @@ def test_each_event_goes_through_once_while_workers_are_lost(store: Store, mode:
     assert [problem for problem in store.fsck() if not problem.is_harmless] == []
 
 
-def test_keys_stay_in_order_while_the_stream_is_scaled(store: Store) -> None:  # GS6, GS8
+def test_keys_stay_in_order_while_the_stream_is_scaled(store: Store) -> None:  # GS6
     is_over = threading.Event()
     with flowing(store, is_over, "in", rounds=8, most=12) as traffic:
         watching = Watching(25, is_over.set)
@@ -118,7 +118,7 @@ def test_windows_are_right_while_the_stream_is_scaled(store: Store) -> None:  # 
 
 def test_it_goes_on_from_stops_drains_and_savepoints_at_another_parallelism(
     store: Store, tmp_path: Path
-) -> None:  # GS12, GS13
+) -> None:  # GS13
     is_over = threading.Event()
     with flowing(store, is_over, most=0) as traffic:
         for parallelism in (1, 3, 4):
@@ -142,7 +142,7 @@ def test_it_goes_on_from_stops_drains_and_savepoints_at_another_parallelism(
     assert {key: wanted[key][-len(found) :] for key, found in rest.items()} == rest, "what followed the savepoint"
 
 
-def test_a_drained_pipeline_has_what_its_readers_had(store: Store) -> None:  # GS12
+def test_a_drained_pipeline_has_what_its_readers_had(store: Store) -> None:
     is_over = threading.Event()
     with flowing(store, is_over, most=0) as traffic:
         watching = Watching(3)
@@ -242,14 +242,14 @@ def test_sources_of_both_kinds_are_in_one_checkpoint(store: Store) -> None:  # E
     assert sum(x < 0 for values in found.values() for x in values) == 5
 
 
-def test_what_such_a_source_cannot_do_is_refused(store: Store) -> None:  # GS17
+def test_what_such_a_source_cannot_do_is_refused(store: Store) -> None:
     with pytest.raises(UsageError, match="mode='at_most_once'"):
         copied(store, mode="at_most_once").definition()
     with pytest.raises((UsageError, PipelineFailed), match="come forward with checkpoints"):
         run(copied(store, interval=None))
 
 
-def test_a_source_that_read_by_positions_does_not_go_on_by_a_group(store: Store) -> None:  # GS15
+def test_a_source_that_read_by_positions_does_not_go_on_by_a_group(store: Store) -> None:
     store.seal("in")
     pipeline = made(store)
     source = pipeline.source(hg.StreamSource("in", store=store.root), name="source")

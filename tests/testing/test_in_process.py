@@ -1,4 +1,4 @@
-"""``headgate.testing.run``: a pipeline in the process of its test, without Spark (TR1 to TR8)."""
+"""``headgate.testing.run``: a pipeline in the process of its test, without Spark."""
 
 from __future__ import annotations
 
@@ -110,20 +110,20 @@ def settings() -> Iterator[Callable[[], tuple[float, int]]]:
 
 def test_a_pipeline_with_a_shuffle_counts_every_record_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: Callable[[], tuple[float, int]]
-) -> None:  # TR1
+) -> None:
     monkeypatch.chdir(tmp_path)
     sink, before, set_before = Collect(tmp_path / "out"), held(), settings()
     made = totals_of([*HALVES, EOF], sink)
     result = testing.run(made)
     assert result.is_finished
     assert seen(sink) == ONCE
-    assert has_left_nothing(before)  # TR5
+    assert has_left_nothing(before)
     assert settings() == set_before
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]  # TR3
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert made.definition().config.checkpoint_root == str(tmp_path / ".headgate" / "checkpoints")
 
 
-def test_a_function_that_fails_once_is_restarted_from_a_checkpoint(tmp_path: Path) -> None:  # TR4
+def test_a_function_that_fails_once_is_restarted_from_a_checkpoint(tmp_path: Path) -> None:
     sink, watching, before = Collect(tmp_path / "out"), Watching(), held()
     script = [HALVES[0], PAUSE, PAUSE, FailOnce(tmp_path / "failed"), HALVES[1], EOF]
     assert testing.run(totals_of(script, sink), observer=watching).is_finished
@@ -133,7 +133,7 @@ def test_a_function_that_fails_once_is_restarted_from_a_checkpoint(tmp_path: Pat
     assert has_left_nothing(before)
 
 
-def test_a_lost_worker_is_replaced(tmp_path: Path) -> None:  # TR7
+def test_a_lost_worker_is_replaced(tmp_path: Path) -> None:
     for pauses_count in (10, 100, 1_000):
         sink, watching = Collect(tmp_path / f"out-{pauses_count}"), Watching()
         script = [HALVES[0], *[PAUSE] * pauses_count, HALVES[1], EOF]
@@ -147,7 +147,7 @@ def test_a_lost_worker_is_replaced(tmp_path: Path) -> None:  # TR7
 
 def test_a_worker_that_is_lost_before_it_registers_fails_its_whole_stage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # TR13
+) -> None:
     submit = ThreadLauncher.submit
 
     def submit_and_kill(self: ThreadLauncher, submission: int, *arguments: Any) -> None:
@@ -164,7 +164,7 @@ def test_a_worker_that_is_lost_before_it_registers_fails_its_whole_stage(
     assert seen(sink) == ONCE
 
 
-def test_a_run_that_ends_before_its_worker_is_lost_is_refused(tmp_path: Path) -> None:  # TR7
+def test_a_run_that_ends_before_its_worker_is_lost_is_refused(tmp_path: Path) -> None:
     made = totals_of([HALVES[0], EOF], Collect(tmp_path / "out"), checkpointing=hg.Checkpointing(interval=None))
     with pytest.raises(hg.UsageError, match="with 1 completed checkpoints, before kill_worker_after_checkpoint=9"):
         testing.run(made, kill_worker_after_checkpoint=9)
@@ -172,7 +172,7 @@ def test_a_run_that_ends_before_its_worker_is_lost_is_refused(tmp_path: Path) ->
         testing.run(made, kill_worker_after_checkpoint=0)
 
 
-def test_a_run_goes_on_from_the_savepoint_of_another(tmp_path: Path) -> None:  # TR8
+def test_a_run_goes_on_from_the_savepoint_of_another(tmp_path: Path) -> None:
     first, second = Collect(tmp_path / "first"), Collect(tmp_path / "second")
     with testing.running(totals_of(HELD_UP, first)) as handle:
         while sum(map(len, seen(first).values())) < 60:
@@ -184,7 +184,7 @@ def test_a_run_goes_on_from_the_savepoint_of_another(tmp_path: Path) -> None:  #
     assert {word: sorted(seen(first)[word] + seen(second)[word]) for word in "abc"} == ONCE
 
 
-def test_a_run_goes_on_from_its_own_checkpoints(tmp_path: Path) -> None:  # TR3
+def test_a_run_goes_on_from_its_own_checkpoints(tmp_path: Path) -> None:
     sink = Collect(tmp_path / "out")
     checkpointing = hg.Checkpointing(interval="20ms", dir=tmp_path / "checkpoints")
     with testing.running(totals_of(HELD_UP, sink, checkpointing=checkpointing)) as handle:
@@ -195,7 +195,7 @@ def test_a_run_goes_on_from_its_own_checkpoints(tmp_path: Path) -> None:  # TR3
     assert seen(sink) == ONCE
 
 
-def test_state_in_rocksdb_survives_a_failure(tmp_path: Path) -> None:  # TR4
+def test_state_in_rocksdb_survives_a_failure(tmp_path: Path) -> None:
     sink = Collect(tmp_path / "out")
     script = [HALVES[0], PAUSE, PAUSE, FailOnce(tmp_path / "failed"), HALVES[1], EOF]
     testing.run(totals_of(script, sink, state=hg.RocksDB()))
@@ -207,7 +207,7 @@ def halve(loop: hg.Stream) -> tuple[hg.Stream, hg.Stream]:
     return smaller.filter(pl.col("n") > 1), smaller.filter(pl.col("n") <= 1)
 
 
-def test_loops_run(tmp_path: Path) -> None:  # TR1
+def test_loops_run(tmp_path: Path) -> None:
     sink, made = Collect(tmp_path / "out"), pipeline()
     made.source(hg.FromRows([{"n": number} for number in range(1, 65)])).iterate(halve).sink(sink)
     testing.run(made)
@@ -215,7 +215,7 @@ def test_loops_run(tmp_path: Path) -> None:  # TR1
     assert len(sink.rows()) == 64
 
 
-def test_a_wrong_pipeline_is_refused_as_ever() -> None:  # TR1
+def test_a_wrong_pipeline_is_refused_as_ever() -> None:
     made = pipeline()
     made.source(hg.FromRows([{"n": 1}]))
     with pytest.raises(hg.UsageError, match="sink"):
@@ -224,7 +224,7 @@ def test_a_wrong_pipeline_is_refused_as_ever() -> None:  # TR1
         testing.run("p")  # type: ignore[arg-type]
 
 
-def test_what_a_function_keeps_for_itself_is_gone_after_a_restart(tmp_path: Path) -> None:  # TR2
+def test_what_a_function_keeps_for_itself_is_gone_after_a_restart(tmp_path: Path) -> None:
     sink, calls, made = Collect(tmp_path / "out"), [0], pipeline(checkpointing=hg.Checkpointing(interval=None))
 
     def count(row: dict[str, Any]) -> dict[str, Any]:
@@ -238,7 +238,7 @@ def test_what_a_function_keeps_for_itself_is_gone_after_a_restart(tmp_path: Path
     assert calls == [0]
 
 
-def test_the_end_of_a_worker_is_not_the_end_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:  # TR4
+def test_the_end_of_a_worker_is_not_the_end_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     left: list[str] = []
     errors: list[Any] = []
     monkeypatch.setattr(threading, "excepthook", errors.append)
@@ -250,7 +250,7 @@ def test_the_end_of_a_worker_is_not_the_end_of_the_process(monkeypatch: pytest.M
     assert errors == []
 
 
-def test_a_worker_is_gone_when_its_last_thread_is() -> None:  # TR5
+def test_a_worker_is_gone_when_its_last_thread_is() -> None:
     around, release, order = ThreadEnvironment(lambda: None), threading.Event(), list[str]()
 
     def work() -> None:
@@ -270,7 +270,7 @@ def test_a_worker_is_gone_when_its_last_thread_is() -> None:  # TR5
 @pytest.mark.parametrize("first_out", [0, 1])
 def test_of_runs_side_by_side_the_last_one_sets_back_what_the_first_one_found(
     settings: Callable[[], tuple[float, int]], first_out: int
-) -> None:  # TR5
+) -> None:
     before, runs = settings(), [in_process._SETTINGS.kept(), in_process._SETTINGS.kept()]
     for run in runs:
         run.__enter__()
@@ -285,7 +285,7 @@ def test_of_runs_side_by_side_the_last_one_sets_back_what_the_first_one_found(
     assert settings() == before
 
 
-def test_what_cannot_be_copied_is_refused_before_anything_runs(tmp_path: Path) -> None:  # TR2
+def test_what_cannot_be_copied_is_refused_before_anything_runs(tmp_path: Path) -> None:
     lock, made = threading.Lock(), pipeline()
 
     def locked(row: dict[str, Any]) -> dict[str, Any]:
@@ -300,7 +300,7 @@ def test_what_cannot_be_copied_is_refused_before_anything_runs(tmp_path: Path) -
         testing.run(made)
 
 
-def test_a_failure_for_good_is_raised(tmp_path: Path) -> None:  # TR4
+def test_a_failure_for_good_is_raised(tmp_path: Path) -> None:
     made, before = pipeline(restart=hg.NoRestart()), held()
     made.source(hg.FromRows([{"n": 0}])).map(lambda row: {"n": 1 // row["n"]}).sink(Collect(tmp_path / "out"))
     with pytest.raises(hg.PipelineFailed, match="'map' failed on the record"):
@@ -308,7 +308,7 @@ def test_a_failure_for_good_is_raised(tmp_path: Path) -> None:  # TR4
     assert has_left_nothing(before)
 
 
-def test_a_run_that_does_not_end_is_ended(tmp_path: Path) -> None:  # TR6
+def test_a_run_that_does_not_end_is_ended(tmp_path: Path) -> None:
     before = held()
     expected = "pipeline 'p' had not ended after 0.3 s: it was .*, with .* completed checkpoints; give it bounded input"
     with pytest.raises(TimeoutError, match=expected):
@@ -328,7 +328,7 @@ def stick(row: dict[str, Any]) -> dict[str, Any]:
 STICKS, STUCK = threading.Event(), threading.Event()
 
 
-def test_a_function_that_does_not_return_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # TR6
+def test_a_function_that_does_not_return_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(in_process, "LEAVE_S", 0.2)
     before = held()
     try:
@@ -351,7 +351,7 @@ def fragile(row: dict[str, Any]) -> dict[str, Any]:
     return {"n": 60 // row["n"]}
 
 
-def test_exceptions_go_to_the_dead_letter_sink_with_the_records_around_them(tmp_path: Path) -> None:  # OP9
+def test_exceptions_go_to_the_dead_letter_sink_with_the_records_around_them(tmp_path: Path) -> None:
     good, bad = Collect(tmp_path / "good"), Collect(tmp_path / "bad")
     p = hg.Pipeline("fragile", parallelism=2, bad_records=hg.DeadLetter(bad, exceptions=True))
     rows = p.source(hg.FromRows([{"n": n} for n in (3, 0, 2, 0, 1)]))
@@ -362,7 +362,7 @@ def test_exceptions_go_to_the_dead_letter_sink_with_the_records_around_them(tmp_
     assert all("ZeroDivisionError" in row["problem"] for row in bad.rows())
 
 
-def test_without_that_choice_an_exception_fails_the_pipeline(tmp_path: Path) -> None:  # OP3
+def test_without_that_choice_an_exception_fails_the_pipeline(tmp_path: Path) -> None:
     p = hg.Pipeline(
         "fragile", parallelism=1, restart=hg.NoRestart(), bad_records=hg.DeadLetter(Collect(tmp_path / "bad"))
     )
@@ -394,7 +394,7 @@ found = sorted(row["n"] for row in sink.rows())
 @pytest.mark.parametrize("name", ["job_of_a_module", "job_of_a_package.job"])
 def test_a_module_that_runs_its_pipeline_while_it_is_imported(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # TR2
+) -> None:
     path = tmp_path.joinpath(*name.split(".")).with_suffix(".py")
     path.parent.mkdir(exist_ok=True)
     path.write_text(JOB.replace("DIRECTORY", repr(str(tmp_path / "out"))), encoding="utf-8")

@@ -89,12 +89,12 @@ class TellsEachEndByItself(FromRows):
         return reader
 
 
-def test_a_source_that_tells_each_end_by_itself_comes_to_its_end() -> None:  # KT5
+def test_a_source_that_tells_each_end_by_itself_comes_to_its_end() -> None:
     rows = [{"n": n} for n in range(9)]
     assert len(check_source(TellsEachEndByItself(rows, splits=3, batch_rows=2))) == 9
 
 
-def test_every_poll_that_changes_something_is_restarted_behind() -> None:  # KT5
+def test_every_poll_that_changes_something_is_restarted_behind() -> None:
     source = TellsEachEndByItself([{"n": n} for n in range(9)], splits=3, batch_rows=2)
     source_kit._run(source, 1, lambda _: True, 100, if_changed=True)
     assert source.opens_count == 1 + 6, "each split takes two polls with records"
@@ -131,7 +131,7 @@ class CommitsNothing(FileCommitter):
 
 
 class RefusesNothing(FileCommitter):
-    """B15: an empty commit is an error."""
+    """An empty commit is an error."""
 
     def commit(self, permit: CommitPermit, committables: Sequence[Committable]) -> None:
         if not committables:
@@ -152,7 +152,7 @@ BROKEN = [NoOpRecover, AbortsEverything, SkipsOlderIds, IgnoresWhatIsMissing, Co
 
 
 @pytest.mark.parametrize("committer", BROKEN)
-def test_broken_sinks_are_caught(tmp_path: Path, committer: type[FileCommitter]) -> None:  # B2, B13, B15, B21
+def test_broken_sinks_are_caught(tmp_path: Path, committer: type[FileCommitter]) -> None:
     places = iter(range(10_000))
 
     def fresh() -> Target:
@@ -229,7 +229,7 @@ class SaysSomethingElse(Collect):
         return writer
 
 
-def test_a_sink_that_answers_a_repeated_call_otherwise_is_caught(tmp_path: Path) -> None:  # B6
+def test_a_sink_that_answers_a_repeated_call_otherwise_is_caught(tmp_path: Path) -> None:
     sink = SaysSomethingElse(tmp_path / "out")
     with pytest.raises(AssertionError, match="prepare said something else when it was repeated"):
         check_lost_answers(Target(sink, sink.rows))
@@ -330,7 +330,7 @@ def test_the_kit_reads_a_source_that_sets_its_own_barrier() -> None:  # EI33
     assert len(check_source(Marked())) == 29
 
 
-def test_that_a_source_has_no_markers_is_said(capsys: pytest.CaptureFixture[str]) -> None:  # KT4
+def test_that_a_source_has_no_markers_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     check_source(FromRows([{"n": 1}]))
     assert capsys.readouterr().out == "left out: markers: the source brings no hook\n"
     check_source(Marked())
@@ -344,9 +344,9 @@ def test_that_a_source_has_no_markers_is_said(capsys: pytest.CaptureFixture[str]
         ("wrong id", "was met, and 2 was to be"),
         ("in front", "was to be"),
         ("moves", r"read_on\(\) moved the positions"),
-        ("newest", "parallelism 1, restart after every marker: lost"),  # KT4: it knows one place to go on
+        ("newest", "parallelism 1, restart after every marker: lost"),  # it knows one place to go on
     ],
 )
-def test_the_kit_refuses_sources_that_set_their_barrier_wrongly(problem: str, message: str) -> None:  # EI33, KT4
+def test_the_kit_refuses_sources_that_set_their_barrier_wrongly(problem: str, message: str) -> None:  # EI33
     with pytest.raises(AssertionError, match=message):
         check_source(Marked(problem))

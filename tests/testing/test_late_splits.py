@@ -1,4 +1,4 @@
-"""Splits that appear late are read once: by our sources, and sources that do not are caught (N24)."""
+"""Splits that appear late are read once: by our sources, and sources that do not are caught."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def growing(kind: type[Lists]) -> Callable[[], Growing]:
 
 
 @pytest.mark.parametrize("kind", [Lists, Bounded])
-def test_a_source_that_grows_passes(kind: type[Lists]) -> None:  # N24
+def test_a_source_that_grows_passes(kind: type[Lists]) -> None:
     check_late_splits(growing(kind))
 
 
@@ -187,7 +187,7 @@ def test_a_source_that_grows_passes(kind: type[Lists]) -> None:  # N24
         (RestoresItsOwn, "delivered again|own split"),
     ],
 )
-def test_sources_that_mistake_late_splits_are_caught(kind: type[Lists], message: str) -> None:  # N24
+def test_sources_that_mistake_late_splits_are_caught(kind: type[Lists], message: str) -> None:
     with pytest.raises(AssertionError, match=message):
         check_late_splits(growing(kind))
 
@@ -221,7 +221,7 @@ class Files:
 
 
 @pytest.mark.parametrize("follow", [True, False], ids=["followed", "bounded"])
-def test_files_that_appear_late_are_read_once(follow: bool, tmp_path: Path) -> None:  # N1, N2, N24
+def test_files_that_appear_late_are_read_once(follow: bool, tmp_path: Path) -> None:
     roots = (tmp_path / str(number) for number in itertools.count())
 
     def fresh() -> Growing:
@@ -231,7 +231,7 @@ def test_files_that_appear_late_are_read_once(follow: bool, tmp_path: Path) -> N
     check_late_splits(fresh, [1, 3])
 
 
-def test_parquet_files_that_appear_late_are_read_once(tmp_path: Path) -> None:  # N16, N24
+def test_parquet_files_that_appear_late_are_read_once(tmp_path: Path) -> None:
     roots = (tmp_path / str(number) for number in itertools.count())
 
     def fresh() -> Growing:

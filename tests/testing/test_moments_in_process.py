@@ -1,4 +1,4 @@
-"""Times with a zone are moments through whole pipelines, local times stay local, and old state goes on (OP11, EV12)."""
+"""Times with a zone are moments through whole pipelines, local times stay local, and old state goes on (EV12)."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def seen(row: dict[str, Any]) -> dict[str, Any]:
     return {**row, "at": row["at"].astimezone(NEW_YORK)}
 
 
-def test_moments_and_local_times_go_through_and_come_out(tmp_path: Path) -> None:  # OP11
+def test_moments_and_local_times_go_through_and_come_out(tmp_path: Path) -> None:
     p, sink = pipeline("through"), Collect(tmp_path / "out")
     rows = p.source(source()).filter(pl.col("at") > dt.datetime(2026, 1, 1, tzinfo=dt.UTC)).rebalance()
     same = rows.map(seen).flat_map(lambda row: [row]).map_batches(lambda frame: frame)
@@ -81,7 +81,7 @@ def test_moments_and_local_times_go_through_and_come_out(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("form", ["parquet", "jsonl"])
-def test_files_say_which_times_are_moments(tmp_path: Path, form: Any) -> None:  # OP11, D7
+def test_files_say_which_times_are_moments(tmp_path: Path, form: Any) -> None:
     p, sink = pipeline("files"), Collect(tmp_path / "read")
     p.source(source()).sink(hg.FileSink(tmp_path / "out", form))
     run(p)
@@ -97,7 +97,7 @@ def test_files_say_which_times_are_moments(tmp_path: Path, form: Any) -> None:  
     assert by_n(sink.rows()) == ROWS
 
 
-def test_files_of_the_release_before_are_read_beside_new_ones(tmp_path: Path, before: Any) -> None:  # D17, N74
+def test_files_of_the_release_before_are_read_beside_new_ones(tmp_path: Path, before: Any) -> None:
     def written(name: str) -> None:
         p = pipeline(name)
         p.source(source()).sink(hg.FileSink(tmp_path / "out", "parquet", prefix=name))
@@ -119,7 +119,7 @@ def test_files_of_the_release_before_are_read_beside_new_ones(tmp_path: Path, be
     assert by_n(sink.rows()) == by_n([*ROWS, *ROWS])
 
 
-def test_int96_is_a_moment(tmp_path: Path) -> None:  # N74
+def test_int96_is_a_moment(tmp_path: Path) -> None:
     table = pa.Table.from_pylist(ROWS, SCHEMA).drop_columns("wall")
     nested = pa.StructArray.from_arrays([table["n"].combine_chunks(), table["at"].combine_chunks()], ["n", "t"])
     lists = pa.ListArray.from_arrays(pa.array(range(61), pa.int32()), table["at"].combine_chunks())
@@ -147,7 +147,7 @@ def read_of(tmp_path: Path, name: str) -> tuple[pa.Schema, list[dict[str, Any]]]
     return rows.schema, by_n(sink.rows())
 
 
-def test_a_stream_has_moments(tmp_path: Path) -> None:  # OP11
+def test_a_stream_has_moments(tmp_path: Path) -> None:
     written_to(tmp_path / "store")
     assert Store.shared(tmp_path / "store").describe("app/all").schema.field("at").type == MOMENT
     assert read_of(tmp_path, "reads")[1] == ROWS
@@ -155,7 +155,7 @@ def test_a_stream_has_moments(tmp_path: Path) -> None:  # OP11
 
 def test_a_stream_of_the_release_before_is_written_as_before_until_it_is_updated(
     tmp_path: Path, before: Any
-) -> None:  # SC53, S76, S77
+) -> None:  # S76, S77
     written_to(tmp_path / "store")
     before.undo()
     written_to(tmp_path / "store", "again")
@@ -173,7 +173,7 @@ def test_a_stream_of_the_release_before_is_written_as_before_until_it_is_updated
     assert sum(batch.num_rows for batch in batches) == 180
 
 
-def test_local_times_go_into_a_stream_of_moments_as_before(tmp_path: Path) -> None:  # SC53
+def test_local_times_go_into_a_stream_of_moments_as_before(tmp_path: Path) -> None:
     store = Store.shared(tmp_path / "store")
     store.create_stream("app/all", SCHEMA)
     p = pipeline("writes")
@@ -267,7 +267,7 @@ def stopped(p: hg.Pipeline, root: Path, checkpoints: Path) -> None:
 
 
 @pytest.mark.parametrize("state", ["memory", "rocksdb"])
-def test_state_of_moments_is_restored(tmp_path: Path, state: str) -> None:  # OP11
+def test_state_of_moments_is_restored(tmp_path: Path, state: str) -> None:
     backend = hg.Memory() if state == "memory" else hg.RocksDB(memory="64MB")
     if state == "rocksdb":
         pytest.importorskip("rocksdict")
@@ -305,7 +305,7 @@ def test_positions_in_rows_mean_what_they_meant(before: Any) -> None:  # EV12
     assert hg.FromRows([{**ROWS[0], "at": other}, *ROWS[1:]], schema=SCHEMA).identity() != old
 
 
-def test_a_moment_has_the_hash_of_its_number() -> None:  # KG2, EV12
+def test_a_moment_has_the_hash_of_its_number() -> None:  # EV12
     batch = pa.record_batch({"at": pa.array([0, 1, None, -5], MOMENT), "wall": pa.array([0, 1, None, -5], LOCAL_TIME)})
     assert hash_column(batch["at"]).tolist() == hash_column(batch["wall"]).tolist()
     assert hash_columns(batch, ["at", "wall"]).tolist() == hash_columns(batch, ["wall", "at"]).tolist()
@@ -344,7 +344,7 @@ def test_a_broadcast_side_goes_on_with_moments(before: Any) -> None:  # EV12
     assert new.out.rows() == [{"at": at, "limit": at}]
 
 
-def test_state_of_the_release_before_is_read_and_edited(tmp_path: Path, before: Any) -> None:  # EV12, WS4, RS14
+def test_state_of_the_release_before_is_read_and_edited(tmp_path: Path, before: Any) -> None:  # EV12
     p = pipeline("s")
     p.source(source(), name="in").key_by("at").process(ByRow(), name="rows").sink(hg.Discard(), name="out")
     at = pl.Series([dt.datetime(2026, 11, 1, 5, 30)])

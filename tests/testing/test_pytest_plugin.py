@@ -1,4 +1,4 @@
-"""The fixtures that pytest gives to tests of pipelines (TR12)."""
+"""The fixtures that pytest gives to tests of pipelines."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_too_long(headgate_run):
 """
 
 
-def test_the_fixtures_do_what_they_say(pytester: pytest.Pytester) -> None:  # TR10, TR11, TR12
+def test_the_fixtures_do_what_they_say(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(TESTS)
     result = pytester.runpytest_subprocess("-p", "no:randomly", "-p", "no:cacheprovider", "-q")
     result.assert_outcomes(passed=9)
@@ -108,7 +108,7 @@ def test_a_project_says_how_long_a_pipeline_may_take(pytester: pytest.Pytester) 
     result.stdout.fnmatch_lines(["*headgate_timeout_s must be a number of seconds above zero, but is 'soon'*"])
 
 
-def test_pytest_starts_without_anything_heavy() -> None:  # TR12
+def test_pytest_starts_without_anything_heavy() -> None:
     plugin = "import sys, pytest; before = set(sys.modules); import headgate.testing.plugin"
     listing = f"{plugin}; print(*set(sys.modules) - before)"
     told = subprocess.run([sys.executable, "-c", listing], capture_output=True, text=True, check=True)
@@ -126,12 +126,12 @@ def test_pytest_starts_without_anything_heavy() -> None:  # TR12
     assert brought.isdisjoint(heavy)
 
 
-def test_headgate_does_not_need_pytest() -> None:  # TR12
+def test_headgate_does_not_need_pytest() -> None:
     without = "import sys; sys.modules['pytest'] = None; import headgate.testing; headgate.testing.run"
     subprocess.run([sys.executable, "-c", without], check=True)
 
 
-def test_delays_of_restarts_are_short(tmp_path: Path) -> None:  # TR9
+def test_delays_of_restarts_are_short(tmp_path: Path) -> None:
     from headgate.testing import EOF, PAUSE, FailOnce, ScriptedSource
 
     script = [[{"n": 1}], PAUSE, FailOnce(tmp_path / "failed"), EOF]
@@ -141,7 +141,7 @@ def test_delays_of_restarts_are_short(tmp_path: Path) -> None:  # TR9
 
 
 @pytest.mark.parametrize("kills", [0, True, (1, 0), ("1",)])
-def test_a_wrong_checkpoint_to_lose_a_worker_behind_is_refused(kills: object) -> None:  # TR10
+def test_a_wrong_checkpoint_to_lose_a_worker_behind_is_refused(kills: object) -> None:
     p = hg.Pipeline("p", parallelism=1)
     p.source(hg.FromRows([{"n": 1}])).sink(hg.Discard())
     with pytest.raises(hg.UsageError, match="kill_worker_after_checkpoint must be 1 or more"):

@@ -33,12 +33,12 @@ def says_little() -> Target:
     return Target(made.sink, made.read)
 
 
-def test_what_the_kit_left_out_is_said(capsys: pytest.CaptureFixture[str]) -> None:  # KT3
+def test_what_the_kit_left_out_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert quickly(says_little) == SAYS_LITTLE
     assert capsys.readouterr().out == "".join(f"left out: {one}\n" for one in SAYS_LITTLE)
 
 
-def test_what_a_target_says_is_not_left_out() -> None:  # KT3
+def test_what_a_target_says_is_not_left_out() -> None:
     def fresh() -> Target:
         made = at(StagedSink)
         assert isinstance(made.sink, StagedSink)

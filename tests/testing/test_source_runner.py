@@ -105,7 +105,7 @@ class QueuesReader(SourceReader, hg.CheckpointedFunction, hg.CheckpointListener)
         return {name: b"%d" % at for name, at in self.at.items()}
 
 
-def test_a_source_that_acknowledges_what_completed_checkpoints_cover_passes() -> None:  # KT1
+def test_a_source_that_acknowledges_what_completed_checkpoints_cover_passes() -> None:
     brokers: list[Broker] = []
 
     def fresh() -> Queues:
@@ -125,12 +125,12 @@ def test_a_source_that_acknowledges_what_completed_checkpoints_cover_passes() ->
         ("when given up", "Crashed after a completed checkpoint, and after one that was aborted, .*: lost"),
     ],
 )
-def test_a_source_that_acknowledges_too_early_is_caught(acknowledges: str, scenario: str) -> None:  # KT1
+def test_a_source_that_acknowledges_too_early_is_caught(acknowledges: str, scenario: str) -> None:
     with pytest.raises(AssertionError, match=scenario):
         check_source(lambda: Queues(acknowledges))
 
 
-def test_a_source_that_listens_needs_another_broker_each_time() -> None:  # KT1
+def test_a_source_that_listens_needs_another_broker_each_time() -> None:
     with pytest.raises(hg.UsageError, match=r"give check_source\(\) a function that makes the source"):
         check_source(Queues())
 
@@ -155,14 +155,14 @@ class Numbers(Queues):
 
 
 @pytest.mark.parametrize(("problem", "message"), [("begins anew", "delivered again"), ("passes over", "lost")])
-def test_a_source_that_cannot_be_rescaled_is_caught(problem: str, message: str) -> None:  # KT2
+def test_a_source_that_cannot_be_rescaled_is_caught(problem: str, message: str) -> None:
     assert len(check_source(Numbers, parallelisms=(2,))) == 4 * COUNT
     story = f"Stopped with checkpoints, and started at one parallelism after the other, .* 2 to 2: {message}"
     with pytest.raises(AssertionError, match=story):
         check_source(lambda: Numbers(problem=problem), parallelisms=(2,))
 
 
-def test_a_source_is_started_at_every_other_parallelism() -> None:  # KT2
+def test_a_source_is_started_at_every_other_parallelism() -> None:
     seen: set[tuple[int, int]] = set()
 
     @dataclass

@@ -1,4 +1,4 @@
-"""Decimals, times of day, maps and nested columns go through whole pipelines and come out as they went in (OP10)."""
+"""Decimals, times of day, maps and nested columns go through whole pipelines and come out as they went in."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ EXACT = to_canonical(pa.RecordBatch.from_pylist([given(number) for number in ran
 """With as many digits as the types have."""
 
 
-def test_columns_come_out_as_they_went_in(tmp_path: Path) -> None:  # OP10
+def test_columns_come_out_as_they_went_in(tmp_path: Path) -> None:
     p, sink = pipeline("through"), Collect(tmp_path / "out")
     kept = p.source(source()).filter(pl.col("price").is_null() | (pl.col("price") >= Decimal("0.00")))
     by_row = kept.rebalance().map(lambda row: row).flat_map(lambda row: [row])
@@ -79,7 +79,7 @@ def test_columns_come_out_as_they_went_in(tmp_path: Path) -> None:  # OP10
 
 
 @pytest.mark.parametrize("form", ["parquet", "jsonl"])
-def test_files_have_them(tmp_path: Path, form: str) -> None:  # OP10
+def test_files_have_them(tmp_path: Path, form: str) -> None:
     p = pipeline("files")
     rows = p.source(source()) if form == "parquet" else p.source(source()).select(pl.exclude("raw"))
     rows.sink(hg.FileSink(tmp_path / "out", form))
@@ -93,7 +93,7 @@ def test_files_have_them(tmp_path: Path, form: str) -> None:  # OP10
         assert found == json.loads(json.dumps(exact, default=str))
 
 
-def test_a_stream_has_them(tmp_path: Path) -> None:  # OP10
+def test_a_stream_has_them(tmp_path: Path) -> None:
     p = pipeline("writes")
     p.source(source()).sink(hg.StreamSink("app/all", store=tmp_path / "store"))
     run(p)
@@ -143,7 +143,7 @@ def states() -> list[Any]:
 
 
 @pytest.mark.parametrize("state", states(), ids=["memory", "rocksdb"])
-def test_state_holds_them_over_a_restart(tmp_path: Path, state: Any) -> None:  # OP10
+def test_state_holds_them_over_a_restart(tmp_path: Path, state: Any) -> None:
     if isinstance(state, hg.RocksDB):
         pytest.importorskip("rocksdict")
     p, sink = pipeline("states", 1, state=state), Collect(tmp_path / "out")
@@ -167,7 +167,7 @@ def test_state_holds_them_over_a_restart(tmp_path: Path, state: Any) -> None:  #
         assert found[-1]["a"] == Decimal(found[-1]["ms"]) / 8
 
 
-def test_reduce_and_windows_take_them(tmp_path: Path) -> None:  # OP10
+def test_reduce_and_windows_take_them(tmp_path: Path) -> None:
     p, reduced, windows = pipeline("aggregates"), Collect(tmp_path / "reduced"), Collect(tmp_path / "windows")
     rows = p.source(source())
     rows.key_by("id").reduce(lambda so_far, row: row).sink(reduced)
@@ -189,6 +189,6 @@ def test_reduce_and_windows_take_them(tmp_path: Path) -> None:  # OP10
 
 
 @pytest.mark.parametrize("column", ["price", "opens", "tags"])
-def test_they_cannot_be_keys(column: str) -> None:  # OP10
+def test_they_cannot_be_keys(column: str) -> None:
     with pytest.raises(hg.UsageError, match=f"column '{column}' of type .* cannot be a key"):
         pipeline("keys").source(source()).key_by(column)

@@ -100,7 +100,7 @@ def nothing_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
-def test_all_files_load_nothing_from_elsewhere() -> None:  # PG6
+def test_all_files_load_nothing_from_elsewhere() -> None:
     with served(Found([])) as page:
         for path in OVERVIEW_FILES:
             status, content = page.get(path)
@@ -109,7 +109,7 @@ def test_all_files_load_nothing_from_elsewhere() -> None:  # PG6
             assert b"http://" not in content.replace(b"http://www.w3.org/", b""), path
 
 
-def test_whoever_is_on_this_machine_may_look_and_others_need_the_token() -> None:  # PG3, PG4, PG5
+def test_whoever_is_on_this_machine_may_look_and_others_need_the_token() -> None:
     looker = Found([KnownPipeline("p", "/somewhere", KnownState.DIED)])
     with served(looker) as page:
         status, content = page.get("/api/state")
@@ -125,7 +125,7 @@ def test_whoever_is_on_this_machine_may_look_and_others_need_the_token() -> None
         assert page.get("/api/state", **TOKEN)[0] == 200
 
 
-def test_only_what_is_shown_may_be_asked(tmp_path: Path) -> None:  # PG10
+def test_only_what_is_shown_may_be_asked(tmp_path: Path) -> None:
     with served(Found([KnownPipeline("p", str(tmp_path), KnownState.DIED)])) as page:
         for name, place in (("p", "/elsewhere"), ("q", str(tmp_path))):
             status, answer = page.ask("stop", pipeline=name, place=place)
@@ -136,7 +136,7 @@ def test_only_what_is_shown_may_be_asked(tmp_path: Path) -> None:  # PG10
         assert page.ask("stop")[0] == 409
 
 
-def test_a_pipeline_of_another_process_is_asked_for_a_checkpoint_and_to_stop(tmp_path: Path) -> None:  # PG10
+def test_a_pipeline_of_another_process_is_asked_for_a_checkpoint_and_to_stop(tmp_path: Path) -> None:
     CheckpointLog(open_storage(str(tmp_path)), "p").claim("test", 1_700_000_000_000)
     it = {"pipeline": "p", "place": str(tmp_path)}
     with running(tmp_path) as child, served(PipelineRegistry([str(tmp_path)])) as page:
@@ -162,7 +162,7 @@ def test_news_is_sent_as_it_comes() -> None:
         connection.close()
 
 
-def test_browsers_share_a_look() -> None:  # PG11
+def test_browsers_share_a_look() -> None:
     clock, looker = HandClock(), Found([])
     overview = Overview(looker, clock)
     for _ in range(5):

@@ -66,7 +66,7 @@ def page(tmp_path: Path) -> Iterator[Page]:
         yield page
 
 
-def test_all_files_of_the_page_are_served_and_load_nothing_from_elsewhere(page: Page) -> None:  # PG6
+def test_all_files_of_the_page_are_served_and_load_nothing_from_elsewhere(page: Page) -> None:
     for path in RUN_FILES:
         connection = page.connect()
         connection.request("GET", path)
@@ -78,7 +78,7 @@ def test_all_files_of_the_page_are_served_and_load_nothing_from_elsewhere(page: 
         assert "http://" not in content.replace("http://www.w3.org/", ""), path
 
 
-def test_whoever_is_on_this_machine_may_look_and_not_ask(page: Page) -> None:  # PG3
+def test_whoever_is_on_this_machine_may_look_and_not_ask(page: Page) -> None:
     status, content = page.get("/api/state")
     shown = json.loads(content)
     assert (status, shown["pipeline"], shown["may_ask"]) == (200, "shop", False)
@@ -92,7 +92,7 @@ def test_whoever_is_on_this_machine_may_look_and_not_ask(page: Page) -> None:  #
     assert handle.calls == []
 
 
-def test_with_the_token_it_asks_what_a_program_may_ask(page: Page) -> None:  # PG1
+def test_with_the_token_it_asks_what_a_program_may_ask(page: Page) -> None:
     assert page.ask("stop", **TOKEN) == (409, {"error": "the pipeline has not started yet; ask again when it runs"})
     handle = Asked()
     page.asking.begin(handle)  # type: ignore[arg-type]
@@ -114,7 +114,7 @@ def test_what_is_no_small_object_is_refused(page: Page, body: bytes) -> None:
     assert page.ask("savepoint", body, **TOKEN)[0] == 400
 
 
-def test_a_name_of_another_site_that_leads_here_is_refused(page: Page) -> None:  # PG5
+def test_a_name_of_another_site_that_leads_here_is_refused(page: Page) -> None:
     assert page.get("/api/state", Host="evil.example")[0] == 400
     port = urlsplit(page.address).port
     assert page.get("/api/state", Host=f"localhost:{port}")[0] == 200
@@ -132,7 +132,7 @@ def test_news_is_sent_as_it_comes(page: Page) -> None:
     assert second["notes"][0]["text"] == "something happened"
 
 
-def test_it_ends_with_the_run_though_somebody_looks(tmp_path: Path) -> None:  # PG7
+def test_it_ends_with_the_run_though_somebody_looks(tmp_path: Path) -> None:
     page = Page(tmp_path)
     with ExitStack() as opened:
         opened.enter_context(page.served())
@@ -156,7 +156,7 @@ def test_a_port_that_is_taken_is_one_sentence(tmp_path: Path) -> None:
             serve_page(partial(make_app, page.story, page.asking, page.logs), port, "127.0.0.1", None).__enter__()
 
 
-def test_other_machines_need_the_token_to_look(tmp_path: Path) -> None:  # PG4
+def test_other_machines_need_the_token_to_look(tmp_path: Path) -> None:
     page = Page(tmp_path, None, "0.0.0.0")
     with pytest.raises(UsageError, match="HEADGATE_UI_TOKEN"):
         serve_page(partial(make_app, page.story, page.asking, page.logs), 0, "0.0.0.0", None).__enter__()
@@ -166,7 +166,7 @@ def test_other_machines_need_the_token_to_look(tmp_path: Path) -> None:  # PG4
         assert page.get("/api/state", Host="driver.example", **TOKEN)[0] == 200
 
 
-def test_the_alignment_of_a_checkpoint_is_told_by_subtask(page: Page) -> None:  # PG15
+def test_the_alignment_of_a_checkpoint_is_told_by_subtask(page: Page) -> None:
     assert page.get("/api/alignment/7")[0] == 404
     page.story.set_alignments({CheckpointId(7): (SubtaskAlignment("w[0]", 10, 1), SubtaskAlignment("w[1]", 4_000, 2))})
     found = json.loads(page.get("/api/alignment/7")[1])
@@ -176,7 +176,7 @@ def test_the_alignment_of_a_checkpoint_is_told_by_subtask(page: Page) -> None:  
 
 def test_logs_are_read_by_their_owner_and_by_whoever_has_the_token(
     page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # PG13
+) -> None:
     (tmp_path / "worker-0.log").write_text("seen 17\n")
     page.logs.set_directory(str(tmp_path))
     assert json.loads(page.get("/api/logs")[1]) == {"place": str(tmp_path), "logs": ["worker-0"]}
@@ -190,7 +190,7 @@ def test_logs_are_read_by_their_owner_and_by_whoever_has_the_token(
     assert page.get("/api/logs", **TOKEN)[0] == 200
 
 
-def test_a_log_is_followed_and_no_other_file_is_read(page: Page, tmp_path: Path) -> None:  # PG12
+def test_a_log_is_followed_and_no_other_file_is_read(page: Page, tmp_path: Path) -> None:
     log = tmp_path / "logs" / "worker-0.log"
     log.parent.mkdir()
     log.write_text("seen 17\n")
@@ -217,7 +217,6 @@ def _event(answer: http.client.HTTPResponse) -> dict[str, Any]:
             return found
 
 
-# SE9
 def test_silent_browsers_take_a_few_descriptors_and_keep_nobody_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,7 +239,6 @@ def test_silent_browsers_take_a_few_descriptors_and_keep_nobody_out(
         assert answer.read(1), "who is answered goes on"
 
 
-# SE9
 def test_a_browser_that_says_nothing_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving_module, "HEAD_S", 0.1)
     with Page(tmp_path).served() as page:

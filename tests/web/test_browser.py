@@ -78,7 +78,7 @@ class Shown:
         return [entry["message"] for entry in self.browser.get_log("browser")]
 
 
-def test_a_run_is_seen_as_it_goes(browser: Any, tmp_path: Path) -> None:  # PG6
+def test_a_run_is_seen_as_it_goes(browser: Any, tmp_path: Path) -> None:
     shown = Shown(browser, tmp_path)
     with serve_page(partial(make_app, shown.story, shown.asking, shown.logs), 0, "127.0.0.1", None) as address:
         browser.get(address)
@@ -103,7 +103,7 @@ def test_a_run_is_seen_as_it_goes(browser: Any, tmp_path: Path) -> None:  # PG6
     assert shown.complaints() == []
 
 
-def test_edges_say_who_waits_and_expressions_that_they_run_as_one(browser: Any, tmp_path: Path) -> None:  # OM14, OM15
+def test_edges_say_who_waits_and_expressions_that_they_run_as_one(browser: Any, tmp_path: Path) -> None:
     shown = Shown(browser, tmp_path)
     with serve_page(partial(make_app, shown.story, shown.asking, shown.logs), 0, "127.0.0.1", None) as address:
         browser.get(address)
@@ -156,7 +156,7 @@ def test_it_is_dark_for_whoever_likes_it_dark(browser: Any, tmp_path: Path) -> N
     assert dark_text < 150 < 600 < light_ground
 
 
-def test_workers_their_logs_and_alignments_are_seen(browser: Any, tmp_path: Path) -> None:  # PG12, PG15
+def test_workers_their_logs_and_alignments_are_seen(browser: Any, tmp_path: Path) -> None:
     from selenium.webdriver.support.ui import Select
 
     shown = Shown(browser, tmp_path)
@@ -237,7 +237,7 @@ def test_a_page_without_its_driver_says_so(browser: Any, tmp_path: Path) -> None
     assert "orders" in shown.text("#operators"), "the last numbers stay"
 
 
-def test_all_pipelines_are_seen_as_they_go(browser: Any) -> None:  # PG10
+def test_all_pipelines_are_seen_as_they_go(browser: Any) -> None:
     looker = Found(
         [KnownPipeline("shop", "/data/shop", KnownState.RUNNING, "process 7 on here", page="http://127.0.0.1:1/")]
     )

@@ -22,7 +22,7 @@ def row(local: str, remote: str, state: str = "01", uid: int = 1_000) -> str:
 
 
 @pytest.mark.skipif(sys.byteorder != "little", reason="the rows are of such a machine")
-def test_the_browsers_end_says_whose_it_is() -> None:  # PG13
+def test_the_browsers_end_says_whose_it_is() -> None:
     browser, page = "0100007F:A02E", "0100007F:0FD2"
     table = [TITLES, row(page, browser, uid=7), row(browser, page, uid=1_001)]
     assert responses.owner_in(table, BROWSER, PAGE) == 1_001
@@ -38,7 +38,7 @@ def test_the_browsers_end_says_whose_it_is() -> None:  # PG13
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/net/tcp"), reason="there is no such table here")
-def test_a_connection_of_this_process_is_of_this_user(monkeypatch: pytest.MonkeyPatch) -> None:  # PG13
+def test_a_connection_of_this_process_is_of_this_user(monkeypatch: pytest.MonkeyPatch) -> None:
     server = socket.create_server(("127.0.0.1", 0))
     with server as listener, socket.create_connection(listener.getsockname()) as browser:
         assert is_same_user(browser.getsockname(), listener.getsockname())

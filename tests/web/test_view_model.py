@@ -59,7 +59,7 @@ def test_everything_shown_is_json(tmp_path: Path) -> None:
     assert story.version == 5
 
 
-def test_a_story_is_bounded_whatever_happens(tmp_path: Path) -> None:  # PG2
+def test_a_story_is_bounded_whatever_happens(tmp_path: Path) -> None:
     story = RunView(definition(tmp_path))
     for number in range(2_000):
         story.set_progress(progress(), NOW_MS + number, 1_000 * number)
@@ -74,14 +74,14 @@ def test_a_story_is_bounded_whatever_happens(tmp_path: Path) -> None:  # PG2
     assert shown["checkpoints"][-1]["checkpoint"] == 1_999
 
 
-def test_curves_are_paced_by_a_clock_that_only_goes_forward(tmp_path: Path) -> None:  # PG2
+def test_curves_are_paced_by_a_clock_that_only_goes_forward(tmp_path: Path) -> None:
     story = RunView(definition(tmp_path))
     for uptime_ms, at_ms in ((0, NOW_MS), (400, NOW_MS + 3_600_000), (1_000, NOW_MS - 3_600_000), (1_500, NOW_MS)):
         story.set_progress(progress(), at_ms, uptime_ms)
     assert [at_ms for at_ms, *_ in story.to_json()["rates"]] == [NOW_MS, NOW_MS - 3_600_000]
 
 
-def test_a_checkpoint_shows_who_waited_longest_for_its_barriers(tmp_path: Path) -> None:  # PG15
+def test_a_checkpoint_shows_who_waited_longest_for_its_barriers(tmp_path: Path) -> None:
     story = RunView(definition(tmp_path))
     story.add_checkpoint(7, 30, 2_048, NOW_MS)
     assert story.to_json()["checkpoints"][0]["longest"] is None
@@ -111,7 +111,7 @@ def add(log: Path, text: str) -> None:
         file.write(text)
 
 
-def test_a_shelf_has_the_logs_of_its_pipeline_and_nothing_else(tmp_path: Path) -> None:  # PG12
+def test_a_shelf_has_the_logs_of_its_pipeline_and_nothing_else(tmp_path: Path) -> None:
     shelf = LogDirectory()
     assert (shelf.place, shelf.names()) == ("", [])
     shelf.set_directory(str(tmp_path / "nowhere"))
@@ -124,7 +124,7 @@ def test_a_shelf_has_the_logs_of_its_pipeline_and_nothing_else(tmp_path: Path) -
     assert all(shelf.reader(name) is None for name in ("other", "worker-3", "../worker-2", "worker-2.log", ""))
 
 
-def test_lines_are_read_once_and_whole(log: Path) -> None:  # PG14
+def test_lines_are_read_once_and_whole(log: Path) -> None:
     reader = LogReader(log)
     assert reader.read() == ""
     add(log, "one\ntw")
@@ -136,7 +136,7 @@ def test_lines_are_read_once_and_whole(log: Path) -> None:  # PG14
 
 def test_of_a_long_log_the_end_is_shown_from_the_beginning_of_a_line(
     log: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # PG14
+) -> None:
     monkeypatch.setattr(view_model, "FIRST_BYTES", 10)
     monkeypatch.setattr(view_model, "STEP_BYTES_MAX", 20)
     add(log, "0123456789\nfive\nsix\n")
@@ -146,7 +146,7 @@ def test_of_a_long_log_the_end_is_shown_from_the_beginning_of_a_line(
     assert reader.read() == f"{LEFT_OUT}line 8\n"
 
 
-def test_a_log_that_is_rotated_loses_no_line(log: Path) -> None:  # PG14
+def test_a_log_that_is_rotated_loses_no_line(log: Path) -> None:
     reader = LogReader(log)
     add(log, "one\n")
     assert reader.read() == "one\n"

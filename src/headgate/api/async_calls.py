@@ -39,7 +39,7 @@ class CallExecutor:
         """Run ``call`` in a thread and return its result.
 
         If the task is cancelled before the call has begun, the call never runs. If it is cancelled later, the task ends
-        when the call has ended (AC2); then ``undo`` runs with the result, which no task receives (AC3).
+        when the call has ended; then ``undo`` runs with the result, which no task receives.
 
         Raises:
             UsageError: the store is closed, or belongs to another event loop.
@@ -164,7 +164,7 @@ class AsyncContextProxy(AsyncProxy[_C]):
 
 
 def awaitable(method: Callable[Concatenate[_B, _P], _R]) -> Callable[Concatenate[Any, _P], Coroutine[Any, Any, _R]]:
-    """Return an awaitable method with the same name and meaning (AC9)."""
+    """Return an awaitable method with the same name and meaning."""
 
     @functools.wraps(method)
     async def passing(self: AsyncProxy[_B], /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -219,7 +219,7 @@ class Unclosed:
 
 
 LOOK_PAUSE_S = 0.01
-"""How often it compares one number, which costs microseconds (RG21)."""
+"""How often it compares one number, which costs microseconds."""
 
 IDLE_S = 1.0
 """How long the thread stays when no task waits any more."""

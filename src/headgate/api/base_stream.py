@@ -79,7 +79,7 @@ class Records:
         return self._schema
 
     def _repr_html_(self) -> str:
-        """Return columns, and rows only if they are in memory already: looking at a stream runs nothing (ND1)."""
+        """Return columns, and rows only if they are in memory already: looking at a stream runs nothing."""
         names = " and ".join(sorted({f"'{edge.upstream}'" for edge in self._edges}))
         look = "; show() runs it for a look at rows" if callable(getattr(type(self), "show", None)) else ""
         title = f"{type(self).__name__} of {names} in pipeline '{self._pipeline.name}'{look}"

@@ -51,7 +51,7 @@ _RESULT = "result"
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """The limits of a run that ends before its input does: records of the result, or seconds (N43)."""
+    """The limits of a run that ends before its input does: records of the result, or seconds."""
 
     limit: int | None = None
     seconds: float | None = None
@@ -129,7 +129,7 @@ def temporary_directory(root: str) -> ProcessDirectory:
 
 @contextmanager
 def _explored(stream: Records, bound: Bound, call: str, spark: Any) -> Iterator[tuple[Sequence[str], ProcessDirectory]]:
-    """Run what ``stream`` needs; yield the files with its records, and their directory, which the caller removes (N41).
+    """Run what ``stream`` needs; yield the files with its records, and their directory, which the caller removes.
 
     Raises:
         UsageError: a source never ends and there is no bound.
@@ -204,7 +204,7 @@ def _files(where: Path) -> list[str]:
 
 
 def _refuse_endless(parent: PipelineLike, names: Sequence[NodeName], call: str) -> None:
-    """Refuse what would never return and fill the disk meanwhile (N40): every source has to end."""
+    """Refuse what would never return and fill the disk meanwhile: every source has to end."""
     for node in parent._builder.upstream_of(names).nodes:
         end = node.spec.how_to_end() if node.role is Role.SOURCE and isinstance(node.spec, Source) else None
         if end is not None:

@@ -2,7 +2,7 @@
 
 Adds two operators: one that brings the records of the broadcast side in one order, and the function, which has two
 inputs (docs/spec/broadcast.md). In the body of a loop the first one is where its records are: in the loop, or in front
-of it (BC13). Nothing runs here.
+of it. Nothing runs here.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ class MetricsEndpoint(Protocol):
 def start_with_endpoint(
     port: MetricsEndpoint, pipeline: str, observer: Observer, start: Callable[[], PipelineHandle]
 ) -> PipelineHandle:
-    """Start, and show the metrics of the run at ``port`` until it has ended (OM5, OM9)."""
+    """Start, and show the metrics of the run at ``port`` until it has ended."""
     try:
         handle = start()
         observer.on_note(port.told)
@@ -161,7 +161,7 @@ def start_with_metrics(
 
 
 def show_in_notebook(handle: PipelineHandle) -> None:
-    """Show the run in the notebook's cell that waits for it; elsewhere do nothing (ND4)."""
+    """Show the run in the notebook's cell that waits for it; elsewhere do nothing."""
     show = getattr(handle, "_ipython_display_", None)
     if show is None or not in_notebook():
         return
@@ -178,7 +178,7 @@ def run_to_end(
 
     The first SIGINT or SIGTERM stops with a last checkpoint. The second one does not wait for that, and removes
     nothing; two SIGTERM within a
-    moment count once, because a command that ends a process group sends two (OM6). SIGUSR1
+    moment count once, because a command that ends a process group sends two. SIGUSR1
     drains; SIGUSR2 does what others ask for. Outside the main thread signals are left alone.
 
     Raises:

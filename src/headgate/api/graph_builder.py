@@ -181,7 +181,7 @@ class GraphBuilder:
     ) -> tuple[Graph, dict[NodeName, dict[OutputTag, pa.Schema]]]:
         """Return the graph, with the sink of diverted records if there is one, and the schemas of every node.
 
-        ``diverts_exceptions``: records for which a function on rows raises are diverted, too (OP9).
+        ``diverts_exceptions``: records for which a function on rows raises are diverted, too.
 
         Raises:
             UsageError: the pipeline is empty, has no sink, has a stream that leads nowhere, or the body of a loop is

@@ -46,7 +46,7 @@ def prepare_start(
     """Prepare a start; return the definition to run, and the SparkSession that its input came from, or None.
 
     ``fresh`` is given if the pipeline starts over: it checks that the run can begin before anything is deleted (SO4).
-    ``leave`` names the sinks that keep their output (SO10).
+    ``leave`` names the sinks that keep their output.
 
     Raises:
         UsageError: see ``Pipeline.start``.
@@ -88,7 +88,7 @@ def start_config(
 
 
 def start_over(definition: PipelineDefinition, watcher: Observer, leave: Sequence[str] = ()) -> None:
-    """Delete the pipeline's checkpoints and all its output, except that of the sinks in ``leave`` (SO10).
+    """Delete the pipeline's checkpoints and all its output, except that of the sinks in ``leave``.
 
     The directory is there.
 

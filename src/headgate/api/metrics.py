@@ -268,7 +268,7 @@ class _Caller(WSGIRequestHandler):
         self.rfile = cast(BufferedReader, BoundedInput(self.rfile, HEAD_BYTES_MAX))
 
     def parse_request(self) -> bool:
-        """Return whether there is a request, for this machine by its own name if it listens for that alone (PG5)."""
+        """Return whether there is a request, for this machine by its own name if it listens for that alone."""
         if not super().parse_request():
             return False
         server = cast(_Server, self.server)

@@ -452,9 +452,9 @@ class Pipeline:
         return self._checkpointing.root()
 
     def _explored(self, edges: tuple[Edge, ...], root: str, interval: Duration | None) -> Pipeline:
-        """Return a pipeline of what ``edges`` need (N42), to be run by itself: with its checkpoints in ``root``.
+        """Return a pipeline of what ``edges`` need, to be run by itself: with its checkpoints in ``root``.
 
-        Bad records go where this one's would fail it, or nowhere (N44). ``interval`` None keeps this one's.
+        Bad records go where this one's would fail it, or nowhere. ``interval`` None keeps this one's.
         """
         self._builder.refuse_in_loop_body()
         self._builder.explored.update(edge.upstream for edge in edges)
@@ -468,7 +468,7 @@ class Pipeline:
         made = copy.copy(self)
         made._builder = self._builder.upstream_of(edge.upstream for edge in edges)
         made._builder.leave_hooks_out()
-        made._hooks = {}  # EI13: who only looks leaves everything outside as it is
+        made._hooks = {}  # who only looks leaves everything outside as it is
         made._checkpointing = checkpointing
         made._announces = False
         if isinstance(self._bad_records, DeadLetter):

@@ -112,7 +112,7 @@ def processor_operator(keyed: Records, node: NodeName, options: ProcessorOptions
 
 
 def time_column_of(keyed: Records, node: NodeName, output: pa.Schema, options: ProcessorOptions) -> str | None:
-    """Return where the event time of the results is: the column that is named, or the one that went in (SX14).
+    """Return where the event time of the results is: the column that is named, or the one that went in.
 
     Raises:
         UsageError: there is no such column, it is no time, or the input has no event time.

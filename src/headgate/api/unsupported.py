@@ -124,8 +124,8 @@ def refuse_life_cycle(verb: str, function: object) -> None:
 def refuse_uncalled_methods(where: str, function: object, names: tuple[str, ...] = ("notify_checkpoint_",)) -> None:
     """Refuse an object with methods that would never be called, because its class lacks a base class or is hidden.
 
-    Methods that begin with one of ``names`` are called only of objects of certain base classes (HL1), and only of the
-    object itself, not of one of which only a method is given (HL20).
+    Methods that begin with one of ``names`` are called only of objects of certain base classes, and only of the
+    object itself, not of one of which only a method is given.
 
     Raises:
         UsageError
@@ -144,7 +144,7 @@ def refuse_uncalled_methods(where: str, function: object, names: tuple[str, ...]
 
 
 def refuse_operator_state(where: str, found: object) -> None:
-    """Refuse an object in the driver that keeps operator state: only subtasks have some (HL20).
+    """Refuse an object in the driver that keeps operator state: only subtasks have some.
 
     Raises:
         UsageError

@@ -73,7 +73,7 @@ def check_guarantee(graph: Graph, mode: Guarantee, on_damaged: DamagedCheckpoint
 
 
 def check_retention(graph: Graph, checkpoints: CheckpointConfig, hooks: Iterable[HookSpec] = ()) -> None:
-    """Refuse to remove the checkpoints of a pipeline with a checkpoint listener (C75).
+    """Refuse to remove the checkpoints of a pipeline with a checkpoint listener.
 
     Only the checkpoint holds what a listener has yet to do for it.
 
@@ -118,7 +118,7 @@ def check_transactions(graph: Graph, checkpoints: CheckpointConfig, restart: Res
 
 
 def check_owners(graph: Graph) -> None:
-    """Refuse a sink that does not know the owner of its target (LV8).
+    """Refuse a sink that does not know the owner of its target.
 
     Raises:
         UsageError
@@ -139,7 +139,7 @@ def _is_listening(hook: object) -> bool:
 
 
 def policy_for(graph: Graph, mode: Guarantee) -> DamagedCheckpoint:
-    """Return the default policy for a damaged checkpoint (R52): output is not repeated unasked."""
+    """Return the default policy for a damaged checkpoint: output is not repeated unasked."""
     sinks = [node.spec for node in graph.nodes if node.role is Role.SINK]
     matters = mode is Guarantee.AT_MOST_ONCE or any(is_transactional(sink) for sink in sinks)
     return DamagedCheckpoint.FAIL if matters else DamagedCheckpoint.PREVIOUS
@@ -239,7 +239,7 @@ def check_keys_of_feedback(
 
 
 def check_feedback_place(loop: Node, upstream: NodeName, loops: tuple[NodeName, ...]) -> None:
-    """Check where a feedback stream comes from (L31).
+    """Check where a feedback stream comes from.
 
     Raises:
         UsageError: from outside the loop, from the loop stream itself, or out of the reach of probes.

@@ -1,7 +1,7 @@
 """Entry point of the command ``headgate``: start Spark's JVM early, then import and run the command line.
 
 Spark's JVM and the imports of a command both take about a second, and neither needs the other. Which JVM a command
-needs is guessed from its words: a JVM that does not fit is discarded, and another one is started (OM10).
+needs is guessed from its words: a JVM that does not fit is discarded, and another one is started.
 """
 
 from __future__ import annotations

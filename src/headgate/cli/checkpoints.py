@@ -214,7 +214,7 @@ def print_manifest(manifest: Manifest) -> None:
 
 
 def _delays_table(manifest: Manifest) -> Table:
-    """Return how long each subtask waited for barriers, and the in-flight data of unaligned checkpoints (UA19)."""
+    """Return how long each subtask waited for barriers, and the in-flight data of unaligned checkpoints."""
     table = Table(box=None, pad_edge=False)
     for title in ("subtask", "first barrier after", "aligned for", "in flight"):
         table.add_column(title, justify="left" if title == "subtask" else "right")

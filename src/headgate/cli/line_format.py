@@ -1,4 +1,4 @@
-"""Events and rows as lines of text or JSON, from and to Arrow batches (CL6, CL7).
+"""Events and rows as lines of text or JSON, from and to Arrow batches.
 
 JSON has text for what it lacks: NaN and infinities, decimals, times, durations, and bytes as hexadecimal digits.
 """

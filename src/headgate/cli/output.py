@@ -373,7 +373,7 @@ class PageAddress:
 class PageObserver:
     """A ``ShownObserver`` in front of another one: shows what it hears in browsers, too.
 
-    Of a run that goes on in another's place (``must_run``) a page that cannot be served is a note, and no error (PG7).
+    Of a run that goes on in another's place (``must_run``) a page that cannot be served is a note, and no error.
     """
 
     def __init__(
@@ -395,7 +395,7 @@ class PageObserver:
         from headgate.web.view_model import LogDirectory, RunView
 
         self._story, self._asking, self._logs = RunView(self._definition), RunActions(), LogDirectory()
-        token = os.environ.pop(TOKEN, None)  # workers run what others wrote: it is not for them (PG3)
+        token = os.environ.pop(TOKEN, None)  # workers run what others wrote: it is not for them
         more = "add #token=… with the token to be able to stop it" if token else "read only"
         with ExitStack() as opened:
             answering = partial(make_app, self._story, self._asking, self._logs)

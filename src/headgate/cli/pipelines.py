@@ -106,7 +106,7 @@ def _program_sink(
 ) -> tuple[Owner, Callable[[], object]]:
     """Return the owner of the target of a sink in ``program``, and a function that makes it forget it.
 
-    ``node`` may be a former name, by which only the target knows the sink (LV9).
+    ``node`` may be a former name, by which only the target knows the sink.
 
     Raises:
         UsageError: there is no such sink of a user's own.
@@ -269,7 +269,7 @@ def cancel(
 def _wait(running: RunningPipeline, log: CheckpointLog, pipeline: str, drain: bool = False) -> LockHolder:
     """Return how the run ended; say meanwhile which checkpoints are completed.
 
-    If it did not end as requested, the request is repeated to its supervisor and standbys (KR15, SB15).
+    If it did not end as requested, the request is repeated to its supervisor and standbys (KR15).
     """
     shown = _newest(log)
     while (ended := running.ended()) is None:

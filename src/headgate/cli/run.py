@@ -151,7 +151,7 @@ class StandbyRunner:
         """Wait, and run the pipeline when it is our turn; None: it ended or we were stopped before.
 
         Raises:
-            FencedError: another driver took over from this one (SB12).
+            FencedError: another driver took over from this one.
             PipelineFailed, UsageError: see ``Pipeline.run``.
         """
         lookout = HeartbeatReader(open_storage(self.root), self.pipeline, self.client.claimant)
@@ -216,7 +216,7 @@ class StandbyRunner:
         return Looked(began_ms, _now_ms(), observed, is_all)
 
     def _take_over(self, effect: TakeOver) -> RunResult | None:
-        """Run the pipeline; None when another process was quicker (SB9)."""
+        """Run the pipeline; None when another process was quicker."""
         claimed: list[Generation] = []
 
         def tell(generation: Generation) -> None:

@@ -1,7 +1,7 @@
 """``headgate state``: show the state of a checkpoint or savepoint, or write a savepoint with other state.
 
-Takes no lock and changes nothing that is there (RS14 of docs/spec/reading-state.md, WS11 of
-docs/spec/writing-state.md), and may be used while the pipeline runs.
+Takes no lock and changes nothing that is there (docs/spec/reading-state.md, docs/spec/writing-state.md), and may be
+used while the pipeline runs.
 """
 
 from __future__ import annotations

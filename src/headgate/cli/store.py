@@ -1,7 +1,7 @@
 """The store for commands: opening it, its options, and ``headgate store serve``.
 
 ``serve`` gives a store in a directory to other processes and machines, until a signal. Counterpart:
-``headgate.store.server``. Source: SS14 and SS15 of docs/spec/served-store.md.
+``headgate.store.server``. Source: docs/spec/served-store.md.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
 def print_result(text: str, facts: Mapping[str, object], *, as_json: bool) -> None:
-    """Say what was done, for people or for programs (CL4)."""
+    """Say what was done, for people or for programs."""
     if as_json:
         typer.echo(json.dumps(facts))
     else:
@@ -63,7 +63,7 @@ def open_store(root: str | None, *, makes: bool = False, chunks: str | None = No
     ``makes``: also where there is none; ``chunks`` says where a store on a server is to keep its events.
     """
     try:
-        if not makes and not Store.exists(root):  # CT13
+        if not makes and not Store.exists(root):
             raise UsageError(
                 f"there is no stream store at {store_root(root)}; --store names another one, and "
                 "'headgate streams create' makes one"
@@ -73,7 +73,7 @@ def open_store(root: str | None, *, makes: bool = False, chunks: str | None = No
     except HeadgateError as error:
         say(f"Error: {error}", err=True, fg=typer.colors.RED)
         raise typer.Exit(2 if isinstance(error, UsageError) else 1) from error
-    except UnicodeEncodeError as error:  # CL8
+    except UnicodeEncodeError as error:
         say(f"Error: {error.object!r} is no text: it has bytes that are not UTF-8", err=True, fg=typer.colors.RED)
         raise typer.Exit(2) from error
     except BrokenPipeError:

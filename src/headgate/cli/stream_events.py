@@ -141,7 +141,7 @@ def _print(follower: StreamFollower, *, limit: int | None, follow: bool, as_json
 
 @contextlib.contextmanager
 def _ending_quietly(follow: bool) -> Iterator[Callable[[], bool]]:
-    """End without an error after Ctrl-C, or when the reader of the output has gone (CL2).
+    """End without an error after Ctrl-C, or when the reader of the output has gone.
 
     Yields whether there was a Ctrl-C: its exception is lost if it comes where Python or a library ignores exceptions,
     as in a finaliser, and SQLite makes another one of it in a callback.

@@ -1,7 +1,7 @@
 """Supervisor process of ``headgate run --supervised``, and the driver's connection to it (docs/spec/keeper.md).
 
 The supervisor starts the driver again when it ends, as ``protocol.supervision.driver_supervisor`` decides. It stays
-small on purpose: no Spark, no Arrow, no user code. The driver dies with it and reports to it (KR7, KR9–KR13).
+small on purpose: no Spark, no Arrow, no user code. The driver dies with it and reports to it (KR7, KR10, KR11, KR13).
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Terms:
     """What a child gets from its supervisor.
 
     Attributes:
-        supervisor_pid: the process id of its supervisor; the child dies with it (KR9).
+        supervisor_pid: the process id of its supervisor; the child dies with it.
         pipe: the file descriptor for its reports: ``listening``, what its user requested, the generation it claimed.
         claimant: the name that it claims under (KR10).
         after: the newest generation that one of its predecessors claimed, or None.
@@ -281,7 +281,7 @@ def _parse_report(word: str) -> Event:
 
 
 def restart_text(effect: ReportRestart, strategy: RestartStrategy, lasted_ms: int) -> str:
-    """Return one line: why the driver is started again, when, and how often that was (KR12)."""
+    """Return one line: why the driver is started again, when, and how often that was."""
     status = effect.ended.status
     if status is None:
         how = f"could not be started ({effect.ended.problem})"
@@ -320,7 +320,7 @@ class SupervisorClient:
     def from_environment(cls) -> SupervisorClient:
         """Return the client that the environment describes, and remove that from it: it is for this process alone.
 
-        From now on this process dies when its supervisor does (KR9).
+        From now on this process dies when its supervisor does.
         """
         text = os.environ.pop(SUPERVISED, None)
         if text is None:

@@ -1,4 +1,4 @@
-"""Decode Arrow batches from another process or a file, and validate them before use (SE20).
+"""Decode Arrow batches from another process or a file, and validate them before use.
 
 A checksum says that bytes are those that were written, not who wrote them. A batch with wild offsets would end the
 process that reads it, and a compressed one may need a thousand times its size in memory. So everything is validated,

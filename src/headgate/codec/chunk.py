@@ -8,7 +8,7 @@
     trailer  footer size u32 | xxh3-64 of the footer u64 | "HGCEND\\n\\0"
 
 Counterpart: ``headgate.store.chunks`` fills it; the catalogue repeats the footer's entries, so a reader needs only
-one range of the file. Source: rules LY1 to LY4 of docs/spec/stream-store.md. Never does I/O.
+one range of the file. Source: docs/spec/stream-store.md. Never does I/O.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ALIGNMENT = 64
 """Arrow's buffers are aligned within a message; aligned messages can be used without a copy."""
 
 PART_BYTES_MAX = 64 << 20
-"""A reader refuses to allocate more for one part (S37)."""
+"""A reader refuses to allocate more for one part."""
 
 FOOTER_BYTES_MAX = 16 << 20
 

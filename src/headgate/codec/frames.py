@@ -1,7 +1,7 @@
 """Data frames: the elements of a channel, and their bytes between two workers.
 
 Counterpart: ``runtime.wire.exchange`` moves them; ``runtime.wire.channels`` queues the elements. Layout and rules
-CH1–CH9: docs/spec/channels.md. A frame is a fixed header, and for some kinds a payload: of a batch one Arrow IPC
+Source: docs/spec/channels.md. A frame is a fixed header, and for some kinds a payload: of a batch one Arrow IPC
 encapsulated message, of a barrier and a probe a small message of their fields. Never does I/O, and never allocates by a
 length it has not checked.
 """
@@ -26,7 +26,7 @@ from headgate.protocol.loop_prober import Probe
 MAGIC = b"HG"
 FRAME_VERSION = 1
 PAYLOAD_BYTES_MAX = 256 << 20
-"""Largest payload of one frame: bounds what a single length field can make a receiver allocate (CH2)."""
+"""Largest payload of one frame: bounds what a single length field can make a receiver allocate."""
 CONTROL_PAYLOAD_BYTES_MAX = 64 << 10
 """Largest payload of a control frame: a barrier or a probe."""
 
@@ -86,7 +86,7 @@ class FrameKind(IntEnum):
     """What a frame carries; ``value`` in its header means what the member says."""
 
     OPEN = 1
-    """First frame of a channel. ``value``: fingerprint of the schema (CH4)."""
+    """First frame of a channel. ``value``: fingerprint of the schema."""
     BATCH = 2
     """Records. ``value``: number of rows."""
     BARRIER = 3
@@ -149,8 +149,8 @@ def decode_header(
     """Check and return the header in the first ``HEADER_BYTES`` of ``raw``. ``source`` names the peer in errors.
 
     Raises:
-        ProtocolViolation: not a frame of this version, unknown kind, or a payload that may not be (CH2).
-        CorruptionError: the header's check does not match (CH3).
+        ProtocolViolation: not a frame of this version, unknown kind, or a payload that may not be.
+        CorruptionError: the header's check does not match.
     """
     view = memoryview(raw)
     if len(view) < HEADER_BYTES:
@@ -177,7 +177,7 @@ _ELEMENTS: dict[FrameKind, type[Barrier] | type[Probe]] = {FrameKind.BARRIER: Ba
 
 
 def check_payload(header: FrameHeader, payload: Buffer, source: str = "frame") -> None:
-    """Compare ``payload`` with its checksum (CH3).
+    """Compare ``payload`` with its checksum.
 
     Raises:
         CorruptionError: it is not what the sender sent.
@@ -300,7 +300,7 @@ def decode_batch(header: FrameHeader, payload: pa.Buffer, schema: pa.Schema, sou
 
     Raises:
         CorruptionError: the checksum does not match.
-        ProtocolViolation: it does, yet this is not a batch of ``schema`` (CH5).
+        ProtocolViolation: it does, yet this is not a batch of ``schema``.
     """
     check_payload(header, payload, source)
     try:

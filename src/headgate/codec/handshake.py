@@ -26,7 +26,7 @@ _PROOF_BYTES = 32
 _ACCEPTED = b"\x01"
 _PREFIX_BYTES = len(_MAGIC) + 3
 PREAUTH_BYTES_MAX = _PREFIX_BYTES + NONCE_BYTES + _PROOF_BYTES
-"""Most bytes that either side reads in one step before the other is known (CN3)."""
+"""Most bytes that either side reads in one step before the other is known."""
 _NO_CERTIFICATE = bytes(32)
 
 
@@ -99,7 +99,7 @@ class Handshake:
         """Advance by exactly ``wanted_bytes`` bytes; return what must be sent now.
 
         Raises:
-            ProtocolViolation: the other side is not one of ours; close the connection and say nothing (CN4).
+            ProtocolViolation: the other side is not one of ours; close the connection and say nothing.
         """
         if self._phase in (Phase.COMPLETE, Phase.FAILED) or len(data) != self.wanted_bytes:
             raise self._refuse(f"{len(data)} bytes while waiting for {self._phase.value}")
@@ -115,7 +115,7 @@ class Handshake:
         self._phase = phase
 
     def _check(self) -> None:
-        assert self._phase is not Phase.COMPLETE or all(self._keys), "a complete handshake has both keys (SE13)"
+        assert self._phase is not Phase.COMPLETE or all(self._keys), "a complete handshake has both keys"
 
     def _refuse(self, problem: str) -> ProtocolViolation:
         self._enter(Phase.FAILED)
@@ -129,11 +129,11 @@ class Handshake:
             raise self._refuse(f"(version, purpose, TLS) is {found} there and {expected} here")
 
     def _check_proof(self, proof: bytes, expected: bytes) -> None:
-        if not hmac.compare_digest(proof, expected):  # CN2: constant time
+        if not hmac.compare_digest(proof, expected):  # constant time
             raise self._refuse("the other side does not know this job's secret")
 
     def _proof(self, role: bytes, client_nonce: bytes, server_nonce: bytes) -> bytes:
-        message = self._hello + role + client_nonce + server_nonce + self._certificate  # CN1: parts of fixed size
+        message = self._hello + role + client_nonce + server_nonce + self._certificate  # parts of fixed size
         return self._digest(message)
 
     def _voucher(self, client_nonce: bytes) -> bytes:
@@ -160,7 +160,7 @@ class ClientHandshake(Handshake):
         return self._hello + self._nonce + self._voucher(self._nonce)
 
     def _step(self, data: bytes) -> bytes:
-        if self._phase is Phase.VERDICT:  # CN6
+        if self._phase is Phase.VERDICT:
             if data != _ACCEPTED:
                 raise self._refuse("the server did not accept")
             self._enter(Phase.COMPLETE)
@@ -198,7 +198,7 @@ class ServerHandshake(Handshake):
             return _ACCEPTED
         self._check_hello(data[:_PREFIX_BYTES])
         client_nonce = self.client_nonce = data[_PREFIX_BYTES:-_PROOF_BYTES]
-        self._check_proof(data[-_PROOF_BYTES:], self._voucher(client_nonce))  # SE10
+        self._check_proof(data[-_PROOF_BYTES:], self._voucher(client_nonce))
         self._derive_keys(client_nonce, self._nonce)
         self._expected = self._proof(b"C", client_nonce, self._nonce)
         self._enter(Phase.PROOF)

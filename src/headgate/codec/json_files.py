@@ -109,7 +109,7 @@ def beat_path(pipeline: str, generation: int) -> str:
 
 
 def end_path(pipeline: str, generation: int) -> str:
-    """Return where a generation records its end (SB3)."""
+    """Return where a generation records its end."""
     return f"{beat_path(pipeline, generation)}-ended"
 
 
@@ -140,7 +140,7 @@ def encode_savepoint(savepoint: Savepoint) -> bytes:
 
 
 def decode_savepoint(data: bytes, path: str) -> Savepoint:
-    """Return the savepoint in ``data``; raises CorruptionError, which names ``path`` (SV6)."""
+    """Return the savepoint in ``data``; raises CorruptionError, which names ``path``."""
     return _decoded(_SAVEPOINT_MAGIC, SAVEPOINT_VERSION, data, path, "a savepoint", Savepoint)
 
 
@@ -255,7 +255,7 @@ def decode_log_entry(data: bytes, path: str) -> LogEntry:
 
 
 def encode_hint(sequence: int) -> bytes:
-    """Return what is noted beside the log: the newest sequence, with a checksum (R53)."""
+    """Return what is noted beside the log: the newest sequence, with a checksum."""
     text = str(sequence)
     return f"{text} {xxhash.xxh3_64_hexdigest(text.encode())}\n".encode()
 

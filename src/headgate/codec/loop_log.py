@@ -1,6 +1,6 @@
 """The bytes of a sealed loop log: the records that circulated between a barrier and its sentinels.
 
-Counterpart: ``runtime.worker.loop_log``, which collects and partitions them. Rules L19–L21 of the loops' rules: a keyed
+Counterpart: ``runtime.worker.loop_log``, which collects and partitions them. A keyed
 log is cut by key group, so that it restores at any parallelism, and every owned key group is written, empty ones too.
 Channels do not appear: their identity changes with parallelism. Never hashes a key, never does I/O.
 
@@ -116,7 +116,7 @@ class DecodedLog:
 
 def encode_log(owner: LogOwner, schema: pa.Schema, chunks: Sequence[LogChunk]) -> list[Buffer]:
     """Return the log as buffers to be written one after another; the chunks' messages are not copied."""
-    totals = np.zeros(owner.groups_count, dtype="<u8")  # L20: empty key groups are written too
+    totals = np.zeros(owner.groups_count, dtype="<u8")  # empty key groups are written too
     table = bytearray()
     for chunk in chunks:
         assert len(chunk.group_rows) == owner.groups_count, "a chunk counts the rows of each key group"

@@ -1,7 +1,7 @@
 """Control messages between workers and the coordinator, and their bytes (msgpack).
 
 Counterpart: ``runtime.wire.control`` carries them in length-prefixed, checksummed records (docs/spec/connections.md).
-Types and checks say what numbers and texts a peer may send (CN10).
+Types and checks say what numbers and texts a peer may send.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def check_subtask(subtask: SubtaskId) -> None:
 
 
 MESSAGE_BYTES_MAX = 64 << 20
-"""Largest control message: a deployment with the inline snapshots of a few thousand subtasks (CN8)."""
+"""Largest control message: a deployment with the inline snapshots of a few thousand subtasks."""
 
 
 LocationList: TypeAlias = Annotated[list[tuple[Text, Text]], Meta(max_length=LIST_MAX)]
@@ -408,7 +408,7 @@ def decode_from_worker(raw: bytes | bytearray | memoryview) -> FromWorker:
     """Return the message that a worker sent.
 
     Raises:
-        ProtocolViolation: malformed, unknown, or out of bounds (CN9).
+        ProtocolViolation: malformed, unknown, or out of bounds.
     """
     return _decode(_from_worker, raw)
 
@@ -417,7 +417,7 @@ def decode_to_worker(raw: bytes | bytearray | memoryview) -> ToWorker:
     """Return the message that the coordinator sent.
 
     Raises:
-        ProtocolViolation: malformed, unknown, or out of bounds (CN9).
+        ProtocolViolation: malformed, unknown, or out of bounds.
     """
     return _decode(_to_worker, raw)
 
@@ -426,14 +426,14 @@ def decode_greeting(raw: bytes | bytearray | memoryview) -> DataGreeting:
     """Return a greeting of a data connection.
 
     Raises:
-        ProtocolViolation: malformed, unknown, or out of bounds (CN9).
+        ProtocolViolation: malformed, unknown, or out of bounds.
     """
     return _decode(_greeting, raw)
 
 
 def _decode(decoder: msgspec.msgpack.Decoder[_M], raw: bytes | bytearray | memoryview) -> _M:
     try:
-        return decoder.decode(raw)  # CN10: structs only
+        return decoder.decode(raw)  # structs only
     except MALFORMED as error:
         raise ProtocolViolation("messages", f"a malformed message of {len(raw)} bytes: {error}") from error
 

@@ -42,17 +42,17 @@ FILES_PREFIX = "files/"
 """What the section of a node holds: the prefix stands before the node's name."""
 
 CHUNKS_DESCRIPTION = "chunks"
-"""Name of the part that describes the files of one state if they are chunks of state in memory (MC5)."""
+"""Name of the part that describes the files of one state if they are chunks of state in memory."""
 
 DATABASE_DESCRIPTION = "database"
-"""The same if they are the files of a RocksDB database (RB20)."""
+"""The same if they are the files of a RocksDB database."""
 
 OF_ROWS = (STATE_PREFIX, LISTS_PREFIX, UNION_PREFIX, BROADCAST_PREFIX, IN_FLIGHT_PREFIX)
 """Prefixes of sections with counted rows.
 
 Lists, unions and broadcast states belong to no key: at a restore, lists are dealt out, unions go to every subtask, and
-broadcast states are the same in all. Records in flight were on their way to the node when a barrier overtook them
-(UA17). Files of a database are not among them: only the backend that wrote them can count their rows (SF15).
+broadcast states are the same in all. Records in flight were on their way to the node when a barrier overtook them.
+Files of a database are not among them: only the backend that wrote them can count their rows (SF15).
 """
 
 _PREFIX = struct.Struct("<8sIIQ")
@@ -193,7 +193,7 @@ _OTHERS = re.compile(r"[^A-Za-z0-9_.-]")
 
 
 def snapshot_path(checkpoint: CheckpointId, subtask: SubtaskId, generation: Generation, number: int = 0) -> str:
-    """Return where an upload writes its file ``number``, unique per generation (C33)."""
+    """Return where an upload writes its file ``number``, unique per generation."""
     return _stem(checkpoint, subtask, generation) + (f".{number}" if number else "")
 
 

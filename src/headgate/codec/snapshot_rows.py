@@ -2,7 +2,7 @@
 
 Counterpart: ``state.frozen.FrozenState.rows``, which says how many there were at the barrier. The two come from
 different places on purpose: the manifest records the latter, and a snapshot with other rows is neither acknowledged
-nor restored (U7, R30). Never copies or decodes a row.
+nor restored. Never copies or decodes a row.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class SourceBatch:
 class SourceReader(Protocol):
     """Reads the splits that one subtask owns. All calls come from the mailbox thread, except none.
 
-    A class that derives from it has ended without splits, is polled again after 100 ms, and has nothing to close (N71).
+    A class that derives from it has ended without splits, is polled again after 100 ms, and has nothing to close.
     """
 
     def splits(self) -> Sequence[str]:
@@ -93,7 +93,7 @@ class SourceReader(Protocol):
         """Return the next records without blocking for more than a few milliseconds, or None if there are none.
 
         Each call advances the positions past what it returns. After a call that raised the reader is unusable: every
-        further one raises, too (N23, ``FailStopReader``).
+        further one raises, too (``FailStopReader``).
         """
 
     def is_finished(self) -> bool:
@@ -127,7 +127,7 @@ class HoldContext:
 
 
 class FailStopReader(ABC):
-    """A reader that is unusable after its first failure, and says so each time: it never seems to be at its end (N23).
+    """A reader that is unusable after its first failure, and says so each time: it never seems to be at its end.
 
     What the failing call had taken is neither delivered nor put back; another reader begins at the last positions
     that were asked for.
@@ -307,7 +307,7 @@ class SealedTransaction:
 
     @property
     def pieces_count(self) -> int:
-        """How many pieces of output go into the checkpoint one by one (SF13); 0: all is in what ``prepare`` returns.
+        """How many pieces of output go into the checkpoint one by one; 0: all is in what ``prepare`` returns.
 
         Asked for in an upload thread. With pieces only one of them has to be in memory at a time.
         """
@@ -343,7 +343,7 @@ class EmptyTransaction(SealedTransaction):
 class SinkWriter:
     """Base class of writers: the output of one subtask. Called from the mailbox thread.
 
-    A writer with ``can_hold_back`` may hold records back over several checkpoints (D13). They are state of the pipeline
+    A writer with ``can_hold_back`` may hold records back over several checkpoints. They are state of the pipeline
     meanwhile: what is written before a ``seal`` is afterwards either in what it returned or in what ``freeze`` returns.
     """
 
@@ -364,12 +364,12 @@ class SinkWriter:
     def restore(self, states: Sequence[RestoredState]) -> None:
         """Take over the records of former subtasks that this one continues: each goes to exactly one subtask.
 
-        Called before the first record, not at all when there is nothing. They are held back no longer (D14).
+        Called before the first record, not at all when there is nothing. They are held back no longer.
         """
         raise NotImplementedError
 
     def finish(self) -> None:
-        """All input has ended: no ``seal`` holds anything back any more (D14). May be called again."""
+        """All input has ended: no ``seal`` holds anything back any more. May be called again."""
 
     def close(self) -> None:
         """Release resources; what is not prepared is abandoned."""
@@ -405,7 +405,7 @@ class Committer:
     def left_behind(self) -> str:
         """Return what is not needed any more and ``recover`` could not remove, with the reason; "" for nothing.
 
-        Such a failure does not fail ``recover``: a run is worth more than a clean target (K24).
+        Such a failure does not fail ``recover``: a run is worth more than a clean target.
         """
         return ""
 
@@ -415,7 +415,7 @@ class Committer:
         Raises:
             StorageError: transient ones are retried by the caller with the same arguments.
             CorruptionError, UsageError: the target says aborted or unknown (K5): the pipeline stops, unless the error
-                is marked with ``errors.gone`` and its user would rather lose the output (K26).
+                is marked with ``errors.gone`` and its user would rather lose the output.
         """
         raise NotImplementedError
 
@@ -433,7 +433,7 @@ class Committer:
         """Forget outcomes that no retained checkpoint can ask for: those of checkpoints below ``before`` (K20).
 
         ``promised`` returns what retained checkpoints name, for targets with names that contain no checkpoint. Called
-        at every start and now and then while it runs, never during ``commit``; best effort (K25).
+        at every start and now and then while it runs, never during ``commit``; best effort.
 
         Raises:
             StorageError, FencedError
@@ -478,7 +478,7 @@ class Sink:
         transaction_timeout: after this time the target itself ends a transaction that is open or prepared (CS9). None:
             it never does.
         has_owner: the target remembers which pipeline writes to it: ``owner``, ``own`` and ``how_to_forget``
-            (docs/spec/lives.md). A transactional sink without is refused (LV8). All these calls come from the driver,
+            (docs/spec/lives.md). A transactional sink without is refused. All these calls come from the driver,
             before a generation is claimed, and may be repeated.
         can_be_reset: the target can be emptied so that the pipeline starts over: ``holding`` and ``start_over``
             (docs/spec/starting-over.md). A pipeline with a sink that keeps output and cannot be reset cannot either.
@@ -618,7 +618,7 @@ class AskAgain(Enum):
 
 ASK_AGAIN = AskAgain.ASK_AGAIN
 """Returned by the ``trigger`` of a hook that has begun a snapshot which other processes complete. Headgate calls
-``trigger`` again a few milliseconds later, until the checkpoint ends or its timeout has passed (EI40)."""
+``trigger`` again a few milliseconds later, until the checkpoint ends or its timeout has passed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,7 @@ def _has_binary(dtype: pa.DataType) -> bool:
 
 
 def json_lines(data: pa.RecordBatch | pa.Table) -> bytes:
-    """Return records as JSON, one a line. NaN and infinities become null; timestamps are ISO text (D7)."""
+    """Return records as JSON, one a line. NaN and infinities become null; timestamps are ISO text."""
     out = io.BytesIO()
     _frame_of(data).write_ndjson(out)
     return out.getvalue()

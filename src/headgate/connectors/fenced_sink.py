@@ -1,7 +1,7 @@
 """The base of sinks that users write: fences, names of output, and which pipeline owns the target.
 
 The target stores the fence with the pipeline's identity in one place, so that ``claim`` checks and writes both in one
-step (CS20). Counterparts: ``two_phase_sink`` and ``ledger_sink``. Source: docs/spec/lives.md,
+step. Counterparts: ``two_phase_sink`` and ``ledger_sink``. Source: docs/spec/lives.md,
 docs/spec/two-phase-commit.md and the CS rules of docs/spec/connectors.md.
 """
 
@@ -70,7 +70,7 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class OutputName:
-    """The name of one piece of output of one subtask: no other output ever has it (CS2).
+    """The name of one piece of output of one subtask: no other output ever has it.
 
     Attributes:
         number: of the checkpoint, or of the transaction within subtask and generation.
@@ -304,7 +304,7 @@ def can_remove_output(sink: FencedSink) -> bool:
 
 
 def _newest(fences: Iterable[Fence]) -> dict[str, Fence]:
-    """Return the newest fence of each owner, of equal ones the last (CS25)."""
+    """Return the newest fence of each owner, of equal ones the last."""
     return {fence.owner: fence for fence in sorted(fences, key=lambda fence: fence.generation)}
 
 
@@ -314,6 +314,6 @@ def _owner_in(fence: Fence) -> Owner:
 
 
 def with_stored_life(sink: FencedSink, fence: Fence) -> Fence:
-    """Return ``fence`` with the life that the target has stored, so that claiming a generation keeps it (CS22)."""
+    """Return ``fence`` with the life that the target has stored, so that claiming a generation keeps it."""
     known = sink.claimed(fence.owner)
     return fence if known is None else replace(fence, life=known.life or "")

@@ -1,6 +1,6 @@
 """A source of generated records at a chosen rate, reproducible from any position.
 
-Counterpart: benchmarks, examples and tests. Source: rules N13–N15 of docs/spec/connectors.md.
+Counterpart: benchmarks, examples and tests. Source: docs/spec/connectors.md.
 Never computes a value while it runs: columns are slices of a pool made once from the seed.
 """
 
@@ -25,7 +25,7 @@ POOL_ROWS = 1 << 20
 BATCH_ROWS = 65_536
 
 BURST_MS_MAX = 1_000
-"""After a pause (backpressure) at most so much of the missed input is made up for (N14)."""
+"""After a pause (backpressure) at most so much of the missed input is made up for."""
 
 FLUSH_MS = 5
 """At a low rate, records are handed over this often."""
@@ -226,7 +226,7 @@ class GeneratorReader:
         self._rows_per_ms = None if rate is None else rate / 1_000 * len(self._splits) / count
         self._due = 0.0
         self._counted_at_ms = clock.monotonic_ms()
-        self._date_offset_ms = clock.wall_ms() - self._counted_at_ms  # looked at once (N14)
+        self._date_offset_ms = clock.wall_ms() - self._counted_at_ms  # looked at once
 
     def splits(self) -> Sequence[str]:
         """Return the splits that have not ended."""
@@ -286,7 +286,7 @@ class GeneratorReader:
 
 
 def _splits_count(positions: Mapping[str, bytes]) -> int | None:
-    """Return the number of splits of the first start: it outlives a change of the parallelism (N15)."""
+    """Return the number of splits of the first start: it outlives a change of the parallelism."""
     for name in positions:
         _, _, count = name.partition(" of ")
         if not count.isdecimal() or not 0 < int(count) <= _SPLITS_MAX:

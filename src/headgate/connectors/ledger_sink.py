@@ -2,7 +2,7 @@
 
 The records of a checkpoint are kept in the checkpoint. When it is completed the driver publishes them in one
 transaction of the target, together with their names: a target that has the name has the records. The shape of Flink's
-``GenericWriteAheadSink``, with its two steps in one. Rules CS1–CS8 of docs/spec/connectors.md.
+``GenericWriteAheadSink``, with its two steps in one. Rules CS5 of docs/spec/connectors.md.
 """
 
 from __future__ import annotations
@@ -253,7 +253,7 @@ class _Sealed(SealedTransaction):
 
 
 class _Committer(Committer):
-    """Publishes what completed checkpoints hold (CS3, CS6)."""
+    """Publishes what completed checkpoints hold."""
 
     def __init__(self, sink: LedgerSink, fence: Fence) -> None:
         self._sink, self._fence = sink, fence

@@ -207,7 +207,7 @@ class Discard(Sink):
     """A sink that drops all records; the runtime still counts them."""
 
     is_transactional = False
-    """Nothing is ever visible twice, so going back to an older checkpoint does no harm (R52)."""
+    """Nothing is ever visible twice, so going back to an older checkpoint does no harm."""
 
     def open(self, context: SinkContext) -> SinkWriter:
         """Return a writer that forgets."""

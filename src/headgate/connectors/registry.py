@@ -1,6 +1,6 @@
 """What checkpoints record of connectors: sinks made from the record, and positions and committables as text.
 
-Source: SO1, SO6 of docs/spec/starting-over.md; RS10. The texts are for people: their functions never unpickle
+Source: docs/spec/starting-over.md. The texts are for people: their functions never unpickle
 anything and never fail, and what they do not know is shown as bytes only.
 """
 
@@ -100,7 +100,7 @@ def sink_of(target: Target) -> Sink | None:
 def grouped_by_owner(sinks: Sequence[RecordedSink]) -> list[tuple[RecordedSink, ...]]:
     """Group what has one owner, and so is emptied in one step: streams of one store that one sink has written to.
 
-    Of a step for each of them, the second would find that the new life owns it already (SO6).
+    Of a step for each of them, the second would find that the new life owns it already.
     """
     groups: dict[object, tuple[RecordedSink, ...]] = {}
     for number, (target, sink) in enumerate(sinks):

@@ -1,6 +1,6 @@
 """``TwoPhaseSink``: users' sinks for targets that can prepare a transaction.
 
-Rules CS1–CS7, CS9, CS23 and CS24 of docs/spec/connectors.md. The user says how the target begins, writes, prepares,
+Rules CS5 and CS9 of docs/spec/connectors.md. The user says how the target begins, writes, prepares,
 commits and aborts one transaction; names, pending output, recovery and other parallelism are done here. Modelled on
 Flink's ``TwoPhaseCommitSinkFunction``, but the driver commits.
 """
@@ -215,13 +215,13 @@ class _Sealed(SealedTransaction, Generic[Open]):
 
 
 class _Committer(Committer):
-    """Decides what was prepared (CS3, CS4)."""
+    """Decides what was prepared."""
 
     def __init__(self, sink: TwoPhaseSink[Any], fence: Fence) -> None:
         self._sink, self._fence = sink, fence
 
     def recover(self, keep: Sequence[Committable]) -> None:
-        """See ``Committer``: whatever the parallelism was, only what ``keep`` names stays (K6)."""
+        """See ``Committer``: whatever the parallelism was, only what ``keep`` names stays."""
         kept = {_name_of(committable) for committable in keep}
         with transient(self._sink.transient_errors, "recover", self._fence.owner):
             self._fence = with_stored_life(self._sink, self._fence)
@@ -248,7 +248,7 @@ class _Committer(Committer):
 
 
 class _ForgettingCommitter(_Committer):
-    """Has the target forget names, which say no checkpoint (CS24)."""
+    """Has the target forget names, which say no checkpoint."""
 
     knows_outcomes = True
     can_forget = True

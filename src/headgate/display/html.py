@@ -138,7 +138,7 @@ def _how(edge: Edge) -> str:
 
 
 NODES_MAX = 200
-"""A picture of more is of no use, and makes a notebook slow (ND3)."""
+"""A picture of more is of no use, and makes a notebook slow."""
 
 _STROKES = {Role.SOURCE: "#2b6cd4", Role.SINK: "#7c4dbd", Role.LOOP_HEAD: "#b25e00"}
 _FONT = "font-family:system-ui,sans-serif"

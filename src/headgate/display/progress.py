@@ -17,7 +17,7 @@ from headgate.model.progress import LoopProgress, NodeProgress, PipelineState, P
 
 PERIOD_S = 0.5
 DISPLAYS_MAX = 4
-"""Of one thing: older ones stay as they are (ND5)."""
+"""Of one thing: older ones stay as they are."""
 LAST_LOOK_S = 2.0
 
 MimeBundle: TypeAlias = dict[str, str]
@@ -205,7 +205,7 @@ class RunDisplay:
         return self._shown()["text/html"]
 
     def _ipython_display_(self) -> None:
-        """Show the run for as long as it goes on: notebooks call this for what a cell returns (ND4)."""
+        """Show the run for as long as it goes on: notebooks call this for what a cell returns."""
         if not in_notebook():
             raise NotImplementedError("only what a notebook shows can change")
         self._live.show()

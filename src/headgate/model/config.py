@@ -2,7 +2,7 @@
 
 Frozen values with defaults, durations in integer milliseconds.
 
-The options of a checkpoint travel with its trigger and its barriers (rules GM1–GM3 of docs/spec/guarantees.md).
+The options of a checkpoint travel with its trigger and its barriers (rules GM2, GM3 of docs/spec/guarantees.md).
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ ORDINARY = CheckpointOptions()
 
 
 class Guarantee(Enum):
-    """How often the effect of a record is in what a pipeline committed, whatever failed (GM1)."""
+    """How often the effect of a record is in what a pipeline committed, whatever failed."""
 
     EXACTLY_ONCE = "exactly_once"
     AT_LEAST_ONCE = "at_least_once"
-    """Never less; what overtook a barrier may count again after a failure (GM18)."""
+    """Never less; what overtook a barrier may count again after a failure."""
     AT_MOST_ONCE = "at_most_once"
     """Never more; what was on its way when something failed is lost, and nothing is processed again."""
 
@@ -196,7 +196,7 @@ class CheckpointConfig:
         tolerable_failures: consecutive counted failures that are forgiven; one more fails the pipeline's
             current generation (the restart strategy then decides).
         retained: completed checkpoints kept.
-        inline_bytes_max: state up to this size travels inside the manifest (C13).
+        inline_bytes_max: state up to this size travels inside the manifest.
         mode: what is guaranteed.
         alignment_timeout_ms: how long a subtask aligns before its barriers overtake what waits; None: as long as it
             takes.
@@ -218,7 +218,7 @@ class CheckpointConfig:
 
     @property
     def alignment(self) -> Alignment:
-        """What subtasks do with barriers (GM2, UA1)."""
+        """What subtasks do with barriers (GM2)."""
         return self.mode.alignment if self.alignment_timeout_ms is None else Alignment.TIMED
 
 
@@ -270,7 +270,7 @@ class DamagedCheckpoint(Enum):
 
 
 class DeniedOutput(Enum):
-    """What to do when a target denies output that a completed checkpoint promised (K5, K26)."""
+    """What to do when a target denies output that a completed checkpoint promised (K5)."""
 
     FAIL = "fail"
     LOSE = "lose"
@@ -328,8 +328,8 @@ class RuntimeConfig:
         heartbeat_ms, heartbeat_timeout_ms: period of the control channel's signs of life, and the silence
             after which a worker counts as lost.
         loop_memory_bytes: what feedback queues and loop logs of one worker keep in memory; more goes to disk, and
-            the loops' regular input waits (L25).
-        loop_disk_bytes_max: what they may take on disk; more fails the pipeline (L25).
+            the loops' regular input waits.
+        loop_disk_bytes_max: what they may take on disk; more fails the pipeline.
     """
 
     credit_bytes: int = 4 << 20

@@ -82,7 +82,7 @@ class ExitCode(IntEnum):
 
 
 def exit_code_of(error: HeadgateError) -> ExitCode:
-    """Return the exit code for ``error``: it says whether to start the command again (KR4)."""
+    """Return the exit code for ``error``: it says whether to start the command again."""
     match error:
         case UsageError():
             return ExitCode.USAGE

@@ -4,7 +4,7 @@ Specs are opaque here: the layers above know that a source node carries a ``conn
 operator node an ``operators.base.OperatorSpec``, a sink node a ``connectors.base.Sink``, a loop head an
 ``operators.loop_head.LoopHeadSpec``.
 
-Without its feedback edges a graph has no cycle; every cycle goes through a loop head (L31 of docs/spec/loops.md).
+Without its feedback edges a graph has no cycle; every cycle goes through a loop head (docs/spec/loops.md).
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ class Partitioner(Enum):
     BROADCAST = "broadcast"
     """Every record to every subtask."""
     FIRST = "first"
-    """Every record to the first subtask: they have one order there (BC2)."""
+    """Every record to the first subtask: they have one order there."""
 
 
 OutputTag = NewType("OutputTag", str)
-"""Which output of a node an edge takes; each has a schema of its own (P11; ``PipelineDefinition.outputs``)."""
+"""Which output of a node an edge takes; each has a schema of its own (``PipelineDefinition.outputs``)."""
 
 MAIN = OutputTag("main")
 BAD_RECORDS = OutputTag("bad-records")
 """Rows of ``operators.user_functions.BAD_RECORD_SCHEMA``; only wired when the policy is to divert."""
 
 InputName = NewType("InputName", str)
-"""Which input of a node an edge leads to (P10). Edges to the same input carry one schema, as in a union."""
+"""Which input of a node an edge leads to. Edges to the same input carry one schema, as in a union."""
 
 MAIN_INPUT = InputName("main")
 BROADCAST_INPUT = InputName("broadcast")
-"""The broadcast side of an operator: what comes on it comes to all subtasks alike, so that one copy is enough (BC5)."""
+"""The broadcast side of an operator: what comes on it comes to all subtasks alike, so that one copy is enough."""
 
 
 @dataclass(frozen=True, slots=True)

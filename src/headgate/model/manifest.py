@@ -38,7 +38,7 @@ class RestoredFrom:
         checkpoint: its id there.
         url: as it was named.
         life: of the pipeline that the state belongs to; "" if that is not known.
-        adopted: the id that it got in the log of the pipeline that restored it (SV21); None until then.
+        adopted: the id that it got in the log of the pipeline that restored it; None until then.
     """
 
     source: str
@@ -85,11 +85,11 @@ class KeyGroups:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPart:
-    """Bytes of a checkpoint: inline, or a range of a file in its storage (SF1).
+    """Bytes of a checkpoint: inline, or a range of a file in its storage.
 
     ``path`` is relative to the pipeline's directory in the checkpoint storage; "" means inline.
     ``checksum`` is xxh3-64 of the part's bytes.
-    ``rows`` says how many rows each state in it had at the barrier, by node and state (U7); None for files with rows
+    ``rows`` says how many rows each state in it had at the barrier, by node and state; None for files with rows
     that only their backend can count. ``section`` names its owner (``state/<node>``), or says that it is a ``BUNDLE``;
     ``key_groups`` are those of its keys, if it has keys.
     """
@@ -115,8 +115,8 @@ class SnapshotPart:
 class Committable:
     """Output of one sink subtask for one checkpoint, prepared: durable and invisible.
 
-    ``payload`` is opaque to everybody but the sink; a large one is in ``stored`` instead, until it is committed (SF9).
-    ``pieces`` are the output of a sink that prepares it piece by piece; then ``payload`` says what they are (SF13).
+    ``payload`` is opaque to everybody but the sink; a large one is in ``stored`` instead, until it is committed.
+    ``pieces`` are the output of a sink that prepares it piece by piece; then ``payload`` says what they are.
     Its identity is (pipeline, sink, checkpoint, subtask, generation): K8.
     """
 
@@ -136,7 +136,7 @@ class Committable:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotDelays:
-    """How long a subtask waited, in milliseconds by its own clock (UA19).
+    """How long a subtask waited, in milliseconds by its own clock.
 
     ``start_ms``: from the trigger until the first barrier had come. ``alignment_ms``: from then to the snapshot.
     """
@@ -189,7 +189,7 @@ class HookState:
     data: bytes | None = None
     checkpoint: CheckpointId | None = None
     """For which checkpoint it was called, if that is not the manifest's own: one that was restored by name has another
-    id here than there (EI38)."""
+    id here than there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,13 +247,13 @@ class Manifest:
     log_start: int = 0
     """Sequence of the oldest manifest that is retained with this one: what lies before it counts for nothing."""
     mode: Guarantee = Guarantee.EXACTLY_ONCE
-    """Of the run that took it (GM4)."""
+    """Of the run that took it."""
     hooks: tuple[HookState, ...] = ()
     """Of every hook that the pipeline had then, by name."""
     origin: RestoredFrom | None = None
     """What this checkpoint, or the newest one before it that was restored by name, was restored from (SV24)."""
     place: Place | None = None
-    """Where the files of its parts are, if not in the pipeline's directory: then they have another owner (SV27)."""
+    """Where the files of its parts are, if not in the pipeline's directory: then they have another owner."""
     life: int = 0
     """As in the claim of its generation."""
     left: tuple[Left, ...] = ()
@@ -285,14 +285,14 @@ class Manifest:
 
     @property
     def parts(self) -> tuple[SnapshotPart, ...]:
-        """All bytes that this checkpoint needs: the snapshots, and large output that is to be committed (SF9)."""
+        """All bytes that this checkpoint needs: the snapshots, and large output that is to be committed."""
         output = tuple(part for committable in self.committables for part in committable.parts)
         return tuple(part for entry in self.entries for part in entry.parts) + output
 
     @property
     def files(self) -> frozenset[str]:
         """Paths of all files of the pipeline that this checkpoint needs, of any writer (SF4)."""
-        if self.place is not None:  # SV27
+        if self.place is not None:
             return frozenset()
         return frozenset(part.path for part in self.parts if part.path)
 

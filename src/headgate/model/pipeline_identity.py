@@ -16,7 +16,7 @@ NO_GENERATION = Generation(0)
 
 @dataclass(frozen=True, slots=True)
 class PipelineIdentity:
-    """Who a pipeline is to the targets of its sinks. Drawn once, at its very first start (LV1).
+    """Who a pipeline is to the targets of its sinks. Drawn once, at its very first start.
 
     Attributes:
         id: random; nothing else counts when two are compared.

@@ -1,6 +1,6 @@
 """The physical plan (chains of nodes, edges between them, channels), and the whole definition of a pipeline.
 
-Chaining (P1 of docs/spec/plan.md): a node joins the vertex of its upstream when it has exactly one input and that is
+Chaining (docs/spec/plan.md): a node joins the vertex of its upstream when it has exactly one input and that is
 forwarded, so that its records need no channel. ``PipelineDefinition`` is made by ``headgate.api`` and read by
 ``headgate.spark``, ``headgate.testing`` and the simulator.
 """
@@ -78,7 +78,7 @@ class InputChannel:
 
 @dataclass(frozen=True, slots=True)
 class LoopNest:
-    """An outermost loop with every loop inside it: what comes to its end together (L32).
+    """An outermost loop with every loop inside it: what comes to its end together.
 
     Attributes:
         name: of the outermost loop.
@@ -107,9 +107,9 @@ class Plan:
         return next(v for v in self.vertices if v.id == vertex)
 
     def inputs(self, subtask: SubtaskId) -> tuple[InputChannel, ...]:
-        """Return the input channels of ``subtask``, edges in plan order, upstream index ascending (P2).
+        """Return the input channels of ``subtask``, edges in plan order, upstream index ascending.
 
-        Feedback edges come last (P7).
+        Feedback edges come last.
         """
         channels: list[InputChannel] = []
         for edge in self.edges:
@@ -136,7 +136,7 @@ class Plan:
         return frozenset(found)
 
     def subtasks(self) -> tuple[SubtaskId, ...]:
-        """Return every subtask, in vertex order and then by index: the participants of a checkpoint (P3, C8)."""
+        """Return every subtask, in vertex order and then by index: the participants of a checkpoint (C8)."""
         return tuple(SubtaskId(v.id, i) for v in self.vertices for i in range(self.parallelism))
 
     def nests(self) -> tuple[LoopNest, ...]:
@@ -158,7 +158,7 @@ class Plan:
         return {str(node.name): node.state_rules for vertex in self.vertices for node in vertex.nodes}
 
     def state_texts(self) -> dict[str, str]:
-        """Return ``node name → state_text`` of every node (P4, C7: stored with each checkpoint)."""
+        """Return ``node name → state_text`` of every node (stored with each checkpoint)."""
         return {str(node.name): node.state_text for vertex in self.vertices for node in vertex.nodes}
 
 
@@ -204,11 +204,11 @@ def make_plan(graph: Graph, parallelism: int, max_parallelism: int) -> Plan:
 
 
 def _common_nest(source: Node, target: Node) -> NodeName | None:
-    """Return the outermost loop that both are in (P8). Loops nest, so two nodes share it or share none."""
+    """Return the outermost loop that both are in. Loops nest, so two nodes share it or share none."""
     return target.loops[0] if target.loops and target.loops[0] in source.loops else None
 
 
-def _check(graph: Graph, parallelism: int, max_parallelism: int) -> None:  # P5
+def _check(graph: Graph, parallelism: int, max_parallelism: int) -> None:
     if not 1 <= parallelism <= max_parallelism:
         raise UsageError(f"parallelism must be between 1 and {max_parallelism}, but is {parallelism}")
     seen: set[NodeName] = set()
@@ -224,7 +224,7 @@ def _check(graph: Graph, parallelism: int, max_parallelism: int) -> None:  # P5
         raise UsageError("the pipeline has no sink; end at least one stream with .sink(...)")
 
 
-def _check_loops(graph: Graph, names: set[NodeName]) -> None:  # L31, P9
+def _check_loops(graph: Graph, names: set[NodeName]) -> None:
     for node in graph.nodes:
         if (node.role is Role.LOOP_HEAD) != bool(node.feedback):
             raise UsageError(f"operator '{node.name}' must be a loop head with feedback, or neither")
@@ -249,7 +249,7 @@ class HookSpec:
     """A hook of the coordinator, under its name.
 
     ``hook`` is a ``connectors.base.CoordinatorHook``. It stays in the driver: the definition travels to the workers
-    without it (EI3).
+    without it.
     """
 
     name: str
@@ -273,7 +273,7 @@ class PipelineDefinition:
         forgotten_hooks: names of hooks that do not need their data in an old checkpoint any more (EI9).
         derived_names: operators that the user gave no name.
         lineages: by which nodes are found again in an edited program (EV13); of nodes for which it matters.
-        targets: of all sinks, as a start records them (SO1); None: nothing is recorded.
+        targets: of all sinks, as a start records them; None: nothing is recorded.
     """
 
     config: PipelineConfig

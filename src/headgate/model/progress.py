@@ -107,7 +107,7 @@ class ControlRequest:
     run: str = field(default="", repr=False, compare=False)
 
     def is_for(self, run: str) -> bool:
-        """Whether ``run`` is asked. Who cancels always says whom: that may cost all checkpoints (C76)."""
+        """Whether ``run`` is asked. Who cancels always says whom: that may cost all checkpoints."""
         return self.run == run or not (self.run or self.cancels)
 
 
@@ -233,7 +233,7 @@ class NodeProgress:
 
 @dataclass(frozen=True, slots=True)
 class EdgeProgress:
-    """What flows between two chains of operators, over all subtasks, now (OM14).
+    """What flows between two chains of operators, over all subtasks, now.
 
     Attributes:
         edge: its index among the edges of the plan.
@@ -268,7 +268,7 @@ class LoopProgress:
         log_bytes: feedback kept for checkpoints under way.
         held_channels: feedback channels that wait for a barrier (L6).
         came_back: records that came back.
-        throttled_ms: time in which regular input waited for the loop to drain (L25).
+        throttled_ms: time in which regular input waited for the loop to drain.
         trip_ms: the slowest head's time from the last barrier to its last sentinel: one trip under load.
         round_: the round under way once all input has ended, or -1.
     """
@@ -339,7 +339,7 @@ class PendingCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:  # K26
+class Progress:
     """A snapshot of a pipeline's life, taken about once a second.
 
     Attributes:

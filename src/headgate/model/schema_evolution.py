@@ -170,7 +170,7 @@ def _conversion(old: ValueType, new: ValueType, place: _Place) -> Conversion | M
 
 
 def _of_structs(old: StructOf, new: StructOf, place: _Place) -> Conversion | Misfit:
-    """Return where each field of ``new`` comes from (EV3 to EV5)."""
+    """Return where each field of ``new`` comes from."""
     before, found = dict(old.fields), list[FieldFrom]()
     for name, dtype in new.fields:
         path = path_of(place.new_path, name)
@@ -178,14 +178,14 @@ def _of_structs(old: StructOf, new: StructOf, place: _Place) -> Conversion | Mis
         if isinstance(source, Misfit):
             return source
         if source is None:
-            found.append(FieldFrom(path, None))  # EV4
+            found.append(FieldFrom(path, None))
             continue
         inner = _conversion(before[source], dtype, place.inner(source, name))
         if isinstance(inner, Misfit):
             return inner
         found.append(FieldFrom(path, source, inner))
     used = [one.old for one in found]
-    # EV3: what nothing comes from is removed
+    # what nothing comes from is removed
     removed = tuple(path_of(place.old_path, name) for name in before if name not in used)
     is_same = used == list(before) and all(
         one.conversion == Kept() and one.old == name for one, (name, _) in zip(found, new.fields, strict=True)
@@ -199,9 +199,7 @@ def _source(name: str, path: str, before: Collection[str], place: _Place) -> str
     parent, _, former_name = (former or "").rpartition(".")
     was_renamed = former is not None and parent == place.old_path and former_name in before
     if was_renamed and name in before:
-        return Misfit(
-            f"there are both '{former}' and '{path}', and one is said to be the other", "say which it is"
-        )  # EV5
+        return Misfit(f"there are both '{former}' and '{path}', and one is said to be the other", "say which it is")
     if name in before:
         return name
     if was_renamed and path not in place.fixed:

@@ -1,6 +1,6 @@
 """What the state of an operator is: types of its values, its identity in checkpoints, and the parts of that (EV1).
 
-A manifest holds one text for every operator (ST2, TM6), written here alone; state is restored where the text is the
+A manifest holds one text for every operator (TM6), written here alone; state is restored where the text is the
 same, or can become the same. Types are what Arrow writes of them, read without Arrow. A text is cut at what stands
 between names, so one with such a name in it reads as nothing, or as another type: restoring never relies on it.
 """

@@ -71,8 +71,8 @@ class OperatorContext:
 
     Attributes:
         clock_ms: processing time: milliseconds of a clock that only goes forward (``Clock.monotonic_ms``). No date; it
-            starts again with each machine and is never part of a state (W18).
-        wall_ms: the date (``Clock.wall_ms``), for timers, which look at it once (TM8).
+            starts again with each machine and is never part of a state.
+        wall_ms: the date (``Clock.wall_ms``), for timers, which look at it once.
         origin: the split that the batch being processed came from, or the input channel after a shuffle. Event-time
             trackers keep one watermark per origin. Written by the runtime.
         is_busy: True while the worker had no idle time lately (then buffering for throughput costs no latency
@@ -107,13 +107,13 @@ class RestoredState:
     parallelism: int
     source: memoryview | Callable[[], memoryview]
     is_exact: bool = True
-    """False: it may hold records from after the barrier, which some channels will bring again (GM20)."""
+    """False: it may hold records from after the barrier, which some channels will bring again."""
     files: StoredFiles | None = None
-    """The files of a database that contains these rows. A backend that goes on with them needs no rows (RB21)."""
+    """The files of a database that contains these rows. A backend that goes on with them needs no rows."""
 
     @property
     def payload(self) -> memoryview:
-        """Its bytes, verified. They are read each time: do not keep them longer than needed (SF10).
+        """Its bytes, verified. They are read each time: do not keep them longer than needed.
 
         Raises:
             CorruptionError: they are not what was written.
@@ -128,7 +128,7 @@ class Operator:
     Attributes:
         user_object: what a user gave: a function, reader or writer, which may listen to checkpoints or keep state
             of its own (``operators.checkpointed``). The runtime calls it then.
-        opened_by: the source or sink that made ``user_object``, which may do the same (HL18).
+        opened_by: the source or sink that made ``user_object``, which may do the same.
     """
 
     user_object: object = None
@@ -185,9 +185,9 @@ class Operator:
         return None
 
     def freeze_broadcast(self, *, is_own: bool) -> FrozenState | None:
-        """Return broadcast state as it is now, None where the copy of another subtask stands for it (BC5).
+        """Return broadcast state as it is now, None where the copy of another subtask stands for it.
 
-        ``is_own``: subtasks freeze with differently many records of the side processed, so none does (BC6).
+        ``is_own``: subtasks freeze with differently many records of the side processed, so none does.
         """
         return None
 
@@ -197,7 +197,7 @@ class Operator:
     def finish(self) -> None:
         """All input has ended and the last watermark was processed: emit the rest, and forget it.
 
-        Called again after a restore where only some of the former subtasks had finished (R17) or where more input has
+        Called again after a restore where only some of the former subtasks had finished or where more input has
         come (T10), so what was emitted must not be in state any more.
         """
 
@@ -221,16 +221,16 @@ class KeyedOperator(Operator):
     _backend: StateBackend
 
     def restore(self, states: Sequence[RestoredState]) -> None:
-        """Take over the state of the keys that this subtask owns (ST4)."""
+        """Take over the state of the keys that this subtask owns."""
         for _ in self._restore_backend(states):
             pass
 
     def _restore_backend(
         self, states: Sequence[RestoredState]
     ) -> Iterator[tuple[RestoredState, Mapping[str, memoryview]]]:
-        """Restore the backend part by part; yield each with its sections, which are not kept (SF10).
+        """Restore the backend part by part; yield each with its sections, which are not kept.
 
-        Files come first: a backend goes on with a database only while it has no rows (RB24).
+        Files come first: a backend goes on with a database only while it has no rows.
         """
         owner = owner_of(self.context)
         continued: set[int] = set()
@@ -260,7 +260,7 @@ def owner_of(context: OperatorContext) -> Ownership:
 def key_columns(schema: pa.Schema, keys: tuple[str, ...]) -> KeyColumns:
     """Return the columns ``keys`` of ``schema``, with their types; without any one that no record ever has.
 
-    Only a function with a broadcast side may have no key (BC9): nothing of it is in the backend.
+    Only a function with a broadcast side may have no key: nothing of it is in the backend.
     """
     if not keys:
         return KeyColumns(("",), (pa.bool_(),))

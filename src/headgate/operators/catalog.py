@@ -191,8 +191,8 @@ def function_in(spec: object) -> object:
 
 
 def is_listening(spec: object) -> bool:
-    """Whether an operator, source or sink has checkpoint listeners, as far as its spec shows (HL8)."""
+    """Whether an operator, source or sink has checkpoint listeners, as far as its spec shows."""
     called = (function_in(spec), getattr(spec, "on_round", None))
     if any(isinstance(found, CheckpointListener) for found in called):
         return True
-    return bool(getattr(spec, "is_listening", isinstance(spec, CheckpointListener)))  # HL18: a source or sink says so
+    return bool(getattr(spec, "is_listening", isinstance(spec, CheckpointListener)))  # a source or sink says so

@@ -2,7 +2,7 @@
 
 For functions given to the verbs of a stream, and for a user's own sources and sinks, their readers and writers;
 objects in the driver (hooks, ``on_round=``) may listen. Operator state is lists of a subtask, which a restore deals
-out again (HL10 to HL14). Values are stored as keyed state stores them (``state.row_values``), so that they cannot be
+out again. Values are stored as keyed state stores them (``state.row_values``), so that they cannot be
 changed from outside.
 """
 
@@ -220,7 +220,7 @@ class OperatorLists:
         """End the declarations.
 
         Raises:
-            UsageError: the checkpoint has a list that was not declared (HL14), or an old name is declared (EV8).
+            UsageError: the checkpoint has a list that was not declared, or an old name is declared.
         """
         self._is_closed = True
         evolutions = {name: descriptor.evolution for name, (descriptor, _) in self._declared.items()}
@@ -235,7 +235,7 @@ class OperatorLists:
         self.restored = {}
 
     def text(self) -> str:
-        """Return the identity of the state, "" when nothing is declared (HL14)."""
+        """Return the identity of the state, "" when nothing is declared."""
         texts = [descriptor.text() for _, (descriptor, _) in sorted(self._declared.items())]
         return StateIdentity.of_lists(texts).text
 
@@ -272,7 +272,7 @@ class OperatorLists:
         return descriptor, values, own, everybodys
 
     def _shares(self, descriptor: ListDescriptor, values: Conversion) -> tuple[list[Any], list[Any]]:
-        """Return this subtask's elements, and those of all subtasks if they are known (HL12, HL13)."""
+        """Return this subtask's elements, and those of all subtasks if they are known."""
         former = descriptor.evolution.renamed_from or ""
         restored = self.restored.get(descriptor.name) or self.restored.get(former, [])
         parts = sorted(restored, key=lambda part: part.subtask_index)
@@ -451,7 +451,7 @@ F = TypeVar("F")
 
 
 def own_copy_of(node: str, function: F) -> F:
-    """Return ``function`` for one subtask: a copy if checkpoints have to do with it (HL2), else itself.
+    """Return ``function`` for one subtask: a copy if checkpoints have to do with it, else itself.
 
     Raises:
         UsageError: it cannot be copied.
@@ -464,7 +464,7 @@ def own_copy_of(node: str, function: F) -> F:
 def uncalled_method(found: object, names: tuple[str, ...] = ("notify_checkpoint_",)) -> str | None:
     """Return why ``found`` would not be called; None if nothing is wrong.
 
-    It is not called if the name of a method begins with one of ``names`` and no base class is a listener (HL1).
+    It is not called if the name of a method begins with one of ``names`` and no base class is a listener.
     """
     for name, mixin in _CALLED.items():
         has_it = name.startswith(names) and callable(getattr(type(found), name, None))
@@ -477,7 +477,7 @@ def uncalled_method(found: object, names: tuple[str, ...] = ("notify_checkpoint_
 
 
 def hidden_listener(function: object) -> object | None:
-    """Return the object of a bound method or partial function that would not be called (HL20)."""
+    """Return the object of a bound method or partial function that would not be called."""
     if isinstance(function, partial):
         inner: object = function.func
     elif isinstance(function, MethodType):
@@ -497,7 +497,7 @@ _CALLED = {
 
 
 def lists_text(node: str, function: object) -> str:
-    """Return the identity of the operator state that ``function`` declares, learned from a copy; "" for none (HL14).
+    """Return the identity of the operator state that ``function`` declares, learned from a copy; "" for none.
 
     Raises:
         UsageError: a wrong declaration.

@@ -1,7 +1,7 @@
 """``filter``, ``select`` and ``with_columns`` with Polars expressions; adjacent ones run as one pass.
 
 An expression must give each record's result from that record alone: batches have no meaning, so an aggregate or a
-shift over one would depend on how records happened to be batched. Such expressions are refused (OP1).
+shift over one would depend on how records happened to be batched. Such expressions are refused.
 
 Polars itself knows them: its streaming engine computes elementwise expressions as they are, and gives everything
 else, such as an aggregate, a rank or a shift, a node of its own in its plan. What a plan does not show, such as what
@@ -288,7 +288,7 @@ class ExpressionsOperator(Operator):
     """Runs the steps on each batch: filters as a mask, what stands between them as one Polars query.
 
     A filter within a query would hand even a batch of a few rows to Polars' pool, at several times its cost.
-    ``tallies``: of each step, from the heights of the batches (OM15).
+    ``tallies``: of each step, from the heights of the batches.
     """
 
     def __init__(self, steps: Sequence[Step]) -> None:

@@ -1,4 +1,4 @@
-"""``map``, ``flat_map``, ``filter``, ``reduce`` and ``map_batches`` with a Python function (rules OP2 to OP5, OP7).
+"""``map``, ``flat_map``, ``filter``, ``reduce`` and ``map_batches`` with a Python function.
 
 Rows are dicts: reading costs about 1 µs and writing about 0.5 µs per record of four columns. A batch is a Polars
 frame or an Arrow record batch.
@@ -175,7 +175,7 @@ class RowFunctionSpec:
     """A Python function on rows.
 
     ``schema`` describes the results (None: as the input). The function gets a dict of its own, which it may
-    change and return. ``diverts_exceptions``: a record for which the function raises is a bad record (OP9).
+    change and return. ``diverts_exceptions``: a record for which the function raises is a bad record.
     """
 
     verb: RowVerb
@@ -232,7 +232,7 @@ class RowFunctionOperator(Operator):
         self.output.emit(result)
 
     def _call(self, rows: list[Row], results: list[Any], keep: Callable[[Any], None]) -> list[Refused]:
-        """Give ``keep`` what the function returns; return the records for which it raised (OP9).
+        """Give ``keep`` what the function returns; return the records for which it raised.
 
         Raises:
             UserFunctionError: it raised, and exceptions are not diverted.
@@ -487,7 +487,7 @@ class MapBatchesOperator(Operator):
             if isinstance(result, pl.DataFrame):
                 return [divert_misfits(self, columns_of_frame(result, schema), schema)]
             if isinstance(result, pa.RecordBatch | pa.Table):
-                result.validate(full=True)  # SE20: what a checkpoint or stream holds of it is read again
+                result.validate(full=True)  # what a checkpoint or stream holds of it is read again
             if isinstance(result, pa.RecordBatch):
                 return [divert_misfits(self, result, schema)]
             if isinstance(result, pa.Table):

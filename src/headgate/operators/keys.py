@@ -1,4 +1,4 @@
-"""Keys of records: the check that stands before every hash edge (OP6), and the split of a batch by subtask."""
+"""Keys of records: the check that stands before every hash edge, and the split of a batch by subtask."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def partition(
 ) -> list[pa.RecordBatch | None]:
     """Return, for each of ``parallelism`` subtasks, its rows of ``batch`` in order, or None where there are none.
 
-    A batch that has one destination is handed on without a copy. Source: KG7 of docs/spec/key-groups.md.
+    A batch that has one destination is handed on without a copy. Source: docs/spec/key-groups.md.
     """
     if parallelism == 1:
         return [batch if batch.num_rows else None]

@@ -1,4 +1,4 @@
-"""``LoopHead``: what the head of a loop does to batches. Rounds are counted here (L35, L38 of docs/spec/loops.md).
+"""``LoopHead``: what the head of a loop does to batches. Rounds are counted here (L35 of docs/spec/loops.md).
 
 Counterpart: ``runtime.worker.loop_head_runner`` decides when records enter, come back or are replayed; this file never
 does.
@@ -29,7 +29,7 @@ class LoopHeadSpec:
         keys: of a keyed loop; records come back to the subtask that owns their key.
         schema: of the loop stream (canonical), with the round column, which is the last.
         round_column: int64, 0 on entry and one more each time a record comes back; None: rounds are not counted.
-        max_rounds: a record that comes back with this round is dropped (L38).
+        max_rounds: a record that comes back with this round is dropped.
         on_round: called in the driver when a round is globally finished. Does not travel to the workers.
     """
 

@@ -1,11 +1,11 @@
 """Canonical Arrow types and schemas, and their conversion from and to Polars.
 
-There is one physical type for each meaning (OP10), so that batches flow without casts. A column of another type is
+There is one physical type for each meaning, so that batches flow without casts. A column of another type is
 taken over exactly (``fitted``): Arrow's casts would cut times to days and parse texts.
 
 They are what Polars exports at its oldest compatibility level: strings are ``large_string``, binaries
 ``large_binary``, no dictionaries; a map is a list of its entries, because Polars has no maps. A timestamp with a zone
-is a moment in UTC, one without is a local time (OP11).
+is a moment in UTC, one without is a local time.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def to_canonical(batch: pa.RecordBatch, schema: pa.Schema | None = None) -> pa.R
 
 
 def with_durations(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return ``batch`` with the durations of ``schema`` where it has numbers for them (N74)."""
+    """Return ``batch`` with the durations of ``schema`` where it has numbers for them."""
     columns = []
     for field in schema:
         column = batch.column(field.name)
@@ -143,7 +143,7 @@ def fitting_rows(batch: pa.RecordBatch, schema: pa.Schema) -> tuple[pa.RecordBat
 
 
 def carried(batch: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBatch:
-    """Return ``batch`` in the types of ``schema``, which mean the same, as it comes in or goes out (OP12).
+    """Return ``batch`` in the types of ``schema``, which mean the same, as it comes in or goes out.
 
     Raises:
         UsageError: a value would become another one; ``where`` names the source.

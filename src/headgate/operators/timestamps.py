@@ -1,8 +1,8 @@
 """``with_timestamps``: event times of a column, watermarks from them, and refusal of absurd times.
 
 The decisions are those of ``protocol.watermarks.WatermarkTracker`` (one origin per source split). Watermarks go out
-at most every ``PERIOD_MS`` of processing time, which goes by a monotonic clock and is no part of the state (W18).
-What counts as absurd never depends on the clock, so that a replay refuses the same records (W16).
+at most every ``PERIOD_MS`` of processing time, which goes by a monotonic clock and is no part of the state.
+What counts as absurd never depends on the clock, so that a replay refuses the same records.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class EventTime:
         return value * self.ms_per_unit // self.units_per_ms
 
     def windows(self, values: npt.NDArray[np.int64], size_ms: int) -> npt.NDArray[np.int64]:
-        """Return the number of the tumbling window of ``size_ms`` that each value lies in (WN1)."""
+        """Return the number of the tumbling window of ``size_ms`` that each value lies in."""
         if self.ms_per_unit != 1:
             return values * self.ms_per_unit // size_ms
         return values // (size_ms * self.units_per_ms)
@@ -175,7 +175,7 @@ class WithTimestampsOperator(Operator):
             for origin, max_ms in _decoded(state.payload, f"state of '{self.context.node}'").items():
                 latest[origin] = max(max_ms, latest.get(origin, max_ms))  # what a former owner kept is older
                 lowest_ms = max_ms if lowest_ms is None else min(max_ms, lowest_ms)
-        # A channel that was read on past its barrier is ahead of what another may bring of it after a restore (GM20).
+        # A channel that was read on past its barrier is ahead of what another may bring of it after a restore.
         is_same = all(state.parallelism == self.context.parallelism and state.is_exact for state in states)
         if is_same and any(map(_is_channel, latest)):
             self._tracker.restore(latest)

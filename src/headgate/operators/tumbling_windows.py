@@ -1,12 +1,12 @@
 """Tumbling event-time windows: hold rows until event time passes the end of their window, then fire it.
 
 ``WindowCombine`` aggregates before the shuffle, chained to what feeds it. It holds partial results for a short time
-only and never over a barrier or the end of a window, so it has no state of its own and changes no result (WN9). It
+only and never over a barrier or the end of a window, so it has no state of its own and changes no result. It
 never drops a late record: ``WindowMerge`` does, by its own watermark.
 
 ``WindowMerge`` merges partial results after the shuffle. ``WindowBuffer`` keeps records and lets Polars aggregate
 them, for aggregates that do not decompose (medians, distinct counts ...). State: the rows of each open window, and
-the watermark, so that a window never fires twice (WN4).
+the watermark, so that a window never fires twice.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ _TRIAL_ROWS_MIN = 8_192
 _SAVING_MIN = 0.3
 _PASS_FACTOR = 32
 """Combining pays if it saves this part of the rows. After a flush of enough rows that did not, this many times as
-many rows pass uncombined before it is tried again (WN12): with nearly distinct keys it would be wasted work."""
+many rows pass uncombined before it is tried again: with nearly distinct keys it would be wasted work."""
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ class FiredGroups:
         return self._start_at(self._restored_ms)
 
     def resume(self) -> int:
-        """Return the watermark to go on with when more input comes: what the end alone has fired is not late (WN13)."""
+        """Return the watermark to go on with when more input comes: what the end alone has fired is not late."""
         return max(self._start_at(self._without_end()), self._before_end_ms)
 
     def _without_end(self) -> npt.NDArray[np.int64]:
@@ -263,7 +263,7 @@ class FiredGroups:
         return json.dumps(meta).encode()
 
     def late(self, batch: pa.RecordBatch, keys: Sequence[str], ends_ms: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Return which rows belong to windows that fired already (WN3). Only while ``is_any_ahead``.
+        """Return which rows belong to windows that fired already. Only while ``is_any_ahead``.
 
         Args:
             batch: records, or partial results.
@@ -300,7 +300,7 @@ class WindowOperator(KeyedOperator, Generic[Held]):
 
     @abstractmethod
     def _results(self, window: int, held: Held) -> pa.RecordBatch:
-        """Return the results of a window with what it held, sorted by key (WN10)."""
+        """Return the results of a window with what it held, sorted by key."""
 
     def open(self, context: OperatorContext, output: Output) -> None:
         """See ``Operator``."""
@@ -308,7 +308,7 @@ class WindowOperator(KeyedOperator, Generic[Held]):
         self._backend = self._new_backend(context.states, KeyColumns(self._shape.keys, self._shape.key_types))
 
     def restore(self, states: Sequence[RestoredState]) -> None:
-        """See ``Operator``. Goes on with the lowest of the former watermarks (WN4)."""
+        """See ``Operator``. Goes on with the lowest of the former watermarks."""
         former = [(state, bytes(sections[META])) for state, sections in self._restore_backend(states)]
         self._watermark_ms = self._fired.restore(self.context, former)
 
@@ -353,7 +353,7 @@ class WindowOperator(KeyedOperator, Generic[Held]):
         return whole.take(key_order(whole, self._shape.keys))
 
     def on_resumed(self) -> None:
-        """Go on with the event time before the end: what the end alone has fired is not late (WN13)."""
+        """Go on with the event time before the end: what the end alone has fired is not late."""
         self._watermark_ms = self._fired.resume()
 
     def freeze(self) -> FrozenState | None:

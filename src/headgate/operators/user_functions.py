@@ -177,7 +177,7 @@ class HookError(UserFunctionError):
     """A method that a checkpoint calls failed; ``record`` names it, with the checkpoint if there is one.
 
     Attributes:
-        may_pass: it acts outside, where things may be in order later (HL6).
+        may_pass: it acts outside, where things may be in order later.
     """
 
     def __init__(self, node: str, record: str, traceback_text: str, may_pass: bool = True) -> None:
@@ -190,7 +190,7 @@ class HookError(UserFunctionError):
 
 
 def copied(node: str, function: Any) -> Any:
-    """Return a copy of a user's function object: neither subtasks nor the driver share one (ST1).
+    """Return a copy of a user's function object: neither subtasks nor the driver share one.
 
     Raises:
         UsageError: it cannot be copied, hence not be sent to a worker either.

@@ -1,7 +1,7 @@
 """How a windowed aggregation is computed: which aggregates decompose into partial results, and into which.
 
 ``len``, ``count``, ``sum``, ``min``, ``max`` and ``mean`` of an expression that looks at one record only decompose:
-partial results are made before the shuffle and merged after it (rules WN5 to WN8 of docs/spec/windows.md). If any
+partial results are made before the shuffle and merged after it (docs/spec/windows.md). If any
 aggregate does not, the window keeps its records and Polars aggregates them when it fires.
 """
 
@@ -283,7 +283,7 @@ def uncombined_batch(
 
 
 def results(plan: WindowPlan, table: FrozenTable) -> list[pa.Array]:
-    """Return the output columns after keys and window bounds, with Polars' nulls and types (WN6, WN7)."""
+    """Return the output columns after keys and window bounds, with Polars' nulls and types."""
     return [_result(result, table) for result in plan.results]
 
 

@@ -1,7 +1,7 @@
 """The class data archive (CDS) from which Spark's JVM starts: it saves half of a start's processor time.
 
 ``headgate prepare`` makes the file for this Java and this Spark in the user's cache directory; starts use it where it
-is (OM12). It is code that runs, so it must be this user's alone. Nothing depends on it: a JVM that it does not fit
+is. It is code that runs, so it must be this user's alone. Nothing depends on it: a JVM that it does not fit
 goes on without. Imports no PySpark.
 """
 

@@ -82,7 +82,7 @@ def schema_of_spark(schema: Any) -> pa.Schema:
 
 
 def _refuse(name: str, kind: Any) -> None:
-    """Refuse a type that Arrow does not have, or has as a struct that looks like others: a VARIANT (SP12)."""
+    """Refuse a type that Arrow does not have, or has as a struct that looks like others: a VARIANT."""
     if isinstance(kind, StructType | ArrayType | MapType):
         for inner in _inner_types(kind):
             _refuse(name, inner)

@@ -76,7 +76,7 @@ def collected(dataframe: Any) -> pa.Table:
 
 
 def spark_path(session: Any, path: str) -> str:
-    """Return an absolute ``path`` in the form that Spark takes literally (N91).
+    """Return an absolute ``path`` in the form that Spark takes literally.
 
     Spark decodes nothing, so this is no URL. ``exact_reader`` takes nothing for a pattern. Spark takes ``..`` for the
     parent of the name before it, which may be a link to somewhere else, so it is resolved.
@@ -188,7 +188,7 @@ def is_captured(directory: str) -> bool:
 
 
 def capture(dataframe: Any, directory: str, schema: pa.Schema) -> None:
-    """Write the rows of ``dataframe`` to ``directory``, durably (N72); what an interrupted start left is replaced.
+    """Write the rows of ``dataframe`` to ``directory``, durably; what an interrupted start left is replaced.
 
     Args:
         dataframe: what to write.
@@ -244,7 +244,7 @@ def captured_schema(directory: str) -> pa.Schema:
 
 
 def columns_difference(schema: pa.Schema, directory: str) -> str | None:
-    """Return how columns differ from those captured in ``directory`` (N45); None: not at all.
+    """Return how columns differ from those captured in ``directory``; None: not at all.
 
     Raises:
         UsageError, StorageError: see ``captured_schema``.
@@ -260,7 +260,7 @@ def _text(schema: pa.Schema) -> str:
 
 
 def rows_difference(dataframe: Any, directory: str) -> str | None:
-    """Return how the rows of ``dataframe`` differ from those captured in ``directory`` (N45); None: not at all.
+    """Return how the rows of ``dataframe`` differ from those captured in ``directory``; None: not at all.
 
     Both are read once, and have the same columns. Neither order nor the division into files matters; how often a row
     is there does.

@@ -4,7 +4,7 @@ Its settings, its start, the connection to it, and why a session could not be st
 
 PySpark's ``launch_gateway`` starts and waits in one step. These are two steps here: ``headgate run`` starts a JVM
 before it imports anything else (``start_early``), and a session takes it if it is just as one that is started now. So
-the settings of a JVM say nothing of its pipeline (OM10); what a session adds is set when it is made. What the JVM
+the settings of a JVM say nothing of its pipeline; what a session adds is set when it is made. What the JVM
 writes until it is up is kept for that sentence; afterwards it goes on to standard error line by line. Imports PySpark
 only when it is called.
 """
@@ -308,7 +308,7 @@ _ahead: list[JvmProcess] = []
 
 
 def start_early(launch: Launch) -> None:
-    """Begin a JVM that this process will probably need (OM10). Call before there are threads."""
+    """Begin a JVM that this process will probably need. Call before there are threads."""
     _ahead.append(JvmProcess(launch))
     atexit.register(discard_early)
 
@@ -321,13 +321,13 @@ def adopt_environment(before: Mapping[str, str], after: Mapping[str, str]) -> No
 
 
 def discard_early() -> None:
-    """End the JVM that was begun ahead and not taken (OM11). Idempotent."""
+    """End the JVM that was begun ahead and not taken. Idempotent."""
     while _ahead:
         _ahead.pop().end()
 
 
 def take_or_start(launch: Launch) -> JvmProcess:
-    """Return the JVM that was begun ahead, if it is as one that is begun now and lives, else a new one (OM10)."""
+    """Return the JVM that was begun ahead, if it is as one that is begun now and lives, else a new one."""
     while _ahead:
         found = _ahead.pop()
         if found.is_mine and found.launch == launch and found.process.poll() is None:
@@ -451,7 +451,7 @@ def ensure_jvm(settings: Mapping[str, str]) -> None:
 
     forget_dead_jvm()
     if SparkContext._gateway is not None or SUBMITTED in os.environ:
-        discard_early()  # OM11: there is one already
+        discard_early()  # there is one already
         return
     jvm = take_or_start(launch_of(settings, os.environ))
     listener = StderrReader(jvm.words)
@@ -481,7 +481,7 @@ def _gateway_of(jvm: JvmProcess, port: int, secret: str) -> Any:
 
 
 def log_to(file: Path | None) -> None:
-    """Have the JVM write its warnings to ``file`` from now on; those of its start go there, too (OM13).
+    """Have the JVM write its warnings to ``file`` from now on; those of its start go there, too.
 
     Nothing happens if its user chose another file, or there can be no such file.
     """

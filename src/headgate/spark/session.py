@@ -51,7 +51,7 @@ SESSION_LOCK = threading.RLock()
 
 
 class PipelineSession:
-    """A session that a pipeline made; those that start while it is there use it, too. The last one stops it (OM18)."""
+    """A session that a pipeline made; those that start while it is there use it, too. The last one stops it."""
 
     current: ClassVar[PipelineSession | None] = None
 
@@ -151,7 +151,7 @@ def start_pipeline(
                 session = find_session(spark, master)
                 is_new = _is_new(session)
                 if session is not None:
-                    discard_early()  # OM11
+                    discard_early()
                 else:
                     session = make_session(config.name, parallelism, master, submission.conf)
                 own = PipelineSession(session) if is_new else PipelineSession.of(session)

@@ -2,7 +2,7 @@
 
 A PySpark Python data source that yields Arrow batches, one partition for each subtask's snapshot; without an operator
 it lists what there is. All tasks, and all
-actions on one DataFrame, read the checkpoint that was the newest when ``load`` was called (RS13). Counterpart:
+actions on one DataFrame, read the checkpoint that was the newest when ``load`` was called. Counterpart:
 ``runtime.state_reader``; ``api.state_access`` does the same without Spark.
 """
 

@@ -1,8 +1,8 @@
 """State and timers under the names of PySpark's ``StatefulProcessorHandle``, with schemas and values converted.
 
 Each class has the methods of PySpark's class of that name in ``pyspark.sql.streaming.stateful_processor``, and no
-others (SX5, SX6, SX9). Structs are dicts to Headgate, and tuples or Rows to Spark, where numpy's and pandas' scalars
-may be in them (SX3, SX8).
+others. Structs are dicts to Headgate, and tuples or Rows to Spark, where numpy's and pandas' scalars
+may be in them.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ def arrow_schema_of(node: str, what: str, given: SparkSchema) -> pa.Schema:
 
 
 def evolution_of(dtype: pa.DataType) -> Evolution:
-    """Return what becomes of a state that an older version of a processor wrote: what Spark makes of it (SX17)."""
+    """Return what becomes of a state that an older version of a processor wrote: what Spark makes of it."""
     return Evolution(defaults=dict.fromkeys(path for path, _ in inner_paths(value_type(dtype))), starts_empty=True)
 
 
@@ -298,7 +298,7 @@ def without_zone(value: Any) -> Any:
 
 
 class MapKeys:
-    """The keys of a map: tuples for users; for Headgate one value, or several packed into bytes (SX6)."""
+    """The keys of a map: tuples for users; for Headgate one value, or several packed into bytes."""
 
     def __init__(self, node: str, name: str, schema: pa.Schema) -> None:
         """
@@ -334,7 +334,7 @@ class MapKeys:
         return msgspec.msgpack.encode(checked)
 
     def check(self, stored: bytes | None) -> None:
-        """Make sure that a key that is there has fields of these types: bytes do not tell before (SX6).
+        """Make sure that a key that is there has fields of these types: bytes do not tell before.
 
         Raises:
             UsageError: an older version of the processor wrote others.
@@ -532,7 +532,7 @@ class ProcessorHandle:
         return iter(self._with_timers().timers.times())
 
     def deleteIfExists(self, stateName: str) -> None:
-        """Drop a state that older checkpoints have and that is not declared any more (SX17).
+        """Drop a state that older checkpoints have and that is not declared any more.
 
         Raises:
             UsageError: it is called outside ``init``.
@@ -558,7 +558,7 @@ class ProcessorHandle:
         return arrow_schema_of(self._node, f"{what} of state '{name}'", given)
 
     def _ttl(self, name: str, duration_ms: int | None) -> TTL | None:
-        """Only with processing time, as in Spark (SX15)."""
+        """Only with processing time, as in Spark."""
         if duration_ms is None:
             return None
         if self._kind is not TimeKind.PROCESSING_TIME:

@@ -77,7 +77,7 @@ class ProcessorFunction(KeyFunction):
         return tuple(map(without_zone, key if type(key) is tuple else (key,)))
 
     def _times(self, timer: Timer | None = None) -> TimerValues:
-        """Return what time it is; -1 where the processor has no notion of it (SX11)."""
+        """Return what time it is; -1 where the processor has no notion of it."""
         if self._kind is None:
             return TimerValues(-1, -1)
         now_ms = self._context.processing_time_ms
@@ -106,7 +106,7 @@ class RowFunction(ProcessorFunction):
         self._writer, self._fields = RowWriter(self.schema), Fields(self.schema)
 
     def written(self, results: Sequence[Any]) -> tuple[pa.RecordBatch, list[Refused]]:
-        """See ``KeyFunction``. A result that does not fit is a bad record (SX8)."""
+        """See ``KeyFunction``. A result that does not fit is a bad record."""
         rows, refused = [], []
         for result in results:
             try:
@@ -131,7 +131,7 @@ class FrameFunction(ProcessorFunction):
         return frames
 
     def written(self, results: Sequence[Any]) -> tuple[pa.RecordBatch, list[Refused]]:
-        """See ``KeyFunction``. A frame that does not fit fails as one (SX8)."""
+        """See ``KeyFunction``. A frame that does not fit fails as one."""
         batches = [self._batch(result) for result in results]
         table = pa.Table.from_batches(batches, self.schema).combine_chunks()
         found = table.to_batches()

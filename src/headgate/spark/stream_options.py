@@ -1,6 +1,6 @@
 """Options of ``format("headgate")``, and what they say about a stream.
 
-Counterparts: ``spark.stream_reading``, ``spark.stream_writing``. Source: SP1 to SP3 of docs/spec/spark-streams.md.
+Counterparts: ``spark.stream_reading``, ``spark.stream_writing``. Source: SP3 of docs/spec/spark-streams.md.
 Looks into the store, and changes nothing.
 """
 
@@ -90,11 +90,11 @@ class StreamLocation:
 
     @property
     def store(self) -> Store:
-        """The store, open in this process: driver and workers have its directory, or its URL (SP11)."""
+        """The store, open in this process: driver and workers have its directory, or its URL."""
         return Store.shared(self.root)
 
     def find(self) -> StreamInfo:
-        """Return the stream. A store that is not there is not made (SP1).
+        """Return the stream. A store that is not there is not made.
 
         Raises:
             UsageError: there is none.
@@ -104,7 +104,7 @@ class StreamLocation:
         return self.store.find(self.stream)
 
     def cut(self, text: str, option: str) -> StreamCut:
-        """Return the cut that ``text`` means: earliest, latest, a cut as ``str`` gives it, or a date and time (SP2).
+        """Return the cut that ``text`` means: earliest, latest, a cut as ``str`` gives it, or a date and time.
 
         Raises:
             UsageError: it means none, or one of another stream.

@@ -1,7 +1,7 @@
 """Reads a stream of the store into Spark: once, between two cuts, or in micro-batches.
 
-Counterparts: ``spark.stream_format``, which makes it; ``protocol.store.micro_batches``, which decides. Source: SP2 to
-SP6 of docs/spec/spark-streams.md. Arrow batches all the way; what is read is never more than what the cuts say.
+Counterparts: ``spark.stream_format``, which makes it; ``protocol.store.micro_batches``, which decides. Source:
+docs/spec/spark-streams.md. Arrow batches all the way; what is read is never more than what the cuts say.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class StreamSelection:
         """Return the stream as it is now.
 
         Raises:
-            TruncatedError: events after ``begin`` are gone (SP6).
+            TruncatedError: events after ``begin`` are gone.
             UsageError: ``begin`` is a cut of another stream: it comes from a checkpoint of before.
         """
         info = self.find()
@@ -189,7 +189,7 @@ def _with_place(batch: pa.RecordBatch, segment: int, first: int) -> pa.RecordBat
 
 @dataclass(frozen=True, slots=True)
 class CutRange:
-    """What ``spark.read`` reads: the same for all tasks, and all actions on one DataFrame (SP2)."""
+    """What ``spark.read`` reads: the same for all tasks, and all actions on one DataFrame."""
 
     selected: StreamSelection
     begin: StreamCut

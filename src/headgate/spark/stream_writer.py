@@ -1,6 +1,6 @@
 """Writes DataFrames and streaming queries to a stream of the store, exactly once.
 
-Counterparts: ``spark.stream_format``, which makes it; ``store.transactions``. Source: SP7 to SP10 of
+Counterparts: ``spark.stream_format``, which makes it; ``store.transactions``. Source: SP9, SP10 of
 docs/spec/spark-streams.md. Each task prepares a transaction; Spark's driver commits those of a write, or of a
 micro-batch, in one step of the catalogue. Until then none of it is visible.
 """
@@ -64,7 +64,7 @@ class StreamTarget:
 
     @classmethod
     def of(cls, options: Options, schema: pa.Schema) -> StreamTarget:
-        """Find the stream, or create it with these columns (SP7).
+        """Find the stream, or create it with these columns.
 
         Raises:
             UsageError: the columns do not fit, or it is sealed.
@@ -170,10 +170,10 @@ def _commit(store: Store, names: Sequence[tuple[str, str]], owner: str, epoch: i
 
 
 def _fitting(schemas: Sequence[pa.Schema], stream: str, schema: pa.Schema) -> pa.Schema:
-    """Return the newest of a stream's schemas that rows of ``schema`` fit (S78)."""
+    """Return the newest of a stream's schemas that rows of ``schema`` fit."""
 
     def difference(known: pa.Schema) -> str:
-        forms = (unzoned_schema(canonical_schema(one)) for one in (known, schema))  # SC53
+        forms = (unzoned_schema(canonical_schema(one)) for one in (known, schema))
         return difference_by_name(*(schema_for_spark(form) for form in forms))
 
     version = newest_matching(schemas, difference)
@@ -193,7 +193,7 @@ def _names(messages: Messages) -> list[str]:
 
 
 class StreamWriter(DataSourceArrowWriter):  # type: ignore[misc]
-    """Appends a DataFrame: all of its rows become visible at once, or none (SP8)."""
+    """Appends a DataFrame: all of its rows become visible at once, or none."""
 
     def __init__(self, written: StreamTarget) -> None:
         """Each write has an owner of its own: whatever tasks are left of a failed one can do nothing any more."""

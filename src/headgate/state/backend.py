@@ -6,7 +6,7 @@ none of them: their handles (``operators.process.row_state``, ``operators.proces
 so that another backend changes no user code. Not thread-safe; only what ``freeze`` returned is used beside
 processing.
 
-Timers are keys with times for each kind of time, each pair once (TM2, TM6); times are milliseconds since 1970.
+Timers are keys with times for each kind of time, each pair once (TM6); times are milliseconds since 1970.
 Counterpart: ``operators.process.timers``, through which users' functions register and delete them.
 """
 
@@ -66,7 +66,7 @@ class RowTimers(Protocol):
         """Return the earliest time, or None. Cheap; polled often."""
 
     def take(self, until_ms: int, keys_max: int) -> tuple[int, list[Any]] | None:
-        """Remove timers of the earliest time, if that is not after ``until_ms``: some or all of its keys (TM5).
+        """Remove timers of the earliest time, if that is not after ``until_ms``: some or all of its keys.
 
         Returns:
             The time, and the keys in the order of their hashes; None if no timer is due.
@@ -92,7 +92,7 @@ class ColumnTimers(Protocol):
         """Return the earliest time, or None; it may be that of a timer that was deleted. Cheap; polled often."""
 
     def take(self, until_ms: int, rows_max: int) -> tuple[Slots, Words]:
-        """Remove the first timers, none after ``until_ms``, in the order of time and hash of the key (TM5).
+        """Remove the first timers, none after ``until_ms``, in the order of time and hash of the key.
 
         Returns:
             Slots and times, no slot twice. Nothing if no timer is due.
@@ -107,8 +107,8 @@ class TimersMeta:
     """What a snapshot says of a subtask's timers beside their keys.
 
     Attributes:
-        processing_time_ms: processing time at the barrier; it never goes back, not over a restore either (TM8).
-        has_ended: all input had ended, and the last watermark has fired what it fires (TM9).
+        processing_time_ms: processing time at the barrier; it never goes back, not over a restore either.
+        has_ended: all input had ended, and the last watermark has fired what it fires.
     """
 
     processing_time_ms: int
@@ -155,7 +155,7 @@ def timers_by_kind(held: Mapping[TimeKind, View]) -> TimersByKind[View] | None:
 
 
 def first_timers(times_ms: Words, hashes: Hashes, count: int) -> Mask:
-    """Return which timers come first in the order of TM5, about ``count`` of them.
+    """Return which timers come first in the order of firing, about ``count`` of them.
 
     Timers of one time with keys of one hash stay together, and the first ones are always among them: their order is
     not defined.
@@ -195,10 +195,10 @@ class StateBackend(Protocol):
     """What all views have."""
 
     def freeze(self) -> FrozenState:
-        """Return the states as they are now, in microseconds (ST5). The snapshot has a section per state."""
+        """Return the states as they are now, in microseconds. The snapshot has a section per state."""
 
     def restore(self, sections: Mapping[str, memoryview], path: str, owner: Ownership) -> None:
-        """Add the state of the keys that ``owner`` owns from one former subtask's snapshot (ST4)."""
+        """Add the state of the keys that ``owner`` owns from one former subtask's snapshot."""
 
 
 @runtime_checkable
@@ -206,7 +206,7 @@ class ContinuingBackend(StateBackend, Protocol):
     """A backend that can go on with the files of a former database."""
 
     def continue_from(self, stored: StoredFiles, owner: Ownership) -> bool:
-        """Have what ``stored`` holds, if it is of the same states and of the keys that ``owner`` owns (RB21).
+        """Have what ``stored`` holds, if it is of the same states and of the keys that ``owner`` owns.
 
         Returns:
             Whether that is so; if not, nothing was done, and its rows are restored.
@@ -220,7 +220,7 @@ class TimedBackend(StateBackend, Protocol):
     """What the backends of process functions have: their states may have a TTL (docs/spec/ttl.md).
 
     Of a state with a TTL nothing that has expired is shown, counted or written; what has is dropped, a bounded amount
-    at a time, and at the latest when it would be in a snapshot (TL2, TL6, TL8).
+    at a time, and at the latest when it would be in a snapshot.
 
     Attributes:
         time: says what has expired; the operator sets it before each call, before ``freeze`` and ``end_restore``.
@@ -229,7 +229,7 @@ class TimedBackend(StateBackend, Protocol):
     time: StateTime
 
     def end_restore(self) -> None:
-        """All parts were restored: what has expired is dropped, nothing lives longer than its TTL from now on (TL7)."""
+        """All parts were restored: what has expired is dropped, nothing lives longer than its TTL from now on."""
 
 
 class RowCells(Protocol):
@@ -347,7 +347,7 @@ class MapColumns(Protocol):
 class ColumnBackend(TimedBackend, Protocol):
     """State by column: keys are slots of the backend's own index, and states are read and written by slots.
 
-    Views of a state with a TTL take care of it themselves: they set, renew and obey expiries (TL2 to TL4).
+    Views of a state with a TTL take care of it themselves: they set, renew and obey expiries.
 
     Attributes:
         timers: of the operator, if it asked for them.
@@ -425,7 +425,7 @@ class WindowBackend(StateBackend, Protocol[Taken]):
         """Return the numbers of the windows that have rows, ascending."""
 
     def take(self, window: int) -> Taken:
-        """Return what ``window`` holds, in the form in which it is kept, and forget it (ST18). Do not change it."""
+        """Return what ``window`` holds, in the form in which it is kept, and forget it. Do not change it."""
 
 
 @runtime_checkable
@@ -444,7 +444,7 @@ META = "meta"
 
 
 class StateFactory(Protocol):
-    """Where an operator gets its state: it asks its context, and constructs no backend itself (ST16).
+    """Where an operator gets its state: it asks its context, and constructs no backend itself.
 
     Another backend is another factory. Each call makes new, empty state.
     """
@@ -477,9 +477,9 @@ class StateFactory(Protocol):
 def restored_batches(
     sections: Mapping[str, memoryview], section: Section, path: str, owner: Ownership
 ) -> Iterator[pa.RecordBatch]:
-    """Read one section of a former subtask's snapshot; return the rows that ``owner`` owns (ST4).
+    """Read one section of a former subtask's snapshot; return the rows that ``owner`` owns.
 
-    Those of an older program are what this one declares (EV10).
+    Those of an older program are what this one declares.
 
     Raises:
         CorruptionError: it is not such a section.
@@ -501,7 +501,7 @@ def restored_timers(
 def restored_states(
     sections: Mapping[str, memoryview], section: Section, path: str, owner: Ownership
 ) -> Iterator[pa.RecordBatch]:
-    """As ``restored_batches``, of a declared state, which may have been given a TTL since, or have lost it (TL7)."""
+    """As ``restored_batches``, of a declared state, which may have been given a TTL since, or have lost it."""
     yield from _restored(sections, section, path, owner, of_any_form=True)
 
 

@@ -1,12 +1,12 @@
 """Declarations of keyed state: a name, a kind and Arrow types.
 
-And their evolution (ST1, ST2, docs/spec/evolution.md).
+And their evolution (docs/spec/evolution.md).
 
 Counterpart: ``operators.process.state_declaration`` makes descriptors from what a user's ``open`` asks for; backends
 hold the state; both forms of process functions write the same snapshot sections, so a function may change its form.
 Operators of Headgate itself name the section that they want (``Section``).
 
-All state is converted here, for all backends (EV10). The types in the bytes decide, by the same rules by which the
+All state is converted here, for all backends. The types in the bytes decide, by the same rules by which the
 driver decided before the start (``model.schema_evolution``). ``state.backend`` calls it in every restore.
 """
 
@@ -81,7 +81,7 @@ class Evolution:
         renamed = tuple(sorted(self.renamed.items()))
         return StateRules(self.renamed_from or "", renamed, frozenset(self.defaults), self.starts_empty)
 
-    def check(self, where: str, dtype: pa.DataType) -> None:  # EV8
+    def check(self, where: str, dtype: pa.DataType) -> None:
         """Make sure that it fits a declaration; for Headgate only. ``where``: begins messages.
 
         Raises:
@@ -138,7 +138,7 @@ def checked_evolution(where: str, given: object, dtype: pa.DataType) -> Evolutio
 
 
 def check_names(where: str, declared: Mapping[str, Evolution], forgotten: Collection[str] = ()) -> None:
-    """Make sure that no name that is declared is said to be an old one (EV8).
+    """Make sure that no name that is declared is said to be an old one.
 
     Raises:
         UsageError
@@ -203,13 +203,13 @@ class StateDescriptor:
     evolution: Evolution = field(default=NO_EVOLUTION, compare=False)
 
     def text(self) -> str:
-        """Return the state's part of ``state_text``. The TTL is none: it may change between two runs (TL7)."""
+        """Return the state's part of ``state_text``. The TTL is none: it may change between two runs."""
         inner = f"{self.key_type} -> {self.type}" if self.kind is StateKind.MAP else str(self.type)
         return declared(self.kind.value, self.name, inner)
 
 
 def broadcast_text(descriptor: StateDescriptor) -> str:
-    """Return the part of a map that belongs to no key, but is the same in every subtask (BC1)."""
+    """Return the part of a map that belongs to no key, but is the same in every subtask."""
     return declared("broadcast map", descriptor.name, f"{descriptor.key_type} -> {descriptor.type}")
 
 
@@ -227,7 +227,7 @@ class KeyColumns:
 
 
 def state_identity(keys: KeyColumns, descriptors: Sequence[StateDescriptor], *, has_timers: bool = False) -> str:
-    """Return the identity of all states of one operator, or "" when there are none (ST2).
+    """Return the identity of all states of one operator, or "" when there are none.
 
     Neither the order of declaration nor the form of the function (rows or batches) is part of it.
     """
@@ -253,7 +253,7 @@ class Section:
 
 
 def section_of(keys: KeyColumns, descriptor: StateDescriptor) -> Section:
-    """Return the section of a declared state (ST3): the key, a map's own key, the value or element."""
+    """Return the section of a declared state: the key, a map's own key, the value or element."""
     schema, names = section_schema(keys, descriptor), tuple(keys.section_names)
     return Section(descriptor.name, schema, names, descriptor.evolution, evolves="value")
 
@@ -264,11 +264,11 @@ def section_schema(keys: KeyColumns, descriptor: StateDescriptor) -> pa.Schema:
     if descriptor.kind is StateKind.MAP:
         fields.append(pa.field("map_key", descriptor.key_type))
     schema = pa.schema([*fields, pa.field("value", descriptor.type)])
-    return schema if descriptor.ttl is None else with_expiry(schema)  # TL6
+    return schema if descriptor.ttl is None else with_expiry(schema)
 
 
 def section_data(sections: Mapping[str, memoryview], section: Section, path: str) -> memoryview | None:
-    """Return the bytes of a state under the name that it has, or had (EV5); None: it is new (EV7).
+    """Return the bytes of a state under the name that it has, or had; None: it is new (EV7).
 
     Raises:
         CorruptionError: there is no such state, and it is not said to be new.

@@ -1,6 +1,6 @@
 """The frozen hash of keys: it decides which subtask owns a key and is part of every checkpoint.
 
-Rules KG1 to KG9 of docs/spec/key-groups.md; test vectors in tests/state/test_key_hash.py. Changing any constant here
+Rules KG8 of docs/spec/key-groups.md; test vectors in tests/state/test_key_hash.py. Changing any constant here
 makes existing checkpoints unreadable at another parallelism. Never uses Python's or Polars' hash.
 """
 
@@ -21,7 +21,7 @@ Hashes: TypeAlias = npt.NDArray[np.uint64]
 Words: TypeAlias = npt.NDArray[np.int64]
 
 NULL_HASH = np.uint64(0x6E756C6C6B657921)
-"""Hash of a null (KG5)."""
+"""Hash of a null."""
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -31,7 +31,7 @@ _S30, _S27, _S31 = np.uint64(30), np.uint64(27), np.uint64(31)
 
 
 def is_text(dtype: pa.DataType) -> bool:
-    """Whether values of ``dtype`` are strings or binaries (hashed by content, KG4)."""
+    """Whether values of ``dtype`` are strings or binaries (hashed by content)."""
     return bool(
         pa.types.is_large_string(dtype)
         or pa.types.is_string(dtype)
@@ -54,7 +54,7 @@ def is_key_type(dtype: pa.DataType) -> bool:
 
 
 def column_words(column: pa.Array) -> Words:
-    """Return one 64-bit word per value of a fixed-width column; equal values have equal words (KG2, KG3).
+    """Return one 64-bit word per value of a fixed-width column; equal values have equal words.
 
     Nulls become an arbitrary word. No copy where the column already is int64 without nulls.
     """
@@ -74,14 +74,14 @@ def column_words(column: pa.Array) -> Words:
 
 
 def float_words(values: npt.NDArray[np.floating]) -> Words:
-    """Return the bits of float64 values, with one NaN and one zero (KG3)."""
+    """Return the bits of float64 values, with one NaN and one zero."""
     wide = values.astype(np.float64) + 0.0
     wide[np.isnan(wide)] = np.nan
     return wide.view(np.int64)
 
 
 def mix(words: npt.NDArray[np.int64] | Hashes) -> Hashes:
-    """Return splitmix64's finaliser of each word plus the golden ratio, in a new array (KG2)."""
+    """Return splitmix64's finaliser of each word plus the golden ratio, in a new array."""
     z: Hashes = words.view(np.uint64) + _GOLDEN
     shifted = z >> _S30
     z ^= shifted
@@ -119,7 +119,7 @@ def hash_column(column: pa.Array) -> Hashes:
 
 
 def hash_columns(batch: pa.RecordBatch, names: Sequence[str]) -> Hashes:
-    """Return one hash per row of the columns ``names``, combined in their order (KG6)."""
+    """Return one hash per row of the columns ``names``, combined in their order."""
     combined = hash_column(batch.column(names[0]))
     if len(names) == 1:
         return combined
@@ -147,7 +147,7 @@ def _mixed(word: int) -> int:
 
 
 def key_groups(hashes: Hashes, max_parallelism: int) -> npt.NDArray[np.int64]:
-    """Return ``hash mod max_parallelism`` per row (KG7)."""
+    """Return ``hash mod max_parallelism`` per row."""
     if max_parallelism & (max_parallelism - 1) == 0:
         return (hashes & np.uint64(max_parallelism - 1)).view(np.int64)
     return (hashes % np.uint64(max_parallelism)).view(np.int64)

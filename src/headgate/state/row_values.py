@@ -1,4 +1,4 @@
-"""Between Python values and what is stored of them: checked, immutable, and the same before and after a restore (ST6).
+"""Between Python values and what is stored of them: checked, immutable, and the same before and after a restore.
 
 Structs are stored as tuples of their fields and lists as tuples; ``load`` makes new dicts and lists of them, so that
 changing an object does not change state.

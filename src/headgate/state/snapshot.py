@@ -1,9 +1,9 @@
 """Snapshots of state: frozen state, the target that it is written to, its parts by key group, and stored files.
 
 ``freeze`` of a backend returns state as it was at a barrier. ``runtime.checkpoints`` has it write itself beside
-processing, perhaps more than once, and releases it when the snapshot is durable or given up (ST15 of
-docs/spec/state.md, U6 of docs/spec/subtask.md). Rows of keys are written in one part, or cut by key group if there
-are many (SF11): a restore reads only the parts that hold keys of its own, in any order.
+processing, perhaps more than once, and releases it when the snapshot is durable or given up (docs/spec/state.md,
+docs/spec/subtask.md). Rows of keys are written in one part, or cut by key group if there are many: a restore reads only
+the parts that hold keys of its own, in any order.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def decode_stream(data: memoryview, path: str) -> tuple[pa.Schema, list[pa.Recor
 
 
 class LocalDamage(CorruptionError):  # noqa: N818 - it says which files are damaged
-    """Files of a database on a local disk contradict themselves: no checkpoint has them (RB23), or has others."""
+    """Files of a database on a local disk contradict themselves: no checkpoint has them, or has others."""
 
 
 class UnsoundFiles(CorruptionError):  # noqa: N818 - it says which files are damaged
@@ -185,7 +185,7 @@ class SnapshotTarget(Protocol):
 
         Args:
             chunks: the description, for a restore.
-            rows: of each state in the files. Nothing else counts them before they are restored (U7).
+            rows: of each state in the files. Nothing else counts them before they are restored.
             name: of the description: it says which backend wrote the files.
 
         Raises:
@@ -218,7 +218,7 @@ class FrozenState(ABC):
         return self._encode()
 
     def write_to(self, target: SnapshotTarget) -> None:
-        """Write the state, in as many parts as it likes (SF12); can be repeated until ``release``.
+        """Write the state, in as many parts as it likes; can be repeated until ``release``.
 
         Raises:
             StorageError

@@ -19,10 +19,10 @@ from headgate.errors import UsageError
 from headgate.model.config import Duration, duration_ms
 
 EXPIRES_COLUMN = "expires_ms"
-"""The last column of the section of a state with a TTL: from this processing time on there is no such row (TL6)."""
+"""The last column of the section of a state with a TTL: from this processing time on there is no such row."""
 
 NEVER_MS = (1 << 63) - 1
-"""Expiry of what was written when its state had no TTL; a restore sets it (TL7)."""
+"""Expiry of what was written when its state had no TTL; a restore sets it."""
 
 TTL_SECTION = "headgate.ttl"
 """The section about a subtask's processing time that belongs to no key (``TtlMeta``)."""
@@ -68,7 +68,7 @@ class StateTime:
     """What time it is to the states of one operator in one subtask.
 
     Attributes:
-        now_ms: processing time of the call that runs; it never goes back (TL2, TL5). The operator sets it before each.
+        now_ms: processing time of the call that runs; it never goes back. The operator sets it before each.
     """
 
     __slots__ = ("now_ms",)
@@ -79,7 +79,7 @@ class StateTime:
 
 @dataclass(frozen=True, slots=True)
 class TtlMeta:
-    """What a snapshot with a TTL says of a subtask: processing time at the barrier (TL5)."""
+    """What a snapshot with a TTL says of a subtask: processing time at the barrier."""
 
     processing_time_ms: int
 
@@ -109,7 +109,7 @@ def with_expiry(schema: pa.Schema) -> pa.Schema:
 
 
 def other_form(schema: pa.Schema) -> pa.Schema:
-    """Return what a declared state's section had for columns while it had no TTL, or, if it has none now, one (TL7)."""
+    """Return what a declared state's section had for columns while it had no TTL, or, if it has none now, one."""
     return schema.remove(len(schema) - 1) if has_expiry(schema) else with_expiry(schema)
 
 
@@ -124,7 +124,7 @@ Timed: TypeAlias = tuple[Any, int]
 """What was stored, and from which processing time on it is gone.
 
 State by row with a TTL holds such a pair for a value, a list of pairs for a list, a dict of pairs for a map. Pairs are
-in the order of their expiry (TL3), so what has expired is always at the beginning.
+in the order of their expiry, so what has expired is always at the beginning.
 """
 
 _expiry = itemgetter(1)
@@ -212,7 +212,7 @@ def last_expiry(found: Any) -> int:
 
 
 def live_objects(objects: Iterable[tuple[Any, Any]], now_ms: int) -> Iterator[tuple[Any, Any]]:
-    """Yield keys with what lives of their objects; changes nothing, so that a snapshot can be encoded again (TL6)."""
+    """Yield keys with what lives of their objects; changes nothing, so that a snapshot can be encoded again."""
     for key, found in objects:
         if last_expiry(found) <= now_ms:
             continue
@@ -226,7 +226,7 @@ def live_objects(objects: Iterable[tuple[Any, Any]], now_ms: int) -> Iterator[tu
 
 
 def no_longer_than(found: Any, limit_ms: int) -> Any:
-    """Return a key's object, of which nothing lives longer than until ``limit_ms``, in the order of expiry (TL7)."""
+    """Return a key's object, of which nothing lives longer than until ``limit_ms``, in the order of expiry."""
     match found:
         case list():
             return [(stored, min(expires, limit_ms)) for stored, expires in found]

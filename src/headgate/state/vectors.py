@@ -1,7 +1,7 @@
 """Growable arrays and vectors of one Arrow type, read and written at many slots at once, with copy-on-write freeze.
 
 Numbers, booleans and times are numpy arrays; structs a vector for each field; everything else a reference into an
-append-only heap of Arrow arrays. A frozen array belongs to its snapshot: the next writer copies it first (ST5).
+append-only heap of Arrow arrays. A frozen array belongs to its snapshot: the next writer copies it first.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ KeyedColumns: TypeAlias = tuple[Slots, list[pa.Array]]
 
 @dataclass(frozen=True, slots=True)
 class FrozenChanges:
-    """Which places of a state had changed at a barrier: slots, entries of a map, what was done to timers (MC2).
+    """Which places of a state had changed at a barrier: slots, entries of a map, what was done to timers.
 
     Attributes:
         after: returns those that changed after a snapshot (``memory.change_tracking``); None: unknown.

@@ -136,7 +136,7 @@ class AggTable:
                 seen[:] = False
 
     def _prepare(self, size: int) -> None:
-        if self._is_frozen:  # ST5: the frozen arrays belong to the snapshot now
+        if self._is_frozen:  # the frozen arrays belong to the snapshot now
             self._rows = self._rows.copy()
             self._values = [v.copy() for v in self._values]
             self._seen = [None if s is None else s.copy() for s in self._seen]

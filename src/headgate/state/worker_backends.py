@@ -64,7 +64,7 @@ class WorkerStates(Protocol):
     def close(self, *, is_left: bool = False) -> None:
         """Give everything up that is not in a checkpoint. Idempotent; after the operators are closed.
 
-        ``is_left``: another worker is about to restore; what may serve it on this machine stays (RB21).
+        ``is_left``: another worker is about to restore; what may serve it on this machine stays.
         """
 
 
@@ -93,7 +93,7 @@ def require_rocksdict() -> None:
 
 
 def portable_rows(stored: StoredFiles, directory: str | None, groups: KeyGroups) -> list[Callable[[], memoryview]]:
-    """Return what reads the rows of ``groups`` from the files of a backend, a part at a time (RB22, MC6).
+    """Return what reads the rows of ``groups`` from the files of a backend, a part at a time.
 
     Args:
         stored: of a checkpoint.
@@ -130,7 +130,7 @@ def schema_in_files(stored: StoredFiles, state: str) -> pa.Schema:
 def local_directory(
     node: str, config: StateConfig, others: Iterable[tuple[str, StateConfig]], directory: str | None
 ) -> str | None:
-    """Return where the files of a database of ``node`` are to be on this machine (RB22).
+    """Return where the files of a database of ``node`` are to be on this machine.
 
     Args:
         node: an operator.
@@ -141,7 +141,7 @@ def local_directory(
 
 
 class _ByOperator:
-    """State of operators that do not all have the same. Those that have the same share what it may use (RB13)."""
+    """State of operators that do not all have the same. Those that have the same share what it may use."""
 
     def __init__(self, config: StateConfig, others: Mapping[str, StateConfig], directory: str | None) -> None:
         self._config = config

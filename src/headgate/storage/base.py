@@ -36,7 +36,7 @@ class Storage(Protocol):
     """Paths are relative, "/"-separated, without "..". Calls block; safe from several threads.
 
     Every method raises StorageError when the operation failed (transient: no space, I/O error, time-out). What ``get``
-    and ``list`` show is durable, whatever process wrote it (O14).
+    and ``list`` show is durable, whatever process wrote it.
     """
 
     @property
@@ -45,23 +45,23 @@ class Storage(Protocol):
 
     @property
     def puts_may_land_late(self) -> bool:
-        """Whether a put that reported an error may still take effect after a look that did not find it (X10)."""
+        """Whether a put that reported an error may still take effect after a look that did not find it."""
 
     @property
     def is_afar(self) -> bool:
-        """Whether each request travels, so that several at once take less time than one after the other (O27)."""
+        """Whether each request travels, so that several at once take less time than one after the other."""
 
     def draw_name(self, size_bytes: int) -> str:
         """Return what nothing else is called, in hexadecimal digits: so many bytes at random."""
 
     def put(self, path: str, parts: Sequence[Bytes]) -> None:
-        """Write an object durably (O15), replacing what was there; readers see all of it or nothing."""
+        """Write an object durably, replacing what was there; readers see all of it or nothing."""
 
     def put_if_absent(self, path: str, parts: Sequence[Bytes]) -> None:
-        """Write an object durably unless one exists (O18).
+        """Write an object durably unless one exists.
 
         Raises:
-            AlreadyExists: one exists, and is durable (O11).
+            AlreadyExists: one exists, and is durable.
         """
 
     def get(self, path: str) -> bytes:
@@ -95,7 +95,7 @@ class Storage(Protocol):
     def sweep_unfinished(self, prefix: str = "") -> int:
         """Remove what crashed writers left below ``prefix`` and no listing shows; return how many (I6).
 
-        What is being written stays (O28). Storage where puts leave no leftovers has nothing to remove.
+        What is being written stays. Storage where puts leave no leftovers has nothing to remove.
         """
 
 
@@ -105,7 +105,7 @@ PROBES_MAX = 3
 
 
 def refuse_unless_exclusive(storage: Storage, directory: str) -> None:
-    """Put one object twice: a storage that accepts both does not honour put-if-absent (O12), and cannot be used.
+    """Put one object twice: a storage that accepts both does not honour put-if-absent, and cannot be used.
 
     Raises:
         UsageError: it does not.

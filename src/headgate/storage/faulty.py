@@ -26,7 +26,7 @@ class FaultKind(Enum):
     TIMEOUT_AFTER_EFFECT = "after"
     """The operation takes effect, but its caller sees a time-out."""
     TORN = "torn"
-    """Half of the object is written under its name, then an I/O error (a storage that breaks O15)."""
+    """Half of the object is written under its name, then an I/O error (a storage that writes parts of objects)."""
     SLOW = "slow"
     """The operation succeeds after ``Fault.delay_ms``."""
 

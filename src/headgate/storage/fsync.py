@@ -1,6 +1,6 @@
 """Which directories are durable: the names in them, and their own names in their parents.
 
-Counterpart: ``local``, which reads and writes the files. Source: rules O14, O15, O19 and O24 of docs/spec/storage.md.
+Counterpart: ``local``, which reads and writes the files. Source: docs/spec/storage.md.
 Never trusts a directory because it is there: its maker may have failed to sync, or have died before.
 """
 
@@ -18,7 +18,7 @@ PERMANENT = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLON
 
 SEEN_MAX = 1_024
 """Directories that a process remembers as synced. Every checkpoint has some of its own, and a run takes millions; one
-that is forgotten is synced once more when it is next read (O19)."""
+that is forgotten is synced once more when it is next read."""
 
 PLACED_MAX = 128
 """Directories that a process remembers as placed, each with a descriptor; as above."""
@@ -39,9 +39,9 @@ class SyncedDirectories:
     """What one process has synced, last synced last."""
 
     seen: dict[str, bool] = field(default_factory=dict)
-    """Directories in which all names were durable, and that this process has not failed to sync since (O14)."""
+    """Directories in which all names were durable, and that this process has not failed to sync since."""
     placed: dict[str, _Placed] = field(default_factory=dict)
-    """Directories with durable paths (O24)."""
+    """Directories with durable paths."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def see(self, directory: Path) -> None:
@@ -109,14 +109,14 @@ def sync_names(directory: Path) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Make names created in or removed from ``directory`` durable, and its own path (O15, O24)."""
+    """Make names created in or removed from ``directory`` durable, and its own path."""
     sync_path(directory)
     sync_names(directory)
     SYNCED.see(directory)
 
 
 def sync_before_reading(directory: Path) -> None:
-    """Make the names in ``directory`` durable before they are acted on (O14).
+    """Make the names in ``directory`` durable before they are acted on.
 
     Their maker may have failed to sync, or have died before. Once per process, and again after a failed sync;
     a process without the right to sync only reads, and decides nothing.
@@ -131,7 +131,7 @@ def sync_before_reading(directory: Path) -> None:
 
 
 def sync_path(directory: Path, *, is_new: bool = False) -> None:
-    """Make the name of ``directory`` in its parent durable, and those of all above it, unless this process did (O24).
+    """Make the name of ``directory`` in its parent durable, and those of all above it, unless this process did.
 
     Ask while something of ours is in it, so that it cannot be removed and made again meanwhile. Where we have no
     right to sync a parent, another user made it; but for ``is_new``: then we have just made ``directory`` in it.

@@ -1,6 +1,6 @@
 """Objects as files below a local (or mounted) directory.
 
-Counterparts: ``storage.Storage``, ``fsync``. Source: rules O15, O16, O17, O18, O28 of docs/spec/storage.md.
+Counterparts: ``storage.Storage``, ``fsync``. Source: docs/spec/storage.md.
 Never shows a file that is not complete and durable: data goes to a hidden temporary file, is synced, and gets
 its name by rename or link; then the directory is synced.
 """
@@ -27,17 +27,17 @@ from headgate.storage.permissions import access_in, make_directory, open_created
 _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 DIRECTORY_TRIES_MAX = 8
-"""A concurrent delete may remove the directory just made while it is empty (O20); more than a few times is a bug."""
+"""A concurrent delete may remove the directory just made while it is empty; more than a few times is a bug."""
 
 
 def storage_error(operation: str, path: str, error: OSError) -> StorageError:
-    """Return ``error`` as a StorageError; only lack of rights and impossible names are permanent (O17)."""
+    """Return ``error`` as a StorageError; only lack of rights and impossible names are permanent."""
     cause = error.strerror or str(error)
     return StorageError(operation, path, cause, is_transient=error.errno not in PERMANENT)
 
 
 def _unless_gone(sync: Callable[[Path], None], directory: Path) -> None:
-    """Call ``sync``; where there is no directory any more, no name is left to make durable (O20)."""
+    """Call ``sync``; where there is no directory any more, no name is left to make durable."""
     with contextlib.suppress(FileNotFoundError):
         sync(directory)
 
@@ -45,7 +45,7 @@ def _unless_gone(sync: Callable[[Path], None], directory: Path) -> None:
 def make_directories(path: Path, access: Access = Access.OWNER) -> None:
     """Create ``path`` and its missing parents for ``access``, durably.
 
-    One that is there stays as it is, durable or not: each writer syncs its path (O24).
+    One that is there stays as it is, durable or not: each writer syncs its path.
     """
     if path.is_dir():
         return
@@ -71,7 +71,7 @@ class LocalStorage:
 
         Args:
             root: the directory.
-            access: who may read what is written; default: what ``root`` says (SE2), its owner when it is missing.
+            access: who may read what is written; default: what ``root`` says, its owner when it is missing.
 
         Raises:
             UsageError: it cannot be created or is not a directory.
@@ -120,7 +120,7 @@ class LocalStorage:
             _unless_gone(sync_directory, target.parent)
 
     def put_if_absent(self, path: str, parts: Iterable[Bytes]) -> None:
-        """Write an object durably unless one exists (O18). After a StorageError it may be there.
+        """Write an object durably unless one exists. After a StorageError it may be there.
 
         Raises:
             AlreadyExists
@@ -138,7 +138,7 @@ class LocalStorage:
             _unless_gone(sync_directory, target.parent)
 
     def _refuse_taken(self, path: str, target: Path) -> NoReturn:
-        """Make sure of the name first: its writer may have failed to sync it, or have died before (O11)."""
+        """Make sure of the name first: its writer may have failed to sync it, or have died before."""
         with self._errors("put", path):
             _unless_gone(sync_directory, target.parent)
         raise AlreadyExists(path)
@@ -155,7 +155,7 @@ class LocalStorage:
             return data
 
     def make_durable(self, path: str) -> None:
-        """What was read of an object is durable, whatever process wrote it (O14).
+        """What was read of an object is durable, whatever process wrote it.
 
         Raises:
             NotFound
@@ -188,7 +188,7 @@ class LocalStorage:
             for directory, _, names in os.walk(top, onerror=_raise_unless_absent):
                 try:
                     sync_before_reading(Path(directory))
-                except _ABSENT:  # removed meanwhile, and so is what was in it (O20)
+                except _ABSENT:  # removed meanwhile, and so is what was in it
                     continue
                 base = Path(directory).relative_to(self._root)
                 found += [(base / name).as_posix() for name in names if not name.startswith(TEMP_PREFIX)]
@@ -243,7 +243,7 @@ class LocalStorage:
         raise StorageError("rename", str(new), "its directory is removed again and again", is_transient=True)
 
     def sweep_unfinished(self, prefix: str = "") -> int:
-        """Remove unfinished writes that crashes left below ``prefix``; return how many. Those under way stay (O28)."""
+        """Remove unfinished writes that crashes left below ``prefix``; return how many. Those under way stay."""
         count = 0
         with self._errors("sweep", prefix):
             for directory, _, names in os.walk(self._root / checked_prefix(prefix)):
@@ -279,7 +279,7 @@ class LocalStorage:
 
 
 def _created(directory: Path, access: Access) -> tuple[Path, int]:
-    """Create a temporary file in ``directory`` that no sweep takes while it is open (O28)."""
+    """Create a temporary file in ``directory`` that no sweep takes while it is open."""
     flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY
     tries_left = DIRECTORY_TRIES_MAX
     while True:

@@ -1,4 +1,4 @@
-"""Names of objects: rules for paths and for names read from files (SE8), and objects named by numbers (O25).
+"""Names of objects: rules for paths and for names read from files, and objects named by numbers.
 
 Numbers name log entries, ids, claims and owners. What else is in their directory, in whatever subdirectory, is not
 ours (backups, notes, files of a desktop): it counts for nothing, and is left alone. Source: docs/spec/storage.md and
@@ -26,7 +26,7 @@ NAME_CHARS_MAX = 255
 
 
 def read_name(name: str, where: str, form: re.Pattern[str] = BARE_NAME) -> str:
-    """Return ``name``, which the file ``where`` says: only now may it be joined to a directory (SE8).
+    """Return ``name``, which the file ``where`` says: only now may it be joined to a directory.
 
     Raises:
         CorruptionError: it is not the bare name of a file, or not of this ``form``.
@@ -37,7 +37,7 @@ def read_name(name: str, where: str, form: re.Pattern[str] = BARE_NAME) -> str:
 
 
 def read_path(path: str, where: str) -> str:
-    """Return the object path ``path``, which the file ``where`` says (SE8).
+    """Return the object path ``path``, which the file ``where`` says.
 
     Raises:
         CorruptionError: it is not relative, or leads elsewhere; see ``checked_path``.

@@ -1,6 +1,6 @@
 """Objects in whatever obstore reaches: S3, Google Cloud Storage, Azure, HTTP, and its own local store.
 
-Counterpart: ``storage.Storage``. Source: rules O1 and O2 of docs/spec/storage.md.
+Counterpart: ``storage.Storage``. Source: docs/spec/storage.md.
 Never emulates create-if-absent by looking first: it is the store's conditional put.
 """
 
@@ -70,12 +70,12 @@ class ObjectStorage:
         return secrets.token_hex(size_bytes)
 
     def put(self, path: str, parts: Sequence[Bytes]) -> None:
-        """Write an object durably, replacing what was there, in one request (O13)."""
+        """Write an object durably, replacing what was there, in one request."""
         with self._errors("put", path):
             obstore.put(self._store, checked_path(path), _buffers(parts), mode="overwrite", use_multipart=False)
 
     def put_if_absent(self, path: str, parts: Sequence[Bytes]) -> None:
-        """Write an object durably unless one exists, by conditional put (O1).
+        """Write an object durably unless one exists, by conditional put.
 
         After a StorageError it may be there.
 
@@ -98,7 +98,7 @@ class ObjectStorage:
             return bytes(obstore.get(self._store, checked_path(path)).bytes())
 
     def get_range(self, path: str, offset: int, size_bytes: int) -> bytes:
-        """Return part of an object (shorter at its end), by one request unless it begins after the end (O26).
+        """Return part of an object (shorter at its end), by one request unless it begins after the end.
 
         Raises:
             NotFound
@@ -132,7 +132,7 @@ class ObjectStorage:
             obstore.delete(self._store, checked_path(path))
 
     def rename_if_absent(self, source: str, target: str) -> None:
-        """Move an object; where the store cannot, copy by conditional put, then delete (O2).
+        """Move an object; where the store cannot, copy by conditional put, then delete.
 
         Raises:
             NotFound: no ``source``.

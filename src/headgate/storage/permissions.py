@@ -1,7 +1,7 @@
 """Modes of the files and directories that Headgate creates, whatever the process's umask is.
 
 Used by everything that creates one: ``local``, ``catalogue``, ``runtime.driver``, ``spark.captures``.
-Source: rules SE1 to SE7 of docs/spec/security.md. A directory says itself whether it is shared with its group, so that
+Source: docs/spec/security.md. A directory says itself whether it is shared with its group, so that
 drivers, workers and command lines need no option. Never changes the mode of what it did not create, locks apart.
 """
 
@@ -25,7 +25,7 @@ _RENAME_PREFIX = ".hg-dir-"
 
 
 def access_in(directory: Path) -> Access:
-    """Return who may use what is created in ``directory``, or in its nearest parent that exists (SE2)."""
+    """Return who may use what is created in ``directory``, or in its nearest parent that exists."""
     while True:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             is_shared = os.stat(directory).st_mode & SHARED_BITS == SHARED_BITS
@@ -36,7 +36,7 @@ def access_in(directory: Path) -> Access:
 
 
 def refuse_foreign_directory(directory: Path) -> None:
-    """Refuse a directory that another user has made in a shared place, or a link that leads away (SE7).
+    """Refuse a directory that another user has made in a shared place, or a link that leads away.
 
     Its owner may read, change and replace all that is put there.
 
@@ -72,7 +72,7 @@ def has_access(path: Path, rights: int) -> bool:
 
 
 def open_created(path: Path, flags: int, access: Access) -> int:
-    """Open ``path`` with ``flags``, creating it with the mode of ``access`` where they say so (SE1)."""
+    """Open ``path`` with ``flags``, creating it with the mode of ``access`` where they say so."""
     mode = FILE_MODES[access]
     descriptor = os.open(path, flags | os.O_CLOEXEC, mode)
     if access is Access.GROUP and flags & os.O_CREAT:
@@ -82,14 +82,14 @@ def open_created(path: Path, flags: int, access: Access) -> int:
 
 
 def write_created(path: Path, data: bytes, access: Access) -> None:
-    """Write ``data`` to ``path``, creating it with the mode of ``access`` (SE1); not atomic, and not durable."""
+    """Write ``data`` to ``path``, creating it with the mode of ``access``; not atomic, and not durable."""
     descriptor = open_created(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, access)
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)
 
 
 def open_lock(path: Path) -> int:
-    """Open the lock file at ``path`` for reading and appending; only those who may write what it protects can (SE4).
+    """Open the lock file at ``path`` for reading and appending; only those who may write what it protects can.
 
     A lock can be taken through any descriptor, one that only reads too, so no other user must be able to open it.
     """
@@ -126,7 +126,7 @@ def make_directory(path: Path, access: Access) -> None:
 
 
 def restrict(tree: Path) -> None:
-    """Give what this user owns of ``tree`` the modes of the directory that it is in (SE5)."""
+    """Give what this user owns of ``tree`` the modes of the directory that it is in."""
     access = access_in(tree.parent)
     for directory, _, names in os.walk(tree):
         for path, mode in [(directory, DIRECTORY_MODES[access])] + [
@@ -138,7 +138,7 @@ def restrict(tree: Path) -> None:
 
 
 def is_open_to_others(path: Path) -> bool:
-    """Return whether users who are not meant to can read what is in the directory ``path`` (SE6)."""
+    """Return whether users who are not meant to can read what is in the directory ``path``."""
     mode = os.stat(path).st_mode
     private = 0 if mode & SHARED_BITS == SHARED_BITS else stat.S_IRGRP | stat.S_IXGRP
     return bool(mode & (stat.S_IROTH | stat.S_IXOTH | private))

@@ -59,7 +59,7 @@ def open_storage(url: str, access: Access | None = None) -> Storage:
 
 
 def refuse_secrets(url: str) -> None:
-    """Refuse a URL with a password or key in it: it is shown, and written down, wherever the storage is (SE21).
+    """Refuse a URL with a password or key in it: it is shown, and written down, wherever the storage is.
 
     Raises:
         UsageError: it has one, which is not shown.

@@ -1,7 +1,7 @@
 """URLs of stores that machines share: on a PostgreSQL server, or on a store server.
 
 Counterparts: ``location`` asks whether it was given one; ``catalogue.postgresql`` and ``client.connection``
-connect. Source: DB1 and DB2 of docs/spec/shared-store.md, SS1 of docs/spec/served-store.md. Never lets a password or
+connect. Source: docs/spec/shared-store.md, docs/spec/served-store.md. Never lets a password or
 token through: a store's URL is written to manifests, logs and pages.
 """
 

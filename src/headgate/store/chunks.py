@@ -1,7 +1,7 @@
 """Batches of events as chunk files: limits of events, encoding, and reading back.
 
-Counterpart: ``writer`` and ``transactions`` write chunks, ``reader`` reads parts. Source: rules LY1 to LY4, S36 and
-S37 of docs/spec/stream-store.md. Never makes events visible by itself: a chunk without catalogue rows is an orphan.
+Counterpart: ``writer`` and ``transactions`` write chunks, ``reader`` reads parts. Source:
+docs/spec/stream-store.md. Never makes events visible by itself: a chunk without catalogue rows is an orphan.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _Sizes: TypeAlias = npt.NDArray[np.int64]
 
 
 def check_events(stream: str, batch: pa.RecordBatch) -> None:
-    """Check every event of ``batch`` against the limit, and that readers will find the batch sound (SE20).
+    """Check every event of ``batch`` against the limit, and that readers will find the batch sound.
 
     Raises:
         UsageError: an event is larger, and the message says which; or a column contradicts itself.
@@ -123,7 +123,7 @@ def _is_list(dtype: pa.DataType) -> bool:
 
 
 PART_ROWS_MAX = 65_536
-"""A reader loads and verifies a part as a whole (LY2); this bounds what one read costs."""
+"""A reader loads and verifies a part as a whole; this bounds what one read costs."""
 
 PART_BYTES_TARGET = 16 << 20
 
@@ -237,7 +237,7 @@ def read_part(storage: RangeReader, part: StoredPart, schema: pa.Schema) -> pa.R
         StorageError: it cannot be read now.
     """
     entry, where = part.entry, f"{storage.url}/{part.path}"
-    if not 0 < entry.size_bytes <= PART_BYTES_MAX or entry.offset < 0:  # S37
+    if not 0 < entry.size_bytes <= PART_BYTES_MAX or entry.offset < 0:
         wanted = f"a part of at most {PART_BYTES_MAX} bytes from a position on"
         raise CorruptionError(where, 0, wanted, f"{entry.size_bytes} from {entry.offset}")
     try:

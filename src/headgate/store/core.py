@@ -2,8 +2,7 @@
 
 Counterparts: ``store.Store`` makes one; readers, writers and transactions have it. ``reader.ReadAhead`` says what is
 fetched, ``transactions.Transaction`` what is spilled. ``catalogue.postgresql`` and ``client.remote_store`` listen for
-changes. Source: S70 and S83 of docs/spec/stream-store.md, DB9 and DB12 of docs/spec/shared-store.md, SS12 of
-docs/spec/served-store.md.
+changes. Source: S83 of docs/spec/stream-store.md, docs/spec/shared-store.md, docs/spec/served-store.md.
 
 Never holds more fetched bytes than there is room for, and never drops a part whose write failed. Never says that
 nothing has changed while its connection is lost.
@@ -366,7 +365,7 @@ class Spill:
 
 
 class SpillPool:
-    """The threads of one store, in each process that uses it: those of a parent do not survive a fork (CT4)."""
+    """The threads of one store, in each process that uses it: those of a parent do not survive a fork."""
 
     def __init__(self, threads: Threads) -> None:
         self._threads = threads

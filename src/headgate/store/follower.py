@@ -1,7 +1,8 @@
 """A reader of a whole stream: each event once, those of a key in order, also while the stream is scaled.
 
 Counterparts: ``followed_store.FollowedStore`` makes it; ``protocol.store.reading_order`` says what may be read.
-Source: rules FW1 to FW8 of docs/spec/stream-clients.md. Never keeps anything in the store: it is no reader group.
+Source: rules FW1, FW2, FW5–FW7 of docs/spec/stream-clients.md. Never keeps anything in the store: it is no reader
+group.
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ class StreamFollower:
         self._readers.pop(found.segment, None)
         self._places[found.segment] = Place(found.position, self._places[found.segment].end)
 
-    def cut(self) -> StreamCut:  # FW4
+    def cut(self) -> StreamCut:
         """Return the current cut: all events that were returned lie before it, all others after it."""
         passed = {number: self._extents[number].end for number in self._order.passed}
         waiting = {number: place.position for number, place in self._order.waiting.items() if place.position > 0}
@@ -180,7 +181,7 @@ class StreamFollower:
             if batch is None:
                 return None
             if reader.newest_schema > self.stream.schema_version:
-                reader.back_to(position)  # also if the stream cannot be looked at now (FW8)
+                reader.back_to(position)  # also if the stream cannot be looked at now
                 self._reload_schema()
                 continue
             wanted = batch if self._key is None else self._key.of_batch(batch)
@@ -188,7 +189,7 @@ class StreamFollower:
                 return StreamEvents(number, position, wanted)
 
     def _reload_schema(self) -> bool:
-        """Read on in the schema that the stream has now; return whether that is another one (FW3)."""
+        """Read on in the schema that the stream has now; return whether that is another one."""
         found = self._catalogue.find_stream(self.stream.name)
         if found.stream_id != self.stream.stream_id:
             raise UsageError(f"stream '{found.name}' was deleted and created again while it was read; follow it again")
@@ -215,7 +216,7 @@ class StreamFollower:
             if self._is_over(number)
         }
         if ended:
-            self._look()  # what took their keys; after this nothing can fail and leave it half done (FW8)
+            self._look()  # what took their keys; after this nothing can fail and leave it half done
             for number, position in ended.items():
                 self._ended[number] = position
                 del self._places[number]

@@ -1,6 +1,6 @@
 """Offline check of a store: every invariant of the catalogue, every byte of every chunk.
 
-Counterpart: ``Store.fsck`` and ``headgate streams check``. Source: S40 of docs/spec/stream-store.md. Whatever is
+Counterpart: ``Store.fsck`` and ``headgate streams check``. Source: docs/spec/stream-store.md. Whatever is
 damaged is a problem of its own, in a sentence, and never the end of the check. Never changes anything.
 """
 
@@ -69,7 +69,7 @@ Suspect: TypeAlias = tuple[str, Problem]
 
 @runtime_checkable
 class RemotelyChecked(Protocol):
-    """A catalogue of a store that another process has, which checks it beside its files (SS16)."""
+    """A catalogue of a store that another process has, which checks it beside its files."""
 
     def check(self, *, verify_events: bool) -> list[Problem]:
         """Return the problems found there."""
@@ -155,7 +155,7 @@ def _read(storage: Storage, part: StoredPart, schema: pa.Schema) -> list[str]:
 
 
 def _check_chunk(audit: Audit, storage: Storage, chunk: ChunkRecord) -> list[str]:
-    """The footer says what the catalogue says, and beside it only what was truncated (S68)."""
+    """The footer says what the catalogue says, and beside it only what was truncated."""
     try:
         footer = decode_footer(f"{storage.url}/{chunk.path}", storage.get(chunk.path))
     except NotFound:

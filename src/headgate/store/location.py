@@ -1,7 +1,7 @@
 """Location of a shared store: the catalogue on a database server or a store server, and the chunks.
 
 Counterparts: ``store.Store`` opens it by its URL; ``catalogue.postgresql`` and ``client.remote_store`` connect.
-Source: DB1, DB2 and DB13 of docs/spec/shared-store.md, SS1 of docs/spec/served-store.md. Never lets two stores have
+Source: docs/spec/shared-store.md, docs/spec/served-store.md. Never lets two stores have
 one place: one would take the chunks of the other for its own.
 """
 

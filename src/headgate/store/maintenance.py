@@ -72,12 +72,12 @@ class Maintenance:
         return bool(cut and self._core.catalogue.retain(stream, cut))
 
     def tidy(self, stream: StreamInfo) -> None:
-        """Forget parts before the heads and delete the files that hold nothing else (S68)."""
+        """Forget parts before the heads and delete the files that hold nothing else."""
         while not self._tidy_some(stream):
             pass
 
     def _tidy_some(self, stream: StreamInfo) -> bool:
-        """Forget parts before the heads and delete the files that hold nothing else (S68); return whether that is all.
+        """Forget parts before the heads and delete the files that hold nothing else; return whether that is all.
 
         A file that cannot be deleted now is tried again by the next truncation.
         """
@@ -113,7 +113,7 @@ class Maintenance:
     def expire_in_passing(self, stream: StreamInfo) -> None:
         """Look at leases, and never fail."""
         if self._core.catalogue.is_untouched:
-            return  # looking at a store that may not be written to (CT8)
+            return  # looking at a store that may not be written to
         try:
             self.expire(stream)
         except HeadgateError as error:

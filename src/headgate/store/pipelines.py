@@ -1,7 +1,7 @@
 """What pipelines do with a store: ownership of output, markers of checkpoints, and reader groups of sources.
 
 Counterparts: ``connectors.streams`` uses it; ``protocol.store.group_ownership`` decides which pipeline has a group.
-Source: S60 to S63 and SC40 of docs/spec/stream-store.md, docs/spec/lives.md, docs/spec/starting-over.md and
+Source: docs/spec/stream-store.md, docs/spec/lives.md, docs/spec/starting-over.md and
 docs/spec/group-source.md. Never reads an event. A group of a pipeline has no lease: the pipeline notices itself when a
 subtask is dead, and then all of its readers begin again.
 """
@@ -154,9 +154,9 @@ class PipelineGroupReader:
     def passed(
         self, checkpoint: int, positions: Mapping[GroupSegment, int], ended: tuple[str, ...], claimant: Claimant
     ) -> None:
-        """Say where the snapshot for ``checkpoint`` was taken; markers of older ones were passed with it (GS11).
+        """Say where the snapshot for ``checkpoint`` was taken; markers of older ones were passed with it.
 
-        Asks for it if no reader has: one that is cut without a marker begins the checkpoint of the group (GS12).
+        Asks for it if no reader has: one that is cut without a marker begins the checkpoint of the group.
 
         Raises:
             FencedError

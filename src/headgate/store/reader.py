@@ -1,6 +1,6 @@
 """A reader of one segment from a position on, and the read-ahead of its chunks.
 
-Counterpart: ``writer`` and committed ``transactions``. Source: S14, S35, S44 and S82 to S84 of docs/spec/stream-
+Counterpart: ``writer`` and committed ``transactions``. Source: S14 and S83 of docs/spec/stream-
 store.md. Never returns an event that was not verified, and never skips one.
 """
 
@@ -51,7 +51,7 @@ class _PendingRun:
 
 
 def runs_of(parts: Iterable[StoredPart]) -> Iterator[ByteRun]:
-    """Join ``parts``, in their order, to runs of at most ``RUN_BYTES``; end where one cannot be (S37)."""
+    """Join ``parts``, in their order, to runs of at most ``RUN_BYTES``; end where one cannot be."""
     run: ByteRun | None = None
     for part in parts:
         entry = part.entry
@@ -88,7 +88,7 @@ class ReadAhead:
         return self._storage.url
 
     def ask(self, parts: Iterable[StoredPart], end: int | None) -> None:
-        """Have ``parts``, which are read next in this order, fetched as far as there is room (S82).
+        """Have ``parts``, which are read next in this order, fetched as far as there is room.
 
         ``end``: nothing at this position or after it will be read.
         """
@@ -131,7 +131,7 @@ class ReadAhead:
             payload = asked.fetch.wait()
         except Exception:
             self.forget()
-            if is_stale:  # it failed before its turn, maybe long ago (S84)
+            if is_stale:  # it failed before its turn, maybe long ago
                 return None
             raise
         if payload is None:
@@ -192,7 +192,7 @@ class SegmentReader:
         self.part_chunk = ""
         """File the last event came from, for messages."""
         self.newest_schema = 0
-        """Version of the newest schema in which anything that was read was written (FW3)."""
+        """Version of the newest schema in which anything that was read was written."""
 
     def read(self, rows_max: int = READ_ROWS, end: int | None = None) -> pa.RecordBatch | None:
         """Return the next events, at most ``rows_max`` and none at or after ``end``; None if there are none now.
@@ -295,7 +295,7 @@ class SegmentReader:
             ) from None
 
     def _check_not_truncated(self) -> None:
-        """Distinguish a file that a truncation removed after the look into the catalogue from a damaged one (S67).
+        """Distinguish a file that a truncation removed after the look into the catalogue from a damaged one.
 
         Raises:
             TruncatedError: the segment begins after what was to be read.

@@ -127,7 +127,7 @@ class GroupHeartbeat:
                 now_ms = self._clock.monotonic_ms()
                 busy_left_ms = self._here_ms + (self._busy_ms or 0) - now_ms
                 if busy_left_ms <= 0:
-                    break  # RG22: a reader that hangs is not alive; its next call begins this again
+                    break  # a reader that hangs is not alive; its next call begins this again
                 due_in_ms = self._beaten_ms + self.pause_ms - now_ms
                 if due_in_ms <= 0:
                     self._beaten_ms = now_ms
@@ -243,7 +243,7 @@ class GroupReader:  # RG20
             found = self._read_now(rows_max)
         return found
 
-    def unread(self, found: GroupEvents | CheckpointMarker) -> None:  # AC4
+    def unread(self, found: GroupEvents | CheckpointMarker) -> None:
         """Undo the latest ``read`` if its events were not used.
 
         The next ``read`` returns them again, unless the reader has given up the segment in the meantime. No commit
@@ -333,7 +333,7 @@ class GroupReader:  # RG20
         self.leave(commits=kind is None)
 
     def _wait(self, until_ms: int) -> None:
-        """Wait until the store has changed since this reader saw it last, or something is due (RG21)."""
+        """Wait until the store has changed since this reader saw it last, or something is due."""
         until_ms = min(until_ms, self._clock.monotonic_ms() + self._heart.pause_ms)
         while self._changes is not None and (left_ms := until_ms - self._clock.monotonic_ms()) > 0:
             if self._catalogue.changes() != self._changes or self._is_commit_due():
@@ -357,7 +357,7 @@ class GroupReader:  # RG20
         return True
 
     def _is_commit_due(self) -> bool:
-        """Whether what was returned is to be made durable now (RG19)."""
+        """Whether what was returned is to be made durable now."""
         if self._life.commit_every_ms is None:
             return False
         if self._clock.monotonic_ms() - self._committed_ms >= self._life.commit_every_ms:
@@ -379,7 +379,7 @@ class GroupReader:  # RG20
         return None
 
     def _read_segment(self, segment: GroupSegment, rows_max: int) -> pa.RecordBatch | None:
-        """Return the next events of a segment, in a schema at least as new as that of each of them (RG27)."""
+        """Return the next events of a segment, in a schema at least as new as that of each of them."""
         while True:
             reader = self._segments[segment]
             position = reader.position
@@ -403,7 +403,7 @@ class GroupReader:  # RG20
         return tuple(sorted({segment.stream for segment, x in self._segments.items() if x.has_ended()}))
 
     def _change(self, event: Event) -> None:
-        self._changes = None  # if the answer is lost, it has to look before it reads on (RG18)
+        self._changes = None  # if the answer is lost, it has to look before it reads on
         self._take(self._catalogue.change_group(self._name, event))
 
     def _look(self) -> None:
@@ -518,7 +518,7 @@ class ReaderGroup:
         return GroupReader(self._core, found, life)
 
     def _wait_for_name(self, reader_id: str, until_ms: int) -> None:
-        """Wait until the name is free: a reader that is silent for its lease is taken for dead (RG23)."""
+        """Wait until the name is free: a reader that is silent for its lease is taken for dead."""
         pause = self._core.threads.event()
         while (pause_ms := self.look_for(reader_id)) and (left_ms := until_ms - self._clock.monotonic_ms()) > 0:
             pause.wait(min(pause_ms, left_ms) / 1_000)

@@ -1,6 +1,6 @@
 """Streams, stream cuts and schemas as values: what they may be, their text forms, and events in a later schema.
 
-``protocol.store.schema_update`` decides which schemas a stream can have one after the other. Source: S77 and S78 of
+``protocol.store.schema_update`` decides which schemas a stream can have one after the other. Source: S77 of
 docs/spec/stream-store.md. Counterpart: ``catalogue`` keeps streams; ``store.Store`` gives and takes cuts.
 """
 
@@ -142,7 +142,7 @@ def no_such_stream(name: str, where: str, there: Sequence[str]) -> UsageError:
 
 
 class OtherLayoutError(UsageError):
-    """Events were routed by a layout that the stream has no more; they are to be routed again (S73)."""
+    """Events were routed by a layout that the stream has no more; they are to be routed again."""
 
 
 class RemovedFileError(HeadgateError):
@@ -265,7 +265,7 @@ def plain_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def _dictionary_in(dtype: pa.DataType) -> pa.DictionaryType | None:
-    """Return a dictionary that ``dtype`` is, or has within: its values would be in no part of a chunk (LY2)."""
+    """Return a dictionary that ``dtype`` is, or has within: its values would be in no part of a chunk."""
     if pa.types.is_dictionary(dtype):
         return dtype
     if isinstance(dtype, pa.BaseExtensionType):

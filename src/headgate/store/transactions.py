@@ -1,9 +1,10 @@
 """Transactions: open, spilled to chunks, prepared, committed or aborted; written by one process or by several.
 
-Counterpart: ``protocol.store.transactions`` decides, ``catalogue`` records. Source: S12 to S18 and S70 of
-docs/spec/stream-store.md; rules TX1 to TX13 of docs/spec/shared-transactions.md. An open transaction of one process
-writes nothing to the catalogue: until ``prepare`` its chunks are orphans below ``<stream>/txn/<owner>/<epoch>/``,
-which ``Transactions.recover`` of a newer epoch sweeps. Never takes a file away that the catalogue may count on.
+Counterpart: ``protocol.store.transactions`` decides, ``catalogue`` records. Source: S12–S14 and S18 of
+docs/spec/stream-store.md; rules TX1, TX3, TX4, TX8, TX11 of docs/spec/shared-transactions.md. An open transaction of
+one process writes nothing to the catalogue: until ``prepare`` its chunks are orphans below
+``<stream>/txn/<owner>/<epoch>/``, which ``Transactions.recover`` of a newer epoch sweeps. Never takes a file away that
+the catalogue may count on.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from headgate.store.streams import RemovedFileError, SchemaHistory, StreamInfo, 
 
 
 def check_schema_at_begin(stream: StreamInfo, schemas: SchemaHistory, what: str, schema: pa.Schema) -> None:
-    """Check that events of a transaction have the schema that its stream had when it began, or a former one (S78)."""
+    """Check that events of a transaction have the schema that its stream had when it began, or a former one."""
     if not schema_difference(stream.schema, schema):
         return
     version = schemas.fitting(schema)
@@ -198,7 +199,7 @@ class Transactions:
         delete_quietly(self._core.storage, orphans)
 
     def forget_outcomes(self, names: Sequence[str], *, owner: str, epoch: int) -> None:
-        """Forget how these transactions of ``owner`` were decided, because it will never ask again (S17).
+        """Forget how these transactions of ``owner`` were decided, because it will never ask again.
 
         Raises:
             FencedError: a newer epoch of ``owner`` exists.
@@ -222,7 +223,7 @@ class Transactions:
         keep: Collection[str] = (),
         leave: Callable[[StorageError], None] = lambda error: None,
     ) -> list[str]:
-        """Fence older epochs, abort prepared transactions that are not in ``keep``, and remove leftovers (S43).
+        """Fence older epochs, abort prepared transactions that are not in ``keep``, and remove leftovers.
 
         ``stream`` is the stream that ``owner`` writes from now on; its transactions in other streams are aborted as
         well. Leftovers that cannot be removed now are harmless and stay for the next epoch; ``leave`` is called
@@ -412,7 +413,7 @@ class TransactionWriter:
             )
 
     def _ping_in_time(self) -> None:
-        """Give a sign of life if none was given for a while (TX7)."""
+        """Give a sign of life if none was given for a while."""
         silent_ms = self._core.clock.monotonic_ms() - self._heard_ms
         if silent_ms * PINGS_PER_LEASE >= self._shared.lease_ms:
             with suppress(StorageError):  # the next write tries again; what was written is taken
@@ -435,13 +436,13 @@ class TransactionWriter:
         while self._on_its_way is not None:
             try:
                 self._record(self._on_its_way)
-            except RemovedFileError:  # taken for an orphan: the same events go into another file (S89)
+            except RemovedFileError:  # taken for an orphan: the same events go into another file
                 self._on_its_way.begin_again(self._new_path())
 
     def _record(self, flush: _Flush) -> None:
         core = self._core
         if flush.encoded is not None and not flush.is_put:
-            core.storage.put(flush.path, flush.encoded.chunk.buffers)  # durable before it is recorded (LY3)
+            core.storage.put(flush.path, flush.encoded.chunk.buffers)  # durable before it is recorded
             flush.is_put = True
         chunk = None if flush.encoded is None else flush.encoded.record(flush.path)
         was_uncertain, flush.is_uncertain = flush.is_uncertain, True

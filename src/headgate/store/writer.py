@@ -1,6 +1,6 @@
 """A writer outside transactions: buffers batches, flushes them as one chunk, acknowledges what is durable.
 
-Counterpart: ``reader``. Source: S7 to S10, S36, S38, S41 and S42 of docs/spec/stream-store.md. Never acknowledges
+Counterpart: ``reader``. Source: S9 of docs/spec/stream-store.md. Never acknowledges
 before chunk and catalogue are synced, and never appends twice what it retries.
 """
 
@@ -46,8 +46,8 @@ class Appended:
     """A durable append.
 
     Attributes:
-        ranges: where its events are; empty where they were truncated before anybody could tell (S68).
-        is_duplicate: its sequence number was there already, nothing was added (S7).
+        ranges: where its events are; empty where they were truncated before anybody could tell.
+        is_duplicate: its sequence number was there already, nothing was added.
     """
 
     ranges: tuple[AppendedRange, ...] = ()
@@ -225,7 +225,7 @@ class StreamWriter:
         self._begin_in_this_process()
 
     def _begin_in_this_process(self) -> None:
-        """Begin with nothing buffered. After a fork the parent keeps what it had, and the threads are its own (CT4)."""
+        """Begin with nothing buffered. After a fork the parent keeps what it had, and the threads are its own."""
         self._pid = self._threads.process_id
         self._buffer_lock = self._threads.lock()
         self._flush_lock = self._threads.reentrant_lock()  # a future's callback may append and flush
@@ -249,7 +249,7 @@ class StreamWriter:
         Args:
             batch: events with the stream's schema.
             sequence: the number of this append, from 1, for writers with a stable id. An append that the store already
-                has is dropped (S7); an append that is still waiting to become durable returns the future of the first.
+                has is dropped; an append that is still waiting to become durable returns the future of the first.
                 Default: the next number.
 
         Raises:
@@ -297,7 +297,7 @@ class StreamWriter:
 
         Raises:
             StorageError: nothing more was acknowledged. If the error is transient, the events are kept, and calling
-                again continues (S38).
+                again continues.
             FencedError: a newer epoch of this writer id exists.
             HeadgateError: what ended the writer before. Events that it had not acknowledged were dropped.
         """
@@ -343,7 +343,7 @@ class StreamWriter:
             self._linger.close()
 
     def _take_schema(self, schema: pa.Schema) -> None:
-        """Check that events have a schema of the stream; from its first newer one on, write in that (S78)."""
+        """Check that events have a schema of the stream; from its first newer one on, write in that."""
         if not schema_difference(self.stream.schema, schema):
             return
         version = self._schemas.fitting(schema)
@@ -380,7 +380,7 @@ class StreamWriter:
             self._begin_in_this_process()
 
     def _future_of_first(self, number: int) -> Future[Appended]:
-        """Return the future of an append that came before: a repeated one is as durable as the first (S7)."""
+        """Return the future of an append that came before: a repeated one is as durable as the first."""
         waiting = self._unacknowledged.get(number)
         if waiting is not None:
             return waiting
@@ -426,7 +426,7 @@ class StreamWriter:
             self._attempt = None
 
     def _end(self, error: Exception) -> None:
-        """End the writer (S42): nothing that waits is acknowledged, nothing more is taken. Under the flush lock."""
+        """End the writer: nothing that waits is acknowledged, nothing more is taken. Under the flush lock."""
         with self._buffer_lock:
             self._failure = error
             items = (self._attempt.items if self._attempt is not None else []) + self._buffer
@@ -442,10 +442,10 @@ class StreamWriter:
         while True:
             try:
                 return self._append(attempt)
-            except OtherLayoutError:  # it was scaled: the same events, in the same order, are routed again (S73)
+            except OtherLayoutError:  # it was scaled: the same events, in the same order, are routed again
                 attempt.begin_again(self._new_path())
                 self.stream = self._scaled()
-            except RemovedFileError:  # taken for an orphan: the same events go into another file (S89)
+            except RemovedFileError:  # taken for an orphan: the same events go into another file
                 attempt.begin_again(self._new_path())
 
     def _append(self, attempt: FlushAttempt) -> Starts:
@@ -475,7 +475,7 @@ class StreamWriter:
         return chunk_path(self.stream.stream_id, "appended", self._new_name())
 
     def _found(self, path: str) -> Starts | None:
-        """Return where the events of a flush with a lost answer are, or None if it did not take effect (S68).
+        """Return where the events of a flush with a lost answer are, or None if it did not take effect.
 
         The catalogue is asked before the storage: an entry that a truncation removes loses its file only after that.
         """
@@ -487,7 +487,7 @@ class StreamWriter:
         try:
             self._storage.get_range(path, 0, 1)
         except NotFound:
-            if self._catalogue.find_append(path).is_condemned:  # which is recorded before a file is removed (S89)
+            if self._catalogue.find_append(path).is_condemned:  # which is recorded before a file is removed
                 return None
             extents = self._catalogue.extents(self.stream)  # of a stream that was deleted nothing is acknowledged
             return TRUNCATED if any(extent.head for extent in extents.values()) else None

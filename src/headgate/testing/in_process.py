@@ -53,7 +53,7 @@ class ThreadEnvironment(Process):
         super().__init__()
         self._leave = leave
         self.off = threading.Event()
-        """Set when the worker is to leave: a process would be killed, and wait for no server (G16)."""
+        """Set when the worker is to leave: a process would be killed, and wait for no server."""
         self._threads: list[DaemonThread] = []
         self._pools: list[Pool] = []
 
@@ -70,12 +70,12 @@ class ThreadEnvironment(Process):
         return made
 
     def exit(self, code: int) -> NoReturn:
-        """End the worker, and the thread that asks, but not the process (TR4)."""
+        """End the worker, and the thread that asks, but not the process."""
         self._leave()
         raise _WorkerExit(code)
 
     def join(self) -> None:
-        """Wait for every thread of the worker, which has returned (TR5)."""
+        """Wait for every thread of the worker, which has returned."""
         for pool in self._pools:
             pool.shutdown(wait=True)
         for thread in self._threads:
@@ -136,12 +136,12 @@ class ThreadLauncher:
             worker.leave()
 
     def kill(self) -> None:
-        """Have worker 0 leave as if its process had been killed (TR7)."""
+        """Have worker 0 leave as if its process had been killed."""
         for worker in self._alive(max(self._stages, default=0))[:1]:
             worker.leave()
 
     def give_up(self) -> list[str]:
-        """Count workers as gone that do not leave; return where they are (TR6)."""
+        """Count workers as gone that do not leave; return where they are."""
         stuck = []
         for submission in list(self._stages):
             for worker in self._alive(submission):
@@ -166,7 +166,7 @@ class ThreadLauncher:
                 return  # it was given up
             stage.error = stage.error or error
             is_last = not stage.alive
-        if error is not None:  # TR13: those that wait for a deployment, which needs all workers, would wait for ever
+        if error is not None:  # those that wait for a deployment, which needs all workers, would wait for ever
             for worker in self._alive(submission):
                 worker.leave_undeployed()
         if is_last:
@@ -222,10 +222,10 @@ LEAVE_S = 5.0
 """How long a worker may take to leave before it counts as stuck."""
 
 RESTART_DELAY_MS_MAX = 10
-"""A delay gives what failed time to recover; in one process there is nothing to wait for (TR9)."""
+"""A delay gives what failed time to recover; in one process there is nothing to wait for."""
 
 Kills: TypeAlias = int | Sequence[int] | None
-"""After which completed checkpoints of a run, counted from 1, a worker is killed (TR10)."""
+"""After which completed checkpoints of a run, counted from 1, a worker is killed."""
 
 
 class StartOptions(TypedDict, total=False):
@@ -334,7 +334,7 @@ class InProcessHandle(DriverHandle):
         self._name = name
 
     def end(self) -> list[str]:
-        """Cancel what still runs, and wait; return where workers are that did not leave (TR6)."""
+        """Cancel what still runs, and wait; return where workers are that did not leave."""
         stuck = []
         if not self.driver.result.done():
             self.driver.cancel(retain=True)
@@ -357,7 +357,7 @@ class InProcessHandle(DriverHandle):
         )
 
     def check_kills(self) -> None:
-        """Refuse a run that should have lost a worker and did not: a test of that would prove nothing (TR7).
+        """Refuse a run that should have lost a worker and did not: a test of that would prove nothing.
 
         Raises:
             UsageError
@@ -383,7 +383,7 @@ class InProcessHandle(DriverHandle):
 
 
 class _Watcher:
-    """Stands before the user's observer; loses a worker when it is time (TR7)."""
+    """Stands before the user's observer; loses a worker when it is time."""
 
     def __init__(self, watcher: Observer, kill: Callable[[], None], kills: tuple[int, ...]) -> None:
         self._watcher = watcher
@@ -424,7 +424,7 @@ def _running(
         raise UsageError(f"a headgate.Pipeline is needed, not {type(pipeline).__name__}")
     with _SETTINGS.kept(), tempfile.TemporaryDirectory(prefix="headgate-test-", ignore_cleanup_errors=True) as name:
         scratch = Path(name)
-        made: list[InProcessHandle] = []  # also where an interrupt keeps start_with from returning (ND6)
+        made: list[InProcessHandle] = []  # also where an interrupt keeps start_with from returning
 
         def start(definition: PipelineDefinition, watcher: Observer) -> InProcessHandle:
             made.append(_made(definition, watcher, scratch, kill_after))
@@ -460,7 +460,7 @@ def _made(
 
 
 def _soon(restart: RestartStrategy) -> RestartStrategy:
-    """Return ``restart`` with short delays (TR9); those of a failure rate have a say in when it gives up."""
+    """Return ``restart`` with short delays; those of a failure rate have a say in when it gives up."""
     match restart:
         case FixedDelay():
             return replace(restart, delay_ms=min(restart.delay_ms, RESTART_DELAY_MS_MAX))
@@ -471,7 +471,7 @@ def _soon(restart: RestartStrategy) -> RestartStrategy:
 
 
 class _ProcessSettings:
-    """Saves and restores process-wide settings that workers change; several runs may share the process (TR5)."""
+    """Saves and restores process-wide settings that workers change; several runs may share the process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,7 +1,7 @@
 """What pytest gives to tests of pipelines: a runner, a store, sinks to read, all in directories of the test's own.
 
 Pytest imports this module at every start (entry point ``pytest11``), also where no test has to do with Headgate:
-nothing is imported here but pytest, until a fixture is asked for (TR12). What a fixture began ends with its test.
+nothing is imported here but pytest, until a fixture is asked for. What a fixture began ends with its test.
 Rules: docs/spec/in-process.md.
 """
 

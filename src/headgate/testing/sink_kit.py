@@ -1,7 +1,7 @@
 """Conformance kit for sinks: whatever happens to pipeline and target, the output is that of completed checkpoints.
 
 The room ``sinks`` has the scenarios; docs/spec/kits.md lists them. A fake coordinator plays the runtime in this
-process. Source: K1–K21 of docs/spec/two-phase-commit.md.
+process. Source: K1–K5, K7–K18, K20 of docs/spec/two-phase-commit.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Conformance kits for sources: any restart, at any parallelism, delivers what followed.
 
 Bounded sources (``check_source``) have all splits from the beginning; sources that grow (``check_late_splits``) get
-splits later, which are read exactly once (N24). Counterpart: ``connectors.base.Source``. A fake runtime polls all
+splits later, which are read exactly once. Counterpart: ``connectors.base.Source``. A fake runtime polls all
 readers in turn, restarts them at other parallelism, and goes back to earlier positions as after a crash.
 """
 
@@ -125,7 +125,7 @@ def _run(
     """Read with ``parallelism`` readers in turn; replace all of them where ``restarts_after`` says so.
 
     ``if_changed``: unless they would begin where these began. A source may need several polls to notice that its splits
-    have ended, and would never end if it was restarted after each of them (KT5).
+    have ended, and would never end if it was restarted after each of them.
     """
     begin = SourceCheckpoint()
     life = SourceGeneration(source, NO_GENERATION, parallelism, begin)
@@ -151,7 +151,7 @@ def check_markers(
 ) -> None:
     """Take one checkpoint after another, each after a different number of polls; a generation begins after each.
 
-    Now and then it begins at the one before the newest, so that markers of the newest may come again (EI23, KT4).
+    Now and then it begins at the one before the newest, so that markers of the newest may come again (EI23).
 
     Raises:
         AssertionError: records are lost or come again, or the reader does not stop at its markers.
@@ -163,7 +163,7 @@ def check_markers(
     for checkpoint in range(1, 2 * (polls + RESTARTS_MAX)):
         hook.open(HookContext("kit", "source", checkpoint))
         if checkpoint % BACK_EVERY == 0 and len(completed) > 1:
-            over.add(completed.pop().number)  # KT4: its snapshots are damaged, say
+            over.add(completed.pop().number)  # its snapshots are damaged, say
         begin = completed[-1] if completed else SourceCheckpoint()
         if completed:
             hook.restore(begin.number, data[begin.number])

@@ -27,7 +27,7 @@ from headgate.operators.checkpoint_listeners import (
 NODE = "source"
 
 CHECKPOINT_EVERY = 8
-"""Polls between two checkpoints of undisturbed readers: a source may wait for a checkpoint (KT5)."""
+"""Polls between two checkpoints of undisturbed readers: a source may wait for a checkpoint."""
 
 Row: TypeAlias = dict[str, Any]
 
@@ -229,7 +229,7 @@ class SourceRun:
         return self.life.checkpoint(next(self._numbers), is_polled=True)
 
     def complete(self, done: SourceCheckpoint, *, is_lost: bool = False) -> None:
-        """The checkpoint is durable; ``is_lost``: no listener is notified (HL3)."""
+        """The checkpoint is durable; ``is_lost``: no listener is notified."""
         self._completed = done
         if not is_lost:
             self.life.tell_completed(done.number)
@@ -239,7 +239,7 @@ class SourceRun:
         self.life.tell_aborted(given_up.number)
 
     def finish(self, expected: Sequence[Row]) -> None:
-        """Read to the end, and once more after the last checkpoint, and compare (HL8)."""
+        """Read to the end, and once more after the last checkpoint, and compare."""
         while not self.life.is_finished:
             assert self._turns <= self._polls_max, f"{self.story}: the source had not ended after {self._turns} polls"
             self.poll(1)

@@ -1,6 +1,6 @@
 """The web applications and their port: the page of one run, and the page of all pipelines (``headgate ui``).
 
-A page is open as long as the run, or the command; browsers see how it ended (PG7).
+A page is open as long as the run, or the command; browsers see how it ended.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ LAST_LOOK_S = 5
 """How long connections may stay open when the run is over; those that follow end by themselves (``app.PERIOD_S``)."""
 
 CONNECTIONS_MAX = 128
-"""Connections of all browsers; one more ends the oldest (SE9). A browser has six at most."""
+"""Connections of all browsers; one more ends the oldest. A browser has six at most."""
 
 BACKLOG = 32
 """So many are accepted before others are ended."""
 
 
 class BrowserProtocol(H11Protocol):
-    """A connection of a browser. Their number is limited (SE9); a request's head has 16 KiB at most (h11)."""
+    """A connection of a browser. Their number is limited; a request's head has 16 KiB at most (h11)."""
 
     _numbers = itertools.count()
 

@@ -223,7 +223,7 @@ class Access:
     Attributes:
         token: the token that an action needs; None: no actions.
         is_needed_to_read: whether reading needs it, too.
-        hosts: names under which browsers may call this machine; another site's name that leads here is refused (PG5).
+        hosts: names under which browsers may call this machine; another site's name that leads here is refused.
     """
 
     token: str | None
@@ -237,7 +237,7 @@ class Access:
         return self.token is not None and scheme.lower() == "bearer" and is_same
 
     def is_owner(self, request: Request) -> bool:
-        """Whether ``request`` carries the token, or comes from a process of the same user on this machine (PG13)."""
+        """Whether ``request`` carries the token, or comes from a process of the same user on this machine."""
         if self.has_token(request):
             return True
         browser, page = request.client, request.scope.get("server")

@@ -1,7 +1,7 @@
 """What a page shows of a run: the graph, the latest numbers, what happened lately, and the logs of its workers.
 
-All of it is bounded (PG2, PG14). The observer of the run adds, requests of browsers read, in their own threads. Of
-logs it reads files that ``spark.worker_logs`` writes, and nothing else: a browser names a log, never a path (PG12).
+All of it is bounded. The observer of the run adds, requests of browsers read, in their own threads. Of
+logs it reads files that ``spark.worker_logs`` writes, and nothing else: a browser names a log, never a path.
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ class RunView:
 def graph_of(plan: Plan) -> JsonObject:
     """Return the operators and what flows between them: chained ones, too, which are a function call apart.
 
-    ``index`` is that of an edge between chains, of which more is measured (OM14); None: within a chain.
+    ``index`` is that of an edge between chains, of which more is measured; None: within a chain.
     """
     last = runs_with(plan)
 

@@ -54,7 +54,6 @@ def append(path: Path) -> None:
 def test_what_the_manifest_lists_is_committed_whatever_a_consumer_did_to_the_file(
     tmp_path: Path, consume: Callable[[Path], object]
 ) -> None:
-    # D5
     sink = FileSink(tmp_path / "out", roll_interval=0)
     one = prepared(sink, 1, 1)
     begun(sink, 1, one).commit(permit(1), one)
@@ -65,7 +64,7 @@ def test_what_the_manifest_lists_is_committed_whatever_a_consumer_did_to_the_fil
     assert (sorted(Path(sink.url).glob("*.jsonl")), [p.read_bytes() for p in Path(sink.url).glob("*.jsonl")]) == found
 
 
-def test_a_check_of_the_storage_that_was_cut_short_is_done_again_and_swept(tmp_path: Path) -> None:  # O12
+def test_a_check_of_the_storage_that_was_cut_short_is_done_again_and_swept(tmp_path: Path) -> None:
     sink = FileSink(tmp_path / "out", roll_interval=0)
     storage = open_storage(sink.url)
     storage.put("_claims/p.out/probe-0011223344556677", [b"first"])  # a driver died in it
@@ -81,7 +80,7 @@ def test_a_check_of_the_storage_that_was_cut_short_is_done_again_and_swept(tmp_p
 def test_a_committed_file_that_is_prepared_again_does_not_come_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, merge_after: int
 ) -> None:
-    # D5: a put whose answer was lost takes effect late, when a consumer has the file already
+    # a put whose answer was lost takes effect late, when a consumer has the file already
     monkeypatch.setattr(file_ledger, "MERGE_AFTER", merge_after)
     sink = FileSink(tmp_path / "out", roll_interval=0)
     one = prepared(sink, 1, 1)
@@ -98,7 +97,7 @@ def test_a_committed_file_that_is_prepared_again_does_not_come_back(
 def test_a_commit_that_carries_files_of_an_older_checkpoint_does_not_miss_those_a_consumer_took(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, merge_after: int
 ) -> None:
-    # D5, K2: checkpoint 1 was committed, its confirmation was lost, so checkpoint 2 commits its output once more
+    # K2: checkpoint 1 was committed, its confirmation was lost, so checkpoint 2 commits its output once more
     monkeypatch.setattr(file_ledger, "MERGE_AFTER", merge_after)
     sink = FileSink(tmp_path / "out", roll_interval=0)
     one = prepared(sink, 1, 1)
@@ -114,7 +113,7 @@ def test_a_commit_that_carries_files_of_an_older_checkpoint_does_not_miss_those_
 def test_a_file_taken_before_its_commit_is_listed_is_not_missed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # D11: published, killed before the manifest, taken away, and the commit repeated
+    # published, killed before the manifest, taken away, and the commit repeated
     sink = FileSink(tmp_path / "out", roll_interval=0)
     both = prepared(sink, 1, 1) + prepared(sink, 1, 2, where=context(1))
     for first in (1, 2):
@@ -134,7 +133,7 @@ def test_a_file_taken_before_its_commit_is_listed_is_not_missed(
 def test_what_was_never_published_is_denied_even_after_other_files_of_its_commit_were(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # D11, K6: an intent that recovery does not keep counts for nothing
+    # an intent that recovery does not keep counts for nothing
     sink = FileSink(tmp_path / "out", roll_interval=0)
     both = prepared(sink, 2, 1) + prepared(sink, 2, 2, where=context(1))
     fault = Fault(FaultKind.IO_ERROR, "rename_if_absent", first=2)
@@ -159,7 +158,7 @@ def half_published(monkeypatch: pytest.MonkeyPatch, sink: FileSink) -> list[Comm
 
 
 def test_what_a_given_up_commit_had_published_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # D16: the pipeline goes back behind checkpoint 2, whose output comes again
+    # the pipeline goes back behind checkpoint 2, whose output comes again
     sink = FileSink(tmp_path / "out", roll_interval=0)
     one = prepared(sink, 1, 7)
     begun(sink, 1, one).commit(permit(1), one)
@@ -171,7 +170,6 @@ def test_what_a_given_up_commit_had_published_is_taken_back(tmp_path: Path, monk
 
 
 def test_what_somebody_else_put_under_a_published_name_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # D16, D5
     sink = FileSink(tmp_path / "out", roll_interval=0)
     half_published(monkeypatch, sink)
     the_file(sink).write_bytes(b"somebody else's\n")
@@ -185,7 +183,7 @@ def test_what_somebody_else_put_under_a_published_name_stays(tmp_path: Path, mon
 def test_taking_back_may_be_cut_short_anywhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: str, kind: FaultKind, number: int
 ) -> None:
-    # D16: whoever keeps the output after all has all of it, or hears that it is gone
+    # whoever keeps the output after all has all of it, or hears that it is gone
     sink = FileSink(tmp_path / "out", roll_interval=0)
     both = half_published(monkeypatch, sink)
     committer, _ = faulty_committer(monkeypatch, sink, Fault(kind, operation, first=number))
@@ -202,7 +200,7 @@ def test_taking_back_may_be_cut_short_anywhere(
 
 
 def test_a_lost_file_is_denied_before_anything_of_its_commit_is_published(tmp_path: Path) -> None:
-    # K5, D11
+    # K5
     sink = FileSink(tmp_path / "out", roll_interval=0)
     both = prepared(sink, 1, 1) + prepared(sink, 1, 2, where=context(1))
     (first, second) = sorted(Path(sink.url).glob("_staging/*/*"))
@@ -215,7 +213,6 @@ def test_a_lost_file_is_denied_before_anything_of_its_commit_is_published(tmp_pa
 
 
 def test_another_file_under_the_final_name_stops_the_commit_and_ours_stays(tmp_path: Path) -> None:
-    # D5
     sink = FileSink(tmp_path / "out", roll_interval=0)
     one = prepared(sink, 1, 1)
     (staged,) = Path(sink.url).glob("_staging/*/*")
@@ -232,7 +229,7 @@ def test_another_file_under_the_final_name_stops_the_commit_and_ours_stays(tmp_p
 def test_a_generation_that_is_replaced_while_it_claims_aborts_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # D8: the second look, after the claim
+    # the second look, after the claim
     sink = FileSink(tmp_path / "out", roll_interval=0)
     storage = open_storage(sink.url)
     put = type(storage).put_if_absent
@@ -252,7 +249,7 @@ def test_a_generation_that_is_replaced_while_it_claims_aborts_nothing(
 def test_a_driver_stopped_in_its_recovery_sweeps_nothing_that_its_heir_prepared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # D8: behind the second look, in front of the sweep
+    # behind the second look, in front of the sweep
     sink = FileSink(tmp_path / "out", roll_interval=0)
     storage = open_storage(sink.url)
     prepared(sink, 6, 2, where=context(generation=1))
@@ -274,7 +271,7 @@ def test_a_driver_stopped_in_its_recovery_sweeps_nothing_that_its_heir_prepared(
 def test_a_generation_that_is_replaced_before_it_publishes_leaves_no_intent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # D11: the look after the intent
+    # the look after the intent
     sink = FileSink(tmp_path / "out", roll_interval=0)
     one = prepared(sink, 1, 1)
     old = begun(sink, 1, [*one])
@@ -302,7 +299,6 @@ def test_stray_files_among_the_sinks_own_are_left_alone(tmp_path: Path) -> None:
 
 
 def test_readers_of_manifests_leave_out_what_was_taken_away(tmp_path: Path) -> None:
-    # D12
     sink = FileSink(tmp_path / "out", roll_interval=0)
     committer = begun(sink, 1, [])
     for number in (1, 2):
@@ -326,7 +322,6 @@ def test_output_of_version_0_1_is_read_and_its_commits_are_continued(tmp_path: P
 
 
 def test_manifests_are_merged_in_bounded_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # D9
     monkeypatch.setattr(file_ledger, "MERGE_AFTER", 4)
     monkeypatch.setattr(file_ledger, "MANIFEST_FILES_MAX", 10)
     sink = FileSink(tmp_path / "out", roll_interval=0)
@@ -346,7 +341,6 @@ def test_manifests_are_merged_in_bounded_size(tmp_path: Path, monkeypatch: pytes
 def test_a_merge_that_is_cut_short_anywhere_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: str, kind: FaultKind
 ) -> None:
-    # D9
     monkeypatch.setattr(file_ledger, "MERGE_AFTER", 3)
     monkeypatch.setattr(file_ledger, "MANIFEST_FILES_MAX", 5)
     sink = FileSink(tmp_path / "out", roll_interval=0)
@@ -373,7 +367,7 @@ def test_a_merge_that_is_cut_short_anywhere_loses_nothing(
 
 
 def test_what_a_slow_commit_publishes_while_its_heir_recovers_is_not_left_there(tmp_path: Path) -> None:
-    # D16: the heir restored something older, so nobody would ever list the file
+    # the heir restored something older, so nobody would ever list the file
     sink = FileSink(tmp_path / "out", roll_interval=0)
     one = prepared(sink, 1, 1)
     zombie = begun(sink, 1, one)
@@ -392,7 +386,7 @@ def test_what_a_slow_commit_publishes_while_its_heir_recovers_is_not_left_there(
 
 
 def test_two_that_empty_a_directory_at_once_do_not_stumble(tmp_path: Path) -> None:
-    # SO6: the next start and the command that is repeated finish the same reset
+    # the next start and the command that is repeated finish the same reset
     sink = FileSink(tmp_path / "out", roll_interval=0)
     for checkpoint in (1, 2):
         output = prepared(sink, checkpoint, checkpoint)
@@ -412,7 +406,7 @@ def test_two_that_empty_a_directory_at_once_do_not_stumble(tmp_path: Path) -> No
 
 
 def test_what_a_slow_commit_merges_while_a_directory_is_emptied_goes_too(tmp_path: Path) -> None:
-    # SO6, D9: the manifests that were listed are gone, and what they listed is in another one
+    # the manifests that were listed are gone, and what they listed is in another one
     sink = FileSink(tmp_path / "out", roll_interval=0)
     for checkpoint in (1, 2):
         output = prepared(sink, checkpoint, checkpoint)

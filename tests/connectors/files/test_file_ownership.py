@@ -36,7 +36,7 @@ class MetOnTheWay(MemoryStorage):
         super().put_if_absent(path, parts)
 
 
-def test_of_two_lives_that_come_at_once_one_gets_the_directory() -> None:  # LV3, O18
+def test_of_two_lives_that_come_at_once_one_gets_the_directory() -> None:  # LV3
     storage = MetOnTheWay()
     mine, other = FileOwner(storage, SINK), FileOwner(storage, SINK)
     storage.meets = lambda: other.own(B)
@@ -99,7 +99,7 @@ def test_whoever_always_finds_another_one_quicker_gives_up_with_a_sentence(call:
     assert caught.value.is_transient
 
 
-def test_other_sinks_of_the_pipeline_are_known_and_nothing_else_is_one() -> None:  # LV9, O25
+def test_other_sinks_of_the_pipeline_are_known_and_nothing_else_is_one() -> None:
     storage = MemoryStorage("others")
     former = SinkIdentity("p.q", "former")
     FileOwner(storage, former).own(B)
@@ -120,7 +120,7 @@ def test_other_sinks_of_the_pipeline_are_known_and_nothing_else_is_one() -> None
 
 
 @pytest.mark.parametrize("count", [1, 12])
-def test_one_look_at_a_directory_says_whose_all_its_sinks_are(count: int) -> None:  # LV10
+def test_one_look_at_a_directory_says_whose_all_its_sinks_are(count: int) -> None:
     storage = Looked()
     sinks = [SinkIdentity(f"p{number % 2}", f"out-{number:02}") for number in range(count)]
     for sink in sinks:

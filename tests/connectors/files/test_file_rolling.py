@@ -120,7 +120,6 @@ def shown(sink: FileSink) -> list[int]:
 
 
 def test_twenty_minutes_of_checkpoints_every_second_make_a_file_a_minute(tmp_path: Path) -> None:
-    # D13
     sink, clock = FileSink(f"memory://{tmp_path}"), Clock()
     life = Life(sink, clock=clock)
     for second in range(1, 1_201):
@@ -132,7 +131,6 @@ def test_twenty_minutes_of_checkpoints_every_second_make_a_file_a_minute(tmp_pat
 
 
 def test_records_wait_for_the_interval_from_the_oldest_one_on(tmp_path: Path) -> None:
-    # D13
     sink, clock = FileSink(tmp_path, roll_interval="10s"), Clock()
     life = Life(sink, clock=clock)
     clock.now_ms += 60_000  # nothing was written: nothing has waited
@@ -150,7 +148,6 @@ def test_records_wait_for_the_interval_from_the_oldest_one_on(tmp_path: Path) ->
 
 
 def test_enough_records_for_a_file_do_not_wait(tmp_path: Path) -> None:
-    # D13
     sink = FileSink(tmp_path, roll_interval="1h", roll_bytes=64)
     life = Life(sink)
     life.writers[0].write(batch(1, 2, 3, 4, 5, 6, 7))
@@ -161,7 +158,6 @@ def test_enough_records_for_a_file_do_not_wait(tmp_path: Path) -> None:
 
 
 def test_what_has_spilled_to_disk_is_never_held_back(tmp_path: Path) -> None:
-    # D13
     sink = FileSink(tmp_path, roll_interval="1h", buffer_bytes=16)
     life = Life(sink)
     life.writers[0].write(batch(1))
@@ -180,7 +176,6 @@ def test_nothing_is_held_back_where_the_interval_is_0(tmp_path: Path) -> None:
 
 
 def test_the_end_of_the_input_shows_everything(tmp_path: Path) -> None:
-    # D14
     sink = FileSink(tmp_path, roll_interval="1h")
     life = Life(sink, parallelism=2)
     for writer in life.writers:
@@ -197,7 +192,6 @@ def test_the_end_of_the_input_shows_everything(tmp_path: Path) -> None:
 def test_what_was_held_back_is_shown_by_the_first_checkpoint_after_a_restart_once(
     tmp_path: Path, before: int, after: int
 ) -> None:
-    # D14
     sink = FileSink(tmp_path, roll_interval="1h")
     life = Life(sink, parallelism=before)
     for index, writer in enumerate(life.writers):
@@ -213,7 +207,6 @@ def test_what_was_held_back_is_shown_by_the_first_checkpoint_after_a_restart_onc
 
 
 def test_records_with_other_columns_from_before_a_restart_get_a_file_of_their_own(tmp_path: Path) -> None:
-    # D14
     sink = FileSink(tmp_path, "parquet", roll_interval="1h")
     life = Life(sink)
     life.writers[0].write(batch(1))
@@ -227,7 +220,6 @@ def test_records_with_other_columns_from_before_a_restart_get_a_file_of_their_ow
 
 
 def test_records_held_back_keep_no_larger_buffers_alive(tmp_path: Path) -> None:
-    # D13
     life = Life(FileSink(tmp_path, roll_interval="1h"))
     large = batch(*range(100_000))
     for checkpoint in (1, 2):
@@ -237,7 +229,6 @@ def test_records_held_back_keep_no_larger_buffers_alive(tmp_path: Path) -> None:
 
 
 def test_a_prepare_that_is_repeated_after_it_succeeded_returns_the_same(tmp_path: Path) -> None:
-    # D2
     life = Life(FileSink(tmp_path, roll_interval=0))
     life.writers[0].write(batch(1))
     ((sealed, _),) = life.seal(1)
@@ -276,7 +267,7 @@ def test_a_checkpoint_with_records_of_a_sink_that_is_gone_does_not_fit() -> None
 
 @pytest.mark.parametrize("seed", few(range(30), 10))
 def test_every_record_is_shown_once_whatever_rolls_aborts_and_dies(tmp_path: Path, seed: int) -> None:
-    # D13, D14: a source that goes back to where the restored checkpoint was
+    # a source that goes back to where the restored checkpoint was
     rng = random.Random(seed)
     sink = FileSink(f"memory://{tmp_path}", roll_interval="5s", roll_bytes=rng.choice((40, 200, 10_000)))
     done, position, completed, generation = Checkpoint(), 0, 0, 1

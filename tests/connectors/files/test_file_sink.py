@@ -106,7 +106,6 @@ def test_the_sink_survives_kill_points_on_disk(tmp_path: Path) -> None:
 
 
 def test_readers_of_the_directory_see_only_committed_files(tmp_path: Path) -> None:
-    # D6
     sink = FileSink(tmp_path, "parquet", roll_interval=0)
     committer = sink.open_committer("p", "out", Generation(1))
     committer.recover([])
@@ -120,7 +119,6 @@ def test_readers_of_the_directory_see_only_committed_files(tmp_path: Path) -> No
 
 
 def test_the_files_of_a_checkpoint_are_listed_all_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # D4
     sink = FileSink(tmp_path, roll_interval=0)
     both = prepared(sink, 1, 1) + prepared(sink, 1, 2, where=context(1))
     committer, faulty = faulty_committer(monkeypatch, sink, Fault(FaultKind.IO_ERROR, "rename_if_absent", first=2))
@@ -157,7 +155,6 @@ class BadAtFirst(LocalStorage):
 
 
 def test_one_bad_read_of_a_sinks_directory_denies_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # R50
     sink = FileSink(tmp_path, roll_interval=0)
     made = prepared(sink, 1, 1, 2)
     life = PipelineIdentity("a", "/checkpoints", "here", 1)
@@ -180,7 +177,7 @@ def test_one_bad_read_of_a_sinks_directory_denies_nothing(tmp_path: Path, monkey
 @pytest.mark.parametrize("kind", [FaultKind.IO_ERROR, FaultKind.TIMEOUT, FaultKind.TIMEOUT_AFTER_EFFECT])
 def test_a_commit_whose_outcome_is_unknown_can_be_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: str, kind: FaultKind
-) -> None:  # O3
+) -> None:
     sink = FileSink(tmp_path, roll_interval=0)
     both = prepared(sink, 1, 1) + prepared(sink, 1, 2, where=context(1))
     committer, faulty = faulty_committer(monkeypatch, sink, Fault(kind, operation))
@@ -193,7 +190,6 @@ def test_a_commit_whose_outcome_is_unknown_can_be_repeated(
 
 
 def test_prepare_can_be_repeated_after_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # D2
     sink = FileSink(tmp_path, roll_interval=0, buffer_bytes=1, file_bytes=30)
     faulty = FaultyStorage(open_storage(sink.url), [Fault(FaultKind.NO_SPACE, "put", first=2)])
     monkeypatch.setattr(file_sink, "open_storage", lambda url, access: faulty)
@@ -223,7 +219,6 @@ def test_an_empty_transaction_has_no_committable(tmp_path: Path) -> None:
 
 
 def test_sinks_and_pipelines_that_share_a_directory_do_not_touch_each_other(tmp_path: Path) -> None:
-    # D1
     sink = FileSink(tmp_path, roll_interval=0)
     names = [("p", "a.b"), ("p.a", "b"), ("p", "a~2eb"), ("ü/..", "b")]
     committables = {name: prepared(sink, 1, i, where=context(0, 1, *name)) for i, name in enumerate(names)}
@@ -236,7 +231,7 @@ def test_sinks_and_pipelines_that_share_a_directory_do_not_touch_each_other(tmp_
 
 
 def test_a_changed_or_missing_file_stops_the_commit(tmp_path: Path) -> None:
-    # D5: as long as no manifest lists it
+    # as long as no manifest lists it
     sink = FileSink(tmp_path, roll_interval=0)
     committer = sink.open_committer("p", "out", Generation(1))
     one = prepared(sink, 1, 1)
@@ -262,7 +257,6 @@ def test_a_permit_covers_only_its_checkpoint_and_the_older_ones(tmp_path: Path) 
 
 
 def test_an_older_generation_is_fenced(tmp_path: Path) -> None:
-    # D8
     sink = FileSink(tmp_path, roll_interval=0)
     one = prepared(sink, 1, 1)
     old, new = (sink.open_committer("p", "out", Generation(g)) for g in (1, 2))
@@ -279,7 +273,6 @@ def test_an_older_generation_is_fenced(tmp_path: Path) -> None:
 
 
 def test_manifests_are_merged_and_readers_do_not_notice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # D9
     monkeypatch.setattr(file_ledger, "MERGE_AFTER", 3)
     sink = FileSink(tmp_path, roll_interval=0)
     committer = sink.open_committer("p", "out", Generation(1))
@@ -292,7 +285,6 @@ def test_manifests_are_merged_and_readers_do_not_notice(tmp_path: Path, monkeypa
 
 
 def test_a_damaged_manifest_is_named(tmp_path: Path) -> None:
-    # D3
     files = [StagedFile("a", 1, 2, "x")]
     data = encode_files(files)
     assert decode_files("m", data) == files
@@ -316,7 +308,7 @@ def test_a_manifest_of_another_release_is_refused_with_one_sentence(body: bytes,
 
 
 def test_going_back_to_an_older_checkpoint_keeps_later_files_and_writes_new_ones(tmp_path: Path) -> None:
-    # D10, K18: a smaller checkpoint id is not taken for one committed before
+    # K18: a smaller checkpoint id is not taken for one committed before
     sink = FileSink(tmp_path, roll_interval=0)
     sink.open_committer("p", "out", Generation(1)).commit(permit(5), prepared(sink, 5, 1))
     later = sink.open_committer("p", "out", Generation(2))
@@ -325,13 +317,12 @@ def test_going_back_to_an_older_checkpoint_keeps_later_files_and_writes_new_ones
     assert numbers_in(sink.url) == [1, 1]
 
 
-def test_names_never_clash() -> None:  # D1
+def test_names_never_clash() -> None:
     assert str(SinkIdentity("a.b", "c")) != str(SinkIdentity("a", "b.c"))
     assert str(SinkIdentity("a", "~")) != str(SinkIdentity("a", "~7e"))
 
 
 def test_json_lines_hold_what_json_can_hold() -> None:
-    # D7
     table = pa.table({"f": [float("nan"), 1.5], "t": pa.array([0, 1], pa.timestamp("us")), "l": [[1], None]})
     lines = [json.loads(line) for line in bytes(encode("jsonl", table)).splitlines()]
     assert lines[0] == {"f": None, "t": "1970-01-01 00:00:00", "l": [1]}
@@ -351,7 +342,7 @@ def test_wrong_use_is_refused_in_the_driver(tmp_path: Path) -> None:
         FileSink(tmp_path, roll_interval=0).check(pa.schema([]))
 
 
-def test_a_check_writes_nothing_and_says_where_nothing_could_be_written(tmp_path: Path) -> None:  # SC7
+def test_a_check_writes_nothing_and_says_where_nothing_could_be_written(tmp_path: Path) -> None:
     sink = FileSink(tmp_path / "new" / "out")
     sink.check(SCHEMA)
     assert sink.owner("p", "out") == Owner()
@@ -369,13 +360,13 @@ def test_a_check_writes_nothing_and_says_where_nothing_could_be_written(tmp_path
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write everywhere")
-def test_a_directory_of_somebody_else_is_refused_while_the_pipeline_is_built(tmp_path: Path) -> None:  # SC7
+def test_a_directory_of_somebody_else_is_refused_while_the_pipeline_is_built(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(UsageError, match="no right to write in"):
         FileSink(tmp_path / "out").check(SCHEMA)
 
 
-def test_the_directory_is_made_once_the_run_has_begun(tmp_path: Path) -> None:  # SC7
+def test_the_directory_is_made_once_the_run_has_begun(tmp_path: Path) -> None:
     sink = FileSink(tmp_path / "new" / "out")
     for _ in range(2):
         sink.make_target(SCHEMA)
@@ -385,7 +376,7 @@ def test_the_directory_is_made_once_the_run_has_begun(tmp_path: Path) -> None:  
 @pytest.mark.parametrize(("is_transient", "expected"), [(True, StorageError), (False, UsageError)])
 def test_a_target_that_refuses_is_tried_again_or_says_what_to_do(
     is_transient: bool, expected: type[Exception], monkeypatch: pytest.MonkeyPatch
-) -> None:  # SC7
+) -> None:
     def refuse(*_: object) -> None:
         raise StorageError("put", "x", "no rights", is_transient=is_transient)
 

@@ -22,7 +22,7 @@ class Careless(MemoryStorage):
         self.put(path, parts)
 
 
-def test_a_sink_in_a_storage_that_ignores_the_condition_of_a_put_is_refused() -> None:  # O12
+def test_a_sink_in_a_storage_that_ignores_the_condition_of_a_put_is_refused() -> None:
     storage = Careless("careless")
     with pytest.raises(UsageError, match="replaces an object that was to be written only if absent"):
         FileCommitter(storage, IDENTITY, Generation(1)).recover([])

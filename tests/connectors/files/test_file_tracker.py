@@ -80,7 +80,7 @@ def compress(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["app.log", "app.log*", ""])
-def test_a_followed_path_is_awaited_while_it_is_missing(tmp_path: Path, name: str) -> None:  # N48
+def test_a_followed_path_is_awaited_while_it_is_missing(tmp_path: Path, name: str) -> None:
     (tmp_path / "in").mkdir()
     log = tmp_path / "in" / "app.log"
     append(log, "1")
@@ -102,7 +102,7 @@ def test_a_followed_path_is_awaited_while_it_is_missing(tmp_path: Path, name: st
 
 
 @pytest.mark.parametrize("is_compressed", [False, True])
-def test_a_start_in_the_gap_of_a_rotation_awaits_the_file(tmp_path: Path, is_compressed: bool) -> None:  # N48
+def test_a_start_in_the_gap_of_a_rotation_awaits_the_file(tmp_path: Path, is_compressed: bool) -> None:
     log = tmp_path / "app.log"
     append(log, "1")
     reading = following(log)
@@ -120,7 +120,7 @@ def test_a_start_in_the_gap_of_a_rotation_awaits_the_file(tmp_path: Path, is_com
     assert reading.bad == []
 
 
-def test_a_start_with_a_path_that_was_never_there_is_refused(tmp_path: Path) -> None:  # N48
+def test_a_start_with_a_path_that_was_never_there_is_refused(tmp_path: Path) -> None:
     append(tmp_path / "app.log.1", "1")
     for follow, name in ((True, "ap.log"), (True, "log"), (False, "app.log")):
         with pytest.raises(UsageError, match="does not exist; give a file, a directory or a glob that does"):
@@ -129,7 +129,7 @@ def test_a_start_with_a_path_that_was_never_there_is_refused(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("follow", [False, True])
-def test_a_file_that_goes_while_files_are_listed_is_not_there(tmp_path: Path, follow: bool) -> None:  # N48
+def test_a_file_that_goes_while_files_are_listed_is_not_there(tmp_path: Path, follow: bool) -> None:
     append(tmp_path / "a", "1")
     append(tmp_path / "b", "2")
     system = Meddling()
@@ -139,7 +139,7 @@ def test_a_file_that_goes_while_files_are_listed_is_not_there(tmp_path: Path, fo
     assert source._files == (str(tmp_path / "a"),)
 
 
-def test_a_directory_that_goes_while_it_is_listed_has_nothing(tmp_path: Path) -> None:  # N48
+def test_a_directory_that_goes_while_it_is_listed_has_nothing(tmp_path: Path) -> None:
     for name in "abc":
         (tmp_path / "in" / name).mkdir(parents=True)
     append(tmp_path / "in" / "c" / "x", "1")
@@ -163,7 +163,7 @@ def test_a_directory_that_goes_while_it_is_listed_has_nothing(tmp_path: Path) ->
     assert reading.poll() == ["3"]
 
 
-def test_directories_that_never_stand_still_are_an_error_that_may_pass(tmp_path: Path) -> None:  # N48
+def test_directories_that_never_stand_still_are_an_error_that_may_pass(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
 
     def scanning(path: Any) -> Any:
@@ -200,7 +200,7 @@ class Forbidding(LocalFiles):
 
 
 @pytest.mark.parametrize("name", ["app.log", ""])
-def test_a_file_that_may_not_be_read_for_a_moment_is_awaited(tmp_path: Path, name: str) -> None:  # N48
+def test_a_file_that_may_not_be_read_for_a_moment_is_awaited(tmp_path: Path, name: str) -> None:
     log, system = tmp_path / "app.log", Forbidding()
     append(log, "1")
     reading = following(tmp_path / name, system)
@@ -224,7 +224,7 @@ def test_a_file_that_may_not_be_read_for_a_moment_is_awaited(tmp_path: Path, nam
         assert reading.poll() == ["4"]
 
 
-def test_a_half_read_file_that_is_missing_for_a_moment_is_read_on(tmp_path: Path) -> None:  # N48
+def test_a_half_read_file_that_is_missing_for_a_moment_is_read_on(tmp_path: Path) -> None:
     log = tmp_path / "app.log"
     append(log, "1")
     with log.open("a") as file:
@@ -253,7 +253,7 @@ def test_a_half_read_file_that_is_missing_for_a_moment_is_read_on(tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["app.log", "app.log*", ""])
-def test_a_file_that_is_renamed_on_while_it_is_looked_for_is_found(tmp_path: Path, name: str) -> None:  # N50
+def test_a_file_that_is_renamed_on_while_it_is_looked_for_is_found(tmp_path: Path, name: str) -> None:
     log, system = tmp_path / "app.log", Meddling()
     append(log, "1")
     reading = following(tmp_path / name, system)
@@ -289,7 +289,7 @@ def test_a_file_that_is_renamed_on_while_it_is_looked_for_is_found(tmp_path: Pat
 
 
 @pytest.mark.parametrize("call", ["siblings", "opened", "stat"])
-def test_a_failure_to_look_is_not_taken_for_a_removal(tmp_path: Path, call: str) -> None:  # N51
+def test_a_failure_to_look_is_not_taken_for_a_removal(tmp_path: Path, call: str) -> None:
     log, system = tmp_path / "app.log", Meddling()
     append(log, "1")
     reading = following(log, system, 1)
@@ -318,7 +318,7 @@ def test_a_failure_to_look_is_not_taken_for_a_removal(tmp_path: Path, call: str)
 
 @pytest.mark.parametrize("is_restarted", [False, True])
 def test_a_file_that_gets_the_name_of_a_removed_one_is_read_on(tmp_path: Path, is_restarted: bool) -> None:
-    # N7: logrotate with "rotate 2"
+    # logrotate with "rotate 2"
     log = tmp_path / "app.log"
     append(log, "0")
     reading = following(tmp_path)
@@ -376,7 +376,7 @@ def following_after_rotations(log: Path, scheme: Callable[[Path, int], None]) ->
 @pytest.mark.parametrize("order", ["falling", "rising", "equal"])
 def test_what_was_rotated_away_unseen_is_read_whatever_dates_and_numbers_say(
     tmp_path: Path, scheme: Callable[[Path, int], None], order: str, is_restarted: bool
-) -> None:  # N49
+) -> None:
     log = tmp_path / "app.log"
     reading = following_after_rotations(log, scheme)
     for number in range(4, 8):
@@ -398,7 +398,7 @@ def test_what_was_rotated_away_unseen_is_read_whatever_dates_and_numbers_say(
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_what_lay_beside_a_followed_file_before_is_no_input(
     tmp_path: Path, scheme: Callable[[Path, int], None], is_restarted: bool
-) -> None:  # N49
+) -> None:
     log = tmp_path / "app.log"
     reading = following_after_rotations(log, scheme)
     for number in range(4, 7):
@@ -415,7 +415,7 @@ def test_what_lay_beside_a_followed_file_before_is_no_input(
     assert reading.bad == []
 
 
-def test_what_is_put_beside_a_file_in_its_place_is_no_input(tmp_path: Path) -> None:  # N49
+def test_what_is_put_beside_a_file_in_its_place_is_no_input(tmp_path: Path) -> None:
     log = tmp_path / "app.log"
     append(log, "1")
     reading = following(log)
@@ -428,7 +428,7 @@ def test_what_is_put_beside_a_file_in_its_place_is_no_input(tmp_path: Path) -> N
     assert sorted(reading.poll()) == ["2", "3"]
 
 
-def test_a_file_rotated_away_before_it_was_ever_seen_is_read(tmp_path: Path) -> None:  # N49
+def test_a_file_rotated_away_before_it_was_ever_seen_is_read(tmp_path: Path) -> None:
     append(tmp_path / "app.log.1", "long ago")
     log = tmp_path / "app.log"
     reading = following(log)
@@ -440,7 +440,7 @@ def test_a_file_rotated_away_before_it_was_ever_seen_is_read(tmp_path: Path) -> 
 
 
 @pytest.mark.long
-def test_rotations_while_a_rotation_is_noticed_lose_nothing(tmp_path: Path) -> None:  # N49
+def test_rotations_while_a_rotation_is_noticed_lose_nothing(tmp_path: Path) -> None:
     log, system = tmp_path / "app.log", Meddling()
     append(log, "0")
     reading = following(log, system, 1)
@@ -465,7 +465,7 @@ def test_rotations_while_a_rotation_is_noticed_lose_nothing(tmp_path: Path) -> N
     assert reading.bad == []
 
 
-def test_an_inode_alone_does_not_make_a_file_an_older_one(tmp_path: Path) -> None:  # N49
+def test_an_inode_alone_does_not_make_a_file_an_older_one(tmp_path: Path) -> None:
     append(tmp_path / "app.log.1", "1")
     (tmp_path / "app.log.2").touch()
     found = LOCAL.siblings(str(tmp_path / "app.log.1"))
@@ -487,7 +487,7 @@ def test_an_inode_alone_does_not_make_a_file_an_older_one(tmp_path: Path) -> Non
     assert unknown(inode=7) == ["app.log.1", "app.log.2"]
 
 
-def test_a_position_says_which_files_of_its_series_are_no_input(tmp_path: Path) -> None:  # N3, N49
+def test_a_position_says_which_files_of_its_series_are_no_input(tmp_path: Path) -> None:
     position = FilePosition(3, 4, 2, 5, True, 6, 7, 8, 9, 10, lines=11)
     for older in (None, (), (OlderFile(1, 2, 3), OlderFile(4, 5, 6))):
         whole = replace(position, older=older, is_settled=older is not None)
@@ -507,7 +507,7 @@ def test_a_position_says_which_files_of_its_series_are_no_input(tmp_path: Path) 
     assert older == {None}, "all of it is listed"
 
 
-def test_positions_without_older_files_go_by_dates_once(tmp_path: Path) -> None:  # N49
+def test_positions_without_older_files_go_by_dates_once(tmp_path: Path) -> None:
     log = tmp_path / "app.log"
     append(tmp_path / "app.log.1", "long ago")
     os.utime(tmp_path / "app.log.1", (1_000, 1_000))
@@ -577,7 +577,7 @@ def test_a_file_compressed_after_it_was_read_is_no_bad_record(tmp_path: Path, na
     assert reading.bad == []
 
 
-def test_a_file_that_somebody_removes_or_compresses_in_its_place_is_no_bad_record(tmp_path: Path) -> None:  # N7, N21
+def test_a_file_that_somebody_removes_or_compresses_in_its_place_is_no_bad_record(tmp_path: Path) -> None:  # N21
     for name in ("a.json", "b.json"):
         append(tmp_path / name, name)
     reading = following(tmp_path)
@@ -612,7 +612,7 @@ class Restless(LocalFiles):
 @pytest.mark.parametrize("seed", few(range(12), 3))
 def test_any_history_delivers_every_line_once_while_the_world_changes_between_any_two_calls(
     tmp_path: Path, selected: str, seed: int
-) -> None:  # N18, N48–N51, N50
+) -> None:
     dice = random.Random(f"{seed} {selected}")
     logs = [tmp_path / "a.log", tmp_path / "b.log"]
     written, rate = 0, 0.0

@@ -1,4 +1,4 @@
-"""Whoever keeps copies or notes among a file sink's own objects stops nothing, and loses nothing (O25)."""
+"""Whoever keeps copies or notes among a file sink's own objects stops nothing, and loses nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def left(storage: Storage, directory: str, name: str, data: bytes = b"?") -> str
 
 
 @pytest.mark.parametrize("name", COPIES)
-def test_a_copy_of_a_claim_fences_nobody(tmp_path: Path, name: str) -> None:  # O25
+def test_a_copy_of_a_claim_fences_nobody(tmp_path: Path, name: str) -> None:
     sink = FileSink(tmp_path / "out", roll_interval=0)
     storage = open_storage(sink.url)
     begun(sink, 1, [])
@@ -42,7 +42,7 @@ def test_a_copy_of_a_claim_fences_nobody(tmp_path: Path, name: str) -> None:  # 
 
 
 @pytest.mark.parametrize("name", COPIES)
-def test_a_copy_of_an_owner_owns_nothing(tmp_path: Path, name: str) -> None:  # O25
+def test_a_copy_of_an_owner_owns_nothing(tmp_path: Path, name: str) -> None:
     sink = FileSink(tmp_path / "out")
     storage = open_storage(sink.url)
     mine = life("a")
@@ -54,7 +54,7 @@ def test_a_copy_of_an_owner_owns_nothing(tmp_path: Path, name: str) -> None:  # 
 
 
 def test_copies_of_manifests_are_left_alone_and_list_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A merge removes what it has merged, and a commit its intents: not what somebody keeps of them (O25)."""
+    """A merge removes what it has merged, and a commit its intents: not what somebody keeps of them."""
     monkeypatch.setattr(file_ledger, "MERGE_AFTER", 2)
     sink = FileSink(tmp_path / "out", roll_interval=0)
     storage = open_storage(sink.url)

@@ -26,7 +26,7 @@ class CountingDecoder(JsonDecoder):
 
 
 @pytest.mark.parametrize("at", [0, 1_234, 4_095])
-def test_one_bad_line_costs_two_more_passes_over_its_block(at: int) -> None:  # N11
+def test_one_bad_line_costs_two_more_passes_over_its_block(at: int) -> None:
     values = [b'{"n":%d}' % number for number in range(4_096)]
     sound = CountingDecoder(pa.schema([("n", pa.int64())]))
     assert sound.decode(lines_of(values)).batch.num_rows == sound.parsed == 4_096
@@ -41,7 +41,7 @@ def test_one_bad_line_costs_two_more_passes_over_its_block(at: int) -> None:  # 
 USER = pa.struct([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string())])
 
 
-def test_a_field_that_is_required_at_any_depth_is_missing_in_a_bad_record() -> None:  # N10
+def test_a_field_that_is_required_at_any_depth_is_missing_in_a_bad_record() -> None:
     schema = pa.schema(
         [
             ("user", USER),

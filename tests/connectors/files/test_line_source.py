@@ -40,7 +40,6 @@ def texts(rows: list[dict[str, object]]) -> list[object]:
 
 
 def test_lines_of_files_globs_and_directories_are_read(tmp_path: Path) -> None:
-    # N4
     write(tmp_path / "one.log", b"a\nb\n")
     write(tmp_path / "dir" / "deep" / "two.log", b"c\r\nd")
     write(tmp_path / "dir" / "_staging" / "hidden.log", b"x\n")
@@ -64,7 +63,6 @@ def test_lines_of_files_globs_and_directories_are_read(tmp_path: Path) -> None:
     ],
 )
 def test_what_exists_by_its_name_is_no_pattern(given: str, files: list[str], read: str, tmp_path: Path) -> None:
-    # N75
     for name in files:
         write(tmp_path / name, f"{name}\n".encode())
     for follow in (False, True):
@@ -86,7 +84,6 @@ def test_what_exists_by_its_name_is_no_pattern(given: str, files: list[str], rea
     ],
 )
 def test_what_may_be_a_name_and_a_pattern_is_refused(given: str, files: list[str], tmp_path: Path) -> None:
-    # N75
     for name in files:
         write(tmp_path / name, b"a\n")
     with pytest.raises(UsageError, match=r"may mean .*, which exists, or a pattern that also fits"):
@@ -95,7 +92,6 @@ def test_what_may_be_a_name_and_a_pattern_is_refused(given: str, files: list[str
 
 
 def test_a_rotated_file_with_a_name_like_a_pattern_is_awaited(tmp_path: Path) -> None:
-    # N48, N75
     write(tmp_path / "[x].log.1", b"a\n")
     write(tmp_path / "y.log", b"no\n")
     source = TextFiles(str(tmp_path / "[x].log"), follow=True)
@@ -119,12 +115,12 @@ def test_a_url_of_another_scheme_is_refused() -> None:
 
 
 @pytest.mark.parametrize("pattern", ["", "/tmp/*.log", "../*.log", ".hidden/*", "_staging/*.log", "a/**/.x*"])
-def test_a_pattern_that_fits_no_file_is_refused(pattern: str, tmp_path: Path) -> None:  # N75
+def test_a_pattern_that_fits_no_file_is_refused(pattern: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="pattern="):
         TextFiles(tmp_path, pattern=pattern, follow=True)
 
 
-def test_a_pattern_below_a_directory_that_is_missing_is_refused(tmp_path: Path) -> None:  # N75
+def test_a_pattern_below_a_directory_that_is_missing_is_refused(tmp_path: Path) -> None:
     source = TextFiles(f"{tmp_path}/nowhere/*.log", follow=True)
     with pytest.raises(UsageError, match=r"is a pattern below the directory .*/nowhere, which does not exist"):
         source.schema()
@@ -147,8 +143,7 @@ def test_every_line_is_read_by_one_subtask(tmp_path: Path, parallelism: int) -> 
 )
 def test_any_block_boundary_and_any_restart_give_the_same_lines(
     tmp_path: Path, data: list[bytes], stop_after: int, line_end: bool
-) -> None:  # N8
-    # N3
+) -> None:
     content = b"".join(data) + (b"\n" if line_end else b"")
     path = write(tmp_path / "x.log", content)
     expected = [line.removesuffix(b"\r").decode() for line in content.split(b"\n")]
@@ -171,7 +166,6 @@ def test_any_block_boundary_and_any_restart_give_the_same_lines(
 
 
 def test_a_followed_file_delivers_a_line_only_when_it_is_complete(tmp_path: Path) -> None:
-    # N5
     path = write(tmp_path / "a.log", b"one\ntw")
     source = TextFiles(tmp_path, follow=True, poll_interval="1ms", discovery_interval=0)
     seconds = [0.0]
@@ -206,7 +200,7 @@ def poll_some(reader: FileReader, seconds: list[float]) -> list[object]:
     return found
 
 
-def test_followed_files_are_looked_at_as_the_clock_of_the_worker_says(tmp_path: Path) -> None:  # N70, W18
+def test_followed_files_are_looked_at_as_the_clock_of_the_worker_says(tmp_path: Path) -> None:
     path, now_ms = write(tmp_path / "a.log", b"one\n"), [5]
     source = TextFiles(tmp_path, follow=True, poll_interval="20ms", discovery_interval="1s")
     source.schema()
@@ -228,7 +222,6 @@ def test_followed_files_are_looked_at_as_the_clock_of_the_worker_says(tmp_path: 
 
 
 def test_files_of_a_growing_directory_are_owned_by_the_frozen_hash_of_their_relative_path(tmp_path: Path) -> None:
-    # N2
     for number in range(20):
         write(tmp_path / "sub" / f"{number}.log", b"x\n")
     source = TextFiles(tmp_path, follow=True)
@@ -245,7 +238,6 @@ OWNERS = [0, 1, 2, 0, 0, 0]
 
 
 def test_a_truncated_file_is_refused_by_name(tmp_path: Path) -> None:
-    # N6
     path = write(tmp_path / "a.log", b"one\ntwo\n")
     source = TextFiles(path, follow=True, poll_interval="1ms")
     seconds = [0.0]
@@ -261,7 +253,6 @@ def test_a_truncated_file_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_a_file_removed_after_it_was_read_is_finished_and_one_removed_before_is_an_error(tmp_path: Path) -> None:
-    # N7
     path = write(tmp_path / "a.log", b"one\n")
     keep = write(tmp_path / "b.log", b"x\n")
     seconds = [0.0]
@@ -282,7 +273,6 @@ def test_a_file_removed_after_it_was_read_is_finished_and_one_removed_before_is_
 
 
 def test_invalid_utf8_is_a_bad_record_and_its_neighbours_flow(tmp_path: Path) -> None:
-    # N9
     path = write(tmp_path / "a.log", b"one\n\xff\xfe\ntwo\n\xc3\n\xa9\nthree")
     rows, bad = read_all(TextFiles(path).open(context()))
     assert texts(rows) == ["one", "two", "three"]
@@ -300,7 +290,6 @@ def test_invalid_utf8_is_a_bad_record_and_its_neighbours_flow(tmp_path: Path) ->
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("tail", [b"\nlast\n", b""])
 def test_an_oversize_line_is_a_bad_record_and_is_not_held_in_memory(tmp_path: Path, tail: bytes) -> None:
-    # N8
     path = write(tmp_path / "a.log", b"first\n" + b"x" * 100 + tail)
     source = TextFiles(path, line_bytes_max=20)
     source.schema()
@@ -323,7 +312,6 @@ def test_an_oversize_line_is_a_bad_record_and_is_not_held_in_memory(tmp_path: Pa
 def test_how_long_a_line_may_be_does_not_depend_on_blocks_and_offsets(
     block_bytes: int, restarts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # N8
     monkeypatch.setattr(lines_module, "BLOCK_BYTES", block_bytes)
     content = [b"x" * size for size in (0, 19, 20, 21, 3, 150, 20, 21, 22, 20, 0, 40)]
     path = write(tmp_path / "a.log", b"\n".join(content))
@@ -348,7 +336,6 @@ def test_how_long_a_line_may_be_does_not_depend_on_blocks_and_offsets(
 def test_a_bad_line_is_named_by_its_number_wherever_blocks_end_and_reading_began(
     block_bytes: int, rows_max: int, restarts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # N3
     monkeypatch.setattr(lines_module, "BLOCK_BYTES", block_bytes)
     monkeypatch.setattr(lines_module, "ROWS_MAX", rows_max)
     content = [b"", b"{}", b"x\r", b"", b" ", b"y" * 30, b"{}", b"z", b"y" * 90, b"", b"{}", b"\xff", b"y" * 150, b"x"]
@@ -372,7 +359,7 @@ def test_a_limit_of_lines_that_is_none_is_refused(tmp_path: Path) -> None:
         TextFiles(tmp_path, line_bytes_max=0)
 
 
-def test_json_objects_become_typed_records(tmp_path: Path) -> None:  # N8, N10
+def test_json_objects_become_typed_records(tmp_path: Path) -> None:
     data = b"\xef\xbb\xbf"
     data += b'{"level":"INFO","count":1,"at":"2026-01-02T03:04:05.006Z","other":[1]}\r\n\n  \n {"count":null} \n'
     source = JsonLines(write(tmp_path / "a.jsonl", data), SCHEMA)
@@ -401,8 +388,7 @@ BAD_LINES = [
 
 
 @pytest.mark.parametrize(("line", "problem"), BAD_LINES)
-def test_a_bad_json_line_is_isolated_with_its_position(tmp_path: Path, line: bytes, problem: str) -> None:  # N12
-    # N10
+def test_a_bad_json_line_is_isolated_with_its_position(tmp_path: Path, line: bytes, problem: str) -> None:
     good = [b'{"count":%d}' % number for number in range(5)]
     path = write(tmp_path / "a.jsonl", b"\n".join([*good[:3], line, *good[3:], line]))
     source = JsonLines(path, SCHEMA, required=["count"], include_path=True)
@@ -414,7 +400,6 @@ def test_a_bad_json_line_is_isolated_with_its_position(tmp_path: Path, line: byt
 
 
 def test_deep_nesting_and_halves_of_objects_do_no_harm(tmp_path: Path) -> None:
-    # N12
     deep = b'{"count":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
     path = write(tmp_path / "a.jsonl", b'{"count":\n1}{"count":2}\n{"count":3}\n' + deep + b"\n")
     rows, bad = read_all(JsonLines(path, SCHEMA).open(context()))
@@ -425,7 +410,6 @@ def test_deep_nesting_and_halves_of_objects_do_no_harm(tmp_path: Path) -> None:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 @given(st.lists(st.one_of(st.integers(0, 9), st.sampled_from([line for line, _ in BAD_LINES])), max_size=30))
 def test_good_lines_survive_any_mixture_with_bad_ones(tmp_path: Path, lines: list[int | bytes]) -> None:
-    # N11
     data = b"\n".join(line if isinstance(line, bytes) else b'{"count":%d}' % line for line in lines)
     rows, bad = read_all(JsonLines(write(tmp_path / "a.jsonl", data), SCHEMA, required=["count"]).open(context()))
     assert [row["count"] for row in rows] == [line for line in lines if isinstance(line, int)]
@@ -459,7 +443,7 @@ def test_wrong_use_is_refused_in_the_driver(tmp_path: Path) -> None:
         TextFiles(tmp_path / "a.log", line_column="path", include_path=True).schema()
 
 
-def test_a_damaged_position_is_refused() -> None:  # N3
+def test_a_damaged_position_is_refused() -> None:
     assert FilePosition.decode("x", FilePosition(5, 9, 3, 2**64 - 1, True).encode()) == FilePosition(
         5, 9, 3, 2**64 - 1, True
     )
@@ -476,7 +460,6 @@ def test_sources_are_configuration_that_travels(tmp_path: Path) -> None:
 
 
 def test_the_list_of_files_is_the_drivers(tmp_path: Path) -> None:
-    # N1
     write(tmp_path / "b.log", b"b\n")
     source = TextFiles(tmp_path)
     source.schema()

@@ -29,7 +29,6 @@ def test_a_column_that_is_named_twice_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_it_passes_the_conformance_kit(tmp_path: Path) -> None:
-    # N16, N17
     expected = write(tmp_path, files=6)
     source = ParquetFiles(tmp_path, batch_rows=3)
     assert source.schema() == pa.schema([("n", pa.int64()), ("s", pa.large_string())])
@@ -37,7 +36,6 @@ def test_it_passes_the_conformance_kit(tmp_path: Path) -> None:
 
 
 def test_four_files_at_most_are_read_in_turn_and_decoded_as_far_as_they_are_needed(tmp_path: Path) -> None:
-    # N17
     write(tmp_path, files=6)
     source = ParquetFiles(tmp_path, batch_rows=3)
     source.schema()
@@ -94,7 +92,6 @@ def test_damage_is_reported_by_name(tmp_path: Path) -> None:
         reader.poll()
 
 
-# SE20
 def test_text_that_is_none_is_not_handed_on(tmp_path: Path) -> None:
     text = pa.StringArray.from_buffers(1, pa.array([0, 1], pa.int32()).buffers()[1], pa.py_buffer(b"\xff"))
     pq.write_table(pa.table({"text": text}), tmp_path / "0.parquet")
@@ -121,7 +118,7 @@ def rest(tmp_path: Path, positions: dict[str, bytes], parallelism: int = 2) -> l
 
 
 @pytest.mark.parametrize("polls", [1, 20])
-def test_a_file_that_was_changed_or_replaced_is_refused_by_name(tmp_path: Path, polls: int) -> None:  # N22
+def test_a_file_that_was_changed_or_replaced_is_refused_by_name(tmp_path: Path, polls: int) -> None:
     """With other row groups, another position would go on in the middle of other records."""
     write(tmp_path, files=1)
     positions = positions_after(tmp_path, polls)
@@ -131,7 +128,7 @@ def test_a_file_that_was_changed_or_replaced_is_refused_by_name(tmp_path: Path, 
         rest(tmp_path, positions)
 
 
-def test_a_file_changed_before_any_of_it_was_read_is_none_of_our_business(tmp_path: Path) -> None:  # N22
+def test_a_file_changed_before_any_of_it_was_read_is_none_of_our_business(tmp_path: Path) -> None:
     write(tmp_path, files=1)
     positions = positions_after(tmp_path, 0)
     pq.write_table(pq.read_table(tmp_path / "0.parquet"), tmp_path / "0.parquet", row_group_size=3)
@@ -140,7 +137,6 @@ def test_a_file_changed_before_any_of_it_was_read_is_none_of_our_business(tmp_pa
 
 @pytest.mark.parametrize("parallelism", [1, 2, 3])
 def test_files_may_be_added_and_finished_ones_removed_between_two_starts(tmp_path: Path, parallelism: int) -> None:
-    # N16
     write(tmp_path, files=2)
     positions = positions_after(tmp_path, 40)
     (tmp_path / "0.parquet").unlink()
@@ -148,7 +144,7 @@ def test_files_may_be_added_and_finished_ones_removed_between_two_starts(tmp_pat
     assert rest(tmp_path, positions, parallelism) == [100]
 
 
-def test_a_file_removed_before_it_was_read_is_an_error_that_names_it(tmp_path: Path) -> None:  # N16
+def test_a_file_removed_before_it_was_read_is_an_error_that_names_it(tmp_path: Path) -> None:
     write(tmp_path, files=2)
     positions = positions_after(tmp_path, 1)
     (tmp_path / "0.parquet").unlink()
@@ -184,7 +180,7 @@ def test_a_file_whose_footer_cannot_be_read_now_is_a_storage_error(
 def test_a_failure_after_the_first_file_was_read_and_removed_is_recovered_from(
     tmp_path: Path, is_drained: bool
 ) -> None:
-    # N16: a new generation opens the source of the same program again
+    # a new generation opens the source of the same program again
     expected = write(tmp_path)
     source = ParquetFiles(tmp_path)
     source.schema()
@@ -203,7 +199,7 @@ def test_a_failure_after_the_first_file_was_read_and_removed_is_recovered_from(
 
 def test_a_file_that_is_replaced_while_it_is_opened_is_read_as_one_of_the_two(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # N22: its position is of the file that was read
+) -> None:  # its position is of the file that was read
     write(tmp_path, files=1)
     path = str(tmp_path / "0.parquet")
     source = ParquetFiles(tmp_path, batch_rows=3)

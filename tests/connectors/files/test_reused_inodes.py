@@ -45,7 +45,7 @@ class Reusing(LocalFiles):
 
 
 def test_what_got_the_inode_of_a_file_that_was_replaced_is_another_file(tmp_path: Path) -> None:
-    """N19, N49: the one was replaced by a copy, the other rotated twice, both while nobody ran."""
+    """The one was replaced by a copy, the other rotated twice, both while nobody ran."""
     system, log, other = Reusing(), tmp_path / "app.log", tmp_path / "other.log"
     append(log, "1")
     append(other, "a")
@@ -68,7 +68,7 @@ def test_what_got_the_inode_of_a_file_that_was_replaced_is_another_file(tmp_path
     assert following.poll() == []
 
 
-def test_a_copy_that_took_the_place_of_a_file_may_be_renamed_before_it_is_read(tmp_path: Path) -> None:  # N18, N19
+def test_a_copy_that_took_the_place_of_a_file_may_be_renamed_before_it_is_read(tmp_path: Path) -> None:
     system, log = Reusing(), tmp_path / "app.log"
     append(log, "1")
     following = Following(log, 1, system=system)
@@ -83,7 +83,7 @@ def test_a_copy_that_took_the_place_of_a_file_may_be_renamed_before_it_is_read(t
     assert following.bad == []
 
 
-def test_a_new_file_with_the_inode_of_an_empty_one_is_read_whoever_looks_first(tmp_path: Path) -> None:  # N19, N20
+def test_a_new_file_with_the_inode_of_an_empty_one_is_read_whoever_looks_first(tmp_path: Path) -> None:
     names = {owner_of_file(name, 2): tmp_path / name for name in ("first", "second", "third")}
     empty, new = names[0], names[1]
     system = Reusing()
@@ -106,7 +106,7 @@ def test_a_new_file_with_the_inode_of_an_empty_one_is_read_whoever_looks_first(t
     assert following.poll() == []
 
 
-def test_a_file_that_nobody_had_begun_goes_to_the_owner_of_its_new_name(tmp_path: Path) -> None:  # N20, N21
+def test_a_file_that_nobody_had_begun_goes_to_the_owner_of_its_new_name(tmp_path: Path) -> None:  # N21
     names = {owner_of_file(name, 2): tmp_path / name for name in ("first", "second", "third")}
     before, after = names[0], names[1]
     append(before, "1")
@@ -122,7 +122,7 @@ def test_a_file_that_nobody_had_begun_goes_to_the_owner_of_its_new_name(tmp_path
 
 
 def test_what_is_renamed_to_the_place_of_a_file_that_nobody_had_begun_is_no_copy_of_it(tmp_path: Path) -> None:
-    """N19, N50: while a subtask starts, what it has just seen in its place gets the name of a file that is gone."""
+    """While a subtask starts, what it has just seen in its place gets the name of a file that is gone."""
     log, rotated = tmp_path / "app.log", tmp_path / "app.log.1"
     append(log, "1")
     rotated.touch()

@@ -109,7 +109,7 @@ Next = Callable[[Following], None]
 
 def test_a_renamed_file_is_read_to_its_end_and_the_new_one_from_its_start(
     paths: Path, tmp_path: Path, go_on: Next
-) -> None:  # N18
+) -> None:
     log = tmp_path / "app.log"
     append(log, "1", "2")
     following = Following(paths)
@@ -127,7 +127,7 @@ def test_a_renamed_file_is_read_to_its_end_and_the_new_one_from_its_start(
     assert following.poll() == []
 
 
-def test_several_rotations_in_a_row_lose_nothing(paths: Path, tmp_path: Path, go_on: Next) -> None:  # N18
+def test_several_rotations_in_a_row_lose_nothing(paths: Path, tmp_path: Path, go_on: Next) -> None:
     log = tmp_path / "app.log"
     append(log, "0")
     following = Following(paths)
@@ -146,7 +146,7 @@ def test_several_rotations_in_a_row_lose_nothing(paths: Path, tmp_path: Path, go
 
 
 @pytest.mark.parametrize("name", ["app.log-20260131", "app.log.2026-01-31_10", "app.log.old", "other"])
-def test_other_names_of_rotation_are_followed(tmp_path: Path, name: str, go_on: Next) -> None:  # N18, N20
+def test_other_names_of_rotation_are_followed(tmp_path: Path, name: str, go_on: Next) -> None:
     log = tmp_path / "app.log"
     append(log, "1")
     following = Following(tmp_path, 3)
@@ -160,7 +160,7 @@ def test_other_names_of_rotation_are_followed(tmp_path: Path, name: str, go_on: 
     assert following.poll() == []
 
 
-def test_files_of_a_series_have_one_owner() -> None:  # N2, N18
+def test_files_of_a_series_have_one_owner() -> None:
     rotated = ["app.log.1", "app.log.12", "app.log-20260131", "app.log.2026-01-31_10-00-00", "app.log.old", "app.log-1"]
     assert {series_of(f"d/{name}") for name in rotated} == {"d/app.log"}
     for name in ("a.json", "part-00000-c000.json", "2026-01-31", "1", "x1.log", "d.1/x"):
@@ -168,8 +168,8 @@ def test_files_of_a_series_have_one_owner() -> None:  # N2, N18
     assert {owner_of_file(f"d/{name}", 7) for name in rotated} == {owner_of_file("d/app.log", 7)}
 
 
-def test_files_that_begin_alike_are_told_apart_by_their_inodes(paths: Path, tmp_path: Path, go_on: Next) -> None:  # N19
-    # N18: the same heartbeat line again and again
+def test_files_that_begin_alike_are_told_apart_by_their_inodes(paths: Path, tmp_path: Path, go_on: Next) -> None:
+    # the same heartbeat line again and again
     log = tmp_path / "app.log"
     append(log, *["tick"] * 200)
     following = Following(paths)
@@ -180,7 +180,7 @@ def test_files_that_begin_alike_are_told_apart_by_their_inodes(paths: Path, tmp_
     assert len(following.poll()) == 300
 
 
-def test_a_file_that_was_removed_and_made_anew_is_read_from_its_start(tmp_path: Path) -> None:  # N7
+def test_a_file_that_was_removed_and_made_anew_is_read_from_its_start(tmp_path: Path) -> None:
     log = tmp_path / "app.log"
     append(log, "1")
     keep = tmp_path / "keep"
@@ -200,7 +200,7 @@ def test_a_file_that_was_removed_and_made_anew_is_read_from_its_start(tmp_path: 
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
-def test_a_longer_copy_may_take_the_place_of_a_file(tmp_path: Path, is_restarted: bool) -> None:  # N19: as rsync does
+def test_a_longer_copy_may_take_the_place_of_a_file(tmp_path: Path, is_restarted: bool) -> None:  # as rsync does
     log = tmp_path / "app.log"
     append(log, "1")
     following = Following(tmp_path, 3)
@@ -217,7 +217,6 @@ def test_a_longer_copy_may_take_the_place_of_a_file(tmp_path: Path, is_restarted
 @pytest.mark.parametrize("is_restarted", [False, True])
 @pytest.mark.parametrize("size", ["shorter", "longer", "equal"])
 def test_a_file_that_was_truncated_in_place_is_refused_by_name(tmp_path: Path, size: str, is_restarted: bool) -> None:
-    # N6
     log = tmp_path / "app.log"
     append(log, *(f"line {number}" for number in range(3_000)))
     length = log.stat().st_size
@@ -234,7 +233,7 @@ def test_a_file_that_was_truncated_in_place_is_refused_by_name(tmp_path: Path, s
         following.poll()
 
 
-def test_a_truncated_file_that_was_read_in_the_middle_of_a_line_is_refused(tmp_path: Path) -> None:  # N6
+def test_a_truncated_file_that_was_read_in_the_middle_of_a_line_is_refused(tmp_path: Path) -> None:
     log = tmp_path / "app.log"
     log.write_bytes(b"one\nhalf")
     following = Following(tmp_path)
@@ -268,7 +267,7 @@ def test_what_may_have_been_lost_unseen_is_a_bad_record(tmp_path: Path) -> None:
     ]
 
 
-def test_a_file_that_vanished_with_unread_bytes_is_an_error(tmp_path: Path) -> None:  # N7
+def test_a_file_that_vanished_with_unread_bytes_is_an_error(tmp_path: Path) -> None:
     log = tmp_path / "app.log"
     log.write_bytes(b"one\nhalf a line")
     following = Following(tmp_path)
@@ -278,7 +277,7 @@ def test_a_file_that_vanished_with_unread_bytes_is_an_error(tmp_path: Path) -> N
         following.start(1, {str(log): FilePosition(4, 15, inode=7).encode()})
 
 
-def test_compressed_files_of_a_followed_directory_are_skipped(tmp_path: Path) -> None:  # N4
+def test_compressed_files_of_a_followed_directory_are_skipped(tmp_path: Path) -> None:
     append(tmp_path / "app.log", "1")
     (tmp_path / "app.log.1.gz").write_bytes(gzip.compress(b"0\n"))
     following = Following(tmp_path)
@@ -289,14 +288,14 @@ def test_compressed_files_of_a_followed_directory_are_skipped(tmp_path: Path) ->
         TextFiles(tmp_path).schema()
 
 
-def test_a_link_to_a_listed_file_is_not_read_again(tmp_path: Path) -> None:  # N4
+def test_a_link_to_a_listed_file_is_not_read_again(tmp_path: Path) -> None:
     append(tmp_path / "a.log", "1")
     (tmp_path / "latest.log").symlink_to(tmp_path / "a.log")
     for follow in (True, False):
         assert Following(tmp_path, follow=follow).poll() == ["1"]
 
 
-def test_a_rotated_file_that_was_read_does_not_hold_event_time_back(tmp_path: Path) -> None:  # N18
+def test_a_rotated_file_that_was_read_does_not_hold_event_time_back(tmp_path: Path) -> None:
     log = tmp_path / "app.log"
     append(log, "1")
     following = Following(tmp_path, 1)
@@ -312,7 +311,6 @@ def test_a_rotated_file_that_was_read_does_not_hold_event_time_back(tmp_path: Pa
 @pytest.mark.long
 @pytest.mark.parametrize("seed", few(range(25), 8))
 def test_any_history_of_rotations_and_restarts_delivers_every_line_once(tmp_path: Path, seed: int) -> None:
-    # N18, N20
     dice = random.Random(seed)
     names = ["a.log", "b.log", "sub/c.log"]
     (tmp_path / "sub").mkdir()
@@ -356,7 +354,7 @@ def read_rest(paths: Any, parallelism: int, positions: dict[str, bytes]) -> list
     return sorted(row["line"] for reader in readers for row in read_all(reader)[0])
 
 
-def test_a_file_keeps_its_number_when_the_list_grows() -> None:  # N1
+def test_a_file_keeps_its_number_when_the_list_grows() -> None:
     first = numbered_files(["b", "d"], {})
     assert first == {"b": 0, "d": 1}
     second = numbered_files(["a", "b", "c", "d"], dict(first))
@@ -367,7 +365,6 @@ def test_a_file_keeps_its_number_when_the_list_grows() -> None:  # N1
 
 @pytest.mark.parametrize("parallelism", [1, 2, 3])
 def test_between_two_starts_files_may_be_added_renamed_and_grow(tmp_path: Path, parallelism: int) -> None:
-    # N1, N5, N19
     for name in ("a", "b", "c"):
         append(tmp_path / name, f"{name}1")
     positions = read_partly(TextFiles(tmp_path), 2, 10)
@@ -384,7 +381,7 @@ def test_between_two_starts_files_may_be_added_renamed_and_grow(tmp_path: Path, 
 def test_a_file_of_which_nothing_was_read_is_read_once_when_it_is_renamed(
     tmp_path: Path, parallelism: int, grows: bool, others: int
 ) -> None:
-    """N20: no content says that it is the same file, so whoever owns its name of today reads it."""
+    """No content says that it is the same file, so whoever owns its name of today reads it."""
     (tmp_path / "empty").touch()
     for number in range(others):
         append(tmp_path / f"file{number}", f"line {number}")
@@ -405,7 +402,7 @@ def test_a_file_of_which_nothing_was_read_is_read_once_when_it_is_renamed(
 def test_files_that_nobody_had_begun_may_be_renamed_between_two_starts(
     tmp_path: Path, parallelism: int, polls: int
 ) -> None:
-    for name in "abcd":  # N20
+    for name in "abcd":
         append(tmp_path / name, name)
     source = TextFiles(tmp_path)
     source.schema()
@@ -424,7 +421,7 @@ def test_files_that_nobody_had_begun_may_be_renamed_between_two_starts(
 
 @pytest.mark.parametrize("name", ["moved", "other", "third", "fourth"])
 def test_a_followed_file_of_which_nothing_was_read_has_one_owner_after_a_start(tmp_path: Path, name: str) -> None:
-    following = Following(tmp_path)  # N20; names with different owners
+    following = Following(tmp_path)  # names with different owners
     (tmp_path / "empty").touch()
     following.poll()
     positions = following.positions()
@@ -436,7 +433,7 @@ def test_a_followed_file_of_which_nothing_was_read_has_one_owner_after_a_start(t
     assert following.poll() == []
 
 
-def test_an_unread_file_of_another_directory_is_read(tmp_path: Path) -> None:  # N18: its owner does not look there
+def test_an_unread_file_of_another_directory_is_read(tmp_path: Path) -> None:  # its owner does not look there
     (tmp_path / "in").mkdir()
     (tmp_path / "out").mkdir()
     (tmp_path / "in" / "empty").touch()
@@ -449,7 +446,7 @@ def test_an_unread_file_of_another_directory_is_read(tmp_path: Path) -> None:  #
     assert read_rest(paths, 3, positions) == ["late"]
 
 
-def test_a_finished_file_that_was_changed_is_refused(tmp_path: Path) -> None:  # N6
+def test_a_finished_file_that_was_changed_is_refused(tmp_path: Path) -> None:
     append(tmp_path / "a", "one", "two")
     positions = read_partly(TextFiles(tmp_path), 1, 10)
     (tmp_path / "a").write_text("ONE\ntwo\nthree\n")
@@ -457,7 +454,7 @@ def test_a_finished_file_that_was_changed_is_refused(tmp_path: Path) -> None:  #
         read_rest(tmp_path, 1, positions)
 
 
-def test_a_finished_file_whose_last_line_had_no_end_must_not_grow(tmp_path: Path) -> None:  # N5
+def test_a_finished_file_whose_last_line_had_no_end_must_not_grow(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("one\ntw")
     positions = read_partly(TextFiles(tmp_path), 1, 10)
     assert read_rest(tmp_path, 1, positions) == []
@@ -466,7 +463,7 @@ def test_a_finished_file_whose_last_line_had_no_end_must_not_grow(tmp_path: Path
         read_rest(tmp_path, 1, positions)
 
 
-def test_the_same_files_by_a_link_to_their_directory_are_not_read_again(tmp_path: Path) -> None:  # N19
+def test_the_same_files_by_a_link_to_their_directory_are_not_read_again(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     append(tmp_path / "in" / "a", "one")
     positions = read_partly(TextFiles(tmp_path / "in"), 1, 10)
@@ -475,7 +472,7 @@ def test_the_same_files_by_a_link_to_their_directory_are_not_read_again(tmp_path
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
-def test_a_bad_line_has_its_number_in_its_own_file_after_a_rotation(tmp_path: Path, is_restarted: bool) -> None:  # N3
+def test_a_bad_line_has_its_number_in_its_own_file_after_a_rotation(tmp_path: Path, is_restarted: bool) -> None:
     log = tmp_path / "app.log"
     append(log, "one", "two")
     following = Following(tmp_path)

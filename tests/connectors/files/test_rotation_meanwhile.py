@@ -17,7 +17,7 @@ from headgate.connectors.files.selection import owner_of_file
 from headgate.errors import StorageError
 
 
-def test_a_followed_file_may_be_missing_for_a_while(tmp_path: Path) -> None:  # N48: it was renamed, and not made anew
+def test_a_followed_file_may_be_missing_for_a_while(tmp_path: Path) -> None:  # it was renamed, and not made anew
     log = tmp_path / "app.log"
     append(log, "1")
     following = Following(log)
@@ -53,7 +53,7 @@ class Vanishing(LocalFiles):
         return super().may_read(path)
 
 
-def test_a_file_may_vanish_while_it_is_looked_at(tmp_path: Path) -> None:  # N48
+def test_a_file_may_vanish_while_it_is_looked_at(tmp_path: Path) -> None:
     log, system = tmp_path / "app.log", Vanishing()
     append(log, "1")
     following = Following(tmp_path / "app.log*", system=system)
@@ -91,7 +91,6 @@ class Failing(LocalFiles):
 @pytest.mark.parametrize("is_restarted", [False, True])
 @pytest.mark.parametrize("call", ["opened", "stat"])
 def test_a_file_that_cannot_be_looked_at_is_not_taken_for_gone(tmp_path: Path, call: str, is_restarted: bool) -> None:
-    # N51
     log, system = tmp_path / "app.log", Failing()
     append(log, "1")
     following = Following(tmp_path, 1, system=system)
@@ -132,7 +131,7 @@ class Rotating(LocalFiles):
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_file_that_is_renamed_again_while_it_is_looked_for_is_found(
     tmp_path: Path, times: int, is_restarted: bool
-) -> None:  # N50
+) -> None:
     log, system = tmp_path / "app.log", Rotating()
     append(log, "1")
     following = Following(log, 1, system=system)
@@ -166,7 +165,7 @@ class Shifting(LocalFiles):
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
-def test_what_was_rotated_unseen_is_found_while_it_is_rotated_again(tmp_path: Path, is_restarted: bool) -> None:  # N50
+def test_what_was_rotated_unseen_is_found_while_it_is_rotated_again(tmp_path: Path, is_restarted: bool) -> None:
     log, system = tmp_path / "app.log", Shifting()
     names = [tmp_path / f"app.log.{number}" for number in range(1, 4)]
     append(log, "1")
@@ -198,7 +197,7 @@ class RotatingAtALook(LocalFiles):
 
 
 @pytest.mark.parametrize("is_alone", [False, True])
-def test_files_that_are_rotated_while_a_start_looks_for_them_are_found(tmp_path: Path, is_alone: bool) -> None:  # N50
+def test_files_that_are_rotated_while_a_start_looks_for_them_are_found(tmp_path: Path, is_alone: bool) -> None:
     log, system = tmp_path / "app.log", RotatingAtALook()
     append(log, "1")
     following = Following(log if is_alone else tmp_path, 1, system=system)
@@ -220,7 +219,7 @@ def test_files_that_are_rotated_while_a_start_looks_for_them_are_found(tmp_path:
 @pytest.mark.parametrize("names", [("app.log-20260101", "app.log-20260102"), ("app.log.1", "app.log.0")])
 def test_a_file_that_was_made_and_rotated_between_two_looks_is_read(
     tmp_path: Path, names: tuple[str, str], is_restarted: bool
-) -> None:  # N49: by its name alone; what was rotated first stays where it is
+) -> None:  # by its name alone; what was rotated first stays where it is
     log = tmp_path / "app.log"
     append(tmp_path / "app.log.7", "0")  # of before anybody followed it
     os.utime(tmp_path / "app.log.7", (1_000, 1_000))
@@ -239,7 +238,7 @@ def test_a_file_that_was_made_and_rotated_between_two_looks_is_read(
     assert following.poll() == []
 
 
-def test_a_removed_file_that_is_put_back_under_another_name_is_read_on(tmp_path: Path) -> None:  # N7
+def test_a_removed_file_that_is_put_back_under_another_name_is_read_on(tmp_path: Path) -> None:
     log, aside = tmp_path / "app.log", tmp_path.parent / f"aside-{tmp_path.name}"
     append(log, "1")
     following = Following(log, 1)
@@ -281,7 +280,7 @@ class Reusing(LocalFiles):
 @pytest.mark.parametrize("is_restarted", [False, True])
 def test_a_file_between_two_looks_may_have_the_inode_of_one_that_was_removed(
     tmp_path: Path, first: str, is_restarted: bool
-) -> None:  # N19
+) -> None:
     log, system = tmp_path / "app.log", Reusing()
     log.write_text(first)
     freed = log.stat().st_ino
@@ -302,7 +301,7 @@ def test_a_file_between_two_looks_may_have_the_inode_of_one_that_was_removed(
     assert sorted(following.poll()) == ["3", "4"]
 
 
-def test_a_file_may_have_the_inode_of_an_empty_one_that_another_subtask_had(tmp_path: Path) -> None:  # N19, N20
+def test_a_file_may_have_the_inode_of_an_empty_one_that_another_subtask_had(tmp_path: Path) -> None:
     names = {owner_of_file(f"{letter}.log", 2): tmp_path / f"{letter}.log" for letter in "abcdefgh"}
     gone, there, system = names[0], names[1], Reusing()
     append(tmp_path / "z.log", "0")
@@ -320,7 +319,6 @@ def test_a_file_may_have_the_inode_of_an_empty_one_that_another_subtask_had(tmp_
 
 @pytest.mark.parametrize("is_restarted", [False, True])
 def test_a_file_between_two_looks_may_have_the_name_of_one_that_was_removed(tmp_path: Path, is_restarted: bool) -> None:
-    # N7, N18
     log, rotated = tmp_path / "app.log", [tmp_path / "app.log.1", tmp_path / "app.log.2"]
     append(log, "1")
     following = Following(log, 1)
@@ -341,7 +339,7 @@ def test_a_file_between_two_looks_may_have_the_name_of_one_that_was_removed(tmp_
 
 @pytest.mark.parametrize("pattern", ["", "app.log*", "app.log"])
 def test_a_file_that_is_renamed_to_the_name_of_one_that_was_removed_is_read_on(tmp_path: Path, pattern: str) -> None:
-    # N7, N18: as numbered rotation does that keeps one file
+    # as numbered rotation does that keeps one file
     log, rotated = tmp_path / "app.log", tmp_path / "app.log.1"
     append(log, "0")
     following = Following(tmp_path / pattern)
@@ -362,7 +360,7 @@ def test_a_file_that_is_renamed_to_the_name_of_one_that_was_removed_is_read_on(t
 
 @pytest.mark.parametrize("names", ["ab", "ba"])
 def test_a_file_that_is_renamed_may_have_the_inode_of_one_that_was_removed(tmp_path: Path, names: str) -> None:
-    # N19, N20: whoever owns its new name knows it by what was read of it, not by what was read of the removed one
+    # whoever owns its new name knows it by what was read of it, not by what was read of the removed one
     gone, there, system = tmp_path / f"{names[0]}.log", tmp_path / f"{names[1]}.log", Reusing()
     append(gone, "0")
     freed = gone.stat().st_ino

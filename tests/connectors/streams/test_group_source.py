@@ -191,7 +191,7 @@ def test_a_generation_is_dealt_anew_at_another_parallelism(store: Store) -> None
 # -- checkpoints ------------------------------------------------------------------------------------------------------
 
 
-def test_each_reader_is_cut_where_it_meets_the_marker(store: Store) -> None:  # GS10, GS11, GS13
+def test_each_reader_is_cut_where_it_meets_the_marker(store: Store) -> None:  # GS13
     write(store, *range(30))
     job = Job(store, 2).begin()
     before = job.read(0)
@@ -215,7 +215,7 @@ def test_each_reader_is_cut_where_it_meets_the_marker(store: Store) -> None:  # 
     assert Job(store, 2, 2).begin(job, 1).read() == sorted(set(range(30)) - set(before))
 
 
-def test_a_subtask_without_segments_is_cut_with_the_others(store: Store) -> None:  # GS12
+def test_a_subtask_without_segments_is_cut_with_the_others(store: Store) -> None:
     job = Job(store, 4).begin()
     job.read()
     idle = next(reader for reader in job.readers if not reader.splits())
@@ -232,7 +232,7 @@ def test_a_subtask_without_segments_is_cut_with_the_others(store: Store) -> None
     assert job.answer(1).positions == {0: 0, 1: 0, 2: 0}
 
 
-def test_a_source_that_is_not_read_on_is_cut_where_it_is(store: Store) -> None:  # GS12, EI26
+def test_a_source_that_is_not_read_on_is_cut_where_it_is(store: Store) -> None:  # EI26
     write(store, *range(30))
     job = Job(store, 2).begin()
     before = job.read()
@@ -260,7 +260,7 @@ def test_a_checkpoint_that_was_given_up_keeps_nobody_waiting(store: Store) -> No
     )
 
 
-def test_a_marker_of_a_checkpoint_that_is_over_is_passed(store: Store) -> None:  # GS11, GS14
+def test_a_marker_of_a_checkpoint_that_is_over_is_passed(store: Store) -> None:  # GS14
     job = Job(store, 2).begin()
     first, second = job.readers
     for reader in job.readers:
@@ -291,7 +291,7 @@ def test_a_checkpoint_of_the_group_is_never_asked_for_twice(store: Store) -> Non
         job.hook.trigger(1)
 
 
-def test_snapshots_alone_move_the_group(store: Store) -> None:  # GS9
+def test_snapshots_alone_move_the_group(store: Store) -> None:
     write(store, *range(30))
     job = Job(store, 2).begin()
     assert job.read() == list(range(30))
@@ -321,7 +321,7 @@ def test_a_segment_that_was_read_to_its_end_holds_event_time_until_its_heirs_are
     assert {f"{NAME}/3", f"{NAME}/4"} < set(owner.splits()), "its heirs are known before it is gone"
 
 
-def test_what_follows_waits_for_a_completed_checkpoint(store: Store) -> None:  # GS8
+def test_what_follows_waits_for_a_completed_checkpoint(store: Store) -> None:
     write(store, *range(30))
     job = Job(store, 2).begin()
     seen = job.read()
@@ -361,7 +361,7 @@ def test_everything_is_read_whatever_is_scaled(store: Store) -> None:  # GS6, GS
     assert all(reader.is_finished() for reader in job.readers)
 
 
-def test_a_subtask_ends_with_its_sealed_segments_and_is_in_the_final_checkpoint(store: Store) -> None:  # GS18
+def test_a_subtask_ends_with_its_sealed_segments_and_is_in_the_final_checkpoint(store: Store) -> None:
     write(store, *range(30))
     job = Job(store, 4).begin()
     store.seal(NAME)
@@ -462,14 +462,14 @@ def test_where_a_first_start_begins(store: Store) -> None:  # GS5
         GroupSource(NAME, "no good\n", store.root)
 
 
-def test_a_checkpoint_without_a_cut_of_the_group_is_refused(store: Store) -> None:  # GS15
+def test_a_checkpoint_without_a_cut_of_the_group_is_refused(store: Store) -> None:
     job = Job(store, 1)
     with pytest.raises(UsageError, match="holds no cut of one"):
         job.hook.restore(7, None)
     assert job.source.identity() != StreamSource(NAME, store.root).identity()
 
 
-def test_what_the_manifest_holds_is_checked(store: Store, tmp_path: Path) -> None:  # GS15
+def test_what_the_manifest_holds_is_checked(store: Store, tmp_path: Path) -> None:
     write(store, *range(10))
     job = Job(store, 1).begin()
     job.read()
@@ -487,7 +487,7 @@ def test_what_the_manifest_holds_is_checked(store: Store, tmp_path: Path) -> Non
         later.opened(0, {f"{NAME}/0": (999).to_bytes(8, "big")}).poll()
 
 
-def test_a_source_by_a_group_needs_periodic_checkpoints(store: Store) -> None:  # GS17
+def test_a_source_by_a_group_needs_periodic_checkpoints(store: Store) -> None:
     job = Job(store, 1)
     job.hook.reset()
     context = SourceContext("p", "source", 0, 1, None, Generation(1), life="life", takes_checkpoints=False)
@@ -495,7 +495,7 @@ def test_a_source_by_a_group_needs_periodic_checkpoints(store: Store) -> None:  
         job.source.open(context)
 
 
-def test_it_holds_what_its_checkpoints_need(store: Store) -> None:  # GS16
+def test_it_holds_what_its_checkpoints_need(store: Store) -> None:
     write(store, *range(30))
     job = Job(store, 2).begin()
     job.read()
@@ -522,14 +522,14 @@ def test_whoever_only_looks_leaves_the_group_alone(store: Store) -> None:  # GS1
     assert source.how_to_end() is None
 
 
-def test_the_kit_says_that_it_cannot_check_such_a_source(store: Store) -> None:  # GS17
+def test_the_kit_says_that_it_cannot_check_such_a_source(store: Store) -> None:
     write(store, *range(5))
     store.seal(NAME)
     with pytest.raises((UsageError, StorageError)):
         check_source(GroupSource(NAME, GROUP, store.root))
 
 
-def test_the_state_of_a_claimed_group_survives_as_bytes(store: Store) -> None:  # GS19
+def test_the_state_of_a_claimed_group_survives_as_bytes(store: Store) -> None:
     Job(store, 2).begin()
     group = store._core.catalogue.find_group(GROUP).group
     data = encode_group(group)

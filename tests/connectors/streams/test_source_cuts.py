@@ -1,4 +1,4 @@
-"""A source that begins or ends at a stream cut reads exactly what lies between, scaled or not (SC52)."""
+"""A source that begins or ends at a stream cut reads exactly what lies between, scaled or not."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def all_of(*rounds: int) -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize("parallelism", [1, 3])
-def test_a_pipeline_reads_what_lies_between_two_cuts(store: Store, parallelism: int) -> None:  # SC52
+def test_a_pipeline_reads_what_lies_between_two_cuts(store: Store, parallelism: int) -> None:
     write(store, 0)
     first = store.tail(NAME)
     write(store, 1)
@@ -97,7 +97,7 @@ def test_a_pipeline_reads_what_lies_between_two_cuts(store: Store, parallelism: 
         assert all(reader.is_finished() for reader in those) == (end is not None)
 
 
-def test_a_pipeline_reads_what_came_from_a_date_on(store: Store) -> None:  # SC52, S66
+def test_a_pipeline_reads_what_came_from_a_date_on(store: Store) -> None:
     write(store, 0)
     store.split(NAME, 1)
     cut = store.cut_at(NAME, dt.datetime(2200, 1, 1, tzinfo=dt.UTC))
@@ -108,9 +108,7 @@ def test_a_pipeline_reads_what_came_from_a_date_on(store: Store) -> None:  # SC5
 
 
 @pytest.mark.parametrize("parallelism", [1, 2])
-def test_a_segment_that_was_closed_behind_the_date_is_read_from_the_date_on(
-    store: Store, parallelism: int
-) -> None:  # SC52, S66
+def test_a_segment_that_was_closed_behind_the_date_is_read_from_the_date_on(store: Store, parallelism: int) -> None:
     clock = Clock()
     dated = Store(store.root, store._core.catalogue, LocalStorage(chunks_of(store)), clock=clock)
     for number in range(3):
@@ -123,7 +121,7 @@ def test_a_segment_that_was_closed_behind_the_date_is_read_from_the_date_on(
     assert read(readers(StreamSource(NAME, store.root, end=cut), parallelism)) == all_of(0)
 
 
-def test_from_the_latest_event_on_up_to_a_cut_there_is_nothing(store: Store) -> None:  # SC52
+def test_from_the_latest_event_on_up_to_a_cut_there_is_nothing(store: Store) -> None:
     write(store, 0)
     end = store.tail(NAME)
     write(store, 1)
@@ -133,7 +131,7 @@ def test_from_the_latest_event_on_up_to_a_cut_there_is_nothing(store: Store) -> 
     assert all(reader.is_finished() for reader in those)
 
 
-def test_what_lies_between_two_cuts_is_read_whatever_was_scaled(store: Store) -> None:  # SC52, SC40
+def test_what_lies_between_two_cuts_is_read_whatever_was_scaled(store: Store) -> None:
     """Restarted in between at another parallelism, from the positions that a checkpoint would have."""
     chance = random.Random(7)
     cuts, number = [store.tail(NAME)], 0
@@ -165,7 +163,7 @@ def test_what_lies_between_two_cuts_is_read_whatever_was_scaled(store: Store) ->
         assert all(values == list(range(values[0], values[-1] + 1)) for values in found.values())
 
 
-def test_what_is_gone_behind_the_start_is_missed_with_an_error(store: Store) -> None:  # SC52, S67
+def test_what_is_gone_behind_the_start_is_missed_with_an_error(store: Store) -> None:
     write(store, 0)
     begin = store.tail(NAME)
     store.split(NAME, 0)
@@ -177,7 +175,7 @@ def test_what_is_gone_behind_the_start_is_missed_with_an_error(store: Store) -> 
         read(readers(StreamSource(NAME, store.root, start=begin), 1))
 
 
-def test_a_cut_of_another_stream_is_refused_before_anything_runs(store: Store) -> None:  # SC52
+def test_a_cut_of_another_stream_is_refused_before_anything_runs(store: Store) -> None:
     store.create_stream("other", SCHEMA)
     for given in (store.tail("other"), "noon", 7):
         with pytest.raises(UsageError, match="start of stream 'app/events' must be 'earliest', 'latest' or a Str"):

@@ -1,4 +1,4 @@
-"""A source reads a stream that is scaled meanwhile: segments are taken up, each event once, in order (SC40 to SC44)."""
+"""A source reads a stream that is scaled meanwhile: segments are taken up, each event once, in order."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def splits(readers: Readers) -> list[list[str]]:
     return [[split.rpartition("/")[2] for split in subtask.splits()] for subtask in readers.subtasks]
 
 
-def test_segments_that_follow_are_read_by_who_read_those_before(store: Store) -> None:  # SC40, SC41
+def test_segments_that_follow_are_read_by_who_read_those_before(store: Store) -> None:
     readers = Readers(store, source(store))
     write(store, 0)
     store.split(NAME, 0)
@@ -120,7 +120,7 @@ def test_segments_that_follow_are_read_by_who_read_those_before(store: Store) ->
     readers.expect(0, 1)
 
 
-def test_a_segment_that_follows_those_of_two_subtasks_waits_for_a_checkpoint(store: Store) -> None:  # SC40
+def test_a_segment_that_follows_those_of_two_subtasks_waits_for_a_checkpoint(store: Store) -> None:
     """What the other one has read may be anywhere in the pipeline before."""
     readers = Readers(store, source(store))
     write(store, 0)
@@ -129,13 +129,13 @@ def test_a_segment_that_follows_those_of_two_subtasks_waits_for_a_checkpoint(sto
     readers.poll_all()
     readers.poll_all()
     readers.expect(0)
-    assert splits(readers) == [["2"], []]  # it holds event time back (SC41)
+    assert splits(readers) == [["2"], []]  # it holds event time back
     readers.complete()
     readers.poll_all()
     readers.expect(0, 1)
 
 
-def test_a_checkpoint_that_began_before_the_end_of_a_segment_does_not_count(store: Store) -> None:  # SC40
+def test_a_checkpoint_that_began_before_the_end_of_a_segment_does_not_count(store: Store) -> None:
     readers = Readers(store, source(store))
     write(store, 0)
     store.merge(NAME, [0, 1])
@@ -154,7 +154,6 @@ def test_a_checkpoint_that_began_before_the_end_of_a_segment_does_not_count(stor
 
 
 def test_what_cannot_be_told_is_told_with_the_next_checkpoint(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SC40."""
     readers = Readers(store, source(store))
     write(store, 0)
     store.merge(NAME, [0, 1])
@@ -174,7 +173,7 @@ def test_what_cannot_be_told_is_told_with_the_next_checkpoint(store: Store, monk
     readers.expect(0, 1)
 
 
-def test_without_checkpoints_nobody_waits_for_one(store: Store) -> None:  # SC43
+def test_without_checkpoints_nobody_waits_for_one(store: Store) -> None:
     readers = Readers(store, source(store), takes_checkpoints=False)
     write(store, 0)
     store.merge(NAME, [0, 1])
@@ -185,7 +184,7 @@ def test_without_checkpoints_nobody_waits_for_one(store: Store) -> None:  # SC43
 
 
 @pytest.mark.parametrize("parallelism", [1, 2, 3])
-def test_a_restored_source_goes_on_wherever_it_was(store: Store, parallelism: int) -> None:  # SC40
+def test_a_restored_source_goes_on_wherever_it_was(store: Store, parallelism: int) -> None:
     write(store, 0)
     readers = Readers(store, source(store))
     readers.poll(0)
@@ -204,7 +203,7 @@ def test_a_restored_source_goes_on_wherever_it_was(store: Store, parallelism: in
     again.expect(0, 1, 2)
 
 
-def test_what_former_generations_passed_counts_for_nothing(store: Store) -> None:  # SC40
+def test_what_former_generations_passed_counts_for_nothing(store: Store) -> None:
     """They may have been ahead of the checkpoint that is restored."""
     write(store, 0)
     readers = Readers(store, source(store))
@@ -228,7 +227,7 @@ def test_what_former_generations_passed_counts_for_nothing(store: Store) -> None
 )
 def test_subtasks_that_begin_while_a_stream_is_scaled_begin_at_one_moment(
     store: Store, start: str, holds: bool
-) -> None:  # SC42
+) -> None:
     write(store, 0)
     context = SourceContext("p", "source", 0, 2, None, Generation(1), life="life")
     readers = Readers.__new__(Readers)
@@ -250,7 +249,7 @@ def test_subtasks_that_begin_while_a_stream_is_scaled_begin_at_one_moment(
     readers.expect(*(range(6) if start == "earliest" else range(1, 6)))
 
 
-def test_a_bounded_read_ends_where_its_first_subtask_saw_the_end(store: Store) -> None:  # SC42, SC1
+def test_a_bounded_read_ends_where_its_first_subtask_saw_the_end(store: Store) -> None:
     write(store, 0)
     store.merge(NAME, [0, 1])
     store.split(NAME, 2)
@@ -273,7 +272,7 @@ def test_a_bounded_read_ends_where_its_first_subtask_saw_the_end(store: Store) -
         write(store, 9)
 
 
-def test_another_life_of_a_pipeline_begins_at_a_moment_of_its_own(store: Store) -> None:  # SC42
+def test_another_life_of_a_pipeline_begins_at_a_moment_of_its_own(store: Store) -> None:
     for life, value in (("first", 0), ("second", 1)):
         write(store, value)
         readers = Readers(store, source(store, follow=False), life=life)
@@ -281,7 +280,7 @@ def test_another_life_of_a_pipeline_begins_at_a_moment_of_its_own(store: Store) 
         readers.expect(*range(value + 1))
 
 
-def test_a_followed_stream_ends_when_it_is_sealed(store: Store) -> None:  # SC2
+def test_a_followed_stream_ends_when_it_is_sealed(store: Store) -> None:
     readers = Readers(store, source(store), 3)
     write(store, 0)
     store.split(NAME, 1)
@@ -294,13 +293,13 @@ def test_a_followed_stream_ends_when_it_is_sealed(store: Store) -> None:  # SC2
     readers.expect(0, 1)
 
 
-def test_a_scaled_stream_is_the_same_stream(store: Store) -> None:  # SC40: a checkpoint stays good
+def test_a_scaled_stream_is_the_same_stream(store: Store) -> None:  # a checkpoint stays good
     before = source(store).identity()
     store.resize(NAME, 5)
     assert source(store).identity() == before
 
 
-def test_holds_know_what_was_read_before_a_stream_was_scaled(store: Store) -> None:  # SC30
+def test_holds_know_what_was_read_before_a_stream_was_scaled(store: Store) -> None:
     write(store, 0)
     readers = Readers(store, source(store))
     early = readers.complete()
@@ -322,7 +321,7 @@ def test_holds_know_what_was_read_before_a_stream_was_scaled(store: Store) -> No
     assert store.events_between(store.holds(NAME)["p/source"]) == len(KEYS)
 
 
-def test_a_segment_that_was_truncated_before_it_was_read_is_missed(store: Store) -> None:  # SC32, SC40
+def test_a_segment_that_was_truncated_before_it_was_read_is_missed(store: Store) -> None:
     readers = Readers(store, source(store, holds=False))
     saved = readers.complete()
     store.split(NAME, 0)
@@ -364,7 +363,7 @@ def run_to_marker(readers: Readers, checkpoint: int) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("parallelism", [1, 2])
-def test_a_cut_goes_through_a_stream_that_is_scaled(store: Store, parallelism: int) -> None:  # SC44, S85
+def test_a_cut_goes_through_a_stream_that_is_scaled(store: Store, parallelism: int) -> None:
     readers = Readers(store, source(store, stream_cuts=True), parallelism)
     write(store, 0)
     marked(store, 1)
@@ -387,7 +386,7 @@ def test_a_cut_goes_through_a_stream_that_is_scaled(store: Store, parallelism: i
     last.expect(3)
 
 
-def test_what_pipelines_have_passed_is_in_the_catalogue(store: Store) -> None:  # SC40
+def test_what_pipelines_have_passed_is_in_the_catalogue(store: Store) -> None:
     readers = Readers(store, source(store))
     store.merge(NAME, [0, 1])
     readers.poll_all()

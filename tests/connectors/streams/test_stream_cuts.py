@@ -1,4 +1,4 @@
-"""Streams that are cut at one moment: markers in the store, and readers that stand still there (S60–S64, SC20–SC25)."""
+"""Streams that are cut at one moment: markers in the store, and readers that stand still there (SC21)."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def read(reader: StreamCutReader, polls_max: int = 100) -> tuple[list[int], dict
 SPLITS = [f"{NAME}/{segment}" for segment in range(3)]
 
 
-def test_a_marker_is_one_moment_of_all_segments_and_no_event(store: Store) -> None:  # S60, S64
+def test_a_marker_is_one_moment_of_all_segments_and_no_event(store: Store) -> None:
     write(store, *range(10))
     ends = store.describe(NAME).ends
     assert store.pipelines.mark(NAME, owner=OWNER, generation=1, checkpoint=4) == dict(enumerate(ends))
@@ -89,7 +89,7 @@ def test_a_marker_is_one_moment_of_all_segments_and_no_event(store: Store) -> No
     assert [p for p in store.fsck() if not p.is_harmless] == []
 
 
-def test_marking_again_returns_what_was_recorded_first(store: Store) -> None:  # S61
+def test_marking_again_returns_what_was_recorded_first(store: Store) -> None:
     write(store, 1, 2, 3)
     first = store.pipelines.mark(NAME, owner=OWNER, generation=1, checkpoint=4)
     write(store, 4, 5, 6)
@@ -99,7 +99,7 @@ def test_marking_again_returns_what_was_recorded_first(store: Store) -> None:  #
         store.pipelines.mark("app/none", owner=OWNER, generation=1, checkpoint=4)
 
 
-def test_a_marker_records_only_segments_that_take_events(store: Store) -> None:  # S85
+def test_a_marker_records_only_segments_that_take_events(store: Store) -> None:
     write(store, *range(20))
     ends = dict(enumerate(store.describe(NAME).ends))
     store.split(NAME, 0)
@@ -125,7 +125,7 @@ def test_a_marker_records_only_segments_that_take_events(store: Store) -> None: 
     }
 
 
-def test_markers_of_before_that_name_all_segments_are_read(store: Store) -> None:  # S85
+def test_markers_of_before_that_name_all_segments_are_read(store: Store) -> None:
     write(store, *range(20))
     store.split(NAME, 0)
     stream_id, ends = store.find(NAME).stream_id, store.describe(NAME).ends
@@ -138,7 +138,7 @@ def test_markers_of_before_that_name_all_segments_are_read(store: Store) -> None
     assert (found[0], found[3]) == ((Marker(4, ends[0]),), (Marker(4, 0),))
 
 
-def test_a_reader_asks_for_the_segments_that_it_reads(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:  # S85
+def test_a_reader_asks_for_the_segments_that_it_reads(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[set[int]] = []
     real = Pipelines.frontier
 
@@ -160,7 +160,7 @@ def test_a_reader_asks_for_the_segments_that_it_reads(store: Store, monkeypatch:
     assert 0 not in present
 
 
-def test_markers_are_forgotten_by_owner_generation_and_checkpoint(store: Store) -> None:  # S63
+def test_markers_are_forgotten_by_owner_generation_and_checkpoint(store: Store) -> None:
     for owner, generation, checkpoint in ((OWNER, 1, 4), (OWNER, 1, 5), (OWNER, 2, 6), ("other", 1, 4)):
         store.pipelines.mark(NAME, owner=owner, generation=generation, checkpoint=checkpoint)
 
@@ -180,7 +180,7 @@ def test_markers_are_forgotten_by_owner_generation_and_checkpoint(store: Store) 
     assert left("other", 1) == []
 
 
-def test_a_reader_stands_still_at_the_marker_of_every_segment(store: Store) -> None:  # SC20, SC21
+def test_a_reader_stands_still_at_the_marker_of_every_segment(store: Store) -> None:  # SC21
     hook, reader = hook_of(store), reader_of(store)
     assert isinstance(reader, InducedReader)
     write(store, *range(20))
@@ -197,7 +197,7 @@ def test_a_reader_stands_still_at_the_marker_of_every_segment(store: Store) -> N
     assert sorted(read(again)[0]) == list(range(20, 40)), "restored exactly behind the marker"
 
 
-def test_a_marker_that_is_recorded_while_a_reader_reads_is_not_run_over(store: Store) -> None:  # S62, SC22
+def test_a_marker_that_is_recorded_while_a_reader_reads_is_not_run_over(store: Store) -> None:
     hook, reader = hook_of(store), reader_of(store)
     write(store, *range(20))
     first = reader.poll()
@@ -220,7 +220,7 @@ def test_a_quiet_stream_meets_its_marker_at_once(store: Store) -> None:
     assert read(reader) == ([], {SPLITS[0]: 4})
 
 
-def test_only_markers_of_the_own_generation_are_met(store: Store) -> None:  # SC23, SC24
+def test_only_markers_of_the_own_generation_are_met(store: Store) -> None:
     hook_of(store, 1).trigger(7)
     reader = reader_of(store, 2)
     assert read(reader)[1] == {}
@@ -232,7 +232,7 @@ def test_only_markers_of_the_own_generation_are_met(store: Store) -> None:  # SC
     assert read(reader)[1] == dict.fromkeys(SPLITS, 9)
 
 
-def test_markers_go_with_the_end_of_their_checkpoint(store: Store) -> None:  # SC24
+def test_markers_go_with_the_end_of_their_checkpoint(store: Store) -> None:
     hook = hook_of(store)
 
     def left() -> set[Marker]:
@@ -263,7 +263,7 @@ def test_a_marker_that_is_forgotten_stops_nobody(store: Store) -> None:
     assert (sorted(values), met) == (list(range(20)), {})
 
 
-def test_a_segment_that_is_read_to_its_end_waits_at_no_marker(store: Store) -> None:  # SC25
+def test_a_segment_that_is_read_to_its_end_waits_at_no_marker(store: Store) -> None:
     hook = hook_of(store)
     write(store, *range(10))
     reader, bounded = reader_of(store), reader_of(store, follow=False)

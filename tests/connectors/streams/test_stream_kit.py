@@ -113,7 +113,7 @@ def fresh(directory: Path) -> Target:
 
 @pytest.mark.long
 @pytest.mark.early
-def test_the_stream_sink_passes_the_conformance_kit(tmp_path: Path) -> None:  # SC3, S13, KT3
+def test_the_stream_sink_passes_the_conformance_kit(tmp_path: Path) -> None:  # S13
     numbers = itertools.count()
     rows = (0, 6) if IS_DEEP else (6,)
     left_out = check_sink(lambda: fresh(tmp_path / str(next(numbers))), rescales=((2, 3),), overlaps=(2,), rows=rows)
@@ -128,7 +128,7 @@ def test_the_stream_sink_passes_the_conformance_kit(tmp_path: Path) -> None:  # 
 
 @pytest.mark.long
 @pytest.mark.parametrize("stream_cuts", [False, True])
-def test_a_stream_passes_the_conformance_kit_of_sources(tmp_path: Path, stream_cuts: bool) -> None:  # KT5, SC1
+def test_a_stream_passes_the_conformance_kit_of_sources(tmp_path: Path, stream_cuts: bool) -> None:
     """Two segments and the two that one of them was split into: a subtask of two waits for the other one."""
     store = Store.open(tmp_path / "store")
     store.create_stream(STREAM, pa.schema([("number", pa.int64())]), segments=2, routing_key="number")

@@ -83,7 +83,7 @@ def poll_all(reader: StreamSourceReader, polls_max: int = 1_000) -> list[int]:
 
 
 @pytest.mark.parametrize("parallelism", [1, 2, 3, 5])
-def test_each_event_is_read_by_exactly_one_subtask(store: Store, parallelism: int) -> None:  # SC1
+def test_each_event_is_read_by_exactly_one_subtask(store: Store, parallelism: int) -> None:
     write(store, *range(50))
     found = [poll_all(reader) for reader in readers(StreamSource(NAME, store.root), parallelism)]
     assert sorted(v for part in found for v in part) == list(range(50))
@@ -92,7 +92,7 @@ def test_each_event_is_read_by_exactly_one_subtask(store: Store, parallelism: in
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1), (2, 3), (3, 5)])
 def test_a_restored_source_continues_behind_its_positions_at_any_parallelism(
     store: Store, before: int, after: int
-) -> None:  # SC1
+) -> None:
     write(store, *range(30))
     source = StreamSource(NAME, store.root)
     first = readers(source, before)
@@ -105,7 +105,7 @@ def test_a_restored_source_continues_behind_its_positions_at_any_parallelism(
     assert sorted(found + again) == list(range(60))
 
 
-def test_following_ends_when_the_stream_is_sealed_and_says_so_per_split(store: Store) -> None:  # SC2
+def test_following_ends_when_the_stream_is_sealed_and_says_so_per_split(store: Store) -> None:
     write(store, *range(10))
     (reader,) = readers(StreamSource(NAME, store.root), 1)
     assert list(reader.splits()) == [f"{NAME}/{i}" for i in range(3)]
@@ -124,7 +124,7 @@ def test_following_ends_when_the_stream_is_sealed_and_says_so_per_split(store: S
     assert set(reader.positions()) == finished
 
 
-def test_without_following_the_end_is_the_one_of_the_first_start_also_after_a_restart(store: Store) -> None:  # SC1
+def test_without_following_the_end_is_the_one_of_the_first_start_also_after_a_restart(store: Store) -> None:
     write(store, *range(20))
     source = StreamSource(NAME, store.root, follow=False)
     (reader,) = readers(source, 1)
@@ -146,7 +146,7 @@ def test_starting_at_the_latest_event_skips_those_before(store: Store) -> None:
     assert sorted(poll_all(reader)) == [10, 11]
 
 
-def test_a_subtask_without_segments_is_finished_when_none_can_come(store: Store) -> None:  # SC41
+def test_a_subtask_without_segments_is_finished_when_none_can_come(store: Store) -> None:
     last: SourceReader = readers(StreamSource(NAME, store.root, follow=False), 4)[3]
     assert last.is_finished()
     following: SourceReader = readers(StreamSource(NAME, store.root), 4)[3]
@@ -228,7 +228,7 @@ def test_output_is_visible_after_commit_only_and_committing_again_changes_nothin
     committer.close()
 
 
-def test_the_name_of_a_transaction_is_the_identity_of_its_committable(store: Store) -> None:  # SC3, K8
+def test_the_name_of_a_transaction_is_the_identity_of_its_committable(store: Store) -> None:  # K8
     sink = StreamSink(NAME, store.root)
     sink.check(SCHEMA)
     writer = sink.open(context(1, 2, 3))
@@ -243,7 +243,7 @@ def test_the_name_of_a_transaction_is_the_identity_of_its_committable(store: Sto
         store.transactions.fence("p/sink", 2)
 
 
-def test_output_of_one_subtask_that_was_aborted_keeps_the_whole_commit_invisible(store: Store) -> None:  # SC5
+def test_output_of_one_subtask_that_was_aborted_keeps_the_whole_commit_invisible(store: Store) -> None:
     sink = StreamSink(NAME, store.root)
     sink.check(SCHEMA)
     committer = sink.open_committer("p", "sink", Generation(1))
@@ -256,7 +256,7 @@ def test_output_of_one_subtask_that_was_aborted_keeps_the_whole_commit_invisible
     assert visible(store) == [1]
 
 
-def test_an_empty_checkpoint_prepares_nothing(store: Store) -> None:  # SC4
+def test_an_empty_checkpoint_prepares_nothing(store: Store) -> None:
     writer = StreamSink(NAME, store.root).open(context())
     assert writer.seal(CheckpointId(1)).prepare() is None  # K4
     writer.write(rows())
@@ -283,7 +283,7 @@ def test_a_sealed_transaction_is_not_touched_by_what_follows(store: Store) -> No
     assert store.fsck() == []
 
 
-def test_recovery_commits_what_the_checkpoint_keeps_and_aborts_the_rest(store: Store) -> None:  # SC6, K6
+def test_recovery_commits_what_the_checkpoint_keeps_and_aborts_the_rest(store: Store) -> None:
     sink = StreamSink(NAME, store.root)
     kept = [output(sink, 4, 1), output(sink, 4, 2, subtask=1)]
     dropped = output(sink, 5, 3)
@@ -299,7 +299,7 @@ def test_recovery_commits_what_the_checkpoint_keeps_and_aborts_the_rest(store: S
     assert visible(store) == [1, 2, 3]
 
 
-def test_an_older_generation_can_neither_prepare_nor_commit_nor_recover(store: Store) -> None:  # SC6
+def test_an_older_generation_can_neither_prepare_nor_commit_nor_recover(store: Store) -> None:
     sink = StreamSink(NAME, store.root)
     zombie = sink.open(context())
     zombie.write(rows(1))
@@ -327,7 +327,7 @@ def test_two_sinks_of_one_pipeline_do_not_meddle(store: Store) -> None:
     assert visible(store) == [1]  # K8
 
 
-def test_the_stream_is_made_once_and_not_while_it_is_checked(store: Store) -> None:  # SC7
+def test_the_stream_is_made_once_and_not_while_it_is_checked(store: Store) -> None:
     sink = StreamSink("new/out", store.root, routing_key="key")
     for _ in range(2):
         sink.check(SCHEMA)
@@ -338,7 +338,7 @@ def test_the_stream_is_made_once_and_not_while_it_is_checked(store: Store) -> No
     assert (info.segments_count, info.routing_key, info.schema) == (4, "key", SCHEMA)
 
 
-def test_a_sink_looks_at_its_own_stream_only(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:  # S88
+def test_a_sink_looks_at_its_own_stream_only(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     def listed(*_: object) -> list[StreamInfo]:
         raise AssertionError("there may be ten thousand")
 
@@ -354,7 +354,7 @@ def test_a_sink_looks_at_its_own_stream_only(store: Store, monkeypatch: pytest.M
 WEEK = Retention(age="7 days", size="10GB")
 
 
-def test_a_stream_that_a_sink_makes_has_the_retention_of_the_sink(store: Store) -> None:  # SC8
+def test_a_stream_that_a_sink_makes_has_the_retention_of_the_sink(store: Store) -> None:
     StreamSink("new/out", store.root, retention=WEEK).make_target(SCHEMA)
     assert store.describe("new/out").retention == WEEK.checked()
     StreamSink("new/other", store.root).make_target(SCHEMA)
@@ -362,7 +362,7 @@ def test_a_stream_that_a_sink_makes_has_the_retention_of_the_sink(store: Store) 
 
 
 @pytest.mark.parametrize("own", [None, Retention(age="1 hour")])
-def test_a_stream_that_is_there_keeps_its_own_retention(store: Store, own: Retention | None) -> None:  # SC8
+def test_a_stream_that_is_there_keeps_its_own_retention(store: Store, own: Retention | None) -> None:
     store.set_retention(NAME, own)
     sink = StreamSink(NAME, store.root, retention=WEEK)
     sink.check(SCHEMA)
@@ -371,7 +371,7 @@ def test_a_stream_that_is_there_keeps_its_own_retention(store: Store, own: Reten
 
 
 @pytest.mark.parametrize("wrong", [Retention(), Retention(age=0), Retention(size="much"), "7 days", 7])
-def test_a_sink_whose_retention_cannot_be_is_refused(wrong: Any) -> None:  # SC8
+def test_a_sink_whose_retention_cannot_be_is_refused(wrong: Any) -> None:
     with pytest.raises(UsageError, match="Retention"):
         StreamSink("out", retention=wrong)
 
@@ -383,7 +383,7 @@ def test_a_sink_with_a_retention_travels(store: Store) -> None:
 
 
 @pytest.mark.parametrize("retention", [WEEK, Retention(age="90s"), Retention(size=1), None])
-def test_what_is_written_down_of_a_sink_makes_the_same_stream(store: Store, retention: Retention | None) -> None:  # SO1
+def test_what_is_written_down_of_a_sink_makes_the_same_stream(store: Store, retention: Retention | None) -> None:
     target = StreamSink("new/out", store.root, "key", segments=2, retention=retention).recorded("out")
     (read,) = decode_targets(encode_targets((target,)), "targets")
     again = sink_of(read)
@@ -394,7 +394,7 @@ def test_what_is_written_down_of_a_sink_makes_the_same_stream(store: Store, rete
     assert (info.segments_count, info.routing_key, info.retention) == (2, "key", retention_policy_of(retention))
 
 
-def test_what_an_older_release_wrote_down_says_nothing_of_a_retention() -> None:  # SO1
+def test_what_an_older_release_wrote_down_says_nothing_of_a_retention() -> None:
     body = b'[{"sink":"out","kind":"stream","place":"/s","stream":"a","create":true,"segments":4,"routing_key":"key"}]'
     (read,) = decode_targets(b"headgate-targets 1 %s\n%s" % (xxhash.xxh3_64_hexdigest(body).encode(), body), "targets")
     assert sink_of(read) == StreamSink("a", "/s", "key")
@@ -429,7 +429,7 @@ def test_a_stream_with_another_retention_than_its_sinks_keeps_it_when_it_is_empt
     assert (found.events_count, found.retention) == (0, retention_policy_of(own))
 
 
-def test_a_pipeline_whose_sink_gets_a_retention_goes_on_and_starts_over(store: Store, tmp_path: Path) -> None:  # SC8
+def test_a_pipeline_whose_sink_gets_a_retention_goes_on_and_starts_over(store: Store, tmp_path: Path) -> None:
     def run(retention: Retention | None, **begins: Any) -> int:
         pipeline = hg.Pipeline("p", checkpointing=hg.Checkpointing("50ms", dir=str(tmp_path / "home")))
         numbers = pipeline.source(hg.FromRows([{"key": "a", "value": n} for n in range(5)]))
@@ -465,7 +465,7 @@ def test_check_names_what_differs(store: Store) -> None:
         sink.check(SCHEMA)
 
 
-def test_a_check_of_what_is_not_there_writes_nothing_and_says_what_cannot_be(tmp_path: Path) -> None:  # SC7
+def test_a_check_of_what_is_not_there_writes_nothing_and_says_what_cannot_be(tmp_path: Path) -> None:
     where = tmp_path / "no-store"
     StreamSink("new/out", str(where)).check(SCHEMA)
     with pytest.raises(UsageError, match="not usable"):
@@ -483,7 +483,7 @@ def test_a_check_of_what_is_not_there_writes_nothing_and_says_what_cannot_be(tmp
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_stream_that_came_between_the_check_and_the_run_must_fit(store: Store) -> None:  # SC7
+def test_a_stream_that_came_between_the_check_and_the_run_must_fit(store: Store) -> None:
     sink = StreamSink("new/out", store.root)
     sink.check(SCHEMA)
     store.create_stream("new/out", pa.schema([("value", pa.float64()), ("key", pa.string())]))
@@ -491,7 +491,7 @@ def test_a_stream_that_came_between_the_check_and_the_run_must_fit(store: Store)
         sink.make_target(SCHEMA)
 
 
-def test_a_stream_that_must_be_there_is_not_made(store: Store) -> None:  # SC7
+def test_a_stream_that_must_be_there_is_not_made(store: Store) -> None:
     with pytest.raises(UsageError, match="does not exist"):
         StreamSink("nope", store.root, create=False).make_target(SCHEMA)
 
@@ -521,7 +521,7 @@ def test_a_damaged_committable_is_refused(store: Store) -> None:
         committer.commit(permit(1), [committable(b"\x94\x63\xa1a\xa1b\x01", 1)])
 
 
-def test_a_followed_stream_says_how_it_would_end_and_a_sealed_one_ends(store: Store) -> None:  # N40
+def test_a_followed_stream_says_how_it_would_end_and_a_sealed_one_ends(store: Store) -> None:
     assert StreamSource(NAME, store.root, follow=False).how_to_end() is None
     followed = StreamSource(NAME, store.root, follow=True)
     assert followed.how_to_end() == f"read what is there with follow=False, or seal stream '{NAME}' first"
@@ -556,7 +556,7 @@ def test_a_writer_that_is_closed_leaves_nothing_of_its_open_transaction(store: S
     assert store.fsck() == []
 
 
-def test_a_source_holds_the_oldest_position_of_each_segment(store: Store) -> None:  # SC30
+def test_a_source_holds_the_oldest_position_of_each_segment(store: Store) -> None:
     write(store, *range(100))
     source = StreamSource(NAME, str(store.root))
     ends = store.describe(NAME).ends

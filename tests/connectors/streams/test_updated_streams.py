@@ -1,4 +1,4 @@
-"""Pipelines around streams that get other columns: each goes on in those that it was built with (SC50, SC51)."""
+"""Pipelines around streams that get other columns: each goes on in those that it was built with."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def polled(reader: StreamSourceReader, schema: pa.Schema) -> list[dict[str, Any]
     return found
 
 
-def test_a_pipeline_goes_on_in_the_columns_that_it_was_built_with(store: Store) -> None:  # SC50
+def test_a_pipeline_goes_on_in_the_columns_that_it_was_built_with(store: Store) -> None:
     built = StreamSource(NAME, store.root).schema()
     opened = reader_of(store, built)
     write(store, FIRST, ("a", 1))
@@ -63,7 +63,7 @@ def test_a_pipeline_goes_on_in_the_columns_that_it_was_built_with(store: Store) 
     assert polled(reader_of(store, built), built) == expected  # of a worker that was started behind the update
 
 
-def test_a_pipeline_that_is_built_anew_has_the_new_columns_at_its_old_positions(store: Store) -> None:  # SC50
+def test_a_pipeline_that_is_built_anew_has_the_new_columns_at_its_old_positions(store: Store) -> None:
     built = StreamSource(NAME, store.root).schema()
     write(store, FIRST, ("a", 1), ("b", 2))
     before = reader_of(store, built)
@@ -79,7 +79,7 @@ def test_a_pipeline_that_is_built_anew_has_the_new_columns_at_its_old_positions(
     ]
 
 
-def test_a_pipeline_that_meets_what_does_not_fit_says_what_to_do_at_once(store: Store) -> None:  # SC50
+def test_a_pipeline_that_meets_what_does_not_fit_says_what_to_do_at_once(store: Store) -> None:
     built = StreamSource(NAME, store.root).schema()
     reader = reader_of(store, built)
     store.update_stream(NAME, schema=LAST)
@@ -89,7 +89,7 @@ def test_a_pipeline_that_meets_what_does_not_fit_says_what_to_do_at_once(store: 
     assert failure_of(caught.value).kind is FailureKind.DETERMINISTIC  # no restart would help
 
 
-def test_a_source_of_which_nobody_knows_what_it_was_built_with_reads_the_newest(store: Store) -> None:  # SC50
+def test_a_source_of_which_nobody_knows_what_it_was_built_with_reads_the_newest(store: Store) -> None:
     store.update_stream(NAME, schema=LAST)
     write(store, LAST, ("b", 2, "new"))
     newest = StreamSource(NAME, store.root).schema()
@@ -114,7 +114,7 @@ def canonical(*fields: tuple[str, pa.DataType]) -> pa.Schema:
     return pa.schema(list(fields))
 
 
-def test_a_pipeline_of_before_goes_on_writing(store: Store) -> None:  # SC51
+def test_a_pipeline_of_before_goes_on_writing(store: Store) -> None:
     old = canonical(("n", pa.int32()), ("key", pa.large_string()))  # by name
     new = canonical(("key", pa.large_string()), ("n", pa.int64()), ("note", pa.large_string()))
     sunk(store, old, (1, "a"), 1)

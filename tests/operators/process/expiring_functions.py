@@ -25,7 +25,7 @@ FOREVER = 1 << 60
 
 @dataclass
 class Model:
-    """State as plain dicts, and a clock: every value, element and entry is a pair with its expiry (TL2 to TL4)."""
+    """State as plain dicts, and a clock: every value, element and entry is a pair with its expiry."""
 
     ttl_ms: int | None
     renews: bool
@@ -45,7 +45,7 @@ class Model:
         self.maps = {k: found for k, found in maps.items() if found}
 
     def restore(self, ttl_ms: int | None, renews: bool) -> None:
-        """What has expired is gone; nothing lives longer than the TTL from now on, if there is one (TL7)."""
+        """What has expired is gone; nothing lives longer than the TTL from now on, if there is one."""
         if ttl_ms is not None:
             self.drop()
         self.ttl_ms, self.renews = ttl_ms, renews

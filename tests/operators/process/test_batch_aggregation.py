@@ -1,4 +1,4 @@
-"""Aggregating state by batch (ST20): columns instead of a loop, with the same results and the same state."""
+"""Aggregating state by batch: columns instead of a loop, with the same results and the same state."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ ASK = [(key, 8) for key in (1, 2, 3)]
 @pytest.mark.early
 def test_both_forms_add_up_to_the_same(
     backend: str, batches: list[tuple[list[tuple[int, int]], list[int]]], is_swapped: bool
-) -> None:  # ST20
+) -> None:
     """Each goes on, after every batch, with what it or the other form has in its snapshot."""
     with choose(backend):
         row, batch = harness(ByRow()), harness(ByBatch())
@@ -178,7 +178,7 @@ def test_both_forms_add_up_to_the_same(
             row, batch = harness(ByRow(), [states[0]]), harness(ByBatch(), [states[1]])
 
 
-def test_both_forms_are_one_state() -> None:  # ST20
+def test_both_forms_are_one_state() -> None:
     assert len({state_text(process_spec("node", ("key",), make(), SCHEMA)) for make in (ByRow, ByBatch)}) == 1
 
 
@@ -203,7 +203,7 @@ class Most(BatchCount):
         return pl.max_horizontal(so_far, more)
 
 
-def test_the_last_row_of_each_key_that_changed_is_told() -> None:  # ST20
+def test_the_last_row_of_each_key_that_changed_is_told() -> None:
     run = harness(ChangedRows())
     assert sent(run, (1, 5), (2, 1), (1, 4)) == [{"key": 2, "n": 1}, {"key": 1, "n": 4}]
     assert sent(run, (1, 5), (2, 2), (1, 4)) == [{"key": 2, "n": 2}]
@@ -236,7 +236,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("said", WRONG)
-def test_what_cannot_be_merged_is_told_when_the_pipeline_is_built(said: str) -> None:  # ST20
+def test_what_cannot_be_merged_is_told_when_the_pipeline_is_built(said: str) -> None:
     function = declaring(lambda state: state.aggregating("x", MEAN, WRONG[said]), hg.BatchProcessFunction)
     with pytest.raises(UsageError, match=f"operator 'node': aggregating state 'x'.*{said}"):
         process_spec("node", ("key",), function, SCHEMA)
@@ -247,7 +247,7 @@ class Nothing(BatchCount):
         return pl.lit(None)
 
 
-def test_an_accumulator_is_never_cut() -> None:  # ST20
+def test_an_accumulator_is_never_cut() -> None:
     class MeanAsCount(BatchCount):
         def partial(self, value: pl.Expr) -> pl.Expr:
             return value.mean()
@@ -266,7 +266,7 @@ def test_an_accumulator_is_never_cut() -> None:  # ST20
         sent(run, (1, 4), (1, 5))
 
 
-def test_null_is_no_accumulator() -> None:  # ST20
+def test_null_is_no_accumulator() -> None:
     class Forgetful(hg.BatchProcessFunction):
         def open(self, state: hg.BatchStateHandle) -> None:
             self.count = state.aggregating("count", pa.int64(), Nothing())
@@ -290,7 +290,7 @@ class ExpiringBatches(ByBatch):
 
 
 @pytest.mark.parametrize("backend", NAMES)
-def test_what_expired_is_merged_with_nothing(backend: str) -> None:  # ST20, TL2
+def test_what_expired_is_merged_with_nothing(backend: str) -> None:
     with choose(backend):
         for function in (ExpiringRows(), ExpiringBatches()):
             run = harness(function)
@@ -334,7 +334,7 @@ class OnlyMean(ByRow):
 
 
 @pytest.mark.parametrize("backend", NAMES)
-def test_an_accumulator_evolves(backend: str) -> None:  # ST20, EV2, EV4
+def test_an_accumulator_evolves(backend: str) -> None:  # EV2
     with choose(backend):
         former = harness(OnlyMean())
         sent(former, (1, 2), (1, 4))

@@ -199,7 +199,7 @@ ROWS = st.lists(st.tuples(st.integers(-2, 4), st.sampled_from(OPS.split("; ")), 
 @given(batches=st.lists(ROWS, min_size=1, max_size=8), data=st.data())
 def test_every_kind_of_state_does_what_plain_objects_do_with_snapshots_anywhere(
     batches: list[list[Row]], data: st.DataObject
-) -> None:  # ST4 ST5 ST10 ST11 ST12 ST13
+) -> None:
     run, model = Harness(MUTATOR), Model()
     held: list[tuple[Any, list[tuple[int, str]]]] = []
     for rows in batches:
@@ -230,7 +230,7 @@ def apply(run: Harness, model: Model, rows: list[Row]) -> None:
 @pytest.mark.long
 @settings(max_examples=20)
 @given(rows=ROWS, before=st.integers(1, 4), after=st.integers(1, 4))
-def test_state_of_p_subtasks_restores_into_q(rows: list[Row], before: int, after: int) -> None:  # ST4, KG8
+def test_state_of_p_subtasks_restores_into_q(rows: list[Row], before: int, after: int) -> None:  # KG8
     rows = [(key * 7 + i, op, n) for i, (key, op, n) in enumerate(in_order(rows))]
     model = Model()
     model.process(rows)
@@ -262,7 +262,7 @@ class ByRow(ProcessFunction):
         return [{"key": context.key, "state": state}]
 
 
-def test_a_function_by_row_restores_the_state_of_one_by_batch_and_back() -> None:  # ST3
+def test_a_function_by_row_restores_the_state_of_one_by_batch_and_back() -> None:
     by_row = row_process_spec("node", ("key",), ByRow(), SCHEMA)
     assert by_row.state_text() == MUTATOR.state_text()
     run = Harness(MUTATOR)
@@ -324,13 +324,13 @@ def use(call: Any, rows: Iterable[Row] = ((1, "", 5), (2, "", 3), (1, "", 4)), *
         (lambda f, b, c: 1 // 0, "failed on a batch of 3 records\n(.|\n)*ZeroDivisionError"),
     ],
 )
-def test_wrong_use_is_told_with_operator_and_state(call: Any, problem: str) -> None:  # ST10 OP3
+def test_wrong_use_is_told_with_operator_and_state(call: Any, problem: str) -> None:
     with pytest.raises(UserFunctionError, match=problem) as caught:
         use(call)
     assert "operator 'node'" in str(caught.value)
 
 
-def test_keys_of_another_subtask_cannot_be_looked_up() -> None:  # ST10
+def test_keys_of_another_subtask_cannot_be_looked_up() -> None:
     def call(function: Using, batch: pl.DataFrame, context: BatchContext) -> None:
         context.lookup(pl.DataFrame({"key": list(range(50))}))
 
@@ -338,7 +338,7 @@ def test_keys_of_another_subtask_cannot_be_looked_up() -> None:  # ST10
         use(call, [(0, "", 1)], subtask=(0, 2))
 
 
-def test_keys_that_are_looked_up_reach_the_same_state() -> None:  # ST10
+def test_keys_that_are_looked_up_reach_the_same_state() -> None:
     def call(function: Using, batch: pl.DataFrame, context: BatchContext) -> None:
         sums = batch.group_by("key").agg(pl.col("n").sum()).sort("key")
         keys = context.lookup(sums)
@@ -354,7 +354,7 @@ def test_keys_that_are_looked_up_reach_the_same_state() -> None:  # ST10
     use(call)
 
 
-def test_update_marks_one_row_of_each_changed_key_which_holds_the_new_value() -> None:  # ST11
+def test_update_marks_one_row_of_each_changed_key_which_holds_the_new_value() -> None:
     seen: list[list[bool]] = []
 
     def call(function: Using, batch: pl.DataFrame, context: BatchContext) -> None:
@@ -377,7 +377,7 @@ def test_update_marks_one_row_of_each_changed_key_which_holds_the_new_value() ->
     ]
 
 
-def test_nan_never_counts_in_a_minimum_and_times_and_flags_have_extremes() -> None:  # ST11
+def test_nan_never_counts_in_a_minimum_and_times_and_flags_have_extremes() -> None:
     nan = float("nan")
 
     def call(function: Using, batch: pl.DataFrame, context: BatchContext) -> None:
@@ -392,7 +392,7 @@ def test_nan_never_counts_in_a_minimum_and_times_and_flags_have_extremes() -> No
     use(call)
 
 
-def test_rounds_without_state_or_without_interest_call_nothing() -> None:  # ST9
+def test_rounds_without_state_or_without_interest_call_nothing() -> None:
     class Failing(Using):
         def on_round(self, round: int, context: BatchContext) -> None:
             raise KeyError(round)
@@ -414,12 +414,12 @@ def test_state_outside_a_call_says_what_to_do() -> None:
         spec_of(Early())
 
 
-def test_large_results_are_sent_on_in_parts() -> None:  # ST14
+def test_large_results_are_sent_on_in_parts() -> None:
     run = use(lambda f, b, c: pl.DataFrame({"key": range(150_000), "op": "", "n": 0}))
     assert [part.num_rows for part in run.out.batches] == [65_536, 65_536, 18_928]
 
 
-def test_two_subtasks_share_neither_function_nor_state() -> None:  # ST1
+def test_two_subtasks_share_neither_function_nor_state() -> None:
     def call(function: Using, batch: pl.DataFrame, context: BatchContext) -> None:
         assert function.value.get().null_count() == batch.height
         function.value.put(batch["n"])

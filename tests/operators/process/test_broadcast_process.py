@@ -42,7 +42,7 @@ def rows_of(harness: Harness) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize(("function", "keys"), ALL)
-def test_both_forms_do_the_same_with_and_without_a_key(function: type, keys: tuple[str, ...]) -> None:  # BC9, BC10
+def test_both_forms_do_the_same_with_and_without_a_key(function: type, keys: tuple[str, ...]) -> None:
     harness = Harness(spec_of(function(), *keys))
     one, two = (1, 2) if keys else (0, 0)
     send(harness, readings((7, "a", 1)))
@@ -69,7 +69,7 @@ def test_both_forms_do_the_same_with_and_without_a_key(function: type, keys: tup
 
 @pytest.mark.parametrize("function", FORMS)
 @pytest.mark.parametrize("other", FORMS)
-def test_every_subtask_gets_every_record_of_the_side(function: type, other: type) -> None:  # BC3
+def test_every_subtask_gets_every_record_of_the_side(function: type, other: type) -> None:
     """The same records in any batches, in any subtask and either form, make the same copies."""
     draw = random.Random(0)
     changes = [(draw.choice("abcde"), draw.randrange(3)) for _ in range(60)]
@@ -86,7 +86,7 @@ def test_every_subtask_gets_every_record_of_the_side(function: type, other: type
     assert len(copies[0]["limits"]) > 1
 
 
-def test_the_first_subtask_writes_for_all() -> None:  # BC5
+def test_the_first_subtask_writes_for_all() -> None:
     first, second = (Harness(spec_of(Limits(), "key"), subtask=(i, 2)) for i in range(2))
     assert written(first) is None
     for harness in (first, second):
@@ -96,7 +96,7 @@ def test_the_first_subtask_writes_for_all() -> None:  # BC5
 
 
 @pytest.mark.parametrize("after", [1, 2, 3])
-def test_where_barriers_overtake_each_subtask_goes_on_with_its_own_copy(after: int) -> None:  # BC6
+def test_where_barriers_overtake_each_subtask_goes_on_with_its_own_copy(after: int) -> None:
     formers = [Harness(spec_of(Limits(), "key"), subtask=(index, 3)) for index in range(3)]
     for index, former in enumerate(formers):
         send(former, limits(*[("a", 10 + number) for number in range(index)]))
@@ -112,7 +112,7 @@ def test_where_barriers_overtake_each_subtask_goes_on_with_its_own_copy(after: i
 
 @pytest.mark.parametrize("function", FORMS)
 @pytest.mark.parametrize("other", FORMS)
-def test_a_form_restores_what_the_other_one_wrote_in_its_order(function: type, other: type) -> None:  # BC1, BC5
+def test_a_form_restores_what_the_other_one_wrote_in_its_order(function: type, other: type) -> None:
     former = Harness(spec_of(function(), "key"))
     send(former, limits(("z", 1), ("a", 2), ("m", 3), ("z", 4)))
     send(former, readings((1, "a", 1)))
@@ -128,7 +128,7 @@ def test_a_form_restores_what_the_other_one_wrote_in_its_order(function: type, o
 
 
 @pytest.mark.parametrize("function", FORMS)
-def test_what_is_frozen_of_a_broadcast_side_does_not_change(function: type) -> None:  # BC7
+def test_what_is_frozen_of_a_broadcast_side_does_not_change(function: type) -> None:
     harness = Harness(spec_of(function(), "key"))
     send(harness, limits(("a", 10), ("b", 20)))
     frozen = harness.operator.freeze_broadcast(is_own=False)
@@ -202,7 +202,7 @@ class WrongBatches(BatchLimits):
 
 @pytest.mark.parametrize("function", [Wrong, WrongBatches])
 @pytest.mark.parametrize("how", ["put", "remove", "clear"])
-def test_broadcast_state_is_written_by_its_side_only(function: type, how: str) -> None:  # BC4
+def test_broadcast_state_is_written_by_its_side_only(function: type, how: str) -> None:
     with pytest.raises(UsageError, match=r"broadcast state 'limits' of operator 'node' has nothing in open\(\)"):
         spec_of(function("open"), "key")
     harness = Harness(spec_of(function(how), "key"))
@@ -218,7 +218,7 @@ def test_broadcast_state_is_written_by_its_side_only(function: type, how: str) -
 
 
 @pytest.mark.parametrize("function", [Wrong, WrongBatches])
-def test_there_is_no_key_on_the_broadcast_side(function: type) -> None:  # BC4
+def test_there_is_no_key_on_the_broadcast_side(function: type) -> None:
     harness = Harness(spec_of(function("keyed"), "key"))
     send(harness, readings((1, "a", 1)))
     with pytest.raises(
@@ -245,7 +245,7 @@ class Lists(hg.BroadcastProcessFunction):
         kept.append(-1)
 
 
-def test_broadcast_values_are_checked_and_isolated() -> None:  # BC1
+def test_broadcast_values_are_checked_and_isolated() -> None:
     harness = Harness(spec_of(Lists()))
     send(harness, limits(("a", 10)))
     send(harness, readings((1, "a", 1), (1, "a", 2)))
@@ -255,9 +255,7 @@ def test_broadcast_values_are_checked_and_isolated() -> None:  # BC1
 
 
 @pytest.mark.parametrize(("function", "keys"), ALL)
-def test_the_identity_of_broadcast_state_is_names_and_types_in_any_order(
-    function: type, keys: tuple[str, ...]
-) -> None:  # BC1
+def test_the_identity_of_broadcast_state_is_names_and_types_in_any_order(function: type, keys: tuple[str, ...]) -> None:
     of_side = "operator state(broadcast map changes: int64 -> int64; broadcast map limits: large_string -> int64)"
     of_keys = "keyed state(keys key: int64; value count: int64); " if keys else ""
     assert catalog.state_text(spec_of(function(), *keys), "node") == of_keys + of_side
@@ -288,7 +286,7 @@ class SidelessBatches(hg.BatchProcessFunction):
         state.broadcast("limits", str, int)
 
 
-def test_what_a_broadcast_function_cannot_be_is_refused() -> None:  # BC1, BC9, BC11
+def test_what_a_broadcast_function_cannot_be_is_refused() -> None:
     for function, keys, problem in (
         (Limits(), (), r"state 'count' belongs to a key, and the stream has none; call key_by\(...\) before connect"),
         (BatchLimits(), (), "state 'count' belongs to a key, and the stream has none"),
@@ -308,7 +306,7 @@ def test_what_a_broadcast_function_cannot_be_is_refused() -> None:  # BC1, BC9, 
             catalog.process_spec("node", ("key",), function, READING)
 
 
-def test_a_bad_record_of_the_side_is_one() -> None:  # BC3
+def test_a_bad_record_of_the_side_is_one() -> None:
     schema = pa.schema([("at", pa.timestamp("us")), ("n", pa.int64())])
     far = pa.array([0, 1 << 62], pa.int64()).view(pa.timestamp("us"))
     batch = pa.RecordBatch.from_arrays([far, pa.array([1, 2])], schema=schema)
@@ -319,7 +317,7 @@ def test_a_bad_record_of_the_side_is_one() -> None:  # BC3
         assert [row["n"] for row in ordering.out.batches[0].drop_columns(["at"]).to_pylist()] == [1, 2][: 2 - bad]
 
 
-def test_a_side_without_event_times_holds_nothing_back() -> None:  # BC8
+def test_a_side_without_event_times_holds_nothing_back() -> None:
     ordering = Harness(BroadcastOrderSpec(is_timed=False, by_row=True))
     ordering.operator.on_splits(["channel-0"])
     ordering.operator.on_watermark(5)
@@ -358,7 +356,7 @@ OLD = pa.struct([("limit", pa.int32())])
 NEW = pa.struct([("bound", pa.int64()), ("unit", pa.large_string())])
 
 
-def test_broadcast_state_evolves() -> None:  # BC12
+def test_broadcast_state_evolves() -> None:
     former = Wider("rules", OLD)
     evolution = hg.Evolution(renamed_from="rules", renamed={"limit": "bound"}, defaults={"unit": "m"})
     now = Wider("limits", NEW, evolution)
@@ -395,7 +393,7 @@ def test_broadcast_state_evolves() -> None:  # BC12
     assert written(empty) is None
 
 
-def test_batches_are_refused_what_does_not_fit() -> None:  # BC1
+def test_batches_are_refused_what_does_not_fit() -> None:
     class Odd(UnkeyedBatches):
         def process_broadcast(self, batch: pl.DataFrame, context: hg.BroadcastContext) -> None:
             assert list(self.limits.contains(pl.Series(["a", None]))) == [False, False]
@@ -417,7 +415,7 @@ def test_batches_are_refused_what_does_not_fit() -> None:  # BC1
             send(Harness(spec_of(odd)), limits(("a", 1)))
 
 
-def test_times_and_who_asks_are_known() -> None:  # BC3
+def test_times_and_who_asks_are_known() -> None:
     seen: list[Any] = []
 
     class Asking(UnkeyedBatches):

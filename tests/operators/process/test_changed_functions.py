@@ -70,7 +70,7 @@ def changed(state: Any) -> Any:
 
 @pytest.mark.parametrize("after", FORMS)
 @pytest.mark.parametrize("before", FORMS)
-def test_a_changed_function_reads_what_the_one_before_had_put(before: Any, after: Any) -> None:  # EV4, EV5, ST3
+def test_a_changed_function_reads_what_the_one_before_had_put(before: Any, after: Any) -> None:
     run = Harness(spec_of(before(lambda state: state.value("kept", OLD))))
     run.send(pa.RecordBatch.from_pylist([{"key": key, "n": key * 10} for key in range(3)], schema=SCHEMA))
     later = Harness(spec_of(after(changed, is_reading=True)), [run.snapshot()])
@@ -79,7 +79,7 @@ def test_a_changed_function_reads_what_the_one_before_had_put(before: Any, after
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_what_is_said_is_in_the_spec_and_not_in_the_identity(form: Any) -> None:  # EV1, ST2
+def test_what_is_said_is_in_the_spec_and_not_in_the_identity(form: Any) -> None:  # EV1
     def open_now(state: Any) -> Any:
         state.forget("gone")
         return changed(state)
@@ -107,11 +107,11 @@ def test_what_is_said_is_in_the_spec_and_not_in_the_identity(form: Any) -> None:
 )
 @pytest.mark.parametrize("form", FORMS)
 def test_a_wrong_evolution_is_an_error_when_the_pipeline_is_built(form: Any, opening: Opening, problem: str) -> None:
-    with pytest.raises(UsageError, match=problem):  # EV8
+    with pytest.raises(UsageError, match=problem):
         spec_of(form(opening))
 
 
-def test_a_wrong_evolution_of_a_reduction_is_an_error_when_the_pipeline_is_built(tmp_path: Path) -> None:  # EV8
+def test_a_wrong_evolution_of_a_reduction_is_an_error_when_the_pipeline_is_built(tmp_path: Path) -> None:
     pipeline = hg.Pipeline("p", checkpointing=hg.Checkpointing(dir=tmp_path / "checkpoints"))
     keyed = pipeline.source(hg.FromRows([{"key": 1}])).key_by("key")
     with pytest.raises(

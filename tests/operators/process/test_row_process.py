@@ -130,7 +130,7 @@ def payload(frozen: Any) -> bytes:
 @given(rows=st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 69)), min_size=1, max_size=60), data=st.data())
 def test_every_kind_of_state_does_what_plain_dicts_do_with_snapshots_anywhere(
     rows: list[tuple[str, int]], data: st.DataObject
-) -> None:  # ST4 ST5 ST6
+) -> None:
     run, model, at = Harness(MUTATOR), Model(), 0
     held: list[tuple[Any, Model]] = []
     while at < len(rows):
@@ -165,7 +165,7 @@ def check_restored(frozen: Any, model: Model) -> None:
     before=st.integers(1, 4),
     after=st.integers(1, 4),
 )
-def test_state_of_p_subtasks_restores_into_q(rows: list[tuple[str, int]], before: int, after: int) -> None:  # ST4
+def test_state_of_p_subtasks_restores_into_q(rows: list[tuple[str, int]], before: int, after: int) -> None:
     model = Model()
     old = [Harness(MUTATOR, subtask=(i, before)) for i in range(before)]
     for run, part in zip(old, partition(batch(*rows), ["key"], 128, before), strict=True):
@@ -183,7 +183,7 @@ def test_state_of_p_subtasks_restores_into_q(rows: list[tuple[str, int]], before
         assert len(told(run)) == (0 if part is None else part.num_rows)
 
 
-def test_a_cleared_key_leaves_nothing_in_the_snapshot() -> None:  # ST7
+def test_a_cleared_key_leaves_nothing_in_the_snapshot() -> None:
     empty = payload(Harness(MUTATOR).operator.freeze())
     run = Harness(MUTATOR)
     run.send(batch(*((key, n) for key in "abc" for n in (0, 2, 6))))
@@ -195,7 +195,7 @@ def test_a_cleared_key_leaves_nothing_in_the_snapshot() -> None:  # ST7
     assert len(told(run)) == 18
 
 
-def test_a_list_changed_after_two_barriers_does_not_change_the_older_snapshot() -> None:  # ST5
+def test_a_list_changed_after_two_barriers_does_not_change_the_older_snapshot() -> None:
     run = Harness(MUTATOR)
     run.send(batch(("a", 2)))
     first = run.operator.freeze()
@@ -205,7 +205,7 @@ def test_a_list_changed_after_two_barriers_does_not_change_the_older_snapshot() 
     assert payload(first) == written
 
 
-def test_two_subtasks_share_neither_function_nor_state() -> None:  # ST1
+def test_two_subtasks_share_neither_function_nor_state() -> None:
     left, right = Harness(MUTATOR, subtask=(0, 2)), Harness(MUTATOR, subtask=(1, 2))
     left.send(batch(("a", 0)))
     right.send(batch(("a", 9)))
@@ -213,7 +213,7 @@ def test_two_subtasks_share_neither_function_nor_state() -> None:  # ST1
     assert not hasattr(MUTATOR.function, "value")
 
 
-def test_keys_of_several_columns_are_tuples_and_results_may_be_none() -> None:  # ST8
+def test_keys_of_several_columns_are_tuples_and_results_may_be_none() -> None:
     class Last(ProcessFunction):
         def open(self, state: StateHandle) -> None:
             self.last = state.value("last", int)
@@ -232,7 +232,7 @@ def test_keys_of_several_columns_are_tuples_and_results_may_be_none() -> None:  
     assert run.out.rows() == [{"key": "a", "n": 2}]
 
 
-def test_changing_what_was_got_or_put_does_not_change_state() -> None:  # ST6
+def test_changing_what_was_got_or_put_does_not_change_state() -> None:
     class Changing(ProcessFunction):
         def open(self, state: StateHandle) -> None:
             self.numbers = state.list("numbers", pa.int64())
@@ -292,7 +292,7 @@ class Putting(ProcessFunction):
         ("seen", 3.5, "state 'seen' of operator 'node' holds bool, but was given float 3.5"),
     ],
 )
-def test_a_value_that_does_not_fit_names_operator_state_and_row(what: str, value: Any, problem: str) -> None:  # ST6
+def test_a_value_that_does_not_fit_names_operator_state_and_row(what: str, value: Any, problem: str) -> None:
     run = Harness(spec_of(Putting(what, value)))
     with pytest.raises(UserFunctionError, match=problem) as caught:
         run.send(batch(("a", 7)))
@@ -300,7 +300,7 @@ def test_a_value_that_does_not_fit_names_operator_state_and_row(what: str, value
     assert "'n': 7" in caught.value.record
 
 
-def test_a_result_that_does_not_fit_is_a_bad_record() -> None:  # ST8
+def test_a_result_that_does_not_fit_is_a_bad_record() -> None:
     class Wrong(ProcessFunction):
         def process(self, row: dict[str, Any], context: ProcessContext) -> Iterator[dict[str, Any]]:
             yield row
@@ -314,7 +314,7 @@ def test_a_result_that_does_not_fit_is_a_bad_record() -> None:  # ST8
         Harness(spec_of(Wrong())).send(batch(("a", 1)))
 
 
-def test_a_function_that_raises_names_operator_and_record_or_key_and_round() -> None:  # OP3
+def test_a_function_that_raises_names_operator_and_record_or_key_and_round() -> None:
     class Failing(ProcessFunction):
         def open(self, state: StateHandle) -> None:
             self.last = state.value("last", pa.int64())
@@ -358,12 +358,12 @@ class Declaring(ProcessFunction):
         ([("value", "v", pa.month_day_nano_interval())], "state 'v'.*interval"),
     ],
 )
-def test_a_wrong_declaration_is_an_error_when_the_pipeline_is_built(states: Any, problem: str) -> None:  # ST1
+def test_a_wrong_declaration_is_an_error_when_the_pipeline_is_built(states: Any, problem: str) -> None:
     with pytest.raises(UsageError, match=problem):
         spec_of(Declaring(*states))
 
 
-def test_the_identity_of_state_is_keys_names_kinds_and_types_in_any_order() -> None:  # ST2
+def test_the_identity_of_state_is_keys_names_kinds_and_types_in_any_order() -> None:
     a, b = ("value", "a", pa.int64()), ("map", "b", pa.string(), pa.list_(pa.int8()))
     text = spec_of(Declaring(a, b)).state_text()
     assert text == (

@@ -1,4 +1,4 @@
-"""Reducing and aggregating state (ST19): what is added is combined, and checkpoints hold values, on every backend."""
+"""Reducing and aggregating state: what is added is combined, and checkpoints hold values, on every backend."""
 
 from __future__ import annotations
 
@@ -113,7 +113,6 @@ def stored(state: RestoredState) -> dict[str, list[dict[str, Any]]]:
 @pytest.mark.parametrize("backend", NAMES)
 @given(batches=st.lists(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 5)), min_size=1, max_size=6), max_size=4))
 def test_what_was_added_is_combined_as_plain_python_does_it(backend: str, batches: list[list[tuple[int, int]]]) -> None:
-    # ST19
     with choose(backend):
         run, added = harness(Both()), dict[int, list[int]]()
         for batch in batches:
@@ -128,7 +127,7 @@ def test_what_was_added_is_combined_as_plain_python_does_it(backend: str, batche
 
 
 @pytest.mark.parametrize("backend", NAMES)
-def test_a_checkpoint_has_values_whatever_combined_them(backend: str) -> None:  # ST19
+def test_a_checkpoint_has_values_whatever_combined_them(backend: str) -> None:
     with choose(backend):
         run = harness(Both())
         sent(run, (1, 5), (2, 7), (1, 6))
@@ -141,7 +140,7 @@ def test_a_checkpoint_has_values_whatever_combined_them(backend: str) -> None:  
 
 @pytest.mark.parametrize("later", FORMS)
 @pytest.mark.parametrize("former", FORMS)
-def test_a_function_may_change_its_form_and_its_kind(former: str, later: str) -> None:  # ST19
+def test_a_function_may_change_its_form_and_its_kind(former: str, later: str) -> None:
     run = harness(FORMS[former]())
     sent(run, (1, 5), (2, 7))
     run = harness(FORMS[later](), [run.snapshot()])
@@ -153,7 +152,7 @@ class Forgetful(Total):
         self.total = state.reducing("total", pa.int64(), lambda so_far, value: None)
 
 
-def test_nothing_becomes_none() -> None:  # ST19
+def test_nothing_becomes_none() -> None:
     run = harness(Forgetful())
     sent(run, (1, 5))
     with pytest.raises(Exception, match="state 'total' of operator 'node': its function returned None") as caught:
@@ -184,7 +183,7 @@ WRONG_BY_BATCH = {
 
 
 @pytest.mark.parametrize("said", [*WRONG, *WRONG_BY_BATCH])
-def test_what_cannot_combine_is_told_when_the_pipeline_is_built(said: str) -> None:  # ST19
+def test_what_cannot_combine_is_told_when_the_pipeline_is_built(said: str) -> None:
     function = declaring(WRONG[said]) if said in WRONG else declaring(WRONG_BY_BATCH[said], hg.BatchProcessFunction)
     with pytest.raises(UsageError, match=said):
         process_spec("node", ("key",), function, SCHEMA)
@@ -195,7 +194,7 @@ class Expiring(Total):
 
 
 @pytest.mark.parametrize("backend", NAMES)
-def test_what_expired_is_not_combined_with(backend: str) -> None:  # ST19
+def test_what_expired_is_not_combined_with(backend: str) -> None:
     with choose(backend):
         run = harness(Expiring())
         assert sent(run, (1, 5), (1, 6))[-1]["n"] == 11

@@ -91,7 +91,6 @@ def window(may_combine: bool) -> OperatorSpec:
     return window_operators(aggregate, SCHEMA, "node", may_combine=may_combine).window
 
 
-# ST16
 @pytest.mark.parametrize(
     ("spec", "kind", "name"),
     [
@@ -103,7 +102,6 @@ def window(may_combine: bool) -> OperatorSpec:
     ],
 )
 def test_an_operator_gets_its_state_from_the_factory_of_its_context(spec: OperatorSpec, kind: str, name: str) -> None:
-    # ST16
     states = Asked()
     operators = [spec.build() for _ in range(2)]
     assert states.calls == [], "nothing is made before there is a context"
@@ -118,7 +116,7 @@ def test_an_operator_gets_its_state_from_the_factory_of_its_context(spec: Operat
     assert [operator.freeze().rows() for operator in operators] == frozen  # type: ignore[union-attr]
 
 
-def test_no_operator_names_a_backend() -> None:  # ST16
+def test_no_operator_names_a_backend() -> None:
     """They know the factory alone, in ``headgate.state.worker_backends``."""
     backends = ("headgate.state.memory", "headgate.state.rocksdb")
     named = {

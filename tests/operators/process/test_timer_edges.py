@@ -32,7 +32,7 @@ class Never(ByBatch):
         context.timers.register_event_time(WATERMARK_MAX_MS)
 
 
-def test_a_moment_at_the_edge_of_its_unit_does_not_fire_before_its_time() -> None:  # TM1
+def test_a_moment_at_the_edge_of_its_unit_does_not_fire_before_its_time() -> None:
     run = Harness(process_spec("node", ("key",), Never(), SCHEMA))
     register(run, (1, 0))
     first = WATERMARK_MIN_MS // 1_000 + 1  # between two milliseconds the later one
@@ -47,7 +47,7 @@ class NoMoment(ByRow):
         context.timers.register_event_time(pd.NaT)  # type: ignore[arg-type]
 
 
-def test_what_is_a_datetime_but_no_moment_is_told() -> None:  # TM1
+def test_what_is_a_datetime_but_no_moment_is_told() -> None:
     run = Harness(process_spec("node", ("key",), NoMoment(), SCHEMA))
     with pytest.raises(UserFunctionError, match=r"(?s)operator 'node'.*whole milliseconds since 1970.*NaT"):
         register(run, (1, 0))
@@ -65,7 +65,7 @@ class DatedByBatch(ByBatch):
 
 @pytest.mark.parametrize("function", [Dated(), DatedByBatch()])
 @pytest.mark.parametrize("time_ms", [WATERMARK_MAX_MS, WATERMARK_MIN_MS, 253_402_300_800_000, -62_135_596_800_001])
-def test_a_time_that_is_no_date_is_told_by_whoever_asks_for_one(function: Any, time_ms: int) -> None:  # TM1
+def test_a_time_that_is_no_date_is_told_by_whoever_asks_for_one(function: Any, time_ms: int) -> None:
     run = Harness(process_spec("node", ("key",), function, SCHEMA))
     register(run, (1, time_ms))
     with pytest.raises(UserFunctionError, match=rf"(?s)a timer for {time_ms} ms is beyond.*use .*_ms"):
@@ -74,14 +74,14 @@ def test_a_time_that_is_no_date_is_told_by_whoever_asks_for_one(function: Any, t
 
 @pytest.mark.parametrize("function", [Dated(), DatedByBatch()])
 @pytest.mark.parametrize("time_ms", [253_402_300_799_999, -62_135_596_800_000])
-def test_the_first_and_the_last_date_are_dates(function: Any, time_ms: int) -> None:  # TM1
+def test_the_first_and_the_last_date_are_dates(function: Any, time_ms: int) -> None:
     run = Harness(process_spec("node", ("key",), function, SCHEMA))
     register(run, (1, time_ms))
     run.operator.on_watermark(WATERMARK_MAX_MS)
     assert run.out.rows()[0]["kind"][:10] == ("9999-12-31" if time_ms > 0 else "0001-01-01")
 
 
-def test_a_watermark_does_not_look_at_all_keys_because_one_is_new(monkeypatch: pytest.MonkeyPatch) -> None:  # TM12
+def test_a_watermark_does_not_look_at_all_keys_because_one_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
     schema = pa.schema([("key", pa.large_string()), *((f.name, f.type) for f in SCHEMA if f.name != "key")])
 
     class OfText(ByBatch):
@@ -120,7 +120,7 @@ class Told(ByBatch):
         self.given(batch, context)
 
 
-def test_a_batch_without_any_time_registers_nothing() -> None:  # TM1
+def test_a_batch_without_any_time_registers_nothing() -> None:
     none = lambda batch, context: context.timers.register_event_time(pl.Series([None] * batch.height))  # noqa: E731
     run = Harness(process_spec("node", ("key",), Told(none), SCHEMA))
     register(run, (1, 10), (2, 10))
@@ -128,7 +128,7 @@ def test_a_batch_without_any_time_registers_nothing() -> None:  # TM1
     assert fired(run) == []
 
 
-def test_keys_that_are_none_are_told() -> None:  # TM1
+def test_keys_that_are_none_are_told() -> None:
     given = lambda batch, context: context.timers.register_event_time(batch["at"], keys=batch)  # noqa: E731
     run = Harness(process_spec("node", ("key",), Told(given), SCHEMA))
     with pytest.raises(
@@ -137,7 +137,7 @@ def test_keys_that_are_none_are_told() -> None:  # TM1
         register(run, (1, 10))
 
 
-def test_timers_outside_of_a_call_are_told_where_they_can_be_used() -> None:  # TM1
+def test_timers_outside_of_a_call_are_told_where_they_can_be_used() -> None:
     run = harness("batch")
     with pytest.raises(UsageError, match=r"in process\(\), on_timer\(\) and on_round\(\)"):
         run.operator._user_context.timers.register_event_time(3)  # type: ignore[attr-defined]

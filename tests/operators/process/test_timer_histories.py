@@ -140,28 +140,28 @@ def fired_by(runs: list[Harness]) -> dict[tuple[int, bool], list[int]]:
 @in_memory
 @given(history=st.lists(st.one_of(*steps, ticks), max_size=14))
 @settings(max_examples=60)
-def test_any_history_by_row_fires_what_plain_python_fires(history: list[tuple[str, Any]]) -> None:  # TM2, TM4, TM7
+def test_any_history_by_row_fires_what_plain_python_fires(history: list[tuple[str, Any]]) -> None:
     check(ByRow(), history)
 
 
 @in_memory
 @given(history=st.lists(st.one_of(*steps), max_size=14))
 @settings(max_examples=60)
-def test_any_history_by_batch_fires_what_plain_python_fires(history: list[tuple[str, Any]]) -> None:  # TM2, TM4, TM10
+def test_any_history_by_batch_fires_what_plain_python_fires(history: list[tuple[str, Any]]) -> None:
     check(ByBatch(), history)
 
 
 @on_rocksdb
 @given(history=st.lists(st.one_of(*steps, ticks), max_size=14))
 @settings(max_examples=10)
-def test_any_history_by_row_on_rocksdb_fires_what_plain_python_fires(history: list[tuple[str, Any]]) -> None:  # RB11
+def test_any_history_by_row_on_rocksdb_fires_what_plain_python_fires(history: list[tuple[str, Any]]) -> None:
     check(ByRow(), history)
 
 
 @on_rocksdb
 @given(history=st.lists(st.one_of(*steps), max_size=14))
 @settings(max_examples=10)
-def test_any_history_by_batch_on_rocksdb_fires_what_plain_python_fires(history: list[tuple[str, Any]]) -> None:  # RB11
+def test_any_history_by_batch_on_rocksdb_fires_what_plain_python_fires(history: list[tuple[str, Any]]) -> None:
     check(ByBatch(), history)
 
 

@@ -108,7 +108,7 @@ def fired(run: Harness) -> list[tuple[int, int]]:
 
 
 @each
-def test_timers_fire_when_the_watermark_reaches_them_before_it_goes_on(form: str) -> None:  # TM3
+def test_timers_fire_when_the_watermark_reaches_them_before_it_goes_on(form: str) -> None:
     run = harness(form)
     register(run, (1, 10), (2, 11), (3, 12))
     run.operator.on_watermark(9)
@@ -120,7 +120,7 @@ def test_timers_fire_when_the_watermark_reaches_them_before_it_goes_on(form: str
 
 
 @each
-def test_a_key_has_one_timer_of_a_kind_for_one_time(form: str) -> None:  # TM2
+def test_a_key_has_one_timer_of_a_kind_for_one_time(form: str) -> None:
     run = harness(form)
     register(run, (1, 10), (1, 10), (2, 10))
     register(run, (1, 10), (1, 11))
@@ -133,7 +133,7 @@ def test_a_key_has_one_timer_of_a_kind_for_one_time(form: str) -> None:  # TM2
 
 
 @each
-def test_a_deleted_timer_does_not_fire(form: str) -> None:  # TM2
+def test_a_deleted_timer_does_not_fire(form: str) -> None:
     run = harness(form)
     register(run, (1, 10), (2, 10), (3, 10), (3, 11))
     send(run, (2, "delete_event_time", 10), (3, "delete_event_time", 11), (4, "delete_event_time", 10))
@@ -146,7 +146,7 @@ def test_a_deleted_timer_does_not_fire(form: str) -> None:  # TM2
 
 
 @each
-def test_the_order_is_time_then_hash_of_the_key_however_they_were_registered(form: str) -> None:  # TM5
+def test_the_order_is_time_then_hash_of_the_key_however_they_were_registered(form: str) -> None:
     rng = np.random.default_rng(7)
     timers = [
         (int(key), int(at)) for key, at in zip(rng.integers(0, 500, 3_000), rng.integers(0, 40, 3_000), strict=True)
@@ -165,7 +165,7 @@ def test_the_order_is_time_then_hash_of_the_key_however_they_were_registered(for
 @pytest.mark.parametrize("steps", [[100], [0, 1, 2, 3, 5, 8, 100], list(range(101))])
 def test_what_a_timer_registers_fires_in_its_turn_whatever_the_steps_of_the_watermark(
     form: str, steps: list[int]
-) -> None:  # TM4, TM10
+) -> None:
     run = harness(form, again=5)
     register(run, (1, 3), (2, 4), (3, 90))
     for watermark_ms in steps:
@@ -180,7 +180,7 @@ def test_what_a_timer_registers_fires_in_its_turn_whatever_the_steps_of_the_wate
 @each
 @pytest.mark.parametrize("again", [0, -5])
 def test_a_timer_registered_for_a_time_that_has_passed_fires_with_the_next_watermark(form: str, again: int) -> None:
-    run = harness(form, again)  # TM4
+    run = harness(form, again)
     register(run, (1, 10))
     for watermark_ms, wanted in ((20, 10), (21, 10 + again), (22, 10 + 2 * again)):
         run.operator.on_watermark(watermark_ms)
@@ -192,7 +192,7 @@ def test_a_timer_registered_for_a_time_that_has_passed_fires_with_the_next_water
 
 
 @each
-def test_timers_of_processing_time_fire_at_ticks_of_a_clock_that_goes_on_from_the_date(form: str) -> None:  # TM7, TM8
+def test_timers_of_processing_time_fire_at_ticks_of_a_clock_that_goes_on_from_the_date(form: str) -> None:
     run = harness(form, begun_ms=1_000)
     assert run.operator.next_tick_ms() is None
     now_ms = BORN_MS + 1_000
@@ -211,7 +211,7 @@ def test_timers_of_processing_time_fire_at_ticks_of_a_clock_that_goes_on_from_th
 
 
 @each
-def test_a_tick_fires_a_bounded_number_and_the_next_one_is_at_once(form: str, monkeypatch: Any) -> None:  # TM7
+def test_a_tick_fires_a_bounded_number_and_the_next_one_is_at_once(form: str, monkeypatch: Any) -> None:
     monkeypatch.setattr(row_process, "TIMERS_PER_TURN", 3)
     monkeypatch.setattr(batch_process, "TIMERS_PER_CALL", 3)
     run = harness(form)
@@ -225,7 +225,7 @@ def test_a_tick_fires_a_bounded_number_and_the_next_one_is_at_once(form: str, mo
 
 
 @each
-def test_no_timer_of_processing_time_fires_behind_the_last_barrier_before_a_stop(form: str) -> None:  # TM7
+def test_no_timer_of_processing_time_fires_behind_the_last_barrier_before_a_stop(form: str) -> None:
     run = harness(form)
     register(run, (1, BORN_MS), kind="processing")
     run.context.is_stopping = True
@@ -234,7 +234,7 @@ def test_no_timer_of_processing_time_fires_behind_the_last_barrier_before_a_stop
 
 
 @each
-def test_processing_time_never_goes_back_over_a_restore(form: str) -> None:  # TM8
+def test_processing_time_never_goes_back_over_a_restore(form: str) -> None:
     run = harness(form, begun_ms=5_000)
     register(run, (1, BORN_MS + 5_100), kind="processing")
     behind = harness(form, states=[run.snapshot()], begun_ms=10)
@@ -245,7 +245,7 @@ def test_processing_time_never_goes_back_over_a_restore(form: str) -> None:  # T
 
 
 @each
-def test_at_the_end_all_timers_of_event_time_fire_and_none_of_processing_time(form: str) -> None:  # TM9
+def test_at_the_end_all_timers_of_event_time_fire_and_none_of_processing_time(form: str) -> None:
     run = harness(form, again=1_000)
     register(run, (1, 10), (1, WATERMARK_MAX_MS))
     register(run, (2, 0), kind="processing")
@@ -265,7 +265,7 @@ def test_at_the_end_all_timers_of_event_time_fire_and_none_of_processing_time(fo
 
 
 @each
-def test_more_input_after_the_end_may_register_what_fired_there(form: str) -> None:  # TM9
+def test_more_input_after_the_end_may_register_what_fired_there(form: str) -> None:
     run = harness(form)
     register(run, (1, 10), (2, 20))
     run.operator.on_watermark(WATERMARK_MAX_MS)
@@ -281,7 +281,7 @@ def test_more_input_after_the_end_may_register_what_fired_there(form: str) -> No
 
 
 @each
-def test_where_one_former_subtask_had_ended_and_another_had_not_timers_go_on(form: str) -> None:  # TM9
+def test_where_one_former_subtask_had_ended_and_another_had_not_timers_go_on(form: str) -> None:
     runs = [harness(form, subtask=(index, 2)) for index in range(2)]
     timers = [(key, 10) for key in range(20)]
     for run in runs:
@@ -334,7 +334,7 @@ class Endless(hg.ProcessFunction):
         context.timers.register_event_time(timer.time_ms + 1)
 
 
-def test_timers_that_register_each_other_for_ever_are_told_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:  # TM9
+def test_timers_that_register_each_other_for_ever_are_told_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timers_module, "FIRES_AT_END_MAX", 100)
     run = Harness(process_spec("node", ("key",), Endless(), SCHEMA))
     register(run, (1, 10))
@@ -420,7 +420,7 @@ class Failing(ByRow):
         raise KeyError("mine")
 
 
-def test_wrong_use_is_told_with_the_operator() -> None:  # TM1
+def test_wrong_use_is_told_with_the_operator() -> None:
     for function, told in ((Timeless(), "has no on_timer"), (Wrong(), "whole milliseconds since 1970.*float 1.5")):
         run = Harness(process_spec("node", ("key",), function, SCHEMA))
         with pytest.raises(UserFunctionError, match=f"(?s)operator 'node'.*{told}"):
@@ -459,7 +459,7 @@ class MomentsByBatch(hg.BatchProcessFunction):
 
 
 @pytest.mark.parametrize("function", [Moments(), MomentsByBatch()])
-def test_times_are_moments_too_and_never_early(function: Any) -> None:  # TM1
+def test_times_are_moments_too_and_never_early(function: Any) -> None:
     run = Harness(process_spec("node", ("key",), function, SCHEMA))
     register(run, *([(7, 0)] if isinstance(function, Moments) else [(7, 0), (8, 0)]))
     run.operator.on_watermark(WATERMARK_MAX_MS)
@@ -467,7 +467,7 @@ def test_times_are_moments_too_and_never_early(function: Any) -> None:  # TM1
     assert run.out.rows() == [{"key": 7, "at": first}, {"key": 7, "at": first + timedelta(hours=1)}]
 
 
-def test_a_batch_of_timers_has_each_key_once_and_thousands_of_keys() -> None:  # TM10
+def test_a_batch_of_timers_has_each_key_once_and_thousands_of_keys() -> None:
     function = ByBatch()
     run = Harness(process_spec("node", ("key",), function, SCHEMA))
     register(run, *((key, 10 + at) for key in range(5_000) for at in (0, 1)))
@@ -491,7 +491,7 @@ class Elsewhere(ByBatch):
         return super().on_timer(timers, context)
 
 
-def test_a_timer_of_another_key_for_a_time_that_has_fired_waits_too() -> None:  # TM4
+def test_a_timer_of_another_key_for_a_time_that_has_fired_waits_too() -> None:
     run = Harness(process_spec("node", ("key",), Elsewhere(), SCHEMA))
     register(run, (1, 10))
     for watermark_ms, key in ((10, 1), (11, 2), (12, 3)):

@@ -80,25 +80,25 @@ def table_of(state: RestoredState, name: str) -> pa.Table:
 
 
 @pytest.mark.parametrize("duration", ["0s", "-1s", 0, 5, "soon", None, True, timedelta(seconds=-1), "400000d"])
-def test_a_duration_that_is_none_is_told(duration: Any) -> None:  # TL1
+def test_a_duration_that_is_none_is_told(duration: Any) -> None:
     with pytest.raises(UsageError, match="the duration of a TTL"):
         hg.TTL(duration)
 
 
-def test_what_is_no_update_is_told() -> None:  # TL1
+def test_what_is_no_update_is_told() -> None:
     with pytest.raises(UsageError, match='updated on "write" or on "read_and_write", not on \'read\''):
         hg.TTL("1h", "read")  # type: ignore[arg-type]
 
 
 @each
 @pytest.mark.parametrize("ttl", ["1h", 5, timedelta(hours=1)])
-def test_what_is_no_ttl_is_told_when_the_pipeline_is_built(form: str, ttl: Any) -> None:  # TL1
+def test_what_is_no_ttl_is_told_when_the_pipeline_is_built(form: str, ttl: Any) -> None:
     with pytest.raises(UsageError, match=r"operator 'node': the ttl of state 'value' is a TTL\('7d'\), not "):
         spec_of(form, ttl)
 
 
 @each
-def test_a_ttl_is_no_part_of_the_identity_of_state(form: str) -> None:  # TL7, ST2
+def test_a_ttl_is_no_part_of_the_identity_of_state(form: str) -> None:
     ttls = (None, hg.TTL("1h"), hg.TTL(timedelta(days=2), "read_and_write"))
     assert len({state_text(spec_of(form, ttl)) for ttl in ttls}) == 1
 
@@ -107,7 +107,7 @@ def test_a_ttl_is_no_part_of_the_identity_of_state(form: str) -> None:  # TL7, S
 
 
 @each
-def test_what_was_written_lives_for_its_duration_and_not_a_millisecond_more(form: str) -> None:  # TL2
+def test_what_was_written_lives_for_its_duration_and_not_a_millisecond_more(form: str) -> None:
     run = harness(form)
     do(run, *PUT)
     run.now_ms += 9
@@ -118,7 +118,7 @@ def test_what_was_written_lives_for_its_duration_and_not_a_millisecond_more(form
 
 
 @each
-def test_one_time_holds_for_all_rows_of_a_call(form: str) -> None:  # TL2
+def test_one_time_holds_for_all_rows_of_a_call(form: str) -> None:
     run = harness(form)
     do(run, *PUT)
     run.now_ms += 9
@@ -162,7 +162,7 @@ class AlarmByBatch(hg.BatchProcessFunction):
 
 
 @pytest.mark.parametrize("function", [Alarm(), AlarmByBatch()], ids=["row", "batch"])
-def test_a_timer_for_the_moment_of_expiry_finds_nothing(function: Any) -> None:  # TL2, TL5
+def test_a_timer_for_the_moment_of_expiry_finds_nothing(function: Any) -> None:
     run = Harness(process_spec("node", ("key",), function, SCHEMA), worker=Chosen.worker)
     do(run, "value put")
     for ms in (9, 1):
@@ -171,7 +171,7 @@ def test_a_timer_for_the_moment_of_expiry_finds_nothing(function: Any) -> None: 
 
 
 @each
-def test_writing_counts_also_where_the_value_stays_the_same(form: str) -> None:  # TL4
+def test_writing_counts_also_where_the_value_stays_the_same(form: str) -> None:
     for what in ("value last", "value min", "value put"):
         run = harness(form)
         do(run, "value put")
@@ -182,7 +182,7 @@ def test_writing_counts_also_where_the_value_stays_the_same(form: str) -> None: 
 
 
 @each
-def test_reading_renews_only_if_that_was_declared(form: str) -> None:  # TL4
+def test_reading_renews_only_if_that_was_declared(form: str) -> None:
     for update, seen in (("write", GONE), ("read_and_write", THERE)):
         run = harness(form, update=update)
         do(run, *PUT)
@@ -194,7 +194,7 @@ def test_reading_renews_only_if_that_was_declared(form: str) -> None:  # TL4
 
 
 @each
-def test_elements_and_entries_expire_each_by_itself(form: str) -> None:  # TL3
+def test_elements_and_entries_expire_each_by_itself(form: str) -> None:
     run = harness(form)
     do(run, "list append", "map put", m=1, n=1)
     run.now_ms += 6
@@ -207,7 +207,7 @@ def test_elements_and_entries_expire_each_by_itself(form: str) -> None:  # TL3
 
 
 @each
-def test_an_entry_that_is_written_again_expires_behind_the_others(form: str) -> None:  # TL3
+def test_an_entry_that_is_written_again_expires_behind_the_others(form: str) -> None:
     run = harness(form)
     do(run, "map put", m=1)
     run.now_ms += 1
@@ -219,7 +219,7 @@ def test_an_entry_that_is_written_again_expires_behind_the_others(form: str) -> 
 
 
 @each
-def test_what_was_renewed_by_reading_is_not_renewed_for_what_comes_later(form: str) -> None:  # TL3, TL4
+def test_what_was_renewed_by_reading_is_not_renewed_for_what_comes_later(form: str) -> None:
     run = harness(form, update="read_and_write")
     do(run, "list append", n=1)
     run.now_ms += 5
@@ -232,7 +232,7 @@ def test_what_was_renewed_by_reading_is_not_renewed_for_what_comes_later(form: s
 
 
 @each
-def test_rounds_are_for_keys_of_which_anything_lives(form: str) -> None:  # TL2, ST9
+def test_rounds_are_for_keys_of_which_anything_lives(form: str) -> None:
     run = harness(form)
     do(run, "value put", key=1)
     run.now_ms += 6
@@ -247,9 +247,7 @@ def test_rounds_are_for_keys_of_which_anything_lives(form: str) -> None:  # TL2,
 
 @each
 @pytest.mark.parametrize(("shift_ms", "seen"), [(-1_000_000, THERE), (0, THERE), (3, THERE), (4, GONE), (10**12, GONE)])
-def test_a_date_that_steps_between_two_starts_brings_nothing_back(
-    form: str, shift_ms: int, seen: list[str]
-) -> None:  # TL5
+def test_a_date_that_steps_between_two_starts_brings_nothing_back(form: str, shift_ms: int, seen: list[str]) -> None:
     run = harness(form)
     do(run, *PUT)
     run.now_ms += 6
@@ -260,7 +258,7 @@ def test_a_date_that_steps_between_two_starts_brings_nothing_back(
 
 
 @each
-def test_on_a_machine_whose_date_is_behind_what_is_written_lives_as_long(form: str) -> None:  # TL5
+def test_on_a_machine_whose_date_is_behind_what_is_written_lives_as_long(form: str) -> None:
     run = harness(form)
     do(run, *PUT)
     run.now_ms += 20
@@ -275,7 +273,7 @@ def test_on_a_machine_whose_date_is_behind_what_is_written_lives_as_long(form: s
 
 
 @each
-def test_the_latest_of_the_former_subtasks_says_what_time_it_is(form: str) -> None:  # TL5
+def test_the_latest_of_the_former_subtasks_says_what_time_it_is(form: str) -> None:
     runs = [harness(form, subtask=(i, 2), begun_ms=100 * i) for i in range(2)]
     states = [run.snapshot() for run in runs]
     for found in (states, states[::-1]):
@@ -288,7 +286,7 @@ def test_the_latest_of_the_former_subtasks_says_what_time_it_is(form: str) -> No
 
 
 @each
-def test_a_snapshot_has_the_expiry_of_what_lives_and_nothing_else(form: str) -> None:  # TL6
+def test_a_snapshot_has_the_expiry_of_what_lives_and_nothing_else(form: str) -> None:
     run = harness(form)
     do(run, *PUT, key=1)
     run.now_ms += 6
@@ -309,7 +307,7 @@ def test_a_snapshot_has_the_expiry_of_what_lives_and_nothing_else(form: str) -> 
 
 
 @each
-def test_without_a_ttl_a_snapshot_is_what_it_was(form: str) -> None:  # TL6
+def test_without_a_ttl_a_snapshot_is_what_it_was(form: str) -> None:
     run = harness(form, duration=None)
     do(run, *PUT)
     state = run.snapshot()
@@ -318,7 +316,7 @@ def test_without_a_ttl_a_snapshot_is_what_it_was(form: str) -> None:  # TL6
 
 
 @each
-def test_what_was_written_before_there_was_a_ttl_counts_as_written_at_the_restore(form: str) -> None:  # TL7
+def test_what_was_written_before_there_was_a_ttl_counts_as_written_at_the_restore(form: str) -> None:
     run = harness(form, duration=None)
     do(run, *PUT)
     run.now_ms += 10**9
@@ -330,7 +328,7 @@ def test_what_was_written_before_there_was_a_ttl_counts_as_written_at_the_restor
 
 
 @each
-def test_a_ttl_that_goes_leaves_what_lived_at_the_barrier_for_ever(form: str) -> None:  # TL7
+def test_a_ttl_that_goes_leaves_what_lived_at_the_barrier_for_ever(form: str) -> None:
     run = harness(form)
     do(run, *PUT, key=1)
     run.now_ms += 6
@@ -343,7 +341,7 @@ def test_a_ttl_that_goes_leaves_what_lived_at_the_barrier_for_ever(form: str) ->
 
 
 @each
-def test_a_shorter_ttl_counts_from_the_restore_and_a_longer_one_from_the_next_write(form: str) -> None:  # TL7
+def test_a_shorter_ttl_counts_from_the_restore_and_a_longer_one_from_the_next_write(form: str) -> None:
     run = harness(form, duration="100ms")
     do(run, *PUT)
     states = [run.snapshot()]
@@ -360,7 +358,7 @@ def test_a_shorter_ttl_counts_from_the_restore_and_a_longer_one_from_the_next_wr
 
 
 @each
-def test_each_form_restores_what_the_other_wrote_also_what_was_renewed(form: str) -> None:  # TL6, ST3
+def test_each_form_restores_what_the_other_wrote_also_what_was_renewed(form: str) -> None:
     other = next(one for one in FORMS if one != form)
     run = harness(form, update="read_and_write")
     do(run, *PUT)
@@ -372,7 +370,7 @@ def test_each_form_restores_what_the_other_wrote_also_what_was_renewed(form: str
 
 @each
 @pytest.mark.parametrize("column", ["value", "expires_ms"])
-def test_columns_that_nobody_knows_are_refused(form: str, column: str) -> None:  # TL7
+def test_columns_that_nobody_knows_are_refused(form: str, column: str) -> None:
     run = harness(form)
     do(run, *PUT)
     sections = sections_of(run.snapshot())
@@ -389,7 +387,7 @@ def test_columns_that_nobody_knows_are_refused(form: str, column: str) -> None: 
 
 
 @each
-def test_expiry_of_an_unknown_version_is_refused(form: str) -> None:  # TL6
+def test_expiry_of_an_unknown_version_is_refused(form: str) -> None:
     sections = sections_of(harness(form).snapshot())
     about = json.dumps({"version": 2, "ms": 0}).encode()
     payload = b"".join(bytes(b) for b in encode_sections({k: [v] for k, v in {**sections, TTL_SECTION: about}.items()}))

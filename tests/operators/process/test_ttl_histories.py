@@ -67,7 +67,7 @@ def seen_by(runs: list[Harness]) -> dict[int, list[str]]:
 @settings(max_examples=10)
 def test_any_history_with_a_ttl_on_rocksdb_is_that_of_plain_python_with_a_clock(
     history: list[tuple[str, Any]], form: str, ttl: tuple[int | None, str]
-) -> None:  # RB10
+) -> None:
     with small():
         check(history, form, ttl)
 
@@ -78,7 +78,7 @@ def test_any_history_with_a_ttl_on_rocksdb_is_that_of_plain_python_with_a_clock(
 @settings(max_examples=100)
 def test_any_history_with_a_ttl_is_that_of_plain_python_with_a_clock(
     history: list[tuple[str, Any]], form: str, ttl: tuple[int | None, str]
-) -> None:  # TL2, TL3, TL4, TL5, TL6, TL7
+) -> None:
     with small():
         check(history, form, ttl)
 
@@ -108,9 +108,7 @@ def check(history: list[tuple[str, Any]], form: str, ttl: tuple[int | None, str]
                 assert seen_by(runs) == {key: ["round"] for key in model.keys()}  # noqa: SIM118
             case _:
                 form, count, shift_ms, other = given_
-                kept_ms = (
-                    0 if ttl[0] is None else model.now_ms
-                )  # TL5: without a TTL nobody needs to know what time it was
+                kept_ms = 0 if ttl[0] is None else model.now_ms  # without a TTL nobody needs to know what time it was
                 ttl = other or ttl
                 frozen = [run.snapshot() for run in runs]
                 model.drop()  # what lived at the barrier stays if there is no TTL any more
@@ -124,7 +122,7 @@ def check(history: list[tuple[str, Any]], form: str, ttl: tuple[int | None, str]
 
 @pytest.mark.parametrize("form", sorted(FORMS))
 @pytest.mark.parametrize("ttl", TTLS)
-def test_a_history_of_everything_is_that_of_plain_python(form: str, ttl: tuple[int | None, str]) -> None:  # TL2, TL3
+def test_a_history_of_everything_is_that_of_plain_python(form: str, ttl: tuple[int | None, str]) -> None:
     """One long history for whoever plants a bug: every operation on three keys again and again, and a restore."""
     many = [(key, do, number % 3, number) for number, do in enumerate((*OPERATIONS * 2, *PUT)) for key in range(3)]
     few = [record for record in many if record[1].endswith(("get", "items", "exists", "count", "contains"))]

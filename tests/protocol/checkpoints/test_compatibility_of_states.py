@@ -64,7 +64,7 @@ def test_another_type_is_refused_with_operator_state_both_types_and_what_to_do()
     )
 
 
-def test_an_added_field_is_refused_with_the_way_to_give_a_default() -> None:  # EV4
+def test_an_added_field_is_refused_with_the_way_to_give_a_default() -> None:
     new = STRUCT.replace(">", ", zip: large_string>")
     assert (
         "'zip' was added and has no default; give one with evolution=Evolution(defaults={'zip': ...}), or, if it had "
@@ -85,7 +85,7 @@ def test_keys_never_change() -> None:  # EV6
     )
 
 
-def test_a_state_is_renamed_added_and_left_behind_only_by_a_word() -> None:  # EV5, EV7
+def test_a_state_is_renamed_added_and_left_behind_only_by_a_word() -> None:  # EV7
     before, now = keyed("value n: int32"), keyed("value total: int64")
     assert "has no such state; if it is new, give it evolution=Evolution(starts_empty=True)" in refusal(before, now)
     assert changes(before, now, rules("total", renamed_from="n")) == [

@@ -140,7 +140,7 @@ def test_every_subtask_must_acknowledge_before_the_manifest_is_written() -> None
     machine = coordinator(STARTED, *begin(10))
     assert machine.handle(ack(B, 10)) == [Ignored("other participants are missing")]
     assert machine.missing(cp(10)) == (A,)
-    assert machine.handle(ack(A, 10)) == [manifest(10)], "entries in the order of the participants (C7)"
+    assert machine.handle(ack(A, 10)) == [manifest(10)], "entries in the order of the participants"
 
 
 def test_a_repeated_acknowledgement_is_ignored() -> None:  # C10

@@ -289,7 +289,7 @@ def test_a_generation_without_listeners_does_not_wait() -> None:  # HL7
     assert ConcludeGeneration(cp(10), is_final=True) in machine.handle(written(10))
 
 
-def test_every_checkpoint_that_began_ends_with_a_message_to_all() -> None:  # HL5
+def test_every_checkpoint_that_began_ends_with_a_message_to_all() -> None:
     ends: dict[str, tuple[Event, ...]] = {
         "declined": (decline(10),),
         "expired": (expiry(10),),

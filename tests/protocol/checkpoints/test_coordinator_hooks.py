@@ -114,7 +114,7 @@ def test_a_hook_that_fails_or_is_late_aborts_the_checkpoint_and_that_counts() ->
         assert any(isinstance(effect, FailGeneration) for effect in again), "more failures than tolerable"
 
 
-def test_an_answer_that_nobody_waits_for_changes_nothing() -> None:  # EI6
+def test_an_answer_that_nobody_waits_for_changes_nothing() -> None:
     machine = hooked(STARTED, *begin(10), answered(X), answered(Y), tolerable_failures=5)
     for event in (answered(X), HookFailed(cp(10), X), late(X)):
         assert [type(effect) for effect in machine.handle(event)] == [Ignored]

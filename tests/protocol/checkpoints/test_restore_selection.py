@@ -47,7 +47,7 @@ def refused(decision: Decision) -> str:
     return decision.reason
 
 
-def test_a_pipeline_without_checkpoints_restores_what_is_named() -> None:  # SV21
+def test_a_pipeline_without_checkpoints_restores_what_is_named() -> None:
     assert decide_named(EMPTY, "", named()) == Adopt()
     assert decide_named(log(), MINE, named()) == Adopt(), (
         "a start that died before it completed anything has done nothing"

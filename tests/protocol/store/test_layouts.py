@@ -175,7 +175,7 @@ def test_events_of_merged_segments_go_to_the_one_that_took_their_keys() -> None:
     assert (found.places, found.change) == ({0: 2, 1: 2}, None)
 
 
-def test_a_layout_whose_step_loses_keys_is_a_problem() -> None:  # S40
+def test_a_layout_whose_step_loses_keys_is_a_problem() -> None:
     quarter = HALF // 2
     whole = (Segment(0, 0, HALF, 0, 1), Segment(1, HALF, KEY_SPACE))
     twice = (Segment(2, 0, quarter, 1, 2), Segment(3, quarter + 1, HALF, 1, 2), Segment(4, 0, HALF, 2))

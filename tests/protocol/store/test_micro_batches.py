@@ -165,7 +165,7 @@ def test_as_many_tasks_read_as_run_at_one_time() -> None:  # SP3
     assert distribute([Piece(0, 3, 3)], 10, 1, 2) == []
 
 
-def test_what_a_cut_has_lost_is_known() -> None:  # SP6
+def test_what_a_cut_has_lost_is_known() -> None:
     extents = {0: Extent(0, 10), 1: Extent(5, 20)}
     assert first_missing(extents, {0: 0, 1: 5}) is None
     assert first_missing(extents, {0: 0, 1: 4}) == 1

@@ -1,4 +1,4 @@
-"""Reading a stream that is scaled: each event once, those of a key in order, whoever restarts when (SC40 to SC44)."""
+"""Reading a stream that is scaled: each event once, those of a key in order, whoever restarts when."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ def scaled_log(before: int = 4, after: int = 3) -> Log:
 
 
 @pytest.mark.parametrize("parallelism", [1, 2, 3])
-def test_a_bounded_read_ends_at_its_moment_also_after_a_restart(parallelism: int) -> None:  # SC42
+def test_a_bounded_read_ends_at_its_moment_also_after_a_restart(parallelism: int) -> None:
     log = scaled_log()
     start = FirstStart({x: extent.end for x, extent in log.extents.items()}, is_bounded=True)
     subtasks = opened(start, parallelism, log)
@@ -256,7 +256,7 @@ def test_a_bounded_read_ends_at_its_moment_also_after_a_restart(parallelism: int
 
 
 @pytest.mark.parametrize("parallelism", [1, 2, 3])
-def test_from_the_latest_event_on_nothing_before_the_moment_is_read(parallelism: int) -> None:  # SC42
+def test_from_the_latest_event_on_nothing_before_the_moment_is_read(parallelism: int) -> None:
     log = scaled_log()
     start = FirstStart({x: extent.end for x, extent in log.extents.items()}, from_latest=True)
     first = opened(start, parallelism, log)[0]
@@ -267,7 +267,7 @@ def test_from_the_latest_event_on_nothing_before_the_moment_is_read(parallelism:
     assert sorted(drain([first, *others], log)) == [(2, 0), (1 << 31, 7)]
 
 
-def test_what_was_read_and_has_no_position_any_more_is_known_by_what_follows() -> None:  # SC40
+def test_what_was_read_and_has_no_position_any_more_is_known_by_what_follows() -> None:
     log = scaled_log()
     ends = {number: extent.end for number, extent in log.extents.items()}
     assert passed_by(log.layout, log.extents, {3: Place(0), 4: Place(0)}) == {0, 1, 2}
@@ -276,7 +276,7 @@ def test_what_was_read_and_has_no_position_any_more_is_known_by_what_follows() -
     assert passed_by(log.layout, log.extents, {2: Place(-1, 0), 0: Place(0)}) == set()
 
 
-def test_a_segment_that_nobody_asks_for_leaves_the_positions() -> None:  # SC40
+def test_a_segment_that_nobody_asks_for_leaves_the_positions() -> None:
     log = scaled_log()
     ends = {number: extent.end for number, extent in log.extents.items()}
     waiting = {0: Place(ends[0]), 1: Place(ends[1]), 2: Place(0)}
@@ -288,7 +288,7 @@ def test_a_segment_that_nobody_asks_for_leaves_the_positions() -> None:  # SC40
     assert set(subtask.places()) == {0, 1}
 
 
-def test_what_is_hollow_does_not_keep_others_waiting() -> None:  # S75, SC40
+def test_what_is_hollow_does_not_keep_others_waiting() -> None:  # S75
     """Segments that were opened for late events alone may have none."""
     log = Log(first_layout(2))
     for _ in range(3):
@@ -307,7 +307,7 @@ def history(layouts: int) -> Layout:
     return log.layout
 
 
-def test_a_long_history_costs_as_much_as_it_has_segments(monkeypatch: pytest.MonkeyPatch) -> None:  # SC40
+def test_a_long_history_costs_as_much_as_it_has_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is looked at is counted, whichever machine it is."""
     layout = history(100)
     extents = {segment.segment_id: Extent(0, 1) for segment in layout.segments}
@@ -327,7 +327,7 @@ def test_a_long_history_costs_as_much_as_it_has_segments(monkeypatch: pytest.Mon
     assert len(looked) <= 10 * len(extents)
 
 
-def test_what_ended_is_told_once_with_the_checkpoint_that_follows() -> None:  # SC40
+def test_what_ended_is_told_once_with_the_checkpoint_that_follows() -> None:
     log = Log(first_layout(2))
     log.write(1 << 31)
     order = ReadingOrder(1, 2, FirstStart({0: 0, 1: 0}))

@@ -57,7 +57,7 @@ TABLE: dict[Status | None, tuple[object, ...]] = {
 
 @pytest.mark.parametrize("status", TABLE)
 @pytest.mark.parametrize("number", range(len(REQUESTS)))
-def test_every_verb_in_every_status(status: Status | None, number: int) -> None:  # TX2, TX10, TX11
+def test_every_verb_in_every_status(status: Status | None, number: int) -> None:  # TX11
     answer = decide_shared(REQUESTS[number], None if status is None else record(status), 1, 1)
     expected = TABLE[status][number]
     assert isinstance(answer, RefuseEnded) if expected == ENDED else answer == expected
@@ -65,7 +65,7 @@ def test_every_verb_in_every_status(status: Status | None, number: int) -> None:
 
 @pytest.mark.parametrize("status", [None, *Status])
 @pytest.mark.parametrize("request_", REQUESTS)
-def test_an_older_epoch_is_refused_whatever_is_recorded(status: Status | None, request_: SharedRequest) -> None:  # TX13
+def test_an_older_epoch_is_refused_whatever_is_recorded(status: Status | None, request_: SharedRequest) -> None:
     found = None if status is None else record(status)
     assert decide_shared(request_, found, 1, 2) == RefuseFenced(2)
 
@@ -94,11 +94,11 @@ def test_a_participant_that_nobody_knows_writes_nothing() -> None:  # TX4
     assert decide_shared(Write("a", 1, 1), SharedRecord(OPEN, LEASE_MS, 10_000), 1, 1) == RefuseReplaced()
 
 
-def test_what_was_written_before_an_abort_is_no_success() -> None:  # TX10
+def test_what_was_written_before_an_abort_is_no_success() -> None:
     assert isinstance(decide_shared(Write("a", 2, 3), record(ABORTED), 1, 1), RefuseEnded)
 
 
-def test_who_comes_late_hears_why() -> None:  # TX10
+def test_who_comes_late_hears_why() -> None:
     expired = decide_shared(Ping(), record(ABORTED, is_expired=True), 1, 1)
     assert expired == RefuseEnded(
         "was aborted, because no process wrote to it or pinged it for longer than its lease of 1,000 ms, so its events "
@@ -130,7 +130,7 @@ def test_a_date_that_is_set_back_ends_nothing() -> None:  # TX8
 
 
 @pytest.mark.parametrize("status", [PREPARED, COMMITTED, ABORTED])
-def test_what_is_prepared_never_expires(status: Status) -> None:  # TX9
+def test_what_is_prepared_never_expires(status: Status) -> None:
     assert look(record(status, suspected_ms=5), 1 << 60) == Leave()
 
 
@@ -160,5 +160,5 @@ def test_a_date_that_is_set_forward_ends_nothing_that_lives(
         suspected = date(at) if isinstance(answer, Suspect) else suspected
 
 
-def test_half_a_lease_is_longer_than_who_lives_is_silent() -> None:  # TX7, TX8
+def test_half_a_lease_is_longer_than_who_lives_is_silent() -> None:  # TX8
     assert machine.PINGS_PER_LEASE > 2

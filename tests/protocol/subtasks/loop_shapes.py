@@ -51,7 +51,7 @@ SHAPES: dict[str, tuple[Node, ...]] = {
         body("c", edge("b")),
         sink("k", edge("c")),
     ),
-    "input from outside": (  # L14: the body waits for a barrier from outside the loop
+    "input from outside": (  # the body waits for a barrier from outside the loop
         source("s"),
         source("t"),
         head("H", edge("s"), feedback=(edge("b"),)),
@@ -65,7 +65,7 @@ SHAPES: dict[str, tuple[Node, ...]] = {
         body("leaf", edge("b"), edge("H")),
         sink("k", edge("leaf")),
     ),
-    "loop within a loop": (  # L32
+    "loop within a loop": (
         source("s"),
         head("H", edge("s"), feedback=(edge("b"),)),
         head("I", edge("H"), feedback=(edge("i"),), loops="HI"),

@@ -116,7 +116,7 @@ class World:
             moves.append(lambda: self._read_source(name))
         elif not subtask.inputs and not subtask.has_reported:
             moves.append(lambda: self._handle(name, machine.SourceEnded()))
-        if subtask.replay:  # L17, L18
+        if subtask.replay:
             return [*moves, lambda: self._forward(name, subtask.replay.popleft())]
         for at, channel in enumerate(subtask.inputs):
             if channel.queue and ChannelIndex(at) not in subtask.live.blocked:
@@ -291,7 +291,7 @@ class World:
                     channel.cut_sent[element.checkpoint] = len(channel.sent)
 
     def _take_snapshot(self, subtask: LiveSubtask, checkpoint: CheckpointId) -> None:
-        assert not subtask.replay, "no barrier before the replay is over (L18)"
+        assert not subtask.replay, "no barrier before the replay is over"
         state = copy.deepcopy(subtask.state)
         state.is_finished, state.progress = subtask.live.is_finished, subtask.live.rounds
         subtask.frozen[checkpoint] = state

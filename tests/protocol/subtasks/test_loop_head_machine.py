@@ -99,13 +99,13 @@ def test_each_channel_is_cut_at_its_own_sentinel() -> None:  # L11
     assert cut.handle(feedback(1)) == logged(1)
 
 
-def test_records_go_into_every_log_that_is_open_on_their_channel() -> None:  # L12
+def test_records_go_into_every_log_that_is_open_on_their_channel() -> None:
     overlapping = head(taken(1), sentinel(0, 1), taken(2), channels=2)
     assert overlapping.handle(feedback(0)) == logged(2)
     assert overlapping.handle(feedback(1)) == logged(1, 2)
 
 
-def test_a_newer_log_may_be_complete_on_one_channel_before_an_older_one_on_another() -> None:  # L11, L12
+def test_a_newer_log_may_be_complete_on_one_channel_before_an_older_one_on_another() -> None:  # L11
     overlapping = head(taken(1), taken(2), sentinel(0, 1), sentinel(0, 2), channels=2)
     assert overlapping.handle(feedback(0)) == [ForwardFeedback()]
     assert overlapping.handle(sentinel(1, 1)) == [SealLog(cp(1))]

@@ -57,7 +57,7 @@ def assert_rounds_were_closed_in_order_and_once(world: World) -> None:
     has_rounds=st.booleans(),
     kills=st.lists(st.integers(1, 600), max_size=3),
 )
-def test_any_history_with_checkpoints_and_failures_processes_every_record_once(  # L1-L12, L17, L29, L32-L37
+def test_any_history_with_checkpoints_and_failures_processes_every_record_once(  # L1–L6, L10, L11, L29, L33–L37
     shape: str, seed: int, parallelism: int, has_rounds: bool, kills: list[int]
 ) -> None:  # L34
     plan, random = plan_of(shape, parallelism), Random(seed)

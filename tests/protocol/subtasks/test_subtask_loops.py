@@ -199,7 +199,7 @@ def test_a_declined_log_is_not_acknowledged() -> None:  # L3
     assert overtaken.handle(SnapshotFailed(cp(1))) == [Ignored("failed after the checkpoint was aborted")]
 
 
-def test_a_tail_sends_its_sentinel_when_it_has_aligned() -> None:  # L8
+def test_a_tail_sends_its_sentinel_when_it_has_aligned() -> None:
     tail = Subtask(1, place=LoopPlace(inside=frozenset({ch(0)})))
     assert tail.handle(barrier(0, 1)) == [TakeSnapshot(cp(1)), EmitBarrier(cp(1))]
 
@@ -230,7 +230,7 @@ def test_a_head_has_finished_when_the_end_is_back_on_all_feedback_channels() -> 
     assert empty.handle(end(BACK + 1)) == [ReportFinished()]
 
 
-def test_an_inner_head_ends_when_the_end_has_come_through_the_outer_loop() -> None:  # L29, L32
+def test_an_inner_head_ends_when_the_end_has_come_through_the_outer_loop() -> None:  # L29
     inner = Subtask(1, place=LoopPlace(inside=frozenset({ch(0)}), feedback=frozenset({ch(1)})))
     assert inner.handle(LoopEnded()) == [Ignored("the end has not come through the outer loop yet")]
     assert inner.handle(end(0)) == [FinishOperators(), EmitEnd()]
@@ -289,7 +289,7 @@ def test_a_subtask_of_the_body_ends_like_any_other() -> None:  # L29
 
 
 @pytest.mark.parametrize("event", [FeedbackForwarded(), ProbeOrdered(Probe(1))])
-def test_a_subtask_outside_loops_gets_no_probes(event: Event) -> None:  # L32
+def test_a_subtask_outside_loops_gets_no_probes(event: Event) -> None:
     with pytest.raises(ProtocolViolation, match="only subtasks in a loop"):
         Subtask(1).handle(event)
 

@@ -102,7 +102,7 @@ def test_a_recording_that_is_given_up_is_declined_and_may_not_be_acknowledged() 
     assert late == [Acknowledge(cp(1), entry_of(file_part("chk/a")))], "so that the file is deleted (C10)"
 
 
-def test_a_source_sends_its_barrier_when_it_is_triggered() -> None:  # UA9
+def test_a_source_sends_its_barrier_when_it_is_triggered() -> None:
     for is_immediate, options in ((False, TIMED), (True, OVER)):
         source = after(0, is_immediate=is_immediate)
         effects = source.handle(TriggerReceived(cp(1), TIMED))

@@ -236,7 +236,7 @@ def test_every_checkpoint_that_completes_is_an_exact_cut(data: st.DataObject, is
 
 @settings(max_examples=100)
 @given(st.data(), st.booleans())
-def test_a_checkpoint_completes_although_nobody_reads(data: st.DataObject, is_immediate: bool) -> None:  # UA9
+def test_a_checkpoint_completes_although_nobody_reads(data: st.DataObject, is_immediate: bool) -> None:
     graph = Graph(is_immediate=is_immediate)
     for _ in range(data.draw(st.integers(0, 30))):
         if data.draw(st.booleans()):

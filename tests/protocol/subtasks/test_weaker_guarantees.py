@@ -164,7 +164,6 @@ def test_what_no_correct_peer_sends_is_a_violation() -> None:
         after(2, barrier(0, 1), barrier(1, 1, other))
 
 
-# GM19
 def test_a_subtask_with_one_input_takes_the_same_snapshots_as_one_that_aligns() -> None:
     events: list[Event] = [barrier(0, 1), barrier(0, 3), abort(4), barrier(0, 4), cancel(0, 5), barrier(0, 6)]
     tracker, aligner = BarrierTracker(1), Aligner(1)

@@ -67,7 +67,7 @@ def test_an_end_that_starting_again_does_not_cure_ends_the_keeper(code: ExitCode
     assert keeper.phase is Phase.ENDED
 
 
-def test_a_standby_that_was_replaced_stands_by_again() -> None:  # KR3, SB12
+def test_a_standby_that_was_replaced_stands_by_again() -> None:  # KR3
     replaced = ended(ExitCode.REPLACED)
     assert running(is_standby=True).handle(replaced) == [ReportRestart(replaced, 70, 1), ArmDelay(70)]
     assert running(is_standby=True).handle(ended(ExitCode.DONE)) == [ExitWith(ExitCode.DONE)]

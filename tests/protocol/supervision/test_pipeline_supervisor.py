@@ -496,7 +496,7 @@ def test_a_generation_that_is_replaced_while_a_restart_waits_ends_the_run() -> N
 
 
 @pytest.mark.parametrize("kind", list(FailureKind))
-def test_what_is_done_about_a_failure_goes_by_its_kind_and_not_by_its_words(kind: FailureKind) -> None:  # G14
+def test_what_is_done_about_a_failure_goes_by_its_kind_and_not_by_its_words(kind: FailureKind) -> None:
     words = "it was silent for 5 s; peer-lost; user-function"
     effects = supervisor(*RUN).handle(WorkerFailed(AttemptId(1, 0), WorkerIndex(0), Failure(kind, words), 0, 0.5))
     is_over = kind in (FailureKind.DETERMINISTIC, FailureKind.DENIED, FailureKind.REPLACED)

@@ -248,7 +248,7 @@ def test_a_log_that_grows_is_a_sign_of_life() -> None:  # SB11
         standby.next()
 
 
-def test_whoever_loses_the_race_goes_on_waiting() -> None:  # SB9
+def test_whoever_loses_the_race_goes_on_waiting() -> None:
     standby = Watched()
     standby.all(0, seen("z", Course.FAILED))
     assert standby.machine.handle(TakeoverLost()) == [Say(Notice.OUTRUN), LookAtAll()]

@@ -32,7 +32,7 @@ MINE = life("mine")
         (Owner(life("other"), gen(3)), 9, Objection.OTHER_LIFE),  # LV2: whichever number is higher
         (Owner(life("other"), gen(9)), 3, Objection.OTHER_LIFE),
         (Owner(life("other")), 1, Objection.OTHER_LIFE),
-        (Owner(None, gen(1)), 1, Objection.OTHER_LIFE),  # CS21: it was fenced without a life
+        (Owner(None, gen(1)), 1, Objection.OTHER_LIFE),  # it was fenced without a life
         (Owner(None, gen(9), is_forgotten=True), 1, None),  # LV4
         (Owner(life("mine"), gen(4)), 4, Objection.OLDER_COPY),  # LV6
         (Owner(life("mine"), gen(5)), 4, Objection.OLDER_COPY),
@@ -42,7 +42,7 @@ def test_what_stands_against_a_start(owner: Owner, following: int, expected: Obj
     assert objection(MINE, owner, gen(following)) is expected
 
 
-def test_only_the_id_of_a_life_counts() -> None:  # LV1: a directory may be moved
+def test_only_the_id_of_a_life_counts() -> None:  # a directory may be moved
     assert may_own(PipelineIdentity("mine", "/elsewhere", "h", 7), Owner(MINE))
 
 

@@ -137,7 +137,7 @@ VERTICES = ("spread", "copied", "joined", "sum")
 
 @pytest.mark.parametrize("before", [1, 2, 3, 4])
 @pytest.mark.parametrize("after", [1, 2, 3, 5])
-def test_every_recorded_row_is_replayed_once_whatever_the_parallelism(before: int, after: int) -> None:  # UA14
+def test_every_recorded_row_is_replayed_once_whatever_the_parallelism(before: int, after: int) -> None:
     former = Former(before)
     for vertex in VERTICES:
         found = Counter(i for index in range(after) for i in ids(former.replayed(vertex, index, after)))
@@ -145,7 +145,7 @@ def test_every_recorded_row_is_replayed_once_whatever_the_parallelism(before: in
         assert found, "there was something in flight"
 
 
-def test_at_the_same_parallelism_each_channel_gets_its_own_back() -> None:  # UA14
+def test_at_the_same_parallelism_each_channel_gets_its_own_back() -> None:
     former = Former(3)
     for subtask, by_channel in former.recorded.items():
         replayed = former.replayed(str(subtask.vertex), subtask.index, 3)
@@ -155,7 +155,7 @@ def test_at_the_same_parallelism_each_channel_gets_its_own_back() -> None:  # UA
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 2), (1, 4), (4, 1)])
-def test_records_of_a_key_go_where_the_key_belongs_in_their_order(before: int, after: int) -> None:  # UA14, UA15
+def test_records_of_a_key_go_where_the_key_belongs_in_their_order(before: int, after: int) -> None:
     former = Former(before)
     edge = next(e for e in definition_of(after).plan.edges if e.partitioner is Partitioner.HASH)
     order = {
@@ -183,7 +183,7 @@ def test_records_of_a_key_go_where_the_key_belongs_in_their_order(before: int, a
 
 
 @pytest.mark.parametrize(("before", "after"), [(4, 2), (6, 3), (3, 1)])
-def test_going_down_evenly_keeps_what_belongs_together_together(before: int, after: int) -> None:  # UA15
+def test_going_down_evenly_keeps_what_belongs_together_together(before: int, after: int) -> None:
     former = Former(before)
     for index in range(after):
         whose = {
@@ -197,7 +197,7 @@ def test_going_down_evenly_keeps_what_belongs_together_together(before: int, aft
         assert whose == set(range(index * step, (index + 1) * step))
 
 
-def test_a_worker_is_sent_only_the_key_groups_that_it_may_own() -> None:  # UA17, SF11
+def test_a_worker_is_sent_only_the_key_groups_that_it_may_own() -> None:
     former = Former(4)
     plan = definition_of(2).plan
     for worker in range(2):
@@ -223,7 +223,7 @@ def recorded(*sizes: int) -> tuple[ChannelState, dict[ChannelIndex, list[pa.Reco
 
 @settings(max_examples=40)
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=12))
-def test_recorded_records_are_written_in_bounded_parts_and_counted(sizes: list[int]) -> None:  # UA17, U7
+def test_recorded_records_are_written_in_bounded_parts_and_counted(sizes: list[int]) -> None:
     limit = 50 * 16
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(channel_state, "PART_BYTES", limit)
@@ -238,7 +238,7 @@ def test_recorded_records_are_written_in_bounded_parts_and_counted(sizes: list[i
         )
         target.put_state("sum", frozen, IN_FLIGHT_PREFIX)
         second = target.finish()
-    assert first == second, "it can be written again (SF12)"
+    assert first == second, "it can be written again"
     counted = [sum(cast(Mapping[str, Mapping[str, int]], part.rows)["sum"].values()) for part in first]
     assert sum(counted) == sum(sizes)
     assert all(count * 16 <= limit for count in counted)
@@ -247,7 +247,7 @@ def test_recorded_records_are_written_in_bounded_parts_and_counted(sizes: list[i
         frozen.rows()
 
 
-def test_a_part_with_other_rows_is_refused() -> None:  # UA17, R30
+def test_a_part_with_other_rows_is_refused() -> None:
     former = Former(2)
     entry = next(e for e in former.manifest.entries if e.subtask.vertex == "sum")
     part = entry.parts[0]
@@ -257,7 +257,7 @@ def test_a_part_with_other_rows_is_refused() -> None:  # UA17, R30
         verify_part(former.storage, "p", replace(part, rows={"sum": {state: count + 1}}))
 
 
-def test_a_pipeline_without_the_edge_or_with_another_schema_is_refused() -> None:  # UA16
+def test_a_pipeline_without_the_edge_or_with_another_schema_is_refused() -> None:
     former = Former(2)
     for parallelism in (1, 2, 3):
         assert channel_state_misfit(former.manifest, definition_of(parallelism)) is None
@@ -307,7 +307,7 @@ def test_local_times_in_flight_arrive_as_moments(monkeypatch: pytest.MonkeyPatch
         assert found.schema.field("at").type == schemas.MOMENT
 
 
-def test_edges_between_the_same_ends_are_kept_apart() -> None:  # UA16
+def test_edges_between_the_same_ends_are_kept_apart() -> None:
     pipeline = hg.Pipeline("p", parallelism=2)
     rows = pipeline.source(hg.FromRows([{"k": 1, "id": 1}]), name="in")
     rows.union(rows.rebalance()).filter(lambda row: True, name="twice").sink(hg.Discard(), name="out")
@@ -388,7 +388,6 @@ def replayed(manifest: Manifest, storage: MemoryStorage, plan: Plan, definition:
 @pytest.mark.parametrize("before", [1, 2, 3])
 @pytest.mark.parametrize("after", [1, 2, 3, 5])
 def test_what_is_in_flight_to_a_broadcast_side_is_replayed_with_the_copy_it_belongs_to(before: int, after: int) -> None:
-    # BC6
     storage = MemoryStorage()
     manifest, definition = recorded_flight(before, storage), definition_of_flight(after)
     events = []
@@ -402,7 +401,7 @@ def test_what_is_in_flight_to_a_broadcast_side_is_replayed_with_the_copy_it_belo
     assert sorted(events) == [10 * former + number for former in range(before) for number in range(3)]
 
 
-def test_unions_and_the_first_copy_of_broadcast_state_go_to_everybody() -> None:  # BC5
+def test_unions_and_the_first_copy_of_broadcast_state_go_to_everybody() -> None:
     sections = {f"{BROADCAST_PREFIX}a": (True, False), "union/a": (True, True), "lists/a": (False, False)}
     for section, expected in sections.items():
         part = SnapshotPart(0, 0, inline=b"", section=section)

@@ -1,4 +1,4 @@
-"""What every frozen state must do, whoever makes it: one conformance test for each kind of state there is (ST15)."""
+"""What every frozen state must do, whoever makes it: one conformance test for each kind of state there is."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _small() -> Iterator[None]:
 
 
 @each
-def test_encoding_twice_gives_the_same_bytes(name: str) -> None:  # TL6
+def test_encoding_twice_gives_the_same_bytes(name: str) -> None:
     live = made(name)
     frozen = live.freeze()
     first = joined(frozen.encode())
@@ -51,7 +51,7 @@ def test_encoding_twice_gives_the_same_bytes(name: str) -> None:  # TL6
 
 
 @each
-def test_encoding_after_a_failure_at_any_line_gives_the_same_bytes(name: str) -> None:  # SF12, ST15
+def test_encoding_after_a_failure_at_any_line_gives_the_same_bytes(name: str) -> None:
     def fail() -> None:
         raise StorageError("encode", "x", "injected")
 
@@ -66,7 +66,7 @@ def test_encoding_after_a_failure_at_any_line_gives_the_same_bytes(name: str) ->
 
 
 @each
-def test_encoding_while_processing_goes_on_gives_what_was_there_at_the_barrier(name: str) -> None:  # RB7, ST15, TM12
+def test_encoding_while_processing_goes_on_gives_what_was_there_at_the_barrier(name: str) -> None:
     live = made(name)
     frozen = live.freeze()
     expected, rows = joined(frozen.encode()), dict(frozen.rows())
@@ -82,7 +82,7 @@ def test_encoding_while_processing_goes_on_gives_what_was_there_at_the_barrier(n
 
 
 @each
-def test_rows_are_counted_at_the_barrier_and_in_the_bytes(name: str) -> None:  # TL6
+def test_rows_are_counted_at_the_barrier_and_in_the_bytes(name: str) -> None:
     live = made(name)
     frozen = live.freeze()
     live.change()
@@ -152,7 +152,7 @@ def subclasses(of: type) -> set[type]:
     return {of, *(found for child in of.__subclasses__() for found in subclasses(child))}
 
 
-def test_every_state_that_can_be_frozen_is_in_the_conformance_test() -> None:  # ST15
+def test_every_state_that_can_be_frozen_is_in_the_conformance_test() -> None:
     specs: set[type] = set()
     for module in pkgutil.walk_packages(headgate.__path__, "headgate."):
         if "__main__" in module.name:

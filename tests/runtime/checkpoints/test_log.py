@@ -51,7 +51,7 @@ def sequences(storage: FaultyStorage) -> list[int]:
     return [int(path.rsplit("/", 1)[1]) for path in storage.list("p/log")]
 
 
-def test_drivers_that_claim_at_the_same_time_get_different_generations(storage: FaultyStorage) -> None:  # O18
+def test_drivers_that_claim_at_the_same_time_get_different_generations(storage: FaultyStorage) -> None:
     found: list[int] = []
     barrier = threading.Barrier(8)
 
@@ -76,7 +76,7 @@ def test_a_manifest_behind_the_claim_of_a_newer_generation_is_fenced(storage: Fa
     assert older.newer_generation() == 2
 
 
-def test_a_write_that_failed_after_its_effect_is_read_back(storage: FaultyStorage) -> None:  # O3
+def test_a_write_that_failed_after_its_effect_is_read_back(storage: FaultyStorage) -> None:
     log, _ = claimed(storage)
     storage.inject(Fault(FaultKind.TIMEOUT_AFTER_EFFECT, operation="put_if_absent"))
     assert log.append(manifest(1)) is Outcome.WRITTEN
@@ -210,7 +210,7 @@ def test_a_damaged_entry_is_observed_as_damage(storage: FaultyStorage) -> None:
     assert getattr(contents[1], "path", "") == "p/log/0000000002"
 
 
-def test_a_snapshot_of_another_generation_has_a_file_of_its_own(storage: FaultyStorage) -> None:  # C33
+def test_a_snapshot_of_another_generation_has_a_file_of_its_own(storage: FaultyStorage) -> None:
     made = [
         write_snapshot(storage, "p", SUBTASK, CheckpointId(1), Generation(number), [f"of {number}".encode()], 0)
         for number in (2, 1)  # the older one wakes up behind the newer one
@@ -218,7 +218,7 @@ def test_a_snapshot_of_another_generation_has_a_file_of_its_own(storage: FaultyS
     assert [CheckpointLog(storage, "p").files.read(handle) for handle in made] == [b"of 2", b"of 1"]
 
 
-def test_small_state_travels_in_the_manifest(storage: FaultyStorage) -> None:  # C13
+def test_small_state_travels_in_the_manifest(storage: FaultyStorage) -> None:
     handle = write_snapshot(storage, "p", SUBTASK, CheckpointId(1), Generation(1), [b"ab", b"c"], 3)
     assert (handle.path, handle.inline) == ("", b"abc")
     assert CheckpointLog(storage, "p").files.read(handle) == b"abc"
@@ -291,7 +291,7 @@ def replaced_and_pruned(storage: Storage) -> CheckpointLog:
     return old
 
 
-def test_a_manifest_at_a_pruned_number_is_taken_back() -> None:  # X8
+def test_a_manifest_at_a_pruned_number_is_taken_back() -> None:
     storage = memory()
     old = replaced_and_pruned(storage)
     before = log(storage).observe()
@@ -301,7 +301,7 @@ def test_a_manifest_at_a_pruned_number_is_taken_back() -> None:  # X8
     assert log(storage).observe() == before
 
 
-def test_a_replaced_driver_does_not_claim_again() -> None:  # X9
+def test_a_replaced_driver_does_not_claim_again() -> None:
     storage = memory()
     first, second = log(storage), log(storage)
     mine = first.claim("first", 1).next.generation
@@ -423,7 +423,7 @@ def completed(storage: Any) -> list[int]:
     return [m.checkpoint for m in candidates(CheckpointLog(storage, "p").observe())]
 
 
-def test_an_error_of_the_look_behind_an_append_is_no_answer() -> None:  # X8
+def test_an_error_of_the_look_behind_an_append_is_no_answer() -> None:
     """Whether anything follows is not known then, and a driver that was replaced must not go on."""
     storage = FaultyStorage(MemoryStorage())
     log = claimed_outcomes(storage)
@@ -431,14 +431,14 @@ def test_an_error_of_the_look_behind_an_append_is_no_answer() -> None:  # X8
     assert log.append(manifest_outcomes(1)) is Outcome.UNKNOWN
 
 
-def test_a_put_of_an_object_store_that_timed_out_may_still_land() -> None:  # X10, C12
+def test_a_put_of_an_object_store_that_timed_out_may_still_land() -> None:  # C12
     storage = FaultyStorage(ObjectStorage("memory:///"))
     log = claimed_outcomes(storage)
     storage.inject(Fault(FaultKind.TIMEOUT, operation="put_if_absent"))
     assert log.append(manifest_outcomes(1)) is Outcome.UNKNOWN
 
 
-def test_a_put_of_a_directory_that_failed_does_not_land_later(tmp_path: Path) -> None:  # X10
+def test_a_put_of_a_directory_that_failed_does_not_land_later(tmp_path: Path) -> None:
     storage = FaultyStorage(LocalStorage(tmp_path))
     log = claimed_outcomes(storage)
     storage.inject(Fault(FaultKind.TIMEOUT, operation="put_if_absent"))
@@ -459,7 +459,7 @@ def test_whatever_fails_while_a_write_is_looked_up_it_is_never_said_to_have_fail
 
 def test_a_manifest_that_was_not_synced_survives_a_power_cut_or_is_not_written(
     tmp_path: Path,
-) -> None:  # O11, C12
+) -> None:  # C12
     """That it can be read proves that it exists, not that it is durable: its output must not be committed yet."""
     for failures in (1, 2, 3):
         with PowerCut().watching() as power:
@@ -473,7 +473,7 @@ def test_a_manifest_that_was_not_synced_survives_a_power_cut_or_is_not_written(
             assert outcome is Outcome.UNKNOWN or completed(storage) == [1]
 
 
-def test_a_claim_makes_durable_what_it_has_seen(tmp_path: Path) -> None:  # O11
+def test_a_claim_makes_durable_what_it_has_seen(tmp_path: Path) -> None:
     """The driver that wrote it died before it could sync; the next one restores it and commits its output."""
     with PowerCut().watching() as power:
         storage = LocalStorage(tmp_path)
@@ -493,7 +493,7 @@ class Careless(MemoryStorage):
         self.put(path, parts)
 
 
-def test_a_storage_that_ignores_the_condition_of_a_put_is_refused() -> None:  # O12
+def test_a_storage_that_ignores_the_condition_of_a_put_is_refused() -> None:
     storage = Careless("careless")
     for _ in range(2):  # the second start finds nothing that the first one left
         with pytest.raises(UsageError, match="replaces an object that was to be written only if absent"):
@@ -501,7 +501,7 @@ def test_a_storage_that_ignores_the_condition_of_a_put_is_refused() -> None:  # 
         assert storage.list("") == []
 
 
-def test_a_sound_storage_is_asked_once_and_keeps_nothing_of_it() -> None:  # O12
+def test_a_sound_storage_is_asked_once_and_keeps_nothing_of_it() -> None:
     storage = FaultyStorage(MemoryStorage())
     for _ in range(2):
         CheckpointLog(storage, "p").life("host", 0)
@@ -509,7 +509,7 @@ def test_a_sound_storage_is_asked_once_and_keeps_nothing_of_it() -> None:  # O12
     assert sum("probe-" in path for _, path in storage.calls) == 3
 
 
-def test_a_check_of_the_storage_that_a_crash_cut_short_leaves_nothing_behind_the_next_start() -> None:  # O12
+def test_a_check_of_the_storage_that_a_crash_cut_short_leaves_nothing_behind_the_next_start() -> None:
     storage = FaultyStorage(MemoryStorage())
     storage.inject(Fault(FaultKind.IO_ERROR, operation="delete"))
     storage.inject(Fault(FaultKind.TIMEOUT_AFTER_EFFECT, operation="put_if_absent", path_part="probe-"))
@@ -524,7 +524,7 @@ def test_a_check_of_the_storage_that_a_crash_cut_short_leaves_nothing_behind_the
     assert not is_probe("p/chk-0000000007/probe-0.g1"), "of an operator with that name"
 
 
-def test_a_check_of_the_storage_that_another_start_disturbs_is_repeated() -> None:  # O12
+def test_a_check_of_the_storage_that_another_start_disturbs_is_repeated() -> None:
     class Swept(MemoryStorage):
         times = 1
 
@@ -537,7 +537,7 @@ def test_a_check_of_the_storage_that_another_start_disturbs_is_repeated() -> Non
     assert CheckpointLog(Swept("swept"), "p").life("host", 0).host == "host"
 
 
-def test_files_that_are_not_ours_are_passed_over() -> None:  # O25
+def test_files_that_are_not_ours_are_passed_over() -> None:
     storage = FaultyStorage(MemoryStorage())
     log = claimed_outcomes(storage)
     log.reserve(CheckpointId(1))
@@ -551,7 +551,7 @@ def test_files_that_are_not_ours_are_passed_over() -> None:  # O25
 
 
 @pytest.mark.parametrize("path", ["aside/README/why", "aside/0000000001-0000000003/notes", OTHERS_COPY])
-def test_notes_beside_what_is_kept_aside_count_for_nothing_and_stay(path: str) -> None:  # O25, R51
+def test_notes_beside_what_is_kept_aside_count_for_nothing_and_stay(path: str) -> None:  # R51
     storage = FaultyStorage(MemoryStorage())
     log = claimed_outcomes(storage)
     storage.put(f"p/{path}", [b"?"])
@@ -604,7 +604,7 @@ def test_a_log_knows_those_beside_it(storage: FaultyStorage) -> None:
     assert [other.url for other in log.beside()] == [f"{storage.url}/o", f"{storage.url}/q"]
 
 
-def test_an_identity_says_where_and_when_it_was_drawn(storage: FaultyStorage) -> None:  # LV1
+def test_an_identity_says_where_and_when_it_was_drawn(storage: FaultyStorage) -> None:
     log, _ = claimed(storage)
     found = log.life("here", 5)
     assert (found.home, found.host, found.begun_ms) == (log.url, "here", 5)

@@ -1,6 +1,6 @@
 """A driver that is stopped before any single storage operation, while its heir takes over; then it goes on, or dies.
 
-Every operation of every step is such a point (R40–R43, X8, X9).
+Every operation of every step is such a point (R40–R43).
 """
 
 from __future__ import annotations

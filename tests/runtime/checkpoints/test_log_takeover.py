@@ -1,4 +1,4 @@
-"""Who was replaced finds out, and what a replaced driver leaves in the log counts for nothing (R40–R43, X8, X9, X11).
+"""Who was replaced finds out, and what a replaced driver leaves in the log counts for nothing (R40–R43).
 
 The sleeper is a driver that was stopped at some point while its heir took over, completed checkpoints and pruned.
 """
@@ -63,7 +63,7 @@ def numbers(storage: FaultyStorage) -> list[int]:
 
 
 @pytest.mark.parametrize("times", [0, 1, 2, 6])
-def test_whoever_was_replaced_finds_out_whatever_was_pruned(storage: FaultyStorage, times: int) -> None:  # R40, X9
+def test_whoever_was_replaced_finds_out_whatever_was_pruned(storage: FaultyStorage, times: int) -> None:  # R40
     sleeper = Life(storage, "sleeper")
     sleeper.complete(2)
     heir = Life(storage, "heir")
@@ -260,7 +260,7 @@ def test_a_claim_that_could_not_be_pruned_goes_with_a_later_one(storage: FaultyS
 @pytest.mark.parametrize("bad_reads", [1, 2, 99])
 def test_a_hint_that_was_read_wrongly_loses_no_entry(
     storage: FaultyStorage, monkeypatch: pytest.MonkeyPatch, bad_reads: int
-) -> None:  # R53
+) -> None:
     """A flipped bit makes another number of it: one that tells of an entry that never was."""
     Life(storage, "first").complete(3)
     get, left = storage.get, [bad_reads]
@@ -278,7 +278,7 @@ def test_a_hint_that_was_read_wrongly_loses_no_entry(
     assert CheckpointLog(storage, "p").observe().lost() == ()
 
 
-def test_a_hint_that_cannot_be_read_now_is_not_an_absent_one(storage: FaultyStorage) -> None:  # R53
+def test_a_hint_that_cannot_be_read_now_is_not_an_absent_one(storage: FaultyStorage) -> None:
     Life(storage, "first").complete(1)
     storage.inject(Fault(FaultKind.IO_ERROR, "get", "log-hint"))
     with pytest.raises(StorageError):

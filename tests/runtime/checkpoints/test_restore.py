@@ -86,7 +86,7 @@ def restored_of(
 @pytest.mark.parametrize(
     ("after", "seen"), [(1, ["0123"]), (2, ["01", "23"]), (3, ["01", "12", "23"]), (4, list("0123"))]
 )
-def test_a_worker_is_sent_only_the_key_groups_that_it_owns(after: int, seen: list[str]) -> None:  # SF11
+def test_a_worker_is_sent_only_the_key_groups_that_it_owns(after: int, seen: list[str]) -> None:
     storage = MemoryStorage()
     target = SubtaskTarget(
         SnapshotDestination(storage, "p", Generation(1), 0), SubtaskId(VertexId("sum"), 0), CheckpointId(1)
@@ -121,13 +121,13 @@ def test_at_another_parallelism_every_worker_gets_every_snapshot(before: int, af
 
 
 @pytest.mark.parametrize("after", [1, 2, 3])
-def test_a_reader_gets_the_positions_of_all_former_readers(after: int) -> None:  # R16
+def test_a_reader_gets_the_positions_of_all_former_readers(after: int) -> None:
     former = Former(2)
     for worker in range(after):
         assert former.restored(worker, after).positions("in") == {"split-0": b"\x00", "split-1": b"\x01"}
 
 
-def test_two_positions_of_one_split_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:  # R16
+def test_two_positions_of_one_split_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Former, "positions", lambda self, index: {"a": bytes([index])})
     with pytest.raises(UsageError, match="source 'in' has two positions of split 'a', the second one from subtask 1"):
         Former(2).restored(0, 2).positions("in")
@@ -147,7 +147,7 @@ def test_two_positions_of_one_split_are_refused(monkeypatch: pytest.MonkeyPatch)
 )
 def test_a_vertex_is_finished_only_if_all_former_subtasks_were(
     finished: dict[int, bool], after: int, expected: list[bool]
-) -> None:  # R17: at the same parallelism each subtask for itself
+) -> None:  # at the same parallelism each subtask for itself
     former = Former(2, finished)
     for vertex in plan_of(after).vertices:
         assert [former.restored(worker, after).is_finished(vertex) for worker in range(after)] == expected
@@ -185,7 +185,7 @@ def test_heads_that_have_not_started_hold_the_rounds_of_all_back() -> None:  # L
     assert loop_former(2, progress, 0, 1).rounds(SUM) == RoundProgress(closed=-1, started=-1, highest=3)
 
 
-def test_operators_on_both_sides_of_the_end_of_a_round_are_not_merged() -> None:  # L40
+def test_operators_on_both_sides_of_the_end_of_a_round_are_not_merged() -> None:
     progress = {0: RoundProgress(4, 5, 7), 1: RoundProgress(5, 6, 9)}
     assert [loop_former(2, progress, worker, 2).rounds(SUM) for worker in range(2)] == list(progress.values())
     with pytest.raises(NotRestorable, match=r"can only be restored at parallelism 2; run with that") as raised:
@@ -203,7 +203,7 @@ def edited(parallelism: int) -> Plan:
 
 
 @pytest.mark.parametrize("after", [1, 2, 3])
-def test_a_vertex_with_an_operator_that_the_snapshot_does_not_know_has_not_finished(after: int) -> None:  # R17
+def test_a_vertex_with_an_operator_that_the_snapshot_does_not_know_has_not_finished(after: int) -> None:
     """It has never seen the end of its input, so it must: an operator that holds records back sends them then."""
     former = Former(2, {0: True, 1: True})
     plan = edited(after)
@@ -215,7 +215,6 @@ def test_a_vertex_with_an_operator_that_the_snapshot_does_not_know_has_not_finis
         assert all(former.restored(worker, after).is_finished(vertex) for vertex in plan_of(after).vertices)
 
 
-# GM20
 def test_a_checkpoint_that_is_not_exact_is_restored_from_all_former_subtasks() -> None:
     former = Former(2)
     vertex = next(v for v in plan_of(2).vertices if any(n.name == "sum" for n in v.nodes))
@@ -240,7 +239,7 @@ def with_lists(kind: str, parallelism: int) -> Former:
 
 @pytest.mark.parametrize(("before", "after"), [(2, 2), (3, 2), (2, 3)])
 @pytest.mark.parametrize("kind", ["lists", "union"])
-def test_the_parts_of_a_union_are_sent_to_every_worker(kind: str, before: int, after: int) -> None:  # HL13, HL12
+def test_the_parts_of_a_union_are_sent_to_every_worker(kind: str, before: int, after: int) -> None:
     former = with_lists(kind, before)
     vertex = next(v for v in plan_of(after).vertices if not v.is_source)
     for worker in range(after):
@@ -252,7 +251,7 @@ def test_the_parts_of_a_union_are_sent_to_every_worker(kind: str, before: int, a
         assert [(s.subtask_index, s.parallelism, bytes(s.payload)) for s in restored.states("sum", vertex)] == own
 
 
-def test_finished_flags_of_others_are_not_taken_for_ones_own_when_unions_come_with_them() -> None:  # R17, HL13
+def test_finished_flags_of_others_are_not_taken_for_ones_own_when_unions_come_with_them() -> None:
     former = with_lists("union", 2)
     plan = plan_of(2)
     for vertex in plan.vertices:
@@ -261,7 +260,7 @@ def test_finished_flags_of_others_are_not_taken_for_ones_own_when_unions_come_wi
         assert not restored.is_partly_finished(vertex)
 
 
-def test_lists_are_parts_of_their_own_with_rows_that_are_counted() -> None:  # HL10, R30
+def test_lists_are_parts_of_their_own_with_rows_that_are_counted() -> None:
     lists = OperatorLists("sum")
     lists.declare("kept", int).put([1, 2, 3])
     frozen = lists.freeze(is_union=False)

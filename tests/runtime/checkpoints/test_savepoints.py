@@ -51,7 +51,7 @@ def parts_of(storage: Storage, savepoint: Savepoint) -> list[bytes]:
     return [bytes(files.read(part)) for part in savepoint.manifest.parts]
 
 
-def test_a_place_that_is_taken_is_refused(url: str) -> None:  # SV4, SV11
+def test_a_place_that_is_taken_is_refused(url: str) -> None:  # SV4
     directory = SavepointDirectory(url)
     directory.write(written(url))
     with pytest.raises(UsageError, match="there is a savepoint at"):
@@ -120,7 +120,7 @@ def test_savepoints_below_a_path_are_found(tmp_path: Path) -> None:
     assert savepoints_below(str(tmp_path / "a")) == [""]
 
 
-def test_a_newer_savepoint_is_refused_by_name() -> None:  # SV6
+def test_a_newer_savepoint_is_refused_by_name() -> None:
     savepoint = Savepoint("drawn", "p", 0, f"files-{A}", Manifest(CheckpointId(1), Generation(1), 1, 128, ()))
     data = encode_savepoint(savepoint)
     assert decode_savepoint(data, "x") == savepoint

@@ -17,7 +17,7 @@ def storage() -> MemoryStorage:
     return MemoryStorage("registry")
 
 
-def test_an_identity_is_drawn_once_and_those_before_it_are_known(storage: MemoryStorage) -> None:  # LV1
+def test_an_identity_is_drawn_once_and_those_before_it_are_known(storage: MemoryStorage) -> None:
     identities = PipelineIdentities(storage, "p")
     assert not identities.exists(0)
     for number in (0, 7, 0, 12):

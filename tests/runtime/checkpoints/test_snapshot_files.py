@@ -46,7 +46,7 @@ def target_of(storage: MemoryStorage, inline_bytes_max: int = 0) -> SubtaskTarge
     return SubtaskTarget(SnapshotDestination(storage, "p", Generation(2), inline_bytes_max), SUBTASK, CheckpointId(7))
 
 
-def test_small_parts_stay_inline_and_the_others_share_a_file(monkeypatch: pytest.MonkeyPatch) -> None:  # SF1
+def test_small_parts_stay_inline_and_the_others_share_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshot_writer, "FILE_BYTES_MAX", 60)
     storage = Reading()
     target = target_of(storage, inline_bytes_max=25)
@@ -61,7 +61,7 @@ def test_small_parts_stay_inline_and_the_others_share_a_file(monkeypatch: pytest
     assert [(part.path, part.offset) for part in parts] == [("", 0), (first, 0), ("", 0), (first, 40), (second, 0)]
 
 
-def test_a_name_says_which_upload_wrote_a_file() -> None:  # SF3
+def test_a_name_says_which_upload_wrote_a_file() -> None:
     wrote = CheckpointId(12), Generation(34)
     for number in (0, 1, 12):
         for made_up in (
@@ -95,7 +95,7 @@ class Halves(FrozenState):
     def _forget(self) -> None: ...
 
 
-def test_a_state_in_several_parts_is_counted_as_a_whole() -> None:  # SF12, U7
+def test_a_state_in_several_parts_is_counted_as_a_whole() -> None:
     storage = MemoryStorage("several")
     frozen = by_row_state()
     target = target_of(storage)
@@ -114,7 +114,7 @@ def by_row_state() -> FrozenState:
     return live.freeze()
 
 
-def test_a_part_is_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:  # SF10
+def test_a_part_is_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshot_files, "READ_BYTES_MAX", 7)
     storage = Reading()
     target = target_of(storage)
@@ -131,7 +131,7 @@ def test_a_part_is_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:  # S
             assert caught.value.path == f"p/{part.path}"
 
 
-def test_one_part_at_a_time_is_read(monkeypatch: pytest.MonkeyPatch) -> None:  # SF10
+def test_one_part_at_a_time_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.runtime.checkpoints.test_restore import restored_of
 
     storage = Reading()
@@ -176,7 +176,7 @@ def test_discarding_keeps_what_a_manifest_shares() -> None:  # SF7
     assert left == [f"p/{lost.path}", f"p/{newest.path}"]
 
 
-def test_large_output_is_a_file_until_it_is_committed() -> None:  # SF9
+def test_large_output_is_a_file_until_it_is_committed() -> None:
     storage = MemoryStorage("output")
     log = CheckpointLog(storage, "p")
     log.claim("test", 0)

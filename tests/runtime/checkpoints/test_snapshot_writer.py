@@ -83,14 +83,14 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Uploads:
     return Uploads()
 
 
-def test_snapshots_are_written_in_order_and_carry_their_own_output(made: Uploads) -> None:  # U1
+def test_snapshots_are_written_in_order_and_carry_their_own_output(made: Uploads) -> None:
     for checkpoint in (1, 2, 3):
         made.start(checkpoint, Sealed(b"rows" if checkpoint != 2 else None))
     assert made.finish() == [(1, [1]), (2, []), (3, [3])]
     assert made.errors == []
 
 
-def test_transient_faults_are_retried(made: Uploads) -> None:  # U4
+def test_transient_faults_are_retried(made: Uploads) -> None:
     made.storage.inject(Fault(FaultKind.NO_SPACE, operation="put"))
     made.start(1, Sealed(b"rows", StorageError("prepare", "x", "busy"), StorageError("prepare", "x", "busy")))
     assert made.finish() == [(1, [1])]
@@ -103,14 +103,14 @@ def test_a_fault_that_waiting_cannot_mend_is_reported_at_once(made: Uploads) -> 
     assert "denied" in made.texts[0]
 
 
-def test_a_state_that_cannot_be_written_leaves_prepared_output_to_the_next_snapshot(made: Uploads) -> None:  # U2
+def test_a_state_that_cannot_be_written_leaves_prepared_output_to_the_next_snapshot(made: Uploads) -> None:
     made.storage.inject(Fault(FaultKind.NO_SPACE, operation="put", path_part="chk-0000000001", times=9))
     made.start(1, Sealed(b"rows"))
     made.start(2, Sealed(b"more"))
     assert made.finish() == [(1, None), (2, [1, 2])]
 
 
-def test_a_cancelled_write_reports_nothing_and_leaves_its_output_to_the_next_one(made: Uploads) -> None:  # U3
+def test_a_cancelled_write_reports_nothing_and_leaves_its_output_to_the_next_one(made: Uploads) -> None:
     gate = threading.Event()
     first = Sealed(b"a", gate=gate)
     made.start(1, first)
@@ -132,7 +132,7 @@ def test_cancelled_ids_are_forgotten(made: Uploads) -> None:
     assert made.writer._cancelled == set()
 
 
-def test_what_no_checkpoint_can_survive_is_handed_on(made: Uploads) -> None:  # U5
+def test_what_no_checkpoint_can_survive_is_handed_on(made: Uploads) -> None:
     bug = ValueError("a bug")
     made.start(1, Sealed(b"x", bug))
     assert made.finish() == []
@@ -142,9 +142,7 @@ def test_what_no_checkpoint_can_survive_is_handed_on(made: Uploads) -> None:  # 
 @pytest.mark.parametrize(
     "said", [CorruptionError("transaction 't'", 0, "one to prepare", "committed"), UsageError("the stream is sealed")]
 )
-def test_output_that_the_target_refuses_is_never_left_to_the_next_snapshot(
-    made: Uploads, said: Exception
-) -> None:  # K21
+def test_output_that_the_target_refuses_is_never_left_to_the_next_snapshot(made: Uploads, said: Exception) -> None:
     made.start(1, Sealed(b"1", said))
     assert made.finish() == []
     (error,) = made.errors
@@ -267,7 +265,7 @@ def check_written(name: str, faults: Sequence[Fault], failures: int = 0) -> list
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_transient_fault_in_any_storage_operation_changes_nothing_of_the_state(name: str) -> None:  # U6
+def test_a_transient_fault_in_any_storage_operation_changes_nothing_of_the_state(name: str) -> None:
     operations = check_written(name, [])
     assert operations
     for number, kind, times in itertools.product(range(1, len(operations) + 1), FAULTS, (1, 3)):
@@ -316,7 +314,7 @@ def check_files_written(name: str, faults: Sequence[Fault], monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_transient_fault_in_any_storage_operation_changes_nothing_of_files(  # U6 SF15 RB20
+def test_a_transient_fault_in_any_storage_operation_changes_nothing_of_files(  # SF15
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     operations = check_files_written(name, [], monkeypatch)
@@ -326,7 +324,7 @@ def test_a_transient_fault_in_any_storage_operation_changes_nothing_of_files(  #
         assert len(repeated) > len(operations)
 
 
-def test_files_that_fail_several_times_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:  # U6
+def test_files_that_fail_several_times_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in FAULTS:
         check_files_written("rocksdb-reduce", [Fault(kind, first=2, times=3)], monkeypatch)
 
@@ -361,7 +359,7 @@ class Refusing:
 
 
 @pytest.mark.parametrize("error", [StorageError("prepare", "x", "denied", is_transient=False), ValueError("a bug")])
-def test_a_state_is_released_whatever_ends_its_write(error: Exception) -> None:  # U6
+def test_a_state_is_released_whatever_ends_its_write(error: Exception) -> None:
     live, writing = made_faults("reduce"), Writing()
     frozen = Observed(live.freeze())
     writing.start(1, frozen, [("out", Refusing(error))])
@@ -369,7 +367,7 @@ def test_a_state_is_released_whatever_ends_its_write(error: Exception) -> None: 
     assert (frozen.encoded, frozen.forgotten) == (0, 1)
 
 
-def test_a_cancelled_write_releases_its_state_without_encoding_it() -> None:  # U6
+def test_a_cancelled_write_releases_its_state_without_encoding_it() -> None:
     live, writing = made_faults("reduce"), Writing()
     frozen = [Observed(live.freeze()) for _ in range(3)]
     writing.writer.cancel(CheckpointId(1))
@@ -398,7 +396,7 @@ class Losing(FrozenState):
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name != "with-timestamps"])
-def test_a_snapshot_with_other_rows_than_were_frozen_is_not_acknowledged(name: str) -> None:  # U7
+def test_a_snapshot_with_other_rows_than_were_frozen_is_not_acknowledged(name: str) -> None:
     writing = Writing()
     writing.start(1, Losing(made_faults(name).freeze(), CASES[name]().freeze()))
     writing._pool.shutdown()
@@ -418,7 +416,7 @@ def written(name: str) -> tuple[Writing, SnapshotWritten]:
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("change", [-1, 1])
-def test_a_restore_that_finds_other_rows_than_the_manifest_says_refuses(name: str, change: int) -> None:  # R30
+def test_a_restore_that_finds_other_rows_than_the_manifest_says_refuses(name: str, change: int) -> None:
     writing, event = written(name)
     part = state_parts(event)[0]
     assert part.rows is not None
@@ -436,7 +434,7 @@ def test_a_restore_that_finds_other_rows_than_the_manifest_says_refuses(name: st
     assert f"expected {rows + change} rows" in damage.problem
 
 
-def test_a_restore_without_an_operator_that_the_manifest_names_refuses() -> None:  # R30
+def test_a_restore_without_an_operator_that_the_manifest_names_refuses() -> None:
     writing, event = written("reduce")
     lying = dataclasses.replace(state_parts(event)[0], rows={"gone": {"accumulators": 3}})
     with pytest.raises(CorruptionError, match="expected 3 rows of state 'accumulators' of operator 'gone'"):

@@ -179,14 +179,14 @@ def test_a_removal_that_fails_half_way_is_finished_by_the_next_start(
         assert candidates(place.log.observe()) == ()
 
 
-def test_an_answer_that_was_lost_is_asked_for_again(place: Place) -> None:  # C72, O3
+def test_an_answer_that_was_lost_is_asked_for_again(place: Place) -> None:  # C72
     """The claim that gives everything up is there, although its driver was told otherwise."""
     place.storage.inject(Fault(FaultKind.TIMEOUT_AFTER_EFFECT, "put_if_absent", "/log/", first=2))
     assert remove(place)
     assert restored(place) is None
 
 
-def test_what_nobody_can_tell_is_not_told(place: Place) -> None:  # C72, X10
+def test_what_nobody_can_tell_is_not_told(place: Place) -> None:  # C72
     place.storage.inject(Fault(FaultKind.TIMEOUT_AFTER_EFFECT, "put_if_absent", "/log/", first=2, times=100))
     assert not remove(place)
     assert place.notes[-1].startswith("it is not known whether the checkpoints at memory:/p are given up")
@@ -204,7 +204,7 @@ def test_what_nobody_can_tell_is_told_as_a_doubt(place: Place) -> None:  # C72
     assert doubt not in place.notes
 
 
-def test_nothing_of_a_driver_that_took_over_is_removed(place: Place) -> None:  # C73, C38
+def test_nothing_of_a_driver_that_took_over_is_removed(place: Place) -> None:  # C38
     mine = place.log
     heir = CheckpointLog(place.storage, "p")
     begin_generation(place.definition, heir, "heir", place.notes.append)
@@ -216,7 +216,7 @@ def test_nothing_of_a_driver_that_took_over_is_removed(place: Place) -> None:  #
 
 def test_a_driver_that_takes_over_behind_the_commits_keeps_everything(
     place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:  # C73, X9
+) -> None:
     recovered = restart.recover_sinks
 
     def and_meanwhile(*arguments: Any) -> Any:
@@ -267,7 +267,7 @@ def test_a_sweep_that_fails_oddly_ends_the_removal_all_the_same(
 
 def test_what_somebody_begins_behind_a_lost_answer_does_not_count_as_kept(
     place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:  # C72, X10
+) -> None:  # C72
     """The claim that gives up was there, the answer lost; then another start began anew."""
     place.storage.inject(Fault(FaultKind.TIMEOUT_AFTER_EFFECT, "put_if_absent", "/log/", first=2, times=1))
     give_up = CheckpointLog.give_up
@@ -289,7 +289,7 @@ def test_what_somebody_begins_behind_a_lost_answer_does_not_count_as_kept(
 
 def test_who_begins_anew_before_the_look_behind_a_removal_does_not_bring_anything_back(
     place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:  # C72, X8
+) -> None:  # C72
     """The claim that gives up is there, and somebody follows it before its driver has looked."""
     look = CheckpointLog._replaced_after
     looks: list[int] = []
@@ -307,7 +307,7 @@ def test_who_begins_anew_before_the_look_behind_a_removal_does_not_bring_anythin
     assert place.log.known_identity(place.log.observe()) == begun
 
 
-def test_a_zombie_completes_nothing_behind_a_removal(place: Place) -> None:  # C72, X8
+def test_a_zombie_completes_nothing_behind_a_removal(place: Place) -> None:  # C72
     zombie = CheckpointLog(place.storage, "p")
     begin_generation(place.definition, zombie, "zombie", place.notes.append, around=PROCESS)
     place.begin()
@@ -395,21 +395,21 @@ def test_a_standby_takes_a_removal_for_the_wish_of_the_user(place: Place, beats:
     assert HeartbeatReader(place.storage, "p", "").all().course is not Course.STOPPED
 
 
-def test_a_pipeline_that_has_finished_keeps_saying_so(place: Place) -> None:  # C73, R13
+def test_a_pipeline_that_has_finished_keeps_saying_so(place: Place) -> None:  # R13
     place.complete(3, 1, is_final=True)
     assert not remove(place)
     assert "the checkpoints are kept: the pipeline has finished" in place.notes[-1]
     assert [int(manifest.checkpoint) for manifest in candidates(place.log.observe())] == [3, 2, 1]
 
 
-def test_damage_is_left_to_the_user(place: Place) -> None:  # C73, R51
+def test_damage_is_left_to_the_user(place: Place) -> None:  # R51
     place.damage(place.complete(3, 1))
     assert not remove(place)
     assert place.notes[-1].startswith("the checkpoints are kept: ")
     assert len(objects(place, "/chk-")) == 3
 
 
-def test_damage_that_only_workers_found_is_left_to_the_user(place: Place) -> None:  # C73, R57
+def test_damage_that_only_workers_found_is_left_to_the_user(place: Place) -> None:  # R57
     newest = place.complete(3, 1)
     definition = replace(place.definition, config=replace(place.definition.config, on_damaged=PREVIOUS))
     takeover, note = Takeover("test"), place.notes.append
@@ -419,7 +419,7 @@ def test_damage_that_only_workers_found_is_left_to_the_user(place: Place) -> Non
     assert CALLS == [], "no sink is touched"
 
 
-def test_what_was_set_aside_stays(place: Place) -> None:  # R51, SF7, C73
+def test_what_was_set_aside_stays(place: Place) -> None:  # R51, SF7
     place.storage.put("p/aside/0000000001-0000000002/why", [b"damaged"])
     assert remove(place)
     assert len(objects(place, "/chk-0000000001")) == 1
@@ -445,7 +445,7 @@ def test_a_removal_that_is_repeated_changes_nothing(place: Place) -> None:  # C7
     assert restored(place) is None
 
 
-def test_what_another_pipeline_was_restored_from_stays(place: Place) -> None:  # SV27, C73
+def test_what_another_pipeline_was_restored_from_stays(place: Place) -> None:
     plan = place.definition.plan
     adopted = Manifest(CheckpointId(1), Generation(1), 1, plan.max_parallelism, (), (), plan.state_texts())
     other = CheckpointLog(place.storage, "q")
@@ -458,7 +458,7 @@ def test_what_another_pipeline_was_restored_from_stays(place: Place) -> None:  #
     assert remove(place)
 
 
-def test_what_another_pipeline_may_have_been_restored_from_stays(place: Place) -> None:  # C73
+def test_what_another_pipeline_may_have_been_restored_from_stays(place: Place) -> None:
     """Its entry that says so is damaged, and may come back from a copy."""
     plan = place.definition.plan
     other = CheckpointLog(place.storage, "q")
@@ -476,7 +476,7 @@ def test_what_another_pipeline_may_have_been_restored_from_stays(place: Place) -
     assert remove(place)
 
 
-def test_what_another_pipeline_was_restored_from_by_another_path_stays(place: Place) -> None:  # SV27, C73
+def test_what_another_pipeline_was_restored_from_by_another_path_stays(place: Place) -> None:
     """Its machine has the same storage under another name: who the pipeline is tells, not where."""
     life = place.log.known_identity(place.log.observe())
     assert life is not None

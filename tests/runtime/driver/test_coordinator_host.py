@@ -131,7 +131,7 @@ def test_timers_of_nests_and_generations_do_not_replace_each_other() -> None:
     assert len({timer for timer, _, _ in first.armed + second.armed}) == 3
 
 
-def test_each_nest_ends_by_itself() -> None:  # L32
+def test_each_nest_ends_by_itself() -> None:
     driver = Driver(a=None, b=None)
     driver.ended("b")
     assert driver.taken() == [probe("b", 1)]
@@ -219,7 +219,7 @@ def told_by(driver: Driver, heard: list[str]) -> None:
     driver.wait()
 
 
-def test_who_hears_of_rounds_hears_of_checkpoints_in_turn() -> None:  # HL19
+def test_who_hears_of_rounds_hears_of_checkpoints_in_turn() -> None:
     heard: list[str] = []
     driver = Driver(a=Listening(heard))
     assert driver.looping.is_listening
@@ -230,7 +230,7 @@ def test_who_hears_of_rounds_hears_of_checkpoints_in_turn() -> None:  # HL19
     assert not Driver(a=heard.append).looping.is_listening  # type: ignore[arg-type]
 
 
-def test_one_of_several_who_fails_is_named_and_nothing_is_confirmed() -> None:  # HL19
+def test_one_of_several_who_fails_is_named_and_nothing_is_confirmed() -> None:
     heard: list[str] = []
     told_by(Driver(a=Listening(heard, fails=True), b=Listening(heard)), heard)
     assert heard == ["completed 7", "on_round of loop 'a': no space on the board", "completed 7"]
@@ -317,7 +317,7 @@ def stopped(root: Path, rounds: Rounds) -> Ending:
     return around
 
 
-def test_the_end_waits_for_who_hears_of_rounds(tmp_path: Path) -> None:  # HL19, HL7
+def test_the_end_waits_for_who_hears_of_rounds(tmp_path: Path) -> None:  # HL7
     rounds = Rounds()
     around = stopped(tmp_path, rounds)
     assert around.ends == []
@@ -326,7 +326,7 @@ def test_the_end_waits_for_who_hears_of_rounds(tmp_path: Path) -> None:  # HL19,
     assert around.ends == ["done with 1"]
 
 
-def test_who_hears_of_rounds_and_fails_fails_the_generation(tmp_path: Path) -> None:  # HL19, HL6
+def test_who_hears_of_rounds_and_fails_fails_the_generation(tmp_path: Path) -> None:
     rounds = Rounds(ValueError("boom"))
     around = stopped(tmp_path, rounds)
     rounds.waiting[0]()

@@ -219,7 +219,7 @@ def test_the_same_failure_of_user_code_twice_ends_the_run(played: Played) -> Non
         played.driver.result.result(WAIT_S)
 
 
-def test_who_left_first_says_why_before_its_peer_is_believed(tmp_path: Path) -> None:  # G15, CN16
+def test_who_left_first_says_why_before_its_peer_is_believed(tmp_path: Path) -> None:  # G15
     made = Played(tmp_path, restart=hg.NoRestart())
     (guilty, peer), ended = made.deployed()
     for worker in (guilty, peer):

@@ -1,4 +1,4 @@
-"""The coordinator's hooks in their threads: order, patience, what they may return (EI2–EI12)."""
+"""The coordinator's hooks in their threads: order, patience, what they may return (EI4, EI5, EI7, EI9)."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Answers:
         calls.trigger(CheckpointId(checkpoint), "x", lambda: is_wanted, self.data.append, self.errors.append)
 
 
-def test_every_generation_begins_with_a_restore_or_a_reset(hook: Noting) -> None:  # EI8, C37
+def test_every_generation_begins_with_a_restore_or_a_reset(hook: Noting) -> None:  # C37
     calls = calls_of(hook)
     calls.begin("p", Generation(1), None)
     calls.begin("p", Generation(2), None)
@@ -115,7 +115,7 @@ def test_every_generation_begins_with_a_restore_or_a_reset(hook: Noting) -> None
     assert hook.threads == {"headgate-hook-x"}
 
 
-def test_a_hook_answers_from_its_own_thread(hook: Noting) -> None:  # EI2
+def test_a_hook_answers_from_its_own_thread(hook: Noting) -> None:
     calls, answers = calls_of(hook), Answers()
     answers.trigger(calls, 5)
     wait(lambda: bool(answers.data))
@@ -123,7 +123,7 @@ def test_a_hook_answers_from_its_own_thread(hook: Noting) -> None:  # EI2
     calls.close()
 
 
-def test_a_hook_that_is_asked_again_answers_in_the_end(hook: Noting) -> None:  # EI40
+def test_a_hook_that_is_asked_again_answers_in_the_end(hook: Noting) -> None:
     calls, answers = calls_of(hook), Answers()
     hook.answer = hg.ASK_AGAIN
     wanted = [True]
@@ -144,7 +144,7 @@ def test_a_hook_that_is_asked_again_answers_in_the_end(hook: Noting) -> None:  #
     assert (answers.data, answers.errors) == ([b"at last"], [])
 
 
-def test_a_stuck_hook_holds_up_nobody_else(hook: Noting) -> None:  # EI2
+def test_a_stuck_hook_holds_up_nobody_else(hook: Noting) -> None:
     other = Noting()
     calls, answers = HookCalls((HookSpec("x", hook, 50), HookSpec("y", other, 60_000))), Answers()
     hook.gate.clear()
@@ -162,7 +162,7 @@ def test_a_stuck_hook_holds_up_nobody_else(hook: Noting) -> None:  # EI2
     assert ("reset",) not in hook.calls, "nobody waited for it any more"
 
 
-def test_a_hook_is_not_called_for_a_checkpoint_that_is_over(hook: Noting) -> None:  # EI6
+def test_a_hook_is_not_called_for_a_checkpoint_that_is_over(hook: Noting) -> None:
     calls, answers = calls_of(hook), Answers()
     answers.trigger(calls, 5, is_wanted=False)
     answers.trigger(calls, 6)
@@ -195,7 +195,7 @@ def test_what_no_manifest_can_hold_and_what_is_raised_is_a_failure(
     calls.close()
 
 
-def test_what_a_hook_raises_when_a_generation_begins_is_said(hook: Noting) -> None:  # EI8
+def test_what_a_hook_raises_when_a_generation_begins_is_said(hook: Noting) -> None:
     calls = calls_of(hook)
     hook.error = ValueError("gone")
     with pytest.raises(StorageError, match=r"cannot call restore\(7\) of hook 'x': ValueError: gone"):
@@ -207,13 +207,13 @@ def test_what_a_hook_raises_when_a_generation_begins_is_said(hook: Noting) -> No
     calls.close()
 
 
-def test_a_hook_may_say_that_its_driver_was_replaced() -> None:  # EI10
+def test_a_hook_may_say_that_its_driver_was_replaced() -> None:
     assert newer_generation(FencedError("the shop", 3, 5)) == 5
     assert newer_generation(FencedError("somebody")) is None
     assert newer_generation(ValueError()) is None
 
 
-def test_hooks_that_listen_are_told_in_order_before_the_end(hook: Noting) -> None:  # EI11
+def test_hooks_that_listen_are_told_in_order_before_the_end(hook: Noting) -> None:
     calls, failed = calls_of(hook), list[tuple[str, BaseException]]()
     assert calls.is_listening
     calls.tell(
@@ -234,7 +234,7 @@ def test_hooks_that_listen_are_told_in_order_before_the_end(hook: Noting) -> Non
     calls.close()
 
 
-def test_hooks_hear_that_their_run_is_called_off(hook: Noting) -> None:  # G16
+def test_hooks_hear_that_their_run_is_called_off(hook: Noting) -> None:
     off, heard = threading.Event(), list[bool]()
     calls = HookCalls((HookSpec("x", hook, 60_000),), off=off)
     for _ in range(2):
@@ -247,7 +247,7 @@ def test_hooks_hear_that_their_run_is_called_off(hook: Noting) -> None:  # G16
     assert heard == [False, True]
 
 
-def test_without_a_hook_that_listens_nobody_waits() -> None:  # EI11
+def test_without_a_hook_that_listens_nobody_waits() -> None:
     done: list[int] = []
     HookCalls().when_done(lambda: done.append(1))
     assert done == [1]
@@ -255,6 +255,6 @@ def test_without_a_hook_that_listens_nobody_waits() -> None:  # EI11
     HookCalls().close()
 
 
-def test_hooks_stay_in_the_driver() -> None:  # EI3
+def test_hooks_stay_in_the_driver() -> None:
     spec = HookSpec("x", threading.Lock(), 50)
     assert pickle.loads(pickle.dumps(spec)) == HookSpec("x", None, 50)

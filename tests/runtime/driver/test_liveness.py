@@ -93,7 +93,7 @@ def drained(heart: HeartbeatWriter) -> None:
     assert done.wait(WAIT_S)
 
 
-def test_a_beat_survives_its_bytes() -> None:  # SB5
+def test_a_beat_survives_its_bytes() -> None:
     beat = Beat(SECOND, "process 1 on here", 7, Course.FAILED, CheckpointId(9), "it failed")
     data = encode_beat(beat)
     assert decode_beat(data) == beat
@@ -108,7 +108,7 @@ def test_a_beat_survives_its_bytes() -> None:  # SB5
     ]
 
 
-def test_a_beat_of_another_version_is_a_sign_of_life() -> None:  # SB5
+def test_a_beat_of_another_version_is_a_sign_of_life() -> None:
     storage = MemoryStorage()
     CheckpointLog(storage, "p").claim("somebody", 0)
     newer = encode_beat(Beat(FIRST, "o", 1)).replace(b"headgate-heartbeat 1", b"headgate-heartbeat 2")
@@ -146,7 +146,7 @@ def test_one_beat_is_written_at_a_time() -> None:  # SB1
     heart.stop(Generation(0), ended(RunResult(True)))
 
 
-def test_the_first_beat_of_a_generation_removes_older_ones() -> None:  # SB4
+def test_the_first_beat_of_a_generation_removes_older_ones() -> None:
     storage = FaultyStorage(MemoryStorage())
     for generation in (1, 2, 3):
         storage.put(beat_path("p", generation), [encode_beat(Beat(Generation(generation), "o", 1))])
@@ -162,7 +162,7 @@ def test_the_first_beat_of_a_generation_removes_older_ones() -> None:  # SB4
     heart.stop(Generation(0), ended(RunResult(True)))
 
 
-def test_a_driver_that_cannot_write_its_beats_goes_on() -> None:  # SB2
+def test_a_driver_that_cannot_write_its_beats_goes_on() -> None:
     storage = FaultyStorage(MemoryStorage(), [Fault(FaultKind.IO_ERROR, "put", "heartbeats", times=2)])
     around = Clock()
     heart = HeartbeatWriter(storage, "p", "me", around)
@@ -185,7 +185,7 @@ def test_a_driver_that_cannot_write_its_beats_goes_on() -> None:  # SB2
         (StorageError("put", "x", "gone"), Course.FAILED),
     ],
 )
-def test_the_end_of_a_run_is_recorded(result: RunResult | HeadgateError, course: Course) -> None:  # SB3
+def test_the_end_of_a_run_is_recorded(result: RunResult | HeadgateError, course: Course) -> None:
     storage = MemoryStorage()
     heart = HeartbeatWriter(storage, "p", "me", Clock())
     heart.beat(SECOND, Course.RUNNING)
@@ -222,20 +222,20 @@ def test_the_end_of_a_run_that_failed_says_what_its_user_wanted(
     assert end_beat(FIRST, "me", ended(FencedError("p", 1, 2)), wanted) is None
 
 
-def test_runs_that_end_before_their_first_beat_leave_nothing_but_the_last_end() -> None:  # SB4
+def test_runs_that_end_before_their_first_beat_leave_nothing_but_the_last_end() -> None:
     storage = MemoryStorage()
     for generation in range(1, 30):  # a finished pipeline that is started again and again
         HeartbeatWriter(storage, "p", "me", Clock()).stop(Generation(generation), ended(RunResult(True)))
     assert storage.list("p") == [beat_path("p", 29), end_path("p", 29)]
 
 
-def test_the_reason_of_a_failure_is_bounded() -> None:  # SB4
+def test_the_reason_of_a_failure_is_bounded() -> None:
     word = end_beat(FIRST, "me", ended(PipelineFailed("x" * 100_000)))
     assert word is not None
     assert len(encode_beat(word)) < 1_000
 
 
-def test_a_driver_that_was_replaced_records_no_end() -> None:  # SB3
+def test_a_driver_that_was_replaced_records_no_end() -> None:
     storage = MemoryStorage()
     assert HeartbeatWriter(storage, "p", "me", Clock()).stop(FIRST, ended(FencedError("p", 1, 2))) == ""
     assert HeartbeatWriter(storage, "p", "me", Clock()).stop(Generation(0), ended(RunResult(True))) == "", (
@@ -244,18 +244,18 @@ def test_a_driver_that_was_replaced_records_no_end() -> None:  # SB3
     assert storage.list("p") == []
 
 
-def test_a_late_beat_does_not_undo_the_end() -> None:  # SB3
+def test_a_late_beat_does_not_undo_the_end() -> None:
     storage = MemoryStorage()
     CheckpointLog(storage, "p").claim("me", 0)
     heart = HeartbeatWriter(storage, "p", "me", Clock())
     heart.beat(FIRST, Course.RUNNING)
     heart.stop(FIRST, ended(RunResult(False)))
-    storage.put(beat_path("p", FIRST), [encode_beat(Beat(FIRST, "me", 1))])  # one that had timed out lands (X10)
+    storage.put(beat_path("p", FIRST), [encode_beat(Beat(FIRST, "me", 1))])  # one that had timed out lands
     assert HeartbeatReader(storage, "p", "").all().course is Course.STOPPED
 
 
 @pytest.mark.parametrize("times", [3, 99])
-def test_an_end_that_cannot_be_written_is_tried_again_and_then_told(times: int) -> None:  # SB3
+def test_an_end_that_cannot_be_written_is_tried_again_and_then_told(times: int) -> None:
     storage = FaultyStorage(MemoryStorage(), [Fault(FaultKind.TIMEOUT, "put", "-ended", times=times)])
     problem = HeartbeatWriter(storage, "p", "me", Clock()).stop(FIRST, ended(RunResult(False)))
     if times == 3:
@@ -293,7 +293,7 @@ def wait_for(condition: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
-def test_a_driver_beats_from_its_claim_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # SB1, SB3
+def test_a_driver_beats_from_its_claim_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # SB1
     monkeypatch.setattr(hearts, "LOOK_MS", 5)
     driver = driver_at(tmp_path)
     storage = open_storage(str(tmp_path / "checkpoints"))
@@ -369,7 +369,7 @@ def test_a_driver_started_again_does_not_claim_behind_another_one(tmp_path: Path
     assert run(Takeover("supervisor 1", Generation(4))) == "NoneType", "whoever knows of it may follow it"
 
 
-def test_of_two_heirs_of_one_generation_one_claims(tmp_path: Path) -> None:  # SB9
+def test_of_two_heirs_of_one_generation_one_claims(tmp_path: Path) -> None:
     log = CheckpointLog(open_storage(str(tmp_path / "checkpoints")), "p")
     log.claim("gone", 0)
     driver = driver_at(tmp_path, Takeover("", FIRST, lock_nonce=None))
@@ -404,7 +404,7 @@ def test_nobody_has_run_yet(storage: FaultyStorage) -> None:  # SB11
     assert HeartbeatReader(storage, "p", "").all() == Observed(Generation(0), "0", knows_beats=False)
 
 
-def test_of_an_older_release_the_log_is_the_sign_of_life(storage: FaultyStorage) -> None:  # SB5, SB11
+def test_of_an_older_release_the_log_is_the_sign_of_life(storage: FaultyStorage) -> None:  # SB11
     lookout = HeartbeatReader(storage, "p", "")
     log = CheckpointLog(storage, "p")
     log.claim("old one", 0)
@@ -443,7 +443,7 @@ def test_a_claim_without_a_name_is_nobodys_own(storage: FaultyStorage) -> None:
 
 
 @pytest.mark.parametrize("course", [Course.STOPPED, Course.FAILED, Course.FINISHED])
-def test_the_end_counts_more_than_the_beat(storage: FaultyStorage, course: Course) -> None:  # SB3
+def test_the_end_counts_more_than_the_beat(storage: FaultyStorage, course: Course) -> None:
     CheckpointLog(storage, "p").claim("one", 0)
     say(storage, FIRST_LOOKOUT, Course.STOPPING)
     say(storage, FIRST_LOOKOUT, course, end=True)
@@ -509,7 +509,7 @@ def seen(storage: Storage) -> Observed:
 
 
 @pytest.mark.parametrize("drain", [False, True])
-def test_what_was_asked_of_a_driver_that_died_is_told_to_standbys(drain: bool) -> None:  # SB15
+def test_what_was_asked_of_a_driver_that_died_is_told_to_standbys(drain: bool) -> None:
     storage = claimed(MemoryStorage())
     said(storage, Course.RUNNING)
     for _ in range(2):  # it is asked twice
@@ -518,7 +518,7 @@ def test_what_was_asked_of_a_driver_that_died_is_told_to_standbys(drain: bool) -
         assert (found.course, found.was_draining) == (Course.FAILED if drain else Course.STOPPED, drain)
 
 
-def test_a_run_that_failed_before_it_heard_the_wish_counts_as_stopped() -> None:  # SB15
+def test_a_run_that_failed_before_it_heard_the_wish_counts_as_stopped() -> None:
     storage = claimed(MemoryStorage())
     said(storage, Course.FAILED)
     storage.put(end_path("p", LAST), [encode_beat(Beat(LAST, NAME, 0, Course.FAILED, reason="the JVM has ended"))])
@@ -526,7 +526,7 @@ def test_a_run_that_failed_before_it_heard_the_wish_counts_as_stopped() -> None:
     assert (seen(storage).course, seen(storage).reason) == (Course.STOPPED, "the JVM has ended")
 
 
-def test_a_stop_of_a_driver_that_died_while_it_drained_counts() -> None:  # SB15
+def test_a_stop_of_a_driver_that_died_while_it_drained_counts() -> None:
     storage = claimed(MemoryStorage())
     said(storage, Course.DRAINING)
     record_stop_of_dead_driver(storage, "p", DEAD, drain=True)
@@ -538,7 +538,7 @@ def test_a_stop_of_a_driver_that_died_while_it_drained_counts() -> None:  # SB15
 @pytest.mark.parametrize(
     "course", [Course.STOPPED, Course.FINISHED, Course.DRAINED, Course.FAILED_FOR_GOOD, Course.STOPPING]
 )
-def test_what_a_run_said_itself_about_its_end_stays(course: Course) -> None:  # SB15
+def test_what_a_run_said_itself_about_its_end_stays(course: Course) -> None:
     storage = claimed(MemoryStorage())
     said(storage, course)
     record_stop_of_dead_driver(storage, "p", DEAD, drain=True)
@@ -546,14 +546,14 @@ def test_what_a_run_said_itself_about_its_end_stays(course: Course) -> None:  # 
 
 
 @pytest.mark.parametrize("name", ["another driver", f"{NAME}, driver 2", NAME[:-1]])
-def test_a_wish_for_a_former_run_is_no_wish_for_a_later_one(name: str) -> None:  # SB15
+def test_a_wish_for_a_former_run_is_no_wish_for_a_later_one(name: str) -> None:
     storage = claimed(claimed(MemoryStorage()), name)
     said(storage, Course.RUNNING, NEWER, name)
     record_stop_of_dead_driver(storage, "p", DEAD, drain=False)
     assert (seen(storage).generation, seen(storage).course) == (NEWER, Course.RUNNING)
 
 
-def test_a_lock_that_does_not_say_who_claims_is_of_nobody() -> None:  # SB15
+def test_a_lock_that_does_not_say_who_claims_is_of_nobody() -> None:
     storage = claimed(MemoryStorage(), "")
     said(storage, Course.RUNNING, name="")
     record_stop_of_dead_driver(storage, "p", replace(DEAD, claimant=""), drain=False)
@@ -561,7 +561,7 @@ def test_a_lock_that_does_not_say_who_claims_is_of_nobody() -> None:  # SB15
 
 
 @pytest.mark.parametrize("given", [Takeover(), Takeover("of a supervisor", supervisor_pid=7)], ids=["alone", "kept"])
-def test_a_lock_says_under_which_name_its_driver_claims(tmp_path: Path, given: Takeover) -> None:  # SB15
+def test_a_lock_says_under_which_name_its_driver_claims(tmp_path: Path, given: Takeover) -> None:
     driver = driver_at(tmp_path, given)
     holder = read_holder(str(tmp_path / "checkpoints"), "p")
     driver.start()
@@ -573,13 +573,13 @@ def test_a_lock_says_under_which_name_its_driver_claims(tmp_path: Path, given: T
     assert holder.claimant == owner != ""
 
 
-def test_a_run_without_heartbeats_is_left_alone() -> None:  # SB11, SB15
+def test_a_run_without_heartbeats_is_left_alone() -> None:  # SB11
     storage = claimed(MemoryStorage())
     record_stop_of_dead_driver(storage, "p", DEAD, drain=False)
     assert storage.list("p/heartbeats") == []
 
 
-def test_a_wish_is_over_when_the_pipeline_is_started_on_purpose() -> None:  # SB15
+def test_a_wish_is_over_when_the_pipeline_is_started_on_purpose() -> None:
     storage = claimed(MemoryStorage())
     said(storage, Course.RUNNING)
     record_stop_of_dead_driver(storage, "p", DEAD, drain=False)
@@ -591,7 +591,7 @@ def test_a_wish_is_over_when_the_pipeline_is_started_on_purpose() -> None:  # SB
     assert storage.list("p/heartbeats") == [beat_path("p", NEWER)]
 
 
-def test_whoever_asked_records_it_and_an_outage_is_no_matter(tmp_path: Path) -> None:  # SB15
+def test_whoever_asked_records_it_and_an_outage_is_no_matter(tmp_path: Path) -> None:
     storage = claimed(open_storage(str(tmp_path)))
     said(storage, Course.RUNNING)
     running = RunningPipeline(str(tmp_path), "p", DEAD)

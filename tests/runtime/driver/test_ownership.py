@@ -60,7 +60,7 @@ def test_nobody_is_told_and_nothing_claimed_when_one_target_belongs_to_somebody_
 
 
 @each
-def test_a_life_that_is_told_stays_told_when_the_start_dies_behind_it(tmp_path: Path, kind: Any) -> None:  # LV1, LV3
+def test_a_life_that_is_told_stays_told_when_the_start_dies_behind_it(tmp_path: Path, kind: Any) -> None:  # LV3
     class Dies(kind):
         def own(self, pipeline: str, node: str, life: PipelineIdentity) -> Owner:
             raise StorageError("own", "it", "the process dies", is_transient=False)
@@ -110,7 +110,7 @@ def test_a_target_that_knows_more_than_the_log_stops_the_pipeline(tmp_path: Path
             begin(tmp_path / "home", out=sink)
 
 
-def test_whoever_goes_on_for_another_process_writes_down_its_targets(tmp_path: Path) -> None:  # SO1
+def test_whoever_goes_on_for_another_process_writes_down_its_targets(tmp_path: Path) -> None:
     def go_on(mine: Generation | None, *sinks: str) -> set[str]:
         """Begin as the child of a keeper or a standby does: with a program that may have been changed."""
         pipeline = hg.Pipeline("p", checkpointing=hg.Checkpointing(dir=tmp_path / "home"))
@@ -133,7 +133,7 @@ def test_whoever_goes_on_for_another_process_writes_down_its_targets(tmp_path: P
 
 
 @each
-def test_a_former_name_of_a_sink_belongs_to_its_life(tmp_path: Path, kind: Any) -> None:  # LV9, CS25
+def test_a_former_name_of_a_sink_belongs_to_its_life(tmp_path: Path, kind: Any) -> None:
     sink = kind(str(tmp_path / "out"))
     begin(tmp_path / "home", out=sink)
     assert begin(tmp_path / "home", renamed=sink).generation == 2
@@ -147,7 +147,7 @@ def test_a_former_name_of_a_sink_belongs_to_its_life(tmp_path: Path, kind: Any) 
 
 
 @each
-def test_an_older_copy_is_told_by_a_former_name_too(tmp_path: Path, kind: Any) -> None:  # LV9, LV6
+def test_an_older_copy_is_told_by_a_former_name_too(tmp_path: Path, kind: Any) -> None:  # LV6
     sink = kind(str(tmp_path / "out"))
     begin(tmp_path / "home", out=sink)
     shutil.copytree(tmp_path / "home", tmp_path / "copy")
@@ -159,7 +159,7 @@ def test_an_older_copy_is_told_by_a_former_name_too(tmp_path: Path, kind: Any) -
 
 
 @each
-def test_what_was_made_to_forget_and_other_pipelines_stand_in_nobodys_way(tmp_path: Path, kind: Any) -> None:  # LV9
+def test_what_was_made_to_forget_and_other_pipelines_stand_in_nobodys_way(tmp_path: Path, kind: Any) -> None:
     sink = kind(str(tmp_path / "out"))
     for owner in (("p", "out"), ("p2", "out"), ("pp", "third")):
         sink.own(*owner, STRANGER)
@@ -198,9 +198,7 @@ def test_a_sink_that_remembers_nothing_is_not_asked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("kind", "said"), [(ClaimsOnly, "give it a method claimed"), (ForgetsLives, "fence.life")])
-def test_a_sink_of_before_is_told_what_to_add_and_nothing_is_written(
-    tmp_path: Path, kind: Any, said: str
-) -> None:  # CS21
+def test_a_sink_of_before_is_told_what_to_add_and_nothing_is_written(tmp_path: Path, kind: Any, said: str) -> None:
     for _ in range(2):
         with pytest.raises(UsageError, match=said):
             begin(tmp_path / "home", out=kind(str(tmp_path / "out")))

@@ -111,7 +111,7 @@ def test_alignments_are_reported_once_and_bounded() -> None:
     assert metrics.message(Generation(1), 0.5, [], exchange).alignments == []
 
 
-def test_alignments_are_kept_by_checkpoint_and_subtask_and_bounded() -> None:  # PG15
+def test_alignments_are_kept_by_checkpoint_and_subtask_and_bounded() -> None:
     book = AlignmentHistory()
     for number in range(1, ALIGNED_CHECKPOINTS_MAX + 3):
         for worker in (10, 2):
@@ -191,7 +191,7 @@ def test_a_generation_counts_on_from_what_its_checkpoint_had_counted() -> None: 
     assert (found.late_records, found.counters) == (8, (("late", 8),))
 
 
-def test_a_restart_takes_totals_back_and_not_the_work() -> None:  # OM1, OM3
+def test_a_restart_takes_totals_back_and_not_the_work() -> None:  # OM1
     book = OperatorTotals(HandClock().wall_ms)
     book.begin({})
     book.add(0, nodes_at(1.0, map={"records_in": 90, "busy_ms": 400, "queued_bytes": 8, "watermark_ms": 5}))
@@ -216,7 +216,7 @@ def test_totals_are_no_less_than_those_of_the_newest_checkpoint() -> None:  # OM
     assert only(book).records_in == 30
 
 
-def test_shares_are_those_of_the_busiest_subtask_between_its_last_two_reports() -> None:  # OM2
+def test_shares_are_those_of_the_busiest_subtask_between_its_last_two_reports() -> None:
     book = OperatorTotals(HandClock().wall_ms)
     book.begin({})
     for worker, busy_ms, held_back_ms in ((0, 900, 50), (1, 100, 800)):
@@ -293,7 +293,7 @@ def test_sums_leave_out_what_was_never_counted() -> None:
     }
 
 
-def test_operators_of_one_pass_name_the_one_that_has_their_time() -> None:  # OM15
+def test_operators_of_one_pass_name_the_one_that_has_their_time() -> None:
     pipeline = hg.Pipeline("p")
     kept = pipeline.source(hg.FromRows([{"n": 1}])).filter(pl.col("n") > 0, name="kept").select("n", name="chosen")
     kept.with_columns(name="more", m=pl.col("n") + 1).map(lambda row: row, name="other").sink(hg.Discard(), name="end")
@@ -325,7 +325,7 @@ def found(book: EdgeTotals) -> EdgeProgress:
     return book.edges()[AT]
 
 
-def test_edges_are_added_up_over_their_subtasks() -> None:  # OM14
+def test_edges_are_added_up_over_their_subtasks() -> None:
     book = EdgeTotals(PLAN)
     book.begin()
     assert book.edges() == (), "nobody has reported"
@@ -339,7 +339,7 @@ def test_edges_are_added_up_over_their_subtasks() -> None:  # OM14
     assert [edge.edge for edge in book.edges()] == [edge.index for edge in PLAN.edges]
 
 
-def test_a_restart_begins_with_nothing() -> None:  # OM14
+def test_a_restart_begins_with_nothing() -> None:
     book = EdgeTotals(PLAN)
     book.begin()
     book.add(0, edges_at(1.0, records=100, queued_bytes=5))

@@ -229,7 +229,7 @@ def killed_at(point: str, home: Home, place: Path, behind: int) -> None:
 
 @ALL
 def test_a_driver_that_is_killed_around_an_adoption_is_followed_by_one_that_adopts(tmp_path: Path, kind: str) -> None:
-    # SV21, SV26
+    # SV26
     for point in ("after-claim", "after-adoption"):
         root = tmp_path / point
         home = Home(root, KINDS[kind](root))

@@ -137,7 +137,7 @@ def test_the_signals_are_those_that_are_documented() -> None:
 # -- questions that other processes leave beside a lock -----
 
 
-def test_a_question_is_for_the_run_it_names(tmp_path: Path) -> None:  # C76
+def test_a_question_is_for_the_run_it_names(tmp_path: Path) -> None:
     """This process, which asks, lives: as does whoever has the number of one that died."""
     (tmp_path / "p").mkdir()
     root = str(tmp_path)
@@ -164,7 +164,7 @@ def test_a_question_is_for_the_run_it_names(tmp_path: Path) -> None:  # C76
     assert list((tmp_path / "p").iterdir()) == [], "nothing is left of the others"
 
 
-def test_whoever_asks_says_which_run_is_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # C76
+def test_whoever_asks_says_which_run_is_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_control.os, "kill", lambda pid, number: None)
     with_lock = PipelineLock.acquire(str(tmp_path), "p", "a program")
     holder = LockHolder("process 1 on here", "here", 1, with_lock.nonce, True)
@@ -178,7 +178,7 @@ def test_whoever_asks_says_which_run_is_meant(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.parametrize("umask", [0, 0o022])
 def test_questions_and_answers_are_for_who_may_write_there(
     tmp_path: Path, umask: int, directory: int, expected: int
-) -> None:  # SE1, SE2
+) -> None:
     (tmp_path / "p").mkdir()
     (tmp_path / "p").chmod(directory)
     before = os.umask(umask)

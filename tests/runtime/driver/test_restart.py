@@ -127,7 +127,7 @@ def begun(found: NewGeneration | Finished) -> NewGeneration:
 
 def test_a_sink_that_cannot_be_closed_does_not_hide_why_the_generation_cannot_begin(
     place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:  # N73
+) -> None:
     def recover(sink: RecordedSink, keep: Any) -> None:
         raise UsageError("the ledger is damaged")
 
@@ -183,7 +183,7 @@ class BadOnce(MemoryStorage):
 
 
 @pytest.mark.parametrize("part", ["/chk-", "/log/0000000003", "/life"])
-def test_one_bad_read_destroys_nothing(place: Place, part: str) -> None:  # R50
+def test_one_bad_read_destroys_nothing(place: Place, part: str) -> None:
     bad = BadOnce(times=2)
     place.storage = FaultyStorage(bad)
     place.begin()
@@ -346,7 +346,7 @@ def test_another_max_parallelism_is_refused_before_any_sink_is_touched(place: Pl
     assert CALLS == []
 
 
-def test_output_prepared_at_another_parallelism_is_kept(place: Place) -> None:  # R18
+def test_output_prepared_at_another_parallelism_is_kept(place: Place) -> None:
     place.begin()
     place.complete(1, 1, parallelism=3)
     CALLS.clear()
@@ -366,7 +366,7 @@ def test_transient_faults_of_storage_are_waited_out(place: Place, operation: str
     assert found.restored.checkpoint == 1
 
 
-def test_what_is_called_off_is_not_tried_again() -> None:  # G16
+def test_what_is_called_off_is_not_tried_again() -> None:
     off, tries = threading.Event(), list[int]()
 
     def call() -> None:
@@ -451,7 +451,7 @@ def hooked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hook: Recorded) -> I
     made.calls.close()
 
 
-def test_hooks_go_back_behind_the_sinks(hooked: HookedPlace) -> None:  # EI8
+def test_hooks_go_back_behind_the_sinks(hooked: HookedPlace) -> None:
     hooked.begin_with_hooks()
     assert CALLS == [("recover", []), ("reset", [])]
     hooked.complete_with(1, HookState("shop", b"at 1"))
@@ -460,7 +460,7 @@ def test_hooks_go_back_behind_the_sinks(hooked: HookedPlace) -> None:  # EI8
     assert CALLS == [("recover", [1]), ("commit 1 as 2", [1]), ("restore 1 b'at 1'", [])]
 
 
-def test_a_hook_that_a_checkpoint_does_not_know_is_restored_with_nothing(hooked: HookedPlace) -> None:  # EI8
+def test_a_hook_that_a_checkpoint_does_not_know_is_restored_with_nothing(hooked: HookedPlace) -> None:
     hooked.begin_with_hooks()
     hooked.complete(1, 1)
     hooked.begin_with_hooks()
@@ -477,7 +477,7 @@ def test_a_finished_pipeline_calls_no_hook(hooked: HookedPlace) -> None:
 
 def test_a_hook_that_may_pass_is_tried_again_and_one_that_does_not_fails_the_claim(
     hooked: HookedPlace, hook: Recorded
-) -> None:  # EI8
+) -> None:
     hook.failures = 2
     assert isinstance(hooked.begin_with_hooks(), NewGeneration)
     assert CALLS.count(("reset", [])) == 3
@@ -568,7 +568,7 @@ def test_what_a_repetition_does_not_cure_at_a_target_stops_the_pipeline(
 @pytest.mark.parametrize("error", [DAMAGE, RIGHTS], ids=["damage", "rights"])
 def test_a_life_that_cannot_be_read_stops_the_pipeline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:  # K5, LV1
+) -> None:  # K5
     def fails(*_: object) -> PipelineIdentity:
         raise error
 
@@ -591,7 +591,7 @@ def test_what_may_pass_at_a_target_is_worth_another_start(
 FAILURES = {
     FailureKind.DETERMINISTIC: [UsageError("no"), OutputDenied("out", 3, "unknown"), ValueError("a bug")],
     FailureKind.REPLACED: [FencedError("it", 1, 2)],
-    # A hook is left to the restart strategy, whatever it raises (EI8).
+    # A hook is left to the restart strategy, whatever it raises.
     FailureKind.LOST: [AWAY, StorageError("call begin of", "hook 'h'", "no", is_transient=False)],
 }
 

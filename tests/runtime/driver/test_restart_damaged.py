@@ -215,7 +215,7 @@ def test_damage_of_a_checkpoint_is_another_failure_than_that_of_a_disk() -> None
     failure = failure_of(NodeError("sum", unsound))
     assert failure == Failure(FailureKind.DAMAGED, f"operator 'sum': {unsound}", path="p/chk-0000000002/x.f1")
     local = failure_of(LocalDamage("/disk/000008.sst", 5, "a block", "another"))
-    assert local.kind is FailureKind.LOST, "as a machine that fails (RB23)"
+    assert local.kind is FailureKind.LOST, "as a machine that fails"
 
 
 DAMAGED = Failure(FailureKind.DAMAGED, "x", path="p/y")

@@ -1,4 +1,4 @@
-"""A driver that is replaced while it begins a generation, and other failures there (X11, C35, C12)."""
+"""A driver that is replaced while it begins a generation, and other failures there (C35, C12)."""
 
 from __future__ import annotations
 
@@ -63,9 +63,7 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("times", [1, 2, 6])
-def test_a_driver_replaced_between_its_claim_and_its_choice_does_not_report_damage(
-    tmp_path: Path, times: int
-) -> None:  # X11
+def test_a_driver_replaced_between_its_claim_and_its_choice_does_not_report_damage(tmp_path: Path, times: int) -> None:
     """Its heir has dropped what it reads, and pruned the claim that replaced it."""
     place = Place(tmp_path)
     first, _ = place.begin("first")

@@ -144,7 +144,7 @@ def files(root: Path) -> dict[str, bytes]:
     return {str(p.relative_to(root)): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()}
 
 
-def test_a_first_start_adopts_a_savepoint_and_leaves_it_as_it_is(tmp_path: Path) -> None:  # SV21, SV5
+def test_a_first_start_adopts_a_savepoint_and_leaves_it_as_it_is(tmp_path: Path) -> None:  # SV5
     place = Home(tmp_path / "a", "a").savepoint(tmp_path / "taken")
     before = files(place)
     home = Home(tmp_path / "b", "b")
@@ -157,7 +157,7 @@ def test_a_first_start_adopts_a_savepoint_and_leaves_it_as_it_is(tmp_path: Path)
     assert files(place) == before
 
 
-def test_ids_go_on_above_what_is_restored(tmp_path: Path) -> None:  # SV22
+def test_ids_go_on_above_what_is_restored(tmp_path: Path) -> None:
     place = Home(tmp_path / "a").savepoint(tmp_path / "taken", checkpoint=7, generation=3)
     found = Home(tmp_path / "b").begin(place)
     assert found.restored is not None
@@ -190,7 +190,7 @@ def goes_back_to(home: Home, *named: Any) -> list[tuple[int, bytes | None]]:
     return hook.restored
 
 
-def test_a_hook_goes_back_to_the_checkpoint_that_it_was_called_for(tmp_path: Path) -> None:  # EI38
+def test_a_hook_goes_back_to_the_checkpoint_that_it_was_called_for(tmp_path: Path) -> None:
     """What is restored by name gets an id of this pipeline, of which no hook has ever heard."""
     home = Home(tmp_path / "a", retained=9)
     home.begin()
@@ -205,13 +205,13 @@ def test_a_hook_goes_back_to_the_checkpoint_that_it_was_called_for(tmp_path: Pat
     assert goes_back_to(home) == [(5, b"at 5")]
 
 
-def test_a_savepoint_takes_the_data_of_hooks_along(tmp_path: Path) -> None:  # EI38, SV3
+def test_a_savepoint_takes_the_data_of_hooks_along(tmp_path: Path) -> None:  # SV3
     place = Home(tmp_path / "a").savepoint(tmp_path / "taken", hooks=(HookState("shop", b"at 7"),))
     assert goes_back_to(Home(tmp_path / "b"), place) == [(7, b"at 7")]
     assert "holds 4 bytes of hook 'shop', which this pipeline does not have" in refusal(Home(tmp_path / "c"), place)
 
 
-def test_a_second_start_goes_on_from_the_pipelines_own_checkpoint(tmp_path: Path) -> None:  # SV24, SV21
+def test_a_second_start_goes_on_from_the_pipelines_own_checkpoint(tmp_path: Path) -> None:  # SV24
     place = Home(tmp_path / "a").savepoint(tmp_path / "taken")
     home = Home(tmp_path / "b")
     for expected in (8, 8):  # it died before it completed a checkpoint of its own
@@ -227,7 +227,7 @@ def test_a_second_start_goes_on_from_the_pipelines_own_checkpoint(tmp_path: Path
     assert home.checkpoints == [8, 9]
 
 
-def test_what_was_restored_may_be_removed_later(tmp_path: Path) -> None:  # SV24, SV27
+def test_what_was_restored_may_be_removed_later(tmp_path: Path) -> None:  # SV24
     place = Home(tmp_path / "a").savepoint(tmp_path / "taken")
     home = Home(tmp_path / "b")
     found = home.begin(place)
@@ -266,7 +266,7 @@ def test_what_was_restored_may_be_damaged_or_out_of_reach_later(
     assert files(tmp_path / "c") == {}
 
 
-def test_a_start_that_dies_before_it_has_adopted_adopts_again(tmp_path: Path) -> None:  # SV21
+def test_a_start_that_dies_before_it_has_adopted_adopts_again(tmp_path: Path) -> None:
     place = Home(tmp_path / "a").savepoint(tmp_path / "taken")
     for point, known in (("after-claim", []), ("after-adoption", [8])):
         home = Home(tmp_path / point)
@@ -504,7 +504,7 @@ def test_an_added_operator_with_a_name_starts_empty(tmp_path: Path) -> None:  # 
     assert "does not know it" in refusal(home, derived_names=frozenset({"rows"}))
 
 
-def test_a_replaced_driver_adopts_nothing(tmp_path: Path) -> None:  # SV21, X9
+def test_a_replaced_driver_adopts_nothing(tmp_path: Path) -> None:
     place = Home(tmp_path / "a").savepoint(tmp_path / "taken")
     home = Home(tmp_path / "b")
     other = Home(tmp_path / "b")
@@ -535,7 +535,7 @@ def test_a_savepoint_of_a_finished_pipeline_is_finished(tmp_path: Path) -> None:
         assert isinstance(begin_generation(definition, CheckpointLog(home.storage, "p"), "test", print), Finished)
 
 
-def test_a_restore_in_another_directory_meets_the_owner_of_the_sink(tmp_path: Path) -> None:  # SV28
+def test_a_restore_in_another_directory_meets_the_owner_of_the_sink(tmp_path: Path) -> None:
     sink = hg.FileSink(tmp_path / "out")
 
     def to_files(root: Path) -> Home:

@@ -72,7 +72,7 @@ class ListeningCommits(RecordedSink, hg.CheckpointListener):
     """Its own committer."""
 
 
-def test_every_target_is_closed_although_one_cannot_be(tmp_path: Path) -> None:  # N73
+def test_every_target_is_closed_although_one_cannot_be(tmp_path: Path) -> None:
     closed: list[str] = []
 
     class Closing(RecordedSink):
@@ -91,7 +91,7 @@ def test_every_target_is_closed_although_one_cannot_be(tmp_path: Path) -> None: 
     assert closed == ["first", "second"]
 
 
-def test_a_committer_that_listens_is_refused_unless_it_is_the_sink(tmp_path: Path) -> None:  # HL20
+def test_a_committer_that_listens_is_refused_unless_it_is_the_sink(tmp_path: Path) -> None:
     class Deaf(RecordedSink):
         def open_committer(self, pipeline: str, node: str, generation: Generation) -> Any:
             return ListeningCommits()
@@ -115,7 +115,7 @@ def prepared(sink: Any, number: int) -> Committable:
 
 
 def test_a_sink_is_given_what_a_permit_covers_at_once_and_oldest_first(tmp_path: Path) -> None:
-    # K2, K19
+    # K2
     first, second = RecordedSink(), RecordedSink()
     commits = commits_to(tmp_path, first, second)
     commits.commit(PERMIT, [output(6), output(5, 1), output(5), output(4, 1), output(6, 1)])
@@ -127,7 +127,6 @@ def test_a_sink_is_given_what_a_permit_covers_at_once_and_oldest_first(tmp_path:
 def test_output_of_an_aborted_checkpoint_is_shown_together_with_its_successors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # K19, D4
     sink = hg.FileSink(tmp_path / "out", roll_interval=0)
     commits = commits_to(tmp_path, sink)
     seen: list[list[int]] = []
@@ -188,7 +187,7 @@ def losing(root: Path, sink: Any, lose: Any) -> SinkCommits:
 @pytest.mark.parametrize(
     "error", [gone(CorruptionError("f", 0, "a", "b")), gone(UsageError("neither prepared nor committed"))]
 )
-def test_what_a_target_denies_is_lost_alone_if_its_user_said_so(tmp_path: Path, error: HeadgateError) -> None:  # K26
+def test_what_a_target_denies_is_lost_alone_if_its_user_said_so(tmp_path: Path, error: HeadgateError) -> None:
     sink, lost = DenyingSink({4, 6}, error), []
     commits = losing(tmp_path, sink, lambda committable, why: lost.append((committable.checkpoint, why)))
     commits.commit(PERMIT, [output(6), output(5), output(4), output(3)])
@@ -210,7 +209,7 @@ def test_what_a_target_denies_is_lost_alone_if_its_user_said_so(tmp_path: Path, 
 )
 def test_what_a_target_refuses_otherwise_is_not_lost(
     tmp_path: Path, error: HeadgateError, raised: type[HeadgateError]
-) -> None:  # K26
+) -> None:
     lost: list[Any] = []
     with pytest.raises(raised):
         losing(tmp_path, DenyingSink({4}, error), lambda *said: lost.append(said)).commit(PERMIT, [output(4)])
@@ -223,7 +222,7 @@ def lost_by(root: Path, sink: Any, *promised: Committable) -> list[int]:
     return lost
 
 
-def test_files_that_are_gone_are_lost_and_damage_beside_them_is_not(tmp_path: Path) -> None:  # K26
+def test_files_that_are_gone_are_lost_and_damage_beside_them_is_not(tmp_path: Path) -> None:
     sink = hg.FileSink(tmp_path / "out", roll_interval=0)
     first, second, third = (prepared(sink, number) for number in (4, 5, 6))
     (file,) = decode_files("second", second.payload)
@@ -259,14 +258,14 @@ class Broken(hg.LedgerSink):
         raise UsageError("there is no such table")
 
 
-def test_what_a_usage_error_says_depends_on_the_kind_of_sink(tmp_path: Path) -> None:  # K26
+def test_what_a_usage_error_says_depends_on_the_kind_of_sink(tmp_path: Path) -> None:
     promised = Committable("out0", CheckpointId(5), 0, Generation(1), b"1\np:out0-0000000005-00000-0000000001\n")
     assert lost_by(tmp_path, Expiring(), promised) == [5]
     with pytest.raises(OutputDenied, match="no such table"):
         lost_by(tmp_path, Broken(), promised)
 
 
-def test_a_stream_that_is_gone_is_lost_and_whoever_was_replaced_is_told_so(tmp_path: Path) -> None:  # K26, S18
+def test_a_stream_that_is_gone_is_lost_and_whoever_was_replaced_is_told_so(tmp_path: Path) -> None:  # S18
     store = Store.shared(str(tmp_path / "store"))
     store.create_stream("app/out", pa.schema([("id", pa.int64())]), segments=1)
     sink = hg.StreamSink("app/out", store=str(tmp_path / "store"))
@@ -280,7 +279,7 @@ def test_a_stream_that_is_gone_is_lost_and_whoever_was_replaced_is_told_so(tmp_p
         sink.open_committer("p", "out0", Generation(1)).recover(())
 
 
-def test_a_transaction_that_was_aborted_is_lost(tmp_path: Path) -> None:  # K26
+def test_a_transaction_that_was_aborted_is_lost(tmp_path: Path) -> None:
     store = Store.shared(str(tmp_path / "store"))
     store.create_stream("app/out", pa.schema([("id", pa.int64())]), segments=1)
     sink = hg.StreamSink("app/out", store=str(tmp_path / "store"))
@@ -289,7 +288,7 @@ def test_a_transaction_that_was_aborted_is_lost(tmp_path: Path) -> None:  # K26
     assert lost_by(tmp_path, sink, promised) == [5]
 
 
-def test_a_loss_that_cannot_be_recorded_is_not_passed_over(tmp_path: Path) -> None:  # K26
+def test_a_loss_that_cannot_be_recorded_is_not_passed_over(tmp_path: Path) -> None:
     def lose(committable: Committable, why: str) -> None:
         raise StorageError("put", "lost", "disk full")
 
@@ -297,7 +296,7 @@ def test_a_loss_that_cannot_be_recorded_is_not_passed_over(tmp_path: Path) -> No
         losing(tmp_path, DenyingSink({4}, gone(UsageError("gone"))), lose).commit(PERMIT, [output(4)])
 
 
-def test_a_loss_is_recorded_once_and_told_each_time() -> None:  # K26
+def test_a_loss_is_recorded_once_and_told_each_time() -> None:
     storage, notes = MemoryStorage(), []
     losses = LostOutput(storage, "p")
     for _ in range(2):
@@ -318,7 +317,7 @@ def test_a_loss_is_recorded_once_and_told_each_time() -> None:  # K26
     assert first in notes[0]
 
 
-def test_only_records_of_losses_are_counted() -> None:  # K26
+def test_only_records_of_losses_are_counted() -> None:
     storage = MemoryStorage()
     LostOutput(storage, "p").losing(lambda: 17, lambda _: None)(output(4), "it expired")
     first = storage.list("p/lost/")[0]
@@ -387,7 +386,7 @@ def files(root: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Place, FaultySto
     ],
     ids=lambda fault: f"{fault.operation}-{fault.path_part}",
 )
-def test_a_file_sink_that_cannot_tidy_up_is_recovered_and_says_so(  # K24
+def test_a_file_sink_that_cannot_tidy_up_is_recovered_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Fault
 ) -> None:
     place, faulty = files(tmp_path, monkeypatch)
@@ -413,7 +412,7 @@ def test_a_file_sink_that_cannot_tidy_up_is_recovered_and_says_so(  # K24
     ],
     ids=lambda fault: f"{fault.operation}-{fault.path_part}",
 )
-def test_a_file_sink_that_cannot_fence_or_abort_is_not_recovered(  # K6, K24
+def test_a_file_sink_that_cannot_fence_or_abort_is_not_recovered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Fault
 ) -> None:
     place, faulty = files(tmp_path, monkeypatch)
@@ -436,7 +435,7 @@ def stream(root: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Place, FaultySt
 
 
 @pytest.mark.parametrize("operation", ["list", "sweep_unfinished"])
-def test_a_stream_sink_that_cannot_sweep_is_recovered_and_says_so(  # K24
+def test_a_stream_sink_that_cannot_sweep_is_recovered_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: str
 ) -> None:
     place, faulty, count = stream(tmp_path, monkeypatch)
@@ -501,7 +500,7 @@ class PlaceForgetting:
 
 
 @pytest.mark.parametrize("retained", [1, 3])
-def test_runs_of_one_checkpoint_each_leave_few_outcomes(tmp_path: Path, retained: int) -> None:  # K25
+def test_runs_of_one_checkpoint_each_leave_few_outcomes(tmp_path: Path, retained: int) -> None:
     place = PlaceForgetting(tmp_path / "checkpoints", hg.StreamSink("s", store=tmp_path / "store"))
     for _ in range(RUNS):
         place.run(retained=retained)
@@ -512,7 +511,7 @@ def test_runs_of_one_checkpoint_each_leave_few_outcomes(tmp_path: Path, retained
     assert place.notes == []
 
 
-def test_nothing_is_forgotten_that_a_damaged_checkpoint_may_ask_for(tmp_path: Path) -> None:  # K20, K25
+def test_nothing_is_forgotten_that_a_damaged_checkpoint_may_ask_for(tmp_path: Path) -> None:  # K20
     """Somebody may restore it from a copy."""
     place = PlaceForgetting(tmp_path / "checkpoints", hg.StreamSink("s", store=tmp_path / "store"))
     for _ in range(3):
@@ -557,7 +556,6 @@ class Outcomes(ForgettingSink):
 
 @pytest.mark.parametrize("retained", [1, 3])
 def test_runs_of_one_checkpoint_each_leave_few_outcomes_of_a_users_sink(tmp_path: Path, retained: int) -> None:
-    # K25, CS24
     target = Target(limit_ms=None)
     place = PlaceForgetting(tmp_path / "checkpoints", Outcomes(target))
     for _ in range(RUNS):
@@ -568,7 +566,7 @@ def test_runs_of_one_checkpoint_each_leave_few_outcomes_of_a_users_sink(tmp_path
     assert place.notes == []
 
 
-def test_a_users_sink_that_cannot_forget_is_told_again_and_fails_nothing(tmp_path: Path) -> None:  # K25, CS24
+def test_a_users_sink_that_cannot_forget_is_told_again_and_fails_nothing(tmp_path: Path) -> None:
     target = Target(limit_ms=None)
     sink = Outcomes(target)
     place = PlaceForgetting(tmp_path / "checkpoints", sink)
@@ -584,7 +582,7 @@ def test_a_users_sink_that_cannot_forget_is_told_again_and_fails_nothing(tmp_pat
     assert len(target.ledger) == 2, "that of the retained checkpoint, and what it was run for"
 
 
-def test_nothing_of_a_users_sink_is_forgotten_while_a_checkpoint_is_damaged(tmp_path: Path) -> None:  # K20, CS24
+def test_nothing_of_a_users_sink_is_forgotten_while_a_checkpoint_is_damaged(tmp_path: Path) -> None:  # K20
     target = Target(limit_ms=None)
     place = PlaceForgetting(tmp_path / "checkpoints", Outcomes(target))
     for _ in range(3):
@@ -620,7 +618,7 @@ class Forgetful(hg.Discard, Committer):
 
 
 @pytest.mark.parametrize("error", [StorageError("forget", "db", "busy"), TypeError("what is that?")])
-def test_a_target_that_cannot_forget_does_not_end_a_start(tmp_path: Path, error: Exception) -> None:  # K25
+def test_a_target_that_cannot_forget_does_not_end_a_start(tmp_path: Path, error: Exception) -> None:
     place = PlaceForgetting(tmp_path, Forgetful(error))
     for _ in range(2):
         place.run()
@@ -628,7 +626,7 @@ def test_a_target_that_cannot_forget_does_not_end_a_start(tmp_path: Path, error:
     assert note == f"could not let the sinks forget what was decided before checkpoint 1: {error}"
 
 
-def test_a_target_that_knows_a_newer_generation_ends_it(tmp_path: Path) -> None:  # K25
+def test_a_target_that_knows_a_newer_generation_ends_it(tmp_path: Path) -> None:
     place = PlaceForgetting(tmp_path, Forgetful(FencedError("sink", 2, 3)))
     place.run()
     with pytest.raises(FencedError):

@@ -206,7 +206,7 @@ class World:
         try:
             if node.log.newer_generation() is not None:
                 node.is_over = True
-                self.nodes.append(self._node(Waiting).begin())  # its keeper starts it as a standby again (SB12)
+                self.nodes.append(self._node(Waiting).begin())  # its keeper starts it as a standby again
                 return
             if self.dice.random() < 0.2:
                 self._complete(node)
@@ -296,7 +296,7 @@ class World:
             node.is_over = True  # it fails, and its keeper starts it again
             self.nodes.append(self._node(Waiting).begin())
             return
-        assert before == effect.after, "a standby replaced the heir of what it had seen (SB8, SB9)"
+        assert before == effect.after, "a standby replaced the heir of what it had seen (SB8)"
         assert ended not in ENDS or self._ended_since(effect), f"a standby started what had {ended} (SB6)"
         node.is_over = True
         self.takeovers.append(self.now_ms)
@@ -330,7 +330,7 @@ class World:
         assert generations == sorted(generations)
         names = self.shared.list("p/heartbeats")
         zombies = sum(isinstance(node, Active) for node in self.nodes)
-        assert len(names) <= 2 * zombies, "heartbeats pile up (SB4)"
+        assert len(names) <= 2 * zombies, "heartbeats pile up"
 
     def _check_end(self) -> None:
         """Long after the last fault: one driver runs, unless it was stopped or failed for good."""
@@ -359,7 +359,7 @@ def live(seed: int) -> World:
 @pytest.mark.long
 @settings(max_examples=25)
 @given(st.integers(0, 1 << 32))
-def test_in_any_history_one_driver_runs_and_no_zombie_wins(seed: int) -> None:  # SB2, SB6-SB9
+def test_in_any_history_one_driver_runs_and_no_zombie_wins(seed: int) -> None:  # SB6–SB8
     live(seed)
 
 

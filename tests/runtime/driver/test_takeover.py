@@ -60,7 +60,7 @@ class Looked:
             self.waiting.pop(0)()
 
 
-def test_an_idle_driver_hears_of_the_one_that_replaced_it() -> None:  # C38, X9
+def test_an_idle_driver_hears_of_the_one_that_replaced_it() -> None:  # C38
     looked = Looked(None, Generation(5))
     looked.look()
     assert looked.replaced == []

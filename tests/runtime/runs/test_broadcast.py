@@ -126,7 +126,7 @@ def apart(script: list[list[Row]]) -> list[Any]:
 
 @pytest.mark.parametrize("function", [Rules(), BatchRules()])
 @pytest.mark.parametrize("state", [hg.Memory(), hg.RocksDB()])
-def test_lost_workers_change_no_broadcast_state(tmp_path: Path, function: Any, state: Any) -> None:  # BC5
+def test_lost_workers_change_no_broadcast_state(tmp_path: Path, function: Any, state: Any) -> None:
     sink = Collect(tmp_path / "out")
     changes = [CHANGES[0], PAUSE, PAUSE, CHANGES[1], PAUSE, FailOnce(tmp_path / "failed"), PAUSE, CHANGES[2], EOF]
     pipeline = connected(apart(EVENTS), changes, sink, function, parallelism=3, state=state)
@@ -162,7 +162,7 @@ PAIRS = [(before, after) for before in (1, 2, 3, 5, 8) for after in (1, 2, 3, 5,
 
 
 @pytest.mark.parametrize(("before", "after"), few(PAIRS, 6))
-def test_broadcast_state_is_restored_at_any_parallelism(tmp_path: Path, before: int, after: int) -> None:  # BC5
+def test_broadcast_state_is_restored_at_any_parallelism(tmp_path: Path, before: int, after: int) -> None:
     sink, directory = Collect(tmp_path / "out"), tmp_path / "checkpoints"
     options = {"checkpointing": hg.Checkpointing(interval=None, dir=directory)}
     function, other = (Rules(), BatchRules()) if before < after else (BatchRules(), Rules())
@@ -176,7 +176,7 @@ def test_broadcast_state_is_restored_at_any_parallelism(tmp_path: Path, before: 
     assert found_in(sink) == (ALL_EVENTS, {expected_rules(*CHANGES)})
 
 
-def test_every_subtask_sees_the_records_of_several_senders_in_one_order(tmp_path: Path) -> None:  # BC2
+def test_every_subtask_sees_the_records_of_several_senders_in_one_order(tmp_path: Path) -> None:
     sink = Collect(tmp_path / "out")
     several = [[*([{"rule": 0, "value": 100 * source + n}] for n in range(30)), EOF] for source in range(4)]
     pipeline = connected([*EVENTS, EOF], several[0], sink, None, *several[1:], parallelism=3)
@@ -186,7 +186,7 @@ def test_every_subtask_sees_the_records_of_several_senders_in_one_order(tmp_path
     assert len(copies) == 1, "subtasks saw different orders"
 
 
-def test_copies_are_equal_after_a_restore_at_least_once(tmp_path: Path) -> None:  # BC5
+def test_copies_are_equal_after_a_restore_at_least_once(tmp_path: Path) -> None:
     sink = Collect(tmp_path / "out")
     checkpointing = hg.Checkpointing(interval="5ms", mode="at_least_once")
     several = [[*([{"rule": n % 3, "value": 100 * source + n}] for n in range(60)), PAUSE, EOF] for source in range(4)]
@@ -203,7 +203,7 @@ def test_copies_are_equal_after_a_restore_at_least_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("after", [3, 2, 5])
-def test_barriers_that_overtake_change_no_broadcast_state(tmp_path: Path, after: int) -> None:  # BC6
+def test_barriers_that_overtake_change_no_broadcast_state(tmp_path: Path, after: int) -> None:
     sink, directory = Collect(tmp_path / "out"), tmp_path / "checkpoints"
     changes = [{"rule": n % 3, "value": n} for n in range(120)]
     checkpointing = hg.Checkpointing(interval=None, dir=directory, alignment_timeout=0)
@@ -248,7 +248,7 @@ class Slow(Rules):
         super().process_broadcast(row, context)
 
 
-def test_the_side_goes_through_one_subtask(tmp_path: Path) -> None:  # BC2
+def test_the_side_goes_through_one_subtask(tmp_path: Path) -> None:
     pipeline = connected([EOF], [EOF], Collect(tmp_path / "out"))
     text = pipeline.describe()
     assert "<- rules-0, first" in text
@@ -276,7 +276,7 @@ class Firing(Rules):
 
 
 @pytest.mark.parametrize(("is_timed", "latest"), [(False, 0), (True, 60), (True, 40)])
-def test_a_side_with_event_times_holds_timers_back(tmp_path: Path, is_timed: bool, latest: int) -> None:  # BC8
+def test_a_side_with_event_times_holds_timers_back(tmp_path: Path, is_timed: bool, latest: int) -> None:
     sink = Collect(tmp_path / "out")
     pipeline = hg.Pipeline("p", parallelism=2, checkpointing=hg.Checkpointing(interval="10ms"))
     made = timed(pipeline, is_timed=is_timed, rules=[[{"rule": 0, "value": latest}], PAUSE], sink=sink)
@@ -292,7 +292,7 @@ def test_a_side_with_event_times_holds_timers_back(tmp_path: Path, is_timed: boo
             assert time.monotonic() < deadline, "event time was held back"
 
 
-def test_broadcast_state_is_read_and_written_without_a_pipeline(tmp_path: Path) -> None:  # BC12
+def test_broadcast_state_is_read_and_written_without_a_pipeline(tmp_path: Path) -> None:
     sink, directory = Collect(tmp_path / "out"), tmp_path / "checkpoints"
     checkpointing = hg.Checkpointing(interval=None, dir=directory)
     before = connected([EVENTS[0], PAUSE], [CHANGES[0], PAUSE], sink, parallelism=3, checkpointing=checkpointing)
@@ -313,7 +313,7 @@ def test_broadcast_state_is_read_and_written_without_a_pipeline(tmp_path: Path) 
     assert found_in(sink) == (ALL_EVENTS, {json.dumps([[rule, 7] for rule in range(3)])})
 
 
-def test_bounded_input_with_an_unkeyed_side_by_side(tmp_path: Path) -> None:  # BC9
+def test_bounded_input_with_an_unkeyed_side_by_side(tmp_path: Path) -> None:
     sink, pipeline = Collect(tmp_path / "out"), hg.Pipeline("p", parallelism=2)
     rules = pipeline.source(hg.FromRows([{"rule": n, "value": n} for n in range(5)]))
     events = pipeline.source(hg.FromRows([{"key": n, "n": n} for n in range(50)]))

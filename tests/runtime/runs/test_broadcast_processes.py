@@ -62,7 +62,7 @@ def told(root: Path, parallelism: int, timeout: Any) -> PipelineDefinition:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("timeout", [None, 0])
-def test_killed_workers_tell_every_rule_once_and_alike(start: Start, tmp_path: Path, timeout: Any) -> None:  # BC5, BC6
+def test_killed_workers_tell_every_rule_once_and_alike(start: Start, tmp_path: Path, timeout: Any) -> None:
     points = (("before-snapshot", 9), ("in-restore", 3), ("after-snapshot-before-ack", 4), ("in-put", 12))
     killed = KilledAt(tmp_path, points)
     run = start(told(tmp_path, 2, timeout), prepare=killed)

@@ -50,7 +50,6 @@ class Holding(hg.ProcessFunction):
 
 
 def test_what_waits_for_a_timer_of_processing_time_is_not_sent_on_by_a_drain(start: Start, tmp_path: Path) -> None:
-    # TM9
     pipeline = pipeline_at(tmp_path)
     counts = pipeline.source(generator(ROWS, RATE)).key_by("key").process(Holding(), name="hold")
     counts.sink(hg.FileSink(tmp_path / "out", "parquet", roll_interval="50ms"), name="out")

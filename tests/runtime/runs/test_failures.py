@@ -123,7 +123,7 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(
         newest.unlink()
     else:
         newest.write_bytes(data)
-    with pytest.raises(PipelineFailed, match="would produce again the output that checkpoint"):  # R52
+    with pytest.raises(PipelineFailed, match="would produce again the output that checkpoint"):
         start(definition_of(windowed(tmp_path, source), inline_bytes_max=0)).result()
     going_back = windowed(tmp_path, source, on_damaged_checkpoint="previous")
     run = start(definition_of(going_back, inline_bytes_max=0))

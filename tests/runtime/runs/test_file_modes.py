@@ -1,4 +1,4 @@
-"""Everything that a whole pipeline writes is its owner's alone, from the first byte to the end (SE1)."""
+"""Everything that a whole pipeline writes is its owner's alone, from the first byte to the end."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def run_and_look(zygote: Zygote, root: Path) -> dict[str, int]:
     return seen
 
 
-def test_everything_that_a_pipeline_writes_is_its_owners_alone(permissive: Zygote, tmp_path: Path) -> None:  # SE1
+def test_everything_that_a_pipeline_writes_is_its_owners_alone(permissive: Zygote, tmp_path: Path) -> None:
     seen = run_and_look(permissive, tmp_path)
     for kind in KINDS:
         assert any(kind in path for path in seen), f"the test never saw {kind}: {sorted(seen)}"

@@ -33,7 +33,6 @@ def finish(run: Run, root: Path) -> None:
 
 @pytest.mark.parametrize("roll_interval", ["1h", "100ms", 0])
 def test_records_that_wait_survive_kills(start: Start, tmp_path: Path, roll_interval: str | int) -> None:
-    # D13, D14
     run = start(copying(tmp_path, roll_interval=roll_interval))
     for count in (1, 2):
         run.wait_checkpoints(3)
@@ -43,7 +42,6 @@ def test_records_that_wait_survive_kills(start: Start, tmp_path: Path, roll_inte
 
 
 def test_records_that_wait_make_few_files(start: Start, tmp_path: Path) -> None:
-    # D13
     run = start(copying(tmp_path))
     run.wait_checkpoints(9)
     finish(run, tmp_path)
@@ -51,7 +49,6 @@ def test_records_that_wait_make_few_files(start: Start, tmp_path: Path) -> None:
 
 
 def test_what_waits_at_a_stop_is_written_by_the_next_start_at_any_parallelism(start: Start, tmp_path: Path) -> None:
-    # D14
     first = start(copying(tmp_path))
     first.wait_checkpoints(3)
     first.driver.stop()

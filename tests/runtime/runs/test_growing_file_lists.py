@@ -120,7 +120,7 @@ def stopped_in_the_middle(start: Start, root: Path, definition: PipelineDefiniti
 )
 def test_a_file_that_was_added_between_two_starts_is_read_and_no_other_is_lost(
     start: Start, tmp_path: Path, after: int, added: str, kind: str
-) -> None:  # N1, R16, T10
+) -> None:  # T10
     write(tmp_path, "a", range(10), kind)
     write(tmp_path, "b", range(LONG), kind)
     stopped_in_the_middle(start, tmp_path, listed(tmp_path, 2, kind, is_held=True))
@@ -172,7 +172,7 @@ def expected_windows(numbers: list[int]) -> list[tuple[Any, ...]]:
 
 @pytest.mark.parametrize("after", [2, 1])
 def test_what_stands_behind_a_source_that_had_ended_goes_on_too(start: Start, tmp_path: Path, after: int) -> None:
-    # T10, WN13
+    # T10
     first, second = list(range(35)), [*range(100, 121), 31, 33]
     write(tmp_path, "b", first)
     run = start(everything(tmp_path, 2, 300))

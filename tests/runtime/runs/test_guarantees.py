@@ -147,7 +147,7 @@ def test_exactly_once_repeats_and_loses_nothing_though_records_could_overtake(st
     assert committed(tmp_path) == EVERY
 
 
-def test_at_least_once_repeats_what_overtook_a_barrier_and_loses_nothing(start: Start, tmp_path: Path) -> None:  # GM18
+def test_at_least_once_repeats_what_overtook_a_barrier_and_loses_nothing(start: Start, tmp_path: Path) -> None:
     gate = Gate(tmp_path / "gate")
     run = start(overtaking(tmp_path, gate, "at_least_once"))
     overtake_and_kill(run, tmp_path, gate)
@@ -161,7 +161,7 @@ def test_at_least_once_repeats_what_overtook_a_barrier_and_loses_nothing(start: 
     assert all(gate.seen[one] > 1 for one in repeated), "only what was replayed"
 
 
-def test_at_least_once_without_a_shuffle_is_exactly_once(start: Start, tmp_path: Path) -> None:  # GM19
+def test_at_least_once_without_a_shuffle_is_exactly_once(start: Start, tmp_path: Path) -> None:
     gate = Gate(tmp_path / "gate")
     run = start(overtaking(tmp_path, gate, "at_least_once", shuffle=False))
     overtake_and_kill(run, tmp_path, gate)
@@ -189,7 +189,7 @@ def checkpoints_until_the_end(run: Run) -> None:
         run.wait(lambda taken=taken: len(run.checkpoints) > taken or run.driver.result.done(), "a checkpoint")
 
 
-def test_at_most_once_loses_what_was_under_way_and_repeats_nothing(start: Start, tmp_path: Path) -> None:  # GM31
+def test_at_most_once_loses_what_was_under_way_and_repeats_nothing(start: Start, tmp_path: Path) -> None:
     gate = Gate(tmp_path / "gate", at=-1)
     run = start(definition_of(pipeline_of(tmp_path, gate, "at_most_once", interval="1h")))
     run.pids()
@@ -211,7 +211,7 @@ def test_at_most_once_loses_what_was_under_way_and_repeats_nothing(start: Start,
 
 
 @pytest.mark.parametrize("drains", [False, True], ids=["to its end", "drained"])
-def test_at_most_once_loses_nothing_when_nothing_fails(start: Start, tmp_path: Path, drains: bool) -> None:  # GM37
+def test_at_most_once_loses_nothing_when_nothing_fails(start: Start, tmp_path: Path, drains: bool) -> None:
     gate = Gate(tmp_path / "gate", at=-1)
     run = start(definition_of(pipeline_of(tmp_path, gate, "at_most_once", interval="40ms")))
     if drains:
@@ -230,7 +230,7 @@ MODES = ("exactly_once", "at_least_once", "at_most_once")
 @pytest.mark.parametrize(("before", "after"), few([(a, b) for a in MODES for b in MODES if a != b], 3))
 def test_a_pipeline_that_stops_goes_on_in_any_other_mode(
     start: Start, tmp_path: Path, before: str, after: str
-) -> None:  # GM3, GM5
+) -> None:  # GM3
     gate = Gate(tmp_path / "gate", at=-1)
     first = start(definition_of(pipeline_of(tmp_path, gate, before, interval="40ms")))
     first.wait_checkpoints(3)

@@ -107,7 +107,7 @@ def newest_manifest(root: Path) -> Manifest:
 @pytest.mark.parametrize("mode", ["at_least_once", "at_most_once"])
 def test_other_guarantees_go_with_sources_that_set_their_own_barrier(
     shop: ModuleType, start: Start, tmp_path: Path, mode: str
-) -> None:  # EI29, EI30
+) -> None:  # EI29
     path = str(tmp_path / "shop.db")
     shop.open_shop(path)
     with customers(shop, path):
@@ -123,7 +123,7 @@ def test_other_guarantees_go_with_sources_that_set_their_own_barrier(
     assert counted(path) == sold(path), "nothing failed, so nothing is lost or repeated"
 
 
-def test_at_most_once_repeats_nothing_behind_a_kill(shop: ModuleType, start: Start, tmp_path: Path) -> None:  # EI30
+def test_at_most_once_repeats_nothing_behind_a_kill(shop: ModuleType, start: Start, tmp_path: Path) -> None:
     path = str(tmp_path / "shop.db")
     shop.open_shop(path)
     with customers(shop, path):
@@ -172,7 +172,7 @@ def test_sources_of_both_kinds_are_in_one_checkpoint(shop: ModuleType, start: St
     assert found.sum() == sold(path) + sum(range(2_000))
 
 
-def test_a_stream_that_is_cut_at_one_moment_is_copied_once(start: Start, tmp_path: Path) -> None:  # SC20, SC21
+def test_a_stream_that_is_cut_at_one_moment_is_copied_once(start: Start, tmp_path: Path) -> None:  # SC21
     root = tmp_path / "store"
     schema = pa.schema([pa.field("key", pa.large_string()), pa.field("value", pa.int64())])
     with Store.open(root) as store:
@@ -268,7 +268,7 @@ def hooked(root: Path, hook: Noting | None, *, timeout: str = "60s", **options: 
     return pipeline
 
 
-def test_a_hook_goes_back_with_its_pipeline(start: Start, tmp_path: Path) -> None:  # EI8, EI12, C37
+def test_a_hook_goes_back_with_its_pipeline(start: Start, tmp_path: Path) -> None:  # C37
     hook = Noting()
     run = start(definition_of(hooked(tmp_path, hook)))
     run.wait_checkpoints(2)
@@ -286,7 +286,7 @@ def test_a_hook_goes_back_with_its_pipeline(start: Start, tmp_path: Path) -> Non
     assert newest_manifest(tmp_path).hooks[0].data == b"at %d" % run.checkpoints[-1]
 
 
-def test_a_hook_is_reset_by_a_restart_before_the_first_checkpoint(start: Start, tmp_path: Path) -> None:  # C37, EI8
+def test_a_hook_is_reset_by_a_restart_before_the_first_checkpoint(start: Start, tmp_path: Path) -> None:  # C37
     hook = Noting()
     run = start(definition_of(hooked(tmp_path, hook, interval=None)))
     run.kill(1)
@@ -341,7 +341,7 @@ class HeldUp(hg.Discard, Committer):
         pass
 
 
-def test_a_run_that_ends_while_it_claims_closes_its_hooks(start: Start, tmp_path: Path) -> None:  # EI12
+def test_a_run_that_ends_while_it_claims_closes_its_hooks(start: Start, tmp_path: Path) -> None:
     hook = Noting()
     pipeline = pipeline_at(tmp_path)
     pipeline.source(hg.FromRows([{"n": 1}])).sink(HeldUp(tmp_path), name="held-up")
@@ -404,7 +404,7 @@ def test_hooks_are_checked_when_they_are_added(tmp_path: Path) -> None:
         pipeline.add_hook("x", Noting())
 
 
-def test_looking_at_a_stream_calls_no_hook(shop: ModuleType, started: list[Any], tmp_path: Path) -> None:  # EI13
+def test_looking_at_a_stream_calls_no_hook(shop: ModuleType, started: list[Any], tmp_path: Path) -> None:
     path = str(tmp_path / "shop.db")
     shop.open_shop(path)
     shop.sell(path, 30)

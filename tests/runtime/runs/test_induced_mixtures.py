@@ -55,7 +55,7 @@ class Slowly:
 
 
 @pytest.mark.parametrize("ends", [True, False], ids=["stop", "take"])
-def test_a_hook_goes_back_with_a_savepoint(start: Start, tmp_path: Path, ends: bool) -> None:  # EI38
+def test_a_hook_goes_back_with_a_savepoint(start: Start, tmp_path: Path, ends: bool) -> None:
     hook, place = Noting(), tmp_path / "taken"
     run = start(definition_of(hooked(tmp_path / "a", hook)))
     run.wait_checkpoints(1)
@@ -87,7 +87,7 @@ def test_a_hook_goes_back_with_a_savepoint(start: Start, tmp_path: Path, ends: b
 @pytest.mark.parametrize("mode", ["exactly_once", "at_least_once", "at_most_once"])
 def test_a_source_that_sets_its_own_barrier_goes_on_from_a_savepoint(
     shop: ModuleType, start: Start, tmp_path: Path, mode: str
-) -> None:  # EI38, EI39, SV1
+) -> None:  # SV1
     path, place = str(tmp_path / "shop.db"), tmp_path / "taken"
     shop.open_shop(path)
     with customers(shop, path):

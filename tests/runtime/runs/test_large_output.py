@@ -1,4 +1,4 @@
-"""Output too large for a manifest: prepared into files, and committed once, whoever is killed (SF9)."""
+"""Output too large for a manifest: prepared into files, and committed once, whoever is killed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def manifests(root: Path) -> list[Manifest]:
     return [entry.content for entry in entries if isinstance(entry.content, Manifest)]
 
 
-def test_large_output_of_a_killed_run_is_committed_once(start: Any, tmp_path: Path) -> None:  # SF9
+def test_large_output_of_a_killed_run_is_committed_once(start: Any, tmp_path: Path) -> None:
     pipeline = pipeline_at(tmp_path, parallelism=2)
     source = generator(3_000, 600)
     pipeline.source(source).sink(hg.FileSink(tmp_path / "rows", "parquet", roll_interval=0), name="rows")

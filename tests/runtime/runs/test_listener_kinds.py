@@ -1,4 +1,4 @@
-"""Whatever object of a user listens to checkpoints is told, wherever it stands, with real processes (HL18, HL19)."""
+"""Whatever object of a user listens to checkpoints is told, wherever it stands, with real processes."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ PLACES = [TwoPhases, Ledger, Writing, Reading]
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_sources_and_sinks_that_listen_are_told(start: Start, tmp_path: Path, place: type) -> None:  # HL18
+def test_sources_and_sinks_that_listen_are_told(start: Start, tmp_path: Path, place: type) -> None:
     run = start(definition_of(numbering(tmp_path, place)))
     run.wait_checkpoints(2)
     assert run.result().is_finished
@@ -104,9 +104,7 @@ def test_sources_and_sinks_that_listen_are_told(start: Start, tmp_path: Path, pl
 
 
 @pytest.mark.parametrize("place", [TwoPhases, Ledger])
-def test_a_sink_that_fails_when_it_is_told_starts_the_pipeline_again(
-    start: Start, tmp_path: Path, place: type
-) -> None:  # HL6, HL8, HL18
+def test_a_sink_that_fails_when_it_is_told_starts_the_pipeline_again(start: Start, tmp_path: Path, place: type) -> None:
     run = start(definition_of(numbering(tmp_path, place, fails=True, interval=None, parallelism=1)))
     assert run.result().is_finished
     assert len(run.restarts) == 1
@@ -140,7 +138,7 @@ def looping(root: Path, rounds: Rounds) -> hg.Pipeline:
     return pipeline
 
 
-def test_who_hears_of_rounds_hears_of_checkpoints_before_the_end(start: Start, tmp_path: Path) -> None:  # HL19
+def test_who_hears_of_rounds_hears_of_checkpoints_before_the_end(start: Start, tmp_path: Path) -> None:
     rounds = Rounds(tmp_path)
     run = start(definition_of(looping(tmp_path, rounds)))
     assert run.result().is_finished
@@ -152,7 +150,7 @@ def test_who_hears_of_rounds_hears_of_checkpoints_before_the_end(start: Start, t
     assert len(again.checkpoints) == 1
 
 
-def test_who_hears_of_rounds_and_fails_at_the_end_is_told_once_more(start: Start, tmp_path: Path) -> None:  # HL19, HL8
+def test_who_hears_of_rounds_and_fails_at_the_end_is_told_once_more(start: Start, tmp_path: Path) -> None:
     run = start(definition_of(looping(tmp_path, Rounds(tmp_path, fails=True))))
     assert run.result().is_finished
     assert len(run.restarts) == 1

@@ -79,7 +79,7 @@ def public(root: Path) -> list[int]:
 @pytest.mark.parametrize("stage_attempts", [1, 4], ids=["resubmitted", "retried by the stage"])
 def test_what_is_published_on_completion_is_public_once_when_workers_are_killed(
     start: Start, tmp_path: Path, stage_attempts: int
-) -> None:  # HL15
+) -> None:
     source = generator(3_000, 3_000, batch=50)
     run = start(definition_of(publishing(tmp_path, source)), stage_attempts=stage_attempts)
     for kill in range(2):
@@ -114,7 +114,7 @@ def test_a_requested_stop_publishes_what_its_last_checkpoint_covers(start: Start
     assert 0 <= len(lines(tmp_path / "log")) - 3_000 <= before, "what the stop had published comes once more"
 
 
-def test_a_listener_that_fails_at_the_end_is_told_once_more_by_a_restart(start: Start, tmp_path: Path) -> None:  # HL8
+def test_a_listener_that_fails_at_the_end_is_told_once_more_by_a_restart(start: Start, tmp_path: Path) -> None:
     source = generator(500)
     run = start(definition_of(publishing(tmp_path, source, fails=2, interval=None, parallelism=1)))
     assert run.result().is_finished
@@ -124,7 +124,7 @@ def test_a_listener_that_fails_at_the_end_is_told_once_more_by_a_restart(start: 
     assert "restore() of operator 'publish' failed" in run.restarts[1]
 
 
-def test_a_listener_that_never_heard_of_the_end_is_told_by_the_next_start(start: Start, tmp_path: Path) -> None:  # HL8
+def test_a_listener_that_never_heard_of_the_end_is_told_by_the_next_start(start: Start, tmp_path: Path) -> None:
     source = generator(500)
     options: dict[str, Any] = {"interval": None, "parallelism": 1}
     run = start(definition_of(publishing(tmp_path, source, fails=1, restart=hg.NoRestart(), **options)))
@@ -153,9 +153,7 @@ class Failing(hg.CheckpointListener):
             raise RuntimeError("the broker is gone")
 
 
-def test_a_listener_that_fails_starts_the_pipeline_again_and_its_checkpoint_stays(
-    start: Start, tmp_path: Path
-) -> None:  # HL6
+def test_a_listener_that_fails_starts_the_pipeline_again_and_its_checkpoint_stays(start: Start, tmp_path: Path) -> None:
     pipeline = pipeline_at(tmp_path, parallelism=1)
     stream = pipeline.source(generator(1_000, 2_000, batch=20)).filter(Failing(tmp_path), name="listen")
     stream.sink(hg.Discard(), name="out")
@@ -245,7 +243,6 @@ def test_operator_state_survives_stops_and_kills_at_every_parallelism(start: Sta
     ids=["another type", "none any more"],
 )
 def test_operator_state_that_does_not_fit_is_refused(start: Start, tmp_path: Path, function: Any, said: str) -> None:
-    # HL14
     source = generator(200, 1_000, batch=20)
     run = start(definition_of(counting(tmp_path, source, Counting(tmp_path))))
     run.pids()
@@ -309,7 +306,7 @@ class BatchBoth(hg.BatchProcessFunction, hg.CheckpointedFunction, hg.CheckpointL
 @pytest.mark.parametrize("function", [Both, BatchBoth], ids=["by row", "by batch"])
 def test_process_functions_keep_lists_beside_keyed_state_and_listen(
     start: Start, tmp_path: Path, function: Any
-) -> None:  # HL1, HL10
+) -> None:
     source = generator(2_000, 2_000, batch=20)
     for parallelism in (2, 3):
         pipeline = pipeline_at(tmp_path, parallelism=parallelism)
@@ -331,7 +328,7 @@ def test_process_functions_keep_lists_beside_keyed_state_and_listen(
     assert set(map(int, lines(tmp_path / "heard"))) & set(run.checkpoints)
 
 
-def test_a_function_with_a_method_that_nobody_would_call_is_refused() -> None:  # HL1
+def test_a_function_with_a_method_that_nobody_would_call_is_refused() -> None:
     class Forgot(hg.ProcessFunction):
         def notify_checkpoint_complete(self, checkpoint_id: int) -> None: ...
 

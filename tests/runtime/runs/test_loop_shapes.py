@@ -25,7 +25,7 @@ Start = Any
 
 
 class WithOutside:
-    """A body in which an operator also reads a stream from outside (L14)."""
+    """A body in which an operator also reads a stream from outside."""
 
     def __init__(self, outside: hg.Stream) -> None:
         self.outside = outside
@@ -36,7 +36,6 @@ class WithOutside:
 
 
 def test_an_operator_of_the_body_may_read_from_outside_with_hardly_any_credit(start: Start, tmp_path: Path) -> None:
-    # L14
     pipeline = pipeline_at(tmp_path)
     outside = entering(pipeline, numbers(2_000, 8_000, splits=1)).with_columns(id=pl.col("id") + 10_000)
     records = entering(pipeline, numbers(3_000, batch=200))
@@ -103,7 +102,7 @@ class Moving(hg.ProcessFunction):
 @pytest.mark.parametrize(("before", "after"), few([(2, 3), (1, 2), (3, 1)], 2))
 def test_records_under_way_are_restored_at_another_parallelism(
     start: Start, tmp_path: Path, before: int, after: int
-) -> None:  # L19
+) -> None:
     run = start(circling(tmp_path, before, 1_000, 500))
     run.wait_checkpoints(3)
     run.driver.stop()

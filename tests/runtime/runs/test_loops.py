@@ -207,7 +207,7 @@ def amplify(loop: hg.Stream) -> tuple[hg.Stream, hg.Stream]:
     return more.filter(pl.col("left") > 0).rebalance(), more.filter(pl.col("left") <= 0)
 
 
-def test_a_loop_that_makes_ten_of_one_completes_in_bounded_memory(start: Start, tmp_path: Path) -> None:  # L22
+def test_a_loop_that_makes_ten_of_one_completes_in_bounded_memory(start: Start, tmp_path: Path) -> None:
     pipeline = pipeline_at(tmp_path)
     records = pipeline.source(numbers(40, batch=10)).select("id", left=pl.lit(4, pl.Int64))
     records.iterate(amplify).sink(hg.FileSink(tmp_path / "out", "parquet"), name="out")
@@ -218,7 +218,7 @@ def test_a_loop_that_makes_ten_of_one_completes_in_bounded_memory(start: Start, 
     assert found["id"].n_unique() == 400_000
 
 
-def test_a_loop_that_makes_ten_of_one_survives_kills_with_a_long_queue(start: Start, tmp_path: Path) -> None:  # L41
+def test_a_loop_that_makes_ten_of_one_survives_kills_with_a_long_queue(start: Start, tmp_path: Path) -> None:
     pipeline = pipeline_at(tmp_path)
     records = pipeline.source(numbers(40, 20, batch=1)).select("id", left=pl.lit(4, pl.Int64))
     records.iterate(amplify).sink(hg.FileSink(tmp_path / "out", "parquet"), name="out")

@@ -64,7 +64,7 @@ def shares_again(root: Path) -> bool:
     return bool(kept) and any(".g" in p.path and f".g{kept[-1].generation}" not in p.path for p in kept[-1].parts)
 
 
-# MC1 MC7 SF15
+# SF15
 def test_chunks_are_shared_exactly_once_over_kills_rescaling_and_another_backend(start: Start, tmp_path: Path) -> None:
     source = replace(generator(6_000, splits=None), rows_per_second=300)
     run = start(padded(tmp_path, source, 2))
@@ -95,7 +95,7 @@ def test_chunks_are_shared_exactly_once_over_kills_rescaling_and_another_backend
     check(tmp_path, source)
 
 
-# MC1 F1 F22
+# F1, F22
 def test_workers_that_die_while_they_write_and_restore_chunks_lose_nothing(start: Start, tmp_path: Path) -> None:
     source = replace(generator(4_000, splits=None), rows_per_second=300)
     killed = KilledAt(tmp_path, (("in-put", 8), ("after-snapshot-before-ack", 4), ("in-restore", 2), ("in-restore", 3)))

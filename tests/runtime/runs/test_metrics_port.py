@@ -20,7 +20,7 @@ def arrived_at_the_sink(text: str) -> float:
     return sum(sample.value for sample in arrived if sample.labels["operator"] == "out")
 
 
-def test_prometheus_sees_a_run_until_it_has_ended(started: list[PipelineDefinition], tmp_path: Path) -> None:  # OM5
+def test_prometheus_sees_a_run_until_it_has_ended(started: list[PipelineDefinition], tmp_path: Path) -> None:
     source = hg.Generator(columns={"n": hg.RowNumber()}, rows_per_second=2_000, batch_rows=20)
     pipeline = pipeline_at(tmp_path)
     pipeline.source(source).rebalance().sink(hg.Discard(), name="out")

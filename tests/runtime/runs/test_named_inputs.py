@@ -83,7 +83,7 @@ def matched(pipeline: hg.Pipeline, orders: Stream, payments: Stream) -> tuple[St
     return Stream(pipeline, (Edge(node),), main), Stream(pipeline, (Edge(node, tag=UNPAID),), schemas[UNPAID])
 
 
-@pytest.mark.parametrize("parallelism", [1, 3])  # P10
+@pytest.mark.parametrize("parallelism", [1, 3])
 def test_an_operator_knows_its_inputs_apart_and_has_outputs_of_their_own(
     start: Any, tmp_path: Path, parallelism: int
 ) -> None:

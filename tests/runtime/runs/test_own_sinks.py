@@ -1,4 +1,4 @@
-"""Sinks that users write, in real worker processes that are killed (CS7)."""
+"""Sinks that users write, in real worker processes that are killed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def numbering(root: Path, parallelism: int, sink: Any, **options: Any) -> Pipeli
 
 
 class Pieces(SqliteLedgerSink):
-    """A ledger with a piece for each batch (CS8)."""
+    """A ledger with a piece for each batch."""
 
     piece_bytes = 1
 
@@ -46,8 +46,7 @@ KINDS = {"two phases": SqliteSink, "ledger": SqliteLedgerSink, "ledger in pieces
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_a_sink_that_a_user_wrote_has_every_record_once_whoever_is_killed(
     start: Any, tmp_path: Path, kind: Any
-) -> None:  # B22
-    # CS7
+) -> None:
     target = str(tmp_path / "target.db")
     run = start(numbering(tmp_path, 2, kind(target)))
     run.wait_checkpoints(2)
@@ -75,7 +74,6 @@ class Leaving(SqliteSink):
 
 
 def test_a_sink_that_ends_its_process_while_it_prepares_fails_the_pipeline(start: Any, tmp_path: Path) -> None:
-    # CS26
     run = start(numbering(tmp_path, 1, Leaving(str(tmp_path / "target.db"))))
     with pytest.raises(hg.PipelineFailed, match="SystemExit: the client gave up"):
         run.result()
@@ -116,7 +114,7 @@ def test_an_outage_that_is_too_long_stops_the_pipeline_each_time_and_says_what_i
 
 def test_a_pipeline_goes_on_without_what_is_gone_if_its_user_says_so(
     start: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # K26
+) -> None:
     """Half of what was promised is gone; the other half of the same checkpoint is not."""
     target = str(tmp_path / "target.db")
     with monkeypatch.context() as patch:

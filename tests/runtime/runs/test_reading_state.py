@@ -55,7 +55,7 @@ def operators_or_why_not(path: Path) -> set[str]:
         return {str(error)}
 
 
-def test_what_is_shown_of_a_running_pipeline_is_a_cut(start: Any, tmp_path: Path) -> None:  # RS1, RS5
+def test_what_is_shown_of_a_running_pipeline_is_a_cut(start: Any, tmp_path: Path) -> None:
     pipeline = pipeline_at(tmp_path, parallelism=2, interval="40ms")
     rows = pipeline.source(SOURCE, name="in").map(Passing(), name="passing").with_timestamps("ts", name="times")
     keyed = rows.key_by("key")
@@ -65,7 +65,7 @@ def test_what_is_shown_of_a_running_pipeline_is_a_cut(start: Any, tmp_path: Path
     run = start(definition_of(pipeline, inline_bytes_max=100))
     run.wait_checkpoints(5)
     live = operators_or_why_not(tmp_path / "checkpoints" / "p")
-    assert {"in", "passing", "noting", "kept"} <= live or "its files were removed meanwhile" in live.pop()  # RS9
+    assert {"in", "passing", "noting", "kept"} <= live or "its files were removed meanwhile" in live.pop()
     taken = tmp_path / "taken"
     assert run.driver.take_savepoint(str(taken)).result(WAIT_S).savepoint is not None
     catalog = {(row["operator"], row["state"]): row for row in hg.state_catalog(taken).rows(named=True)}

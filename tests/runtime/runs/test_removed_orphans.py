@@ -1,4 +1,4 @@
-"""A pipeline whose output was taken for an orphan before it was prepared (S89 of docs/spec/stream-store.md)."""
+"""A pipeline whose output was taken for an orphan before it was prepared (docs/spec/stream-store.md)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from headgate.store.catalogue import chunk_index
 ROWS = 20_000
 
 
-# S89
 def test_a_pipeline_whose_output_was_removed_starts_again_and_writes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,7 +48,7 @@ def test_a_request_that_a_failure_meets_is_answered(start: Start, tmp_path: Path
     assert run.driver.take_checkpoint().result(WAIT_S).checkpoint is not None, "who asks again gets one"
 
 
-def test_whoever_asks_from_another_process_is_answered(start: Start, tmp_path: Path) -> None:  # C63
+def test_whoever_asks_from_another_process_is_answered(start: Start, tmp_path: Path) -> None:
     run = begun(start, tmp_path)
     root = str(tmp_path / "checkpoints")
     asks = [RequestFile.leave(root, "p") for _ in range(2)]

@@ -111,7 +111,7 @@ def committed(root: Path) -> list[tuple[str, int]]:
     return found.rows() if found.width else []
 
 
-def test_a_growing_directory_is_read_on_at_another_parallelism(start: Start, tmp_path: Path) -> None:  # N2, R16
+def test_a_growing_directory_is_read_on_at_another_parallelism(start: Start, tmp_path: Path) -> None:
     for name in "abcde":
         append(tmp_path, name, range(100))
     run = start(followed(tmp_path, 1))
@@ -144,7 +144,7 @@ def listed(root: Path, parallelism: int, rate: int | None) -> PipelineDefinition
 @pytest.mark.parametrize("after", [2, 3])
 def test_a_list_of_files_that_grew_between_two_runs_shifts_nobodys_position(
     start: Start, tmp_path: Path, after: int
-) -> None:  # N1, R16
+) -> None:
     """The new file comes first in the list: every other file gets another owner, at the same parallelism too."""
     for name in "bcd":
         append(tmp_path, name, range(100))

@@ -100,7 +100,7 @@ def reset(world: World, program: PipelineDefinition | None = None) -> Any:
         return plan
 
 
-def test_a_fresh_run_is_as_the_first_one(world: World, started: Any) -> None:  # SO1, SO5
+def test_a_fresh_run_is_as_the_first_one(world: World, started: Any) -> None:  # SO5
     world.pipeline().run()
     assert world.all() == once()
     world.pipeline().run(fresh=True)
@@ -120,14 +120,14 @@ def test_another_program_may_write_other_columns(world: World, started: Any) -> 
         assert "words" in store.describe("app/out").schema.names
 
 
-def test_a_sink_that_the_program_has_no_more_is_emptied_too(world: World, started: Any) -> None:  # SO1
+def test_a_sink_that_the_program_has_no_more_is_emptied_too(world: World, started: Any) -> None:
     world.pipeline(sinks="files stream").run()
     world.pipeline(sinks="stream").run(fresh=True)
     assert world.in_files() == Counter()
     assert world.in_stream() == once()[1]
 
 
-def test_what_is_written_down_is_enough_for_files_and_streams(world: World, started: Any) -> None:  # SO1, SO7
+def test_what_is_written_down_is_enough_for_files_and_streams(world: World, started: Any) -> None:
     world.pipeline(sinks="files stream").run()
     (Path(world.files) / "notes.txt").write_text("mine")
     plan = reset(world)
@@ -144,7 +144,7 @@ def test_what_is_written_down_is_enough_for_files_and_streams(world: World, star
     assert world.all()[:2] == once()[:2]
 
 
-def test_a_sink_of_ones_own_needs_the_program(world: World, started: Any) -> None:  # SO1, SO4
+def test_a_sink_of_ones_own_needs_the_program(world: World, started: Any) -> None:  # SO4
     world.pipeline().run()
     before = world.all()
     with pytest.raises(UsageError, match="run: headgate run PROGRAM --fresh"):

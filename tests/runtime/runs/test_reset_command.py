@@ -99,7 +99,7 @@ def test_a_fresh_run_starts_over_without_asking(place: Path) -> None:
     assert facts()["sinks"][0]["holds"].endswith("with 1,200 records")
 
 
-def test_a_pipeline_that_runs_is_left_alone(place: Path) -> None:  # SO8
+def test_a_pipeline_that_runs_is_left_alone(place: Path) -> None:
     before = facts()
     lock = PipelineLock.acquire(str(place / "home"), "visits", "process 1 on far")
     result = reset("--yes")
@@ -117,7 +117,7 @@ def test_a_pipeline_that_is_not_there_is_named(place: Path) -> None:
     assert not (place / "home" / "visit").exists()
 
 
-def test_a_pipeline_without_registered_targets_needs_its_program(place: Path) -> None:  # SO1
+def test_a_pipeline_without_registered_targets_needs_its_program(place: Path) -> None:
     for path in (place / "home" / "visits" / "targets").iterdir():
         path.unlink()
     result = reset("--yes")

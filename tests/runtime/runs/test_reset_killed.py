@@ -195,9 +195,7 @@ def all_kills(template: Template, reaper: Reaper) -> list[str]:
     raise AssertionError("it has no end")
 
 
-def test_a_reset_that_dies_anywhere_leaves_all_or_nothing(
-    template: Template, reaper: Reaper
-) -> None:  # SO2, SO3, SO6, SO7
+def test_a_reset_that_dies_anywhere_leaves_all_or_nothing(template: Template, reaper: Reaper) -> None:  # SO2, SO3
     found = all_kills(template, reaper)
     turn = found.index("decided")
     assert turn > 0
@@ -238,7 +236,7 @@ def test_a_driver_does_not_write_in_front_of_half_empty_targets(template: Templa
     assert world.all() == before
 
 
-def test_whoever_claimed_meanwhile_goes_on(template: Template) -> None:  # SO2, SO8
+def test_whoever_claimed_meanwhile_goes_on(template: Template) -> None:  # SO2
     world = template.again()
     with Reset.holding_the_lock(str(world.root / "home"), "p", definition(world)) as resetting:
         plan = resetting.plan()
@@ -270,7 +268,7 @@ def test_a_driver_that_wakes_behind_a_reset_writes_nothing(template: Template) -
     assert world.all() == NOTHING
 
 
-def test_a_reset_that_wakes_late_deletes_nothing_new(template: Template) -> None:  # SO6
+def test_a_reset_that_wakes_late_deletes_nothing_new(template: Template) -> None:
     world = template.again()
     reset(world, definition(world))
     log = log_of(world)
@@ -297,7 +295,7 @@ class Beating(Process):
         self._beat()
 
 
-def test_a_driver_that_beats_in_an_object_store_is_left_alone() -> None:  # SO8
+def test_a_driver_that_beats_in_an_object_store_is_left_alone() -> None:
     storage, count = MemoryStorage(), iter(range(100))
 
     def beat(course: Course = Course.RUNNING) -> None:

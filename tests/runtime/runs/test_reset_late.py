@@ -1,4 +1,4 @@
-"""Orders and resets that are out of date: they delete nothing, stand in nobody's way, and go (SO2, SO7)."""
+"""Orders and resets that are out of date: they delete nothing, stand in nobody's way, and go (SO2)."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def ordered(storage: Storage, token: str) -> None:
     log.start_over(token, 0, log.observe(), Generation(0))
 
 
-def test_a_reset_that_wakes_behind_a_later_life_leaves_what_is_its_own() -> None:  # SO7
+def test_a_reset_that_wakes_behind_a_later_life_leaves_what_is_its_own() -> None:
     storage = MemoryStorage()
     begun(storage).sink_registry.note(0, ())
     storage.put(OLD, [b"of the first life"])
@@ -76,7 +76,7 @@ def test_a_reset_that_wakes_behind_a_later_life_leaves_what_is_its_own() -> None
     assert [path for path in (OLD, NEW, files) if path not in storage.list("p")] == []
 
 
-def test_a_reset_that_wakes_behind_a_later_order_leaves_it() -> None:  # SO7
+def test_a_reset_that_wakes_behind_a_later_order_leaves_it() -> None:
     storage = MemoryStorage()
     begun(storage).sink_registry.note(0, ())
 
@@ -92,7 +92,7 @@ def test_a_reset_that_wakes_behind_a_later_order_leaves_it() -> None:  # SO7
     assert Reset(storage, "p", None).finish()
 
 
-def test_a_start_that_captures_behind_a_finished_reset_keeps_its_capture() -> None:  # SO7
+def test_a_start_that_captures_behind_a_finished_reset_keeps_its_capture() -> None:
     storage = MemoryStorage()
     begun(storage).sink_registry.note(0, ())
     storage.put(OLD, [b"captured once"])
@@ -105,7 +105,7 @@ def test_a_start_that_captures_behind_a_finished_reset_keeps_its_capture() -> No
     assert storage.get(OLD) == b"captured anew"
 
 
-def test_what_comes_behind_the_order_is_not_removed() -> None:  # SO7
+def test_what_comes_behind_the_order_is_not_removed() -> None:
     storage = MemoryStorage()
     begun(storage).sink_registry.note(0, ())
     for path in (OLD, NEW):
@@ -172,7 +172,7 @@ def test_an_order_that_a_start_removed_cannot_count_any_more(moved: Moved, monke
     assert moved.counts() == {"app/a": 2}
 
 
-def test_a_takeover_waits_for_a_reset_that_is_under_way(moved: Moved) -> None:  # SO3, SO8
+def test_a_takeover_waits_for_a_reset_that_is_under_way(moved: Moved) -> None:  # SO3
     """What a standby takes for somebody who was quicker."""
     ordered(open_storage(str(moved.root / "home")), B)
     lock = PipelineLock.acquire(str(moved.root / "home"), "p", "a reset")

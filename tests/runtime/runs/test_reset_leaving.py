@@ -1,4 +1,4 @@
-"""A target that is gone for good keeps a reset from its end, until its sink is left (SO10)."""
+"""A target that is gone for good keeps a reset from its end, until its sink is left."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def decided(template: Template, monkeypatch: pytest.MonkeyPatch) -> World:
     return world
 
 
-def test_a_reset_goes_on_without_a_target_that_is_gone(template: Template, monkeypatch: Any) -> None:  # SO10
+def test_a_reset_goes_on_without_a_target_that_is_gone(template: Template, monkeypatch: Any) -> None:
     world = decided(template, monkeypatch)
     with monkeypatch.context() as away:
         for name in ("owner", "holding", "start_over"):
@@ -82,7 +82,7 @@ def test_a_reset_goes_on_without_a_target_that_is_gone(template: Template, monke
     assert world.all() == [NUMBERS, Counter(), Counter()]
 
 
-def test_a_program_leaves_what_only_it_could_empty(template: Template, monkeypatch: Any) -> None:  # SO10
+def test_a_program_leaves_what_only_it_could_empty(template: Template, monkeypatch: Any) -> None:
     """``headgate reset`` knows no sink of a user's own, so it could leave no other one alone."""
     world = decided(template, monkeypatch)
     with monkeypatch.context() as away:
@@ -92,7 +92,7 @@ def test_a_program_leaves_what_only_it_could_empty(template: Template, monkeypat
     assert world.all() == [NUMBERS, Counter(), Counter()]
 
 
-def test_the_command_of_a_program_leaves_too(tmp_path: Path, monkeypatch: Any) -> None:  # SO10
+def test_the_command_of_a_program_leaves_too(tmp_path: Path, monkeypatch: Any) -> None:
     program, seen = tmp_path / "program.py", []
     program.write_text(
         "import headgate as hg\n"
@@ -117,7 +117,7 @@ def test_the_command_of_a_program_leaves_too(tmp_path: Path, monkeypatch: Any) -
 
 
 @pytest.mark.parametrize("is_moved", [False, True])
-def test_another_machine_or_directory_leaves_too(template: Template, monkeypatch: Any, is_moved: bool) -> None:  # SO10
+def test_another_machine_or_directory_leaves_too(template: Template, monkeypatch: Any, is_moved: bool) -> None:
     """Behind the step the targets belong to a former life, which only the log tells."""
     world, home = decided(template, monkeypatch), "elsewhere" if is_moved else "home"
     made = world.pipeline(sinks=SINKS)
@@ -131,7 +131,7 @@ def test_another_machine_or_directory_leaves_too(template: Template, monkeypatch
     assert world.all() == [NUMBERS, Counter(), Counter()]
 
 
-def test_what_was_left_is_written_to_when_it_has_forgotten(template: Template) -> None:  # SO10
+def test_what_was_left_is_written_to_when_it_has_forgotten(template: Template) -> None:
     world = template.again()
     leaving(world, "files")
     with pytest.raises(UsageError, match="sink 'files' of pipeline 'p' belongs to former checkpoints"):
@@ -141,7 +141,7 @@ def test_what_was_left_is_written_to_when_it_has_forgotten(template: Template) -
     assert world.all() == [NUMBERS + NUMBERS, NUMBERS, NUMBERS]
 
 
-def test_only_a_sink_that_there_is_can_be_left(template: Template) -> None:  # SO10
+def test_only_a_sink_that_there_is_can_be_left(template: Template) -> None:
     with pytest.raises(UsageError, match=r"has no sink 'fils' to leave; its sinks: 'files', 'own', 'stream'"):
         leaving(template.again(), "fils", "files")
 
@@ -150,7 +150,7 @@ def command(moved: Moved, *options: str) -> Result:
     return CliRunner().invoke(app, ["reset", "p", "--dir", str(moved.root / "home"), *options])
 
 
-def test_the_command_says_what_it_leaves(tmp_path: Path) -> None:  # SO10
+def test_the_command_says_what_it_leaves(tmp_path: Path) -> None:
     moved = Moved(tmp_path, ("app/a",))
     result = command(moved, "--leave", "out", "--yes")
     assert result.exit_code == 0, result.output
@@ -190,7 +190,7 @@ def test_json_says_that_a_reset_was_finished(tmp_path: Path, monkeypatch: Any) -
     assert moved.counts() == Counter()
 
 
-def test_a_store_that_was_removed_needs_no_leave(tmp_path: Path) -> None:  # SO10
+def test_a_store_that_was_removed_needs_no_leave(tmp_path: Path) -> None:
     moved = Moved(tmp_path, ("app/a",))
     shutil.rmtree(tmp_path / "store")
     assert command(moved, "--yes").exit_code == 0
@@ -216,7 +216,7 @@ def reset_leaving(root: Path, *names: str, program: Any = None) -> None:
 
 
 @pytest.mark.parametrize("kept", [("a", "b"), ("b",)])
-def test_a_stream_is_left_by_all_of_its_sinks(tmp_path: Path, kept: tuple[str, ...]) -> None:  # SO10
+def test_a_stream_is_left_by_all_of_its_sinks(tmp_path: Path, kept: tuple[str, ...]) -> None:
     """``kept``: what the program has; without ``a`` that is a former name of ``b``, which has written nothing yet."""
     world = World(tmp_path)
     produce(world, to_stream(tmp_path, "a", "b") if "a" in kept else to_stream(tmp_path, "a"))
@@ -230,7 +230,7 @@ def test_a_stream_is_left_by_all_of_its_sinks(tmp_path: Path, kept: tuple[str, .
     assert world.in_stream() == before
 
 
-def test_a_former_name_that_nobody_wrote_down_keeps_its_stream(tmp_path: Path) -> None:  # SO10, LV9
+def test_a_former_name_that_nobody_wrote_down_keeps_its_stream(tmp_path: Path) -> None:
     world = World(tmp_path)
     produce(world, to_stream(tmp_path, "a"))
     shutil.rmtree(tmp_path / "home")
@@ -239,7 +239,7 @@ def test_a_former_name_that_nobody_wrote_down_keeps_its_stream(tmp_path: Path) -
     assert world.in_stream() == NUMBERS
 
 
-def test_a_directory_is_left_by_one_of_its_sinks(tmp_path: Path) -> None:  # SO10
+def test_a_directory_is_left_by_one_of_its_sinks(tmp_path: Path) -> None:
     world = World(tmp_path)
     produce(world, of_sinks(tmp_path, **{name: FileSink(world.files, "parquet", roll_interval=0) for name in "ab"}))
     assert world.in_files() == NUMBERS + NUMBERS

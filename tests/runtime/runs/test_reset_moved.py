@@ -1,4 +1,4 @@
-"""A sink that was moved has several targets and one owner: a reset empties all of them, wherever it dies (SO6)."""
+"""A sink that was moved has several targets and one owner: a reset empties all of them, wherever it dies."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Moved:
 
 
 @pytest.mark.parametrize("streams", ORDERS)
-def test_all_that_a_moved_sink_wrote_goes(tmp_path: Path, streams: tuple[str, ...]) -> None:  # SO6
+def test_all_that_a_moved_sink_wrote_goes(tmp_path: Path, streams: tuple[str, ...]) -> None:
     moved = Moved(tmp_path, streams)
     moved.reset()
     assert moved.counts() == Counter()
@@ -88,7 +88,7 @@ def test_all_that_a_moved_sink_wrote_goes(tmp_path: Path, streams: tuple[str, ..
 
 
 @pytest.mark.parametrize("stores", [("store", "link"), ("link", "store")])
-def test_a_store_with_two_names_is_one(tmp_path: Path, stores: tuple[str, ...]) -> None:  # SO6
+def test_a_store_with_two_names_is_one(tmp_path: Path, stores: tuple[str, ...]) -> None:
     moved = Moved(tmp_path, ("app/a", "app/b"), stores)
     moved.reset()
     assert moved.counts() == Counter()
@@ -97,7 +97,7 @@ def test_a_store_with_two_names_is_one(tmp_path: Path, stores: tuple[str, ...]) 
 @pytest.mark.parametrize("streams", ORDERS)
 def test_a_reset_of_a_moved_sink_dies_anywhere(
     tmp_path: Path, streams: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:  # SO2, SO6
+) -> None:  # SO2
     reaper, found = reaping(monkeypatch), []
     for at in itertools.count(1):
         moved = Moved(tmp_path / str(at), streams)

@@ -81,7 +81,7 @@ def test_a_stream_of_another_directory_is_kept_whatever_the_sinks_are_called(tem
 
 
 @pytest.mark.parametrize("sink", ["files", "stream", "own"])
-def test_what_a_sink_wrote_under_a_former_name_goes_too(template: Template, sink: str) -> None:  # SO4, LV9
+def test_what_a_sink_wrote_under_a_former_name_goes_too(template: Template, sink: str) -> None:  # SO4
     world = template.again()
     shutil.rmtree(world.root / "home")
     made = hg.Pipeline("p", checkpointing=hg.Checkpointing("100ms", dir=str(world.root / "home")))
@@ -106,7 +106,7 @@ def to_tables(world: World, **paths: str) -> Any:
     return replace(found, targets=targets_of(found.graph))
 
 
-def test_a_former_place_of_a_sink_of_ones_own_is_emptied_too(tmp_path: Path) -> None:  # SO4, LV9
+def test_a_former_place_of_a_sink_of_ones_own_is_emptied_too(tmp_path: Path) -> None:  # SO4
     """Derived names have moved on by one: ``own`` is another table now, and ``own-2`` is where ``own`` was."""
     world = World(tmp_path)
     produce(world, to_tables(world, own=world.table))
@@ -128,7 +128,7 @@ def test_a_former_place_of_another_directory_is_kept(tmp_path: Path) -> None:  #
     assert world.in_table() == NUMBERS
 
 
-def test_a_former_name_that_was_written_down_goes_by_the_present_one(tmp_path: Path) -> None:  # SO1, LV9
+def test_a_former_name_that_was_written_down_goes_by_the_present_one(tmp_path: Path) -> None:
     world = World(tmp_path)
     produce(world, to_tables(world, old=world.table))
     launch.start_over(to_tables(world, new=world.table), SilentObserver())
@@ -136,7 +136,7 @@ def test_a_former_name_that_was_written_down_goes_by_the_present_one(tmp_path: P
 
 
 @pytest.mark.parametrize("sink", ["files", "stream"])
-def test_what_a_former_name_prepared_goes_too(tmp_path: Path, sink: str) -> None:  # SO4, LV9
+def test_what_a_former_name_prepared_goes_too(tmp_path: Path, sink: str) -> None:  # SO4
     """Nobody sees it, but every start is refused because of it."""
     world = World(tmp_path)
     kinds = {"files": hg.FileSink(world.files, "parquet"), "stream": hg.StreamSink("app/out", store=world.store)}

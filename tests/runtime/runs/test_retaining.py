@@ -152,7 +152,7 @@ def test_a_stop_keeps_the_checkpoints_that_a_cancel_would_remove(start: Start, t
     assert written(tmp_path) == events(generator(3_000))["id"].to_list()
 
 
-def test_a_savepoint_outlives_the_checkpoints_of_its_pipeline(start: Start, tmp_path: Path) -> None:  # C73, SV1
+def test_a_savepoint_outlives_the_checkpoints_of_its_pipeline(start: Start, tmp_path: Path) -> None:  # SV1
     """Even one below the pipeline's own directory."""
     where = tmp_path / "checkpoints" / "p" / "mine"
     run = start(definition_of(pipeline(tmp_path, retain_on_cancel=False), inline_bytes_max=0))
@@ -167,7 +167,7 @@ def test_a_savepoint_outlives_the_checkpoints_of_its_pipeline(start: Start, tmp_
     assert snapshots(tmp_path) == []
 
 
-def test_a_cancel_that_was_meant_for_an_earlier_run_ends_no_later_one(start: Start, tmp_path: Path) -> None:  # C76
+def test_a_cancel_that_was_meant_for_an_earlier_run_ends_no_later_one(start: Start, tmp_path: Path) -> None:
     """Whoever asked has died with that run, and another process has its number now: in a container that is usual."""
     (tmp_path / "checkpoints" / "p").mkdir(parents=True)
     stale = RequestFile.leave(str(tmp_path / "checkpoints"), "p", ControlRequest(cancels=True))

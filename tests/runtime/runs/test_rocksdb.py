@@ -78,7 +78,6 @@ def kept(root: Path, source: hg.Generator, parallelism: int, state: StateConfig)
     return replace(definition, config=replace(definition.config, state=state))
 
 
-# RB3 RB7
 def test_state_in_rocksdb_is_exactly_once_over_kills_and_goes_on_in_memory_and_back(
     start: Start, tmp_path: Path
 ) -> None:
@@ -120,7 +119,6 @@ def test_state_in_rocksdb_is_exactly_once_over_kills_and_goes_on_in_memory_and_b
     same(sums, wanted.group_by("key").agg(pl.col("id").sum()))
 
 
-# RB13
 def test_an_operator_has_its_state_where_it_says(start: Start, tmp_path: Path) -> None:
     local = tmp_path / "local"
     source = replace(generator(1_500, splits=None), rows_per_second=750)

@@ -74,7 +74,7 @@ class KilledWhileCompacting:
 
 
 @pytest.mark.timeout(900)
-def test_workers_die_while_their_databases_compact(start: Start, tmp_path: Path) -> None:  # RB20, SF15
+def test_workers_die_while_their_databases_compact(start: Start, tmp_path: Path) -> None:  # SF15
     source = replace(generator(6_000, splits=None), rows_per_second=400)
     rocks = RocksState(32 << 20, str(tmp_path / "local"))
     killed = KilledWhileCompacting(tmp_path, (2, 3, 3, 4))

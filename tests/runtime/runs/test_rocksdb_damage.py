@@ -76,7 +76,6 @@ def retaining(root: Path, source: hg.Generator, policy: DamagedCheckpoint) -> Pi
     return replace(made, config=replace(made.config, checkpoints=checkpoints, on_damaged=policy))
 
 
-# RB23
 def test_a_bit_that_flips_on_a_local_disk_is_in_no_checkpoint_and_loses_nothing(start: Start, tmp_path: Path) -> None:
     source = replace(generator(4_000, splits=None), rows_per_second=300)
     flipping = Flipping(tmp_path, is_unseen=False)

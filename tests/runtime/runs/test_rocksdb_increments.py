@@ -65,7 +65,7 @@ class Padded(hg.ProcessFunction):
 
 
 class Timed(Padded):
-    """The same with a map that expires, and with timers that fire when all input has ended (RB24)."""
+    """The same with a map that expires, and with timers that fire when all input has ended."""
 
     def open(self, state: hg.StateHandle) -> None:
         self.n = state.value("n", pa.int64())
@@ -139,7 +139,7 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.005)
 
 
-# RB20 RB21 SF15
+# SF15
 def test_files_are_shared_exactly_once_over_kills_and_another_backend(start: Start, tmp_path: Path) -> None:
     local = tmp_path / "local"
     source = replace(generator(6_000, splits=None), rows_per_second=300)
@@ -175,7 +175,7 @@ def test_files_are_shared_exactly_once_over_kills_and_another_backend(start: Sta
     check(tmp_path, source)
 
 
-# RB20 RB21 RB24 F1 F22
+# F1, F22
 def test_workers_that_die_while_they_write_and_restore_files_lose_nothing(start: Start, tmp_path: Path) -> None:
     source = replace(generator(4_000, splits=None), rows_per_second=300)
     killed = KilledAt(tmp_path, (("in-put", 8), ("after-snapshot-before-ack", 4), ("in-restore", 2), ("in-restore", 3)))
@@ -214,8 +214,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(path)], check=True)
 
 
-# RB8
-def test_a_local_disk_that_is_full_is_one_sentence_and_loses_nothing(tmp_path: Path, small_disk: Path) -> None:  # RB21
+def test_a_local_disk_that_is_full_is_one_sentence_and_loses_nothing(tmp_path: Path, small_disk: Path) -> None:
     from tests.state.rocksdb.increments import Restored, Subtask
 
     from headgate.errors import StorageError

@@ -1,4 +1,4 @@
-"""Pipelines between streams that are scaled all the time, with real workers: each event once, keys in order (SC40)."""
+"""Pipelines between streams that are scaled all the time, with real workers: each event once, keys in order."""
 
 from __future__ import annotations
 
@@ -50,9 +50,7 @@ def scaled(run: Run, traffic: Traffic, times: int) -> None:
 
 
 @pytest.mark.parametrize("segments", few([1, 2], 1))
-def test_windows_are_right_when_a_stream_is_scaled(
-    start: Callable[..., Run], store: Store, tmp_path: Path
-) -> None:  # SC41
+def test_windows_are_right_when_a_stream_is_scaled(start: Callable[..., Run], store: Store, tmp_path: Path) -> None:
     is_over = threading.Event()
     run = start(windowed(tmp_path))
     run.wait_checkpoints(1)  # with one segment, the other subtask has begun without any

@@ -63,7 +63,7 @@ def copied(root: Path, store: str) -> PipelineDefinition:
 @pytest.mark.early
 def test_each_event_goes_through_once_while_workers_and_servers_are_killed(
     start: Callable[..., Run], store: Store, postgres: PostgresServer, tmp_path: Path
-) -> None:  # DB8, SC40
+) -> None:
     is_over = threading.Event()
     run = start(copied(tmp_path, store.root))
     with flowing(store, is_over, "in", rounds=10, most=10) as traffic:

@@ -1,4 +1,4 @@
-"""A look at a stream: rows of this program, each time, and nothing is left behind or written elsewhere (N40 to N44)."""
+"""A look at a stream: rows of this program, each time, and nothing is left behind or written elsewhere."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def endless(pipeline: hg.Pipeline) -> hg.Stream:
     return pipeline.source(hg.Generator({"n": hg.RowNumber()}, rows_per_second=2_000, splits=2), name="endless")
 
 
-def test_each_look_gives_the_rows_of_this_program(tmp_path: Path) -> None:  # N41
+def test_each_look_gives_the_rows_of_this_program(tmp_path: Path) -> None:
     for least in (3, 7, 7):
         stream = numbers(pipeline_at(tmp_path)).filter(pl.col("n") >= least)
         for _ in range(2):
@@ -38,7 +38,7 @@ def test_each_look_gives_the_rows_of_this_program(tmp_path: Path) -> None:  # N4
     assert wider.collect().columns == ["n", "text"], "another schema is no matter"
 
 
-def test_nothing_is_left_behind_and_the_pipeline_runs_as_if_nobody_had_looked(tmp_path: Path) -> None:  # N41, N42
+def test_nothing_is_left_behind_and_the_pipeline_runs_as_if_nobody_had_looked(tmp_path: Path) -> None:
     pipeline = pipeline_at(tmp_path)
     stream = numbers(pipeline)
     small = stream.filter(pl.col("n") < 2)
@@ -53,7 +53,7 @@ def test_nothing_is_left_behind_and_the_pipeline_runs_as_if_nobody_had_looked(tm
     assert stream.collect().height == 10, "it has finished, but can be looked at"
 
 
-def test_a_stream_that_nobody_looked_at_still_has_to_lead_somewhere(tmp_path: Path) -> None:  # N42
+def test_a_stream_that_nobody_looked_at_still_has_to_lead_somewhere(tmp_path: Path) -> None:
     pipeline = pipeline_at(tmp_path)
     stream = numbers(pipeline)
     stream.sink(hg.Discard())
@@ -63,7 +63,7 @@ def test_a_stream_that_nobody_looked_at_still_has_to_lead_somewhere(tmp_path: Pa
         pipeline.definition()
 
 
-def test_a_look_runs_only_what_the_stream_needs(tmp_path: Path, started: list[PipelineDefinition]) -> None:  # N42
+def test_a_look_runs_only_what_the_stream_needs(tmp_path: Path, started: list[PipelineDefinition]) -> None:
     pipeline = pipeline_at(tmp_path)
     few = numbers(pipeline)
     endless(pipeline).sink(hg.FileSink(tmp_path / "out"), name="out")
@@ -72,7 +72,7 @@ def test_a_look_runs_only_what_the_stream_needs(tmp_path: Path, started: list[Pi
 
 
 @pytest.mark.parametrize("bounds", [[{"limit": 25}], [{"seconds": 0.3 * 4**n} for n in range(5)]])
-def test_input_without_end_ends_at_a_bound(tmp_path: Path, bounds: list[dict[str, Any]]) -> None:  # N43
+def test_input_without_end_ends_at_a_bound(tmp_path: Path, bounds: list[dict[str, Any]]) -> None:
     for bound in bounds:
         found = endless(pipeline_at(tmp_path)).filter(pl.col("n") >= 0).collect(**bound)["n"].to_list()
         assert len(found) == len(set(found))
@@ -82,14 +82,14 @@ def test_input_without_end_ends_at_a_bound(tmp_path: Path, bounds: list[dict[str
     assert len(found) == 25 if "limit" in bound else len(found) > 0
 
 
-def test_bounded_input_that_ends_before_its_bound_gives_all_there_is(tmp_path: Path) -> None:  # N43
+def test_bounded_input_that_ends_before_its_bound_gives_all_there_is(tmp_path: Path) -> None:
     stream = numbers(pipeline_at(tmp_path))
     assert stream.collect(limit=1_000, seconds=3_600).height == 10
     assert sorted(row["n"] for row in stream.take(99)) == list(range(10))
     assert stream.collect(limit=0).schema == {"n": pl.Int64}
 
 
-def test_a_loop_can_be_looked_at(tmp_path: Path) -> None:  # N42
+def test_a_loop_can_be_looked_at(tmp_path: Path) -> None:
     pipeline = pipeline_at(tmp_path)
 
     def body(rows: hg.Stream) -> tuple[hg.Stream, hg.Stream]:
@@ -106,7 +106,7 @@ def test_show_prints_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert shown.count("x" * 50) == 2
 
 
-def test_bad_records_are_left_out_where_the_pipeline_would_divert_them(tmp_path: Path) -> None:  # N44
+def test_bad_records_are_left_out_where_the_pipeline_would_divert_them(tmp_path: Path) -> None:
     (tmp_path / "in").write_text('{"n": 1}\nnonsense\n')
     dead = hg.FileSink(tmp_path / "dead")
     for policy in (hg.DeadLetter(dead), hg.Fail()):
@@ -144,7 +144,7 @@ def test_a_bound_that_makes_no_sense_is_refused(tmp_path: Path, bound: dict[str,
         numbers(pipeline_at(tmp_path)).collect(**bound)
 
 
-def test_what_a_dead_process_left_is_removed_and_what_a_living_one_uses_is_not(tmp_path: Path) -> None:  # N41
+def test_what_a_dead_process_left_is_removed_and_what_a_living_one_uses_is_not(tmp_path: Path) -> None:
     living = temporary_directory(str(tmp_path))
     abandoned = tmp_path / SCRATCH / "0123456789abcdef"
     (abandoned / "p").mkdir(parents=True)

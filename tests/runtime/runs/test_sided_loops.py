@@ -1,4 +1,4 @@
-"""Functions with a broadcast side in the bodies of loops, with the real driver and workers in this process (BC13)."""
+"""Functions with a broadcast side in the bodies of loops, with the real driver and workers in this process."""
 
 from __future__ import annotations
 
@@ -97,9 +97,8 @@ def check_events(rows: list[Row]) -> None:
     assert trips == {n: n % 4 + 1 for n in range(120)}
 
 
-# BC13
 @pytest.mark.parametrize("function", [Around(), AroundByBatch()])
-def test_a_function_in_a_loop_has_rules_from_outside(tmp_path: Path, function: Any) -> None:  # BC13
+def test_a_function_in_a_loop_has_rules_from_outside(tmp_path: Path, function: Any) -> None:
     def body(loop: hg.Stream, rules: Any) -> Any:
         return left(loop.key_by("key").connect(rules).process(function, name="apply"))
 
@@ -114,9 +113,8 @@ def test_a_function_in_a_loop_has_rules_from_outside(tmp_path: Path, function: A
     assert last == {expected_rules(*CHANGES)}
 
 
-# BC13
 @pytest.mark.parametrize("function", [Around(), AroundByBatch()])
-def test_a_loop_tells_itself_through_a_broadcast_side(tmp_path: Path, function: Any) -> None:  # BC13
+def test_a_loop_tells_itself_through_a_broadcast_side(tmp_path: Path, function: Any) -> None:
     """Every record of each trip is told to all subtasks, which must make the same of them in whatever order."""
 
     def body(loop: hg.Stream, _: Any) -> Any:
@@ -154,7 +152,7 @@ class Rounds(hg.BroadcastProcessFunction):
         yield {"key": context.key, "n": seen, "left": 0, "trips": 0, "rules": rules, "round": round}
 
 
-# BC13 L35 L36
+# L35, L36
 def test_rounds_end_for_functions_with_a_broadcast_side(tmp_path: Path) -> None:
     """Behind the first round all input has ended; each round tells the next one how many keys it had."""
 
@@ -182,7 +180,6 @@ def test_rounds_end_for_functions_with_a_broadcast_side(tmp_path: Path) -> None:
     assert {row["rules"] for row in rows} == {json.dumps([list(item) for item in sorted(totals.items())])}
 
 
-# BC13
 def test_nested_loops_have_broadcast_sides(tmp_path: Path) -> None:
     """The inner one is told by the outer one, the outer one from outside."""
 

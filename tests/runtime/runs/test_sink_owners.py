@@ -152,7 +152,7 @@ def test_a_start_over_is_refused_before_anything_is_written(
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_start_over_is_refused_whatever_the_sink_is_called_now(
     start: Callable[..., Run], tmp_path: Path, target: Callable[[Path], Any]
-) -> None:  # LV9: as derived names become others when a sink is added before
+) -> None:  # as derived names become others when a sink is added before
     place = target(tmp_path)
     run_often(start, piped(tmp_path, place.sink), 2)
     shutil.rmtree(tmp_path / "checkpoints")
@@ -200,7 +200,7 @@ def test_an_older_copy_of_the_checkpoints_is_refused_however_often_it_is_tried(
 @pytest.mark.parametrize("target", [OwnTarget, OwnLedgerTarget])
 def test_a_target_that_was_told_nothing_goes_on_once_it_was_made_to_forget(
     start: Callable[..., Run], tmp_path: Path, target: Callable[[Path], Any]
-) -> None:  # CS21: the pipeline ran before its sink kept lives; what it had prepared and promised is not lost
+) -> None:  # the pipeline ran before its sink kept lives; what it had prepared and promised is not lost
     place = target(tmp_path)
     slow = hg.Generator(columns={"n": hg.RowNumber()}, rows=600, rows_per_second=600, batch_rows=20)
 
@@ -225,7 +225,7 @@ def test_a_target_that_was_told_nothing_goes_on_once_it_was_made_to_forget(
     assert found == list(range(600))
 
 
-def test_a_start_that_is_refused_makes_no_stream(start: Callable[..., Run], tmp_path: Path) -> None:  # SC7
+def test_a_start_that_is_refused_makes_no_stream(start: Callable[..., Run], tmp_path: Path) -> None:
     streams, files = StreamTarget(tmp_path), FileTarget(tmp_path)
     run_often(start, piped(tmp_path, files.sink), 1)
     pipeline = pipeline_at(tmp_path / "elsewhere")
@@ -240,14 +240,14 @@ def test_a_start_that_is_refused_makes_no_stream(start: Callable[..., Run], tmp_
 
 def test_a_stream_that_does_not_fit_any_more_stops_the_run_by_its_name(
     start: Callable[..., Run], tmp_path: Path
-) -> None:  # SC7
+) -> None:
     streams = StreamTarget(tmp_path)
     definition = piped(tmp_path, streams.sink)
     streams.store.create_stream(STREAM, pa.schema([("other", pa.int64())]))
     assert "operator 'out': records do not fit stream" in refusal(start, definition)
 
 
-def test_all_drivers_get_the_same_life(tmp_path: Path) -> None:  # LV1
+def test_all_drivers_get_the_same_life(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
     with ThreadPoolExecutor(8) as pool:
         drawn = list(pool.map(lambda n: CheckpointLog(storage, "p").life(f"host-{n}", n), range(8)))
@@ -256,7 +256,7 @@ def test_all_drivers_get_the_same_life(tmp_path: Path) -> None:  # LV1
     assert CheckpointLog(storage, "q").life("h", 1).id != drawn[0].id
 
 
-def test_a_life_whose_answer_was_lost_is_the_one_that_counts() -> None:  # LV1
+def test_a_life_whose_answer_was_lost_is_the_one_that_counts() -> None:
     fault = Fault(FaultKind.TIMEOUT_AFTER_EFFECT, "put_if_absent", "/life")
     storage = FaultyStorage(MemoryStorage("life"), [fault])
     with pytest.raises(StorageError):
@@ -264,7 +264,7 @@ def test_a_life_whose_answer_was_lost_is_the_one_that_counts() -> None:  # LV1
     assert CheckpointLog(storage, "p").life("second", 2).host == "first"
 
 
-def test_a_damaged_life_is_named_and_never_drawn_again(tmp_path: Path) -> None:  # LV1
+def test_a_damaged_life_is_named_and_never_drawn_again(tmp_path: Path) -> None:
     CheckpointLog(LocalStorage(tmp_path), "p").life("h", 1)
     (tmp_path / "p/life").write_bytes(b"headgate-life 1 0123\nnull")
     with pytest.raises(CorruptionError, match="p/life is damaged"):

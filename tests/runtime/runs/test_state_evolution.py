@@ -127,7 +127,7 @@ def counted(
 @pytest.mark.parametrize(("backend", "parallelism"), [("memory", 2), ("rocksdb", 3)])
 def test_a_changed_program_goes_on_with_the_state_of_the_one_before(
     start: Start, tmp_path: Path, backend: str, parallelism: int
-) -> None:  # EV1 to EV7, EV10
+) -> None:  # EV1, EV2, EV6, EV7
     state: StateConfig = MemoryState() if backend == "memory" else RocksState(16 << 20, str(tmp_path / "local"))
     source = replace(generator(4_000, splits=None), rows_per_second=1_000)
     run = start(counted(tmp_path, source, 2, state, is_changed=False))

@@ -42,7 +42,7 @@ def commit_one(store: Store, name: str, owner: str) -> None:
 
 def test_a_busy_owner_does_not_keep_a_quiet_pipeline_from_starting(
     start: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # S17
+) -> None:
     monkeypatch.setattr(transaction_rows, "OUTCOMES_RETAINED", 3)
     monkeypatch.setattr(transaction_rows, "OUTCOME_CLEANUP_INTERVAL", 1)
     assert start(piped(tmp_path, 60)).result().is_finished
@@ -73,7 +73,7 @@ def test_a_long_run_leaves_outcomes_that_its_checkpoints_may_ask_for_and_few_oth
 
 def test_a_target_that_knows_other_output_under_a_name_stops_the_pipeline_for_good(
     start: Callable[..., Run], tmp_path: Path
-) -> None:  # K21
+) -> None:
     with Store.open(tmp_path / "store") as store:
         store.create_stream(STREAM, SCHEMA, segments=1)
         for subtask in (0, 1):
@@ -88,7 +88,7 @@ def test_a_target_that_knows_other_output_under_a_name_stops_the_pipeline_for_go
 
 def test_a_sink_that_is_moved_to_another_stream_leaves_nothing_prepared_in_the_former_one(
     start: Callable[..., Run], tmp_path: Path
-) -> None:  # S43
+) -> None:
     with Store.open(tmp_path / "store") as store:
         first = start(piped(tmp_path, 6_000))
         first.wait_checkpoints(2)

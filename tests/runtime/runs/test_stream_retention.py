@@ -72,7 +72,7 @@ def values(store: Store) -> list[int]:
 
 def test_a_stream_keeps_what_the_checkpoints_of_a_stopped_pipeline_need(
     start: Callable[..., Run], store: Store, tmp_path: Path
-) -> None:  # SC30
+) -> None:
     append(store, 0, 100)
     run = start(copied(tmp_path))
     run.wait_checkpoints(2)
@@ -90,7 +90,7 @@ def test_a_stream_keeps_what_the_checkpoints_of_a_stopped_pipeline_need(
 
 def test_a_retention_that_keeps_nothing_costs_a_running_pipeline_nothing(
     start: Callable[..., Run], store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # SC31, S71
+) -> None:  # S71
     monkeypatch.setattr(coordinator_host, "DROPS_BETWEEN_FORGETTING", 1)
     is_over = threading.Event()
     run = start(copied(tmp_path))
@@ -111,7 +111,7 @@ def test_a_retention_that_keeps_nothing_costs_a_running_pipeline_nothing(
 
 def test_a_pipeline_that_needs_what_is_gone_says_so_at_once(
     start: Callable[..., Run], store: Store, tmp_path: Path
-) -> None:  # SC32, S67
+) -> None:
     append(store, 0, 100)
     run = start(copied(tmp_path))
     run.wait_checkpoints(2)
@@ -125,9 +125,7 @@ def test_a_pipeline_that_needs_what_is_gone_says_so_at_once(
     assert again.restarts == []
 
 
-def test_a_first_start_begins_with_what_is_there(
-    start: Callable[..., Run], store: Store, tmp_path: Path
-) -> None:  # SC33
+def test_a_first_start_begins_with_what_is_there(start: Callable[..., Run], store: Store, tmp_path: Path) -> None:
     append(store, 0, 100)
     cut = store.tail("in")
     append(store, 100, 100)
@@ -139,7 +137,7 @@ def test_a_first_start_begins_with_what_is_there(
 
 def test_whoever_only_looks_at_a_stream_or_does_without_holds_nothing(
     start: Callable[..., Run], store: Store, tmp_path: Path
-) -> None:  # SC30
+) -> None:
     append(store, 0, 10)
     store.seal("in")
     looked = hg.Pipeline("looked").source(StreamSource("in", store=store.root)).collect()

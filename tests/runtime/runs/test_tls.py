@@ -14,7 +14,6 @@ from headgate.connectors.files.file_committer import read_committed
 Start = Callable[..., Run]
 
 
-# SE14
 @pytest.mark.parametrize("tls", [True, None])
 def test_a_pipeline_runs_over_tls_when_its_user_says_so(start: Start, tmp_path: Path, tls: bool | None) -> None:
     pipeline = pipeline_at(tmp_path, parallelism=2, security=hg.Security(tls=tls))

@@ -59,7 +59,7 @@ def test_totals_survive_kills_of_workers_and_the_end_of_a_driver(start: Start, t
     assert (second.driver.progress.failures, second.driver.progress.restarts) == (1, 1)
 
 
-def test_what_flows_over_the_edges_of_a_run_is_told(start: Start, tmp_path: Path) -> None:  # OM14, OM15
+def test_what_flows_over_the_edges_of_a_run_is_told(start: Start, tmp_path: Path) -> None:
     pipeline = pipeline_at(tmp_path)
     rows = pipeline.source(hg.FromRows([{"n": n} for n in range(10)]), name="rows")
     kept = rows.filter(pl.col("n") > 3, name="kept").with_columns(m=pl.col("n") * 2, name="doubled").key_by("n")

@@ -42,7 +42,7 @@ class Numbering(hg.ProcessFunction):
         yield {"key": context.key, "number": number, "left": 0}
 
 
-def test_a_ttl_is_given_and_taken_away_between_runs(start: Start, tmp_path: Path) -> None:  # TL7
+def test_a_ttl_is_given_and_taken_away_between_runs(start: Start, tmp_path: Path) -> None:
     source = generator(6_000, splits=None)
 
     def numbered(ttl: hg.TTL | None, parallelism: int, rate: int | None) -> PipelineDefinition:

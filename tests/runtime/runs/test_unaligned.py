@@ -113,9 +113,7 @@ def committed(sink: str, *roots: Path) -> pl.DataFrame:
 
 
 @pytest.mark.parametrize("after", [2, 3, 1])
-def test_what_was_in_flight_is_restored_at_another_parallelism(
-    start: Start, tmp_path: Path, after: int
-) -> None:  # UA14
+def test_what_was_in_flight_is_restored_at_another_parallelism(start: Start, tmp_path: Path, after: int) -> None:
     (tmp_path / "slow").touch()
     run = start(slowed(tmp_path, 2))
     overtook(run, tmp_path)
@@ -152,7 +150,7 @@ class KilledAt:
         return [point for i, point in enumerate(self.points) if not self.marker(i).exists()]
 
 
-def test_workers_that_die_while_they_record_and_replay_do_it_again(start: Start, tmp_path: Path) -> None:  # UA11, UA13
+def test_workers_that_die_while_they_record_and_replay_do_it_again(start: Start, tmp_path: Path) -> None:
     (tmp_path / "slow").touch()
     killed = KilledAt(tmp_path, (("overtook", 3), ("overtook", 10)))
     run = start(slowed(tmp_path, 2), prepare=killed)
@@ -194,7 +192,7 @@ def test_a_stop_leaves_nothing_in_flight_and_a_changed_pipeline_goes_on(start: S
     check(tmp_path)
 
 
-def test_a_changed_pipeline_is_refused_while_records_are_in_flight(start: Start, tmp_path: Path) -> None:  # UA16
+def test_a_changed_pipeline_is_refused_while_records_are_in_flight(start: Start, tmp_path: Path) -> None:
     (tmp_path / "slow").touch()
     run = start(slowed(tmp_path, 2))
     overtook(run, tmp_path)
@@ -230,7 +228,7 @@ def cancelled_with_records_in_flight(start: Start, root: Path) -> Manifest:
 @pytest.mark.parametrize(("by_id", "parallelism"), [(False, 3), (True, 1)])
 def test_an_unaligned_checkpoint_is_restored_by_its_path(
     start: Start, tmp_path: Path, by_id: bool, parallelism: int
-) -> None:  # UA14, SV27
+) -> None:
     """Also when the first worker dies before the new pipeline has a checkpoint of its own."""
     here, there = tmp_path / "a", tmp_path / "b"
     found = cancelled_with_records_in_flight(start, here)
@@ -242,7 +240,7 @@ def test_an_unaligned_checkpoint_is_restored_by_its_path(
     run.wait(lambda: not killed.missing(), "a worker died while it replayed")
     run.wait_restarts(1)
     run.wait_checkpoints(1)
-    shutil.rmtree(here / "checkpoints")  # from now on the pipeline needs nothing from there (SV27)
+    shutil.rmtree(here / "checkpoints")  # from now on the pipeline needs nothing from there
     run.kill(0)
     assert run.result().is_finished
     check(here, there)

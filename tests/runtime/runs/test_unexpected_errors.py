@@ -62,7 +62,6 @@ def check_sink_method(root: Path, method: str, error: BaseException) -> None:
 @pytest.mark.parametrize("error", UNUSUAL, ids=["exit", "panic"])
 @pytest.mark.parametrize("method", ["claimed", "claim", "prepared", "commit", "prepare"])
 def test_whatever_a_method_of_a_sink_raises_ends_the_run(tmp_path: Path, method: str, error: BaseException) -> None:
-    # CS26
     check_sink_method(tmp_path, method, error)
 
 
@@ -86,7 +85,7 @@ def check_hook_method(root: Path, method: str, error: BaseException) -> None:
 
 
 @pytest.mark.parametrize("error", UNUSUAL, ids=["exit", "panic"])
-def test_whatever_a_hook_raises_ends_the_run(tmp_path: Path, error: BaseException) -> None:  # CS26
+def test_whatever_a_hook_raises_ends_the_run(tmp_path: Path, error: BaseException) -> None:
     check_hook_method(tmp_path, "reset", error)
 
 
@@ -118,14 +117,13 @@ def failure_of_function(root: Path, function: Any) -> str:
 
 @pytest.mark.parametrize("error", UNUSUAL, ids=["exit", "panic"])
 def test_whatever_a_listener_raises_is_its_own_and_may_pass(tmp_path: Path, error: BaseException) -> None:
-    # CS26, HL6
     said = failure_of_function(tmp_path, Listening(error))
     assert "of operator 'mine' failed; it failed 4 times, and 3 restarts were allowed" in said
     assert f"{type(error).__name__}: {error}" in said
 
 
 @pytest.mark.parametrize("error", UNUSUAL, ids=["exit", "panic"])
-def test_whatever_a_function_raises_the_operator_is_named(tmp_path: Path, error: BaseException) -> None:  # CS26
+def test_whatever_a_function_raises_the_operator_is_named(tmp_path: Path, error: BaseException) -> None:
     def function(row: dict[str, Any]) -> dict[str, Any]:
         raise error
 
@@ -146,7 +144,7 @@ BUGS: list[tuple[type, type]] = [
 
 
 @pytest.mark.parametrize(("machine", "kind"), BUGS, ids=[f"{m.__name__}-{k.__name__}" for m, k in BUGS])
-def test_a_bug_in_the_thread_that_decides_ends_the_run(tmp_path: Path, machine: Any, kind: type) -> None:  # G26
+def test_a_bug_in_the_thread_that_decides_ends_the_run(tmp_path: Path, machine: Any, kind: type) -> None:
     check_bug(tmp_path, machine, kind)
 
 

@@ -1,4 +1,4 @@
-"""A pipeline between streams that get other columns while it runs, with real workers (SC50, SC51)."""
+"""A pipeline between streams that get other columns while it runs, with real workers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def read(store: Store) -> list[dict[str, Any]]:
 
 def test_a_pipeline_goes_on_through_updates_and_takes_them_up_when_it_is_built_anew(
     start: Callable[..., Run], tmp_path: Path
-) -> None:  # SC50, SC51
+) -> None:
     with Store.open(tmp_path / "store") as store:
         store.create_stream("in", FIRST, segments=2, routing_key="key")
         before = copied(tmp_path)

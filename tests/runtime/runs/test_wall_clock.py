@@ -1,4 +1,4 @@
-"""Real workers on a machine whose date is set again and again: what comes out depends on no date (W6, W18)."""
+"""Real workers on a machine whose date is set again and again: what comes out depends on no date (W6)."""
 
 from __future__ import annotations
 
@@ -61,7 +61,6 @@ def windows(root: Path) -> int:
 
 @pytest.mark.parametrize("prepare", [forward, back])
 def test_a_date_that_is_set_makes_no_record_late(start: Start, tmp_path: Path, prepare: Callable[[], None]) -> None:
-    # W18
     rows = [{"key": second % 2, "ts": second * 1_000} for second in range(20)]
     source = ScriptedSource([*rows, EOF], [PAUSE, PAUSE, *rows, EOF], schema=TYPES)
     run = start(definition_of(counted(tmp_path, source, "10m")), prepare=prepare)
@@ -70,7 +69,7 @@ def test_a_date_that_is_set_makes_no_record_late(start: Start, tmp_path: Path, p
     assert read_committed(str(tmp_path / "out"))["n"].sum() == 2 * len(rows)
 
 
-def test_a_date_that_is_set_back_stops_neither_idle_timeouts_nor_metrics(start: Start, tmp_path: Path) -> None:  # W18
+def test_a_date_that_is_set_back_stops_neither_idle_timeouts_nor_metrics(start: Start, tmp_path: Path) -> None:
     rows = [{"key": second % 2, "ts": second * 1_000} for second in range(20)]
     source = ScriptedSource([*rows, PAUSE], [PAUSE], schema=TYPES)
     run = start(definition_of(counted(tmp_path, source, "100ms")), prepare=back)

@@ -90,7 +90,7 @@ def ended(run: Run) -> Run:
 @pytest.mark.parametrize(("backend", "parallelism"), [("memory", 3), ("rocksdb", 1)])
 def test_state_made_of_history_is_that_of_having_processed_it(
     start: Start, tmp_path: Path, backend: str, parallelism: int
-) -> None:  # WS1, WS6
+) -> None:
     history = events(HISTORY).select("id", "key", "value")
     draft = hg.new_savepoint(telling(tmp_path, NEWS), tmp_path / "made")
     for (operator, state), rows in of_history(history).items():
@@ -117,7 +117,7 @@ def test_state_made_of_history_is_that_of_having_processed_it(
         assert sorted(state[one].select(columns).rows()) == sorted(rows.select(columns).rows()), one
 
 
-def test_a_wrong_value_is_put_right_and_the_run_goes_on(start: Start, tmp_path: Path) -> None:  # WS3
+def test_a_wrong_value_is_put_right_and_the_run_goes_on(start: Start, tmp_path: Path) -> None:
     source = replace(HISTORY, rows_per_second=50)
     first = start(definition_of(telling(tmp_path / "a", source), inline_bytes_max=0))
     first.wait_checkpoints(2)
@@ -139,7 +139,7 @@ def test_a_wrong_value_is_put_right_and_the_run_goes_on(start: Start, tmp_path: 
     assert sorted(found.rows()) == sorted(wanted.rows()), "the rest goes on as if nothing had happened"
 
 
-def test_input_is_read_again_behind_a_checkpoint_that_was_final(start: Start, tmp_path: Path) -> None:  # WS9, WS10
+def test_input_is_read_again_behind_a_checkpoint_that_was_final(start: Start, tmp_path: Path) -> None:  # WS10
     definition = definition_of(telling(tmp_path, HISTORY), inline_bytes_max=0)
     ended(start(definition))
     own = tmp_path / "checkpoints" / "p"

@@ -84,7 +84,7 @@ def equal(one: Mapping[tuple[str, str], pl.DataFrame], other: Mapping[tuple[str,
     return one.keys() == other.keys() and all(frame.equals(other[name]) for name, frame in one.items())
 
 
-def test_what_is_replaced_is_other_and_nothing_else(tmp_path: Path) -> None:  # WS3, WS8
+def test_what_is_replaced_is_other_and_nothing_else(tmp_path: Path) -> None:
     full(tmp_path, tmp_path / "one")
     before, files = everything(tmp_path / "one"), tree(tmp_path / "one")
     written = hg.edit_savepoint(tmp_path / "one", tmp_path / "two").replace("all", "count", FEW).write()
@@ -100,7 +100,7 @@ def test_what_is_replaced_is_other_and_nothing_else(tmp_path: Path) -> None:  # 
     assert same(hg.read_state(tmp_path / "two", "all", "ids"), ROWS["ids"])
 
 
-def test_a_state_is_dropped_with_its_part_of_the_identity(tmp_path: Path) -> None:  # WS3
+def test_a_state_is_dropped_with_its_part_of_the_identity(tmp_path: Path) -> None:
     full(tmp_path, tmp_path / "one")
     hg.edit_savepoint(tmp_path / "one", tmp_path / "two").drop("all", "ids").write()
     assert {name for _, name in everything(tmp_path / "two")} >= {"count", "last"}
@@ -110,7 +110,7 @@ def test_a_state_is_dropped_with_its_part_of_the_identity(tmp_path: Path) -> Non
     assert manifest_of(tmp_path / "none").state_texts["all"] == ""
 
 
-def test_an_identity_that_can_be_read_otherwise_is_not_touched(tmp_path: Path) -> None:  # WS3
+def test_an_identity_that_can_be_read_otherwise_is_not_touched(tmp_path: Path) -> None:
     full(tmp_path, tmp_path / "one")
     directory = SavepointDirectory(str(tmp_path / "one"))
     savepoint = directory.read()
@@ -121,14 +121,14 @@ def test_an_identity_that_can_be_read_otherwise_is_not_touched(tmp_path: Path) -
         hg.edit_savepoint(tmp_path / "one", tmp_path / "two").drop("all", "ids").write()
 
 
-def test_an_operator_is_dropped_with_all_that_is_of_it(tmp_path: Path) -> None:  # WS3
+def test_an_operator_is_dropped_with_all_that_is_of_it(tmp_path: Path) -> None:
     full(tmp_path, tmp_path / "one")
     hg.edit_savepoint(tmp_path / "one", tmp_path / "two").drop("all").write()
     assert {operator for operator, _ in everything(tmp_path / "two")} == {"newest"}
     assert "all" not in manifest_of(tmp_path / "two").state_texts
 
 
-def test_a_pipeline_says_what_the_state_shall_be(tmp_path: Path) -> None:  # WS3
+def test_a_pipeline_says_what_the_state_shall_be(tmp_path: Path) -> None:
     full(tmp_path, tmp_path / "one")
     program = pipeline(tmp_path, Fewer())
     edited = hg.edit_savepoint(tmp_path / "one", tmp_path / "no", pipeline=program)
@@ -146,7 +146,7 @@ def test_a_pipeline_says_what_the_state_shall_be(tmp_path: Path) -> None:  # WS3
     assert manifest_of(tmp_path / "two").state_texts == program.definition().plan.state_texts()
 
 
-def test_state_gets_another_key(tmp_path: Path) -> None:  # WS3
+def test_state_gets_another_key(tmp_path: Path) -> None:
     full(tmp_path, tmp_path / "one")
     program = pipeline(tmp_path, Without(), key=("key", "other"))
     count = ROWS["count"].with_columns(other=pl.col("key") % 2)
@@ -163,7 +163,7 @@ def test_state_gets_another_key(tmp_path: Path) -> None:  # WS3
     assert (where["_key_group"] * 3 // 128).cast(pl.Int32).equals(where["_subtask"])
 
 
-def test_an_operator_begins_anew_with_other_rows(tmp_path: Path) -> None:  # WS3
+def test_an_operator_begins_anew_with_other_rows(tmp_path: Path) -> None:
     full(tmp_path, tmp_path / "one")
     program = pipeline(tmp_path, Fewer())
     edited = hg.edit_savepoint(tmp_path / "one", tmp_path / "two", pipeline=program).drop("all").drop("all", "ids")
@@ -174,7 +174,7 @@ def test_an_operator_begins_anew_with_other_rows(tmp_path: Path) -> None:  # WS3
     assert manifest_of(tmp_path / "two").state_texts == program.definition().plan.state_texts()
 
 
-def test_an_operator_is_added_to_a_savepoint(tmp_path: Path) -> None:  # WS3
+def test_an_operator_is_added_to_a_savepoint(tmp_path: Path) -> None:
     full(tmp_path, tmp_path / "one")
     program = pipeline(tmp_path)
     program.source(hg.FromRows([{"key": 1}]), name="more").key_by("key").process(Without(), name="fresh").sink(
@@ -189,7 +189,7 @@ def test_an_operator_is_added_to_a_savepoint(tmp_path: Path) -> None:  # WS3
     assert equal({one: found[one] for one in everything(tmp_path / "one")}, everything(tmp_path / "one"))
 
 
-def test_timers_are_written_and_changed(tmp_path: Path) -> None:  # WS5
+def test_timers_are_written_and_changed(tmp_path: Path) -> None:
     program = pipeline(tmp_path, Timed())
     draft = hg.new_savepoint(program, tmp_path / "one").with_state("all", EVENT_TIMERS, TIMES)
     draft.with_state("all", "count", ROWS["count"]).write()
@@ -213,7 +213,7 @@ def restored(place: Path, program: hg.Pipeline) -> Harness:
     return Harness(cast(Any, program.definition().graph.node(NodeName("all")).spec), states)
 
 
-def test_timers_that_are_given_fire(tmp_path: Path) -> None:  # WS2, TM5
+def test_timers_that_are_given_fire(tmp_path: Path) -> None:
     program = pipeline(tmp_path, Timed())
     hg.new_savepoint(program, tmp_path / "one").with_state("all", EVENT_TIMERS, TIMES).write()
     run = restored(tmp_path / "one", program)
@@ -221,7 +221,7 @@ def test_timers_that_are_given_fire(tmp_path: Path) -> None:  # WS2, TM5
     assert [row["key"] for row in run.out.rows()] == list(range(10))
 
 
-def test_what_is_given_without_an_expiry_lives_for_its_ttl_from_the_restore(tmp_path: Path) -> None:  # WS5, TL7
+def test_what_is_given_without_an_expiry_lives_for_its_ttl_from_the_restore(tmp_path: Path) -> None:
     program = pipeline(tmp_path, Expiring())
     rows = pl.DataFrame({"key": [1, 2], "value": [5, 6]})
     hg.new_savepoint(program, tmp_path / "one").with_state("all", "seen", rows).write()
@@ -232,7 +232,7 @@ def test_what_is_given_without_an_expiry_lives_for_its_ttl_from_the_restore(tmp_
     assert all(abs(row["expires_ms"] - now_ms - 7 * 86_400_000) < 60_000 for row in found)
 
 
-def test_expiries_are_kept_and_in_order(tmp_path: Path) -> None:  # WS5, TL3
+def test_expiries_are_kept_and_in_order(tmp_path: Path) -> None:
     program = pipeline(tmp_path, Expiring())
     rows = pl.DataFrame({"key": [1, 1, 2], "value": [5, 6, 7]})
     hg.new_savepoint(program, tmp_path / "one").with_state("all", "seen", rows).write()
@@ -250,7 +250,7 @@ def test_expiries_are_kept_and_in_order(tmp_path: Path) -> None:  # WS5, TL3
 
 
 UNWRITABLE = ("with-timestamps", "loop-log", "held-by-a-file-sink", "in-flight", "rocksdb", "broadcast")
-"""``broadcast`` is the copy of one subtask of several (BC6)."""
+"""``broadcast`` is the copy of one subtask of several."""
 
 
 def bytes_in(place: Path) -> list[bytes]:
@@ -269,7 +269,7 @@ def stored_in(place: Path) -> dict[tuple[str, str], Any]:
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if not name.startswith(UNWRITABLE)])
-def test_every_state_is_stored_as_it_was_when_it_is_written_back(tmp_path: Path, name: str) -> None:  # WS5
+def test_every_state_is_stored_as_it_was_when_it_is_written_back(tmp_path: Path, name: str) -> None:
     live = made(name)
     written = Written(tmp_path)
     prefix = LISTS_PREFIX if name == "operator-lists" else STATE_PREFIX
@@ -285,7 +285,7 @@ def test_every_state_is_stored_as_it_was_when_it_is_written_back(tmp_path: Path,
     assert stored_in(tmp_path / "new") == stored_in(written.path)
 
 
-def test_what_nobody_can_write_is_refused(tmp_path: Path) -> None:  # WS3, WS2
+def test_what_nobody_can_write_is_refused(tmp_path: Path) -> None:
     written = Written(tmp_path)
     part = Part({}, {"a": b"1"}, [output(b"small")])
     written.complete(1, {"node": "some source"}, [part])
@@ -295,7 +295,7 @@ def test_what_nobody_can_write_is_refused(tmp_path: Path) -> None:  # WS3, WS2
 
 
 @pytest.mark.parametrize("name", ["with-timestamps", "loop-log", "held-by-a-file-sink", "in-flight", "window-buffer"])
-def test_what_nobody_names_stays_whatever_it_is(tmp_path: Path, name: str) -> None:  # WS3
+def test_what_nobody_names_stays_whatever_it_is(tmp_path: Path, name: str) -> None:
     live = made(name)
     written = Written(tmp_path)
     prefix = IN_FLIGHT_PREFIX if name == "in-flight" else STATE_PREFIX
@@ -308,7 +308,7 @@ def test_what_nobody_names_stays_whatever_it_is(tmp_path: Path, name: str) -> No
 
 
 @pytest.mark.parametrize(("name", "one"), [("held-by-a-file-sink", "records"), ("loop-log", "log")])
-def test_state_that_is_not_of_keys_alone_is_refused(tmp_path: Path, name: str, one: str) -> None:  # WS2
+def test_state_that_is_not_of_keys_alone_is_refused(tmp_path: Path, name: str, one: str) -> None:
     live = made(name)
     written = Written(tmp_path)
     written.complete(1, {"node": text_of(live)}, [state(live.freeze())])
@@ -317,7 +317,7 @@ def test_state_that_is_not_of_keys_alone_is_refused(tmp_path: Path, name: str, o
         hg.edit_savepoint(written.path, tmp_path / "new").replace("node", one, rows).write()
 
 
-def test_state_in_a_form_of_its_backend_is_not_mixed_with_rows(tmp_path: Path) -> None:  # WS3
+def test_state_in_a_form_of_its_backend_is_not_mixed_with_rows(tmp_path: Path) -> None:
     full(tmp_path, tmp_path / "one")
     directory = SavepointDirectory(str(tmp_path / "one"))
     savepoint = directory.read()
@@ -335,7 +335,7 @@ def test_state_in_a_form_of_its_backend_is_not_mixed_with_rows(tmp_path: Path) -
         hg.edit_savepoint(tmp_path / "one", tmp_path / "two").replace("all", "count", FEW).write()
 
 
-def test_what_belongs_to_no_key_is_there_from_the_beginning(tmp_path: Path) -> None:  # WS2, TM6, TL6
+def test_what_belongs_to_no_key_is_there_from_the_beginning(tmp_path: Path) -> None:  # TM6
     hg.new_savepoint(pipeline(tmp_path, Timed()), tmp_path / "timed").write()
     hg.new_savepoint(pipeline(tmp_path, Expiring()), tmp_path / "expiring").write()
     timed, expiring = ({name for _, name in stored_in(tmp_path / one)} for one in ("timed", "expiring"))
@@ -367,7 +367,7 @@ def _stored(written: Written, storage: LocalStorage, payload: bytes) -> Snapshot
     return write_output(to, SubtaskId(VertexId("node"), 0), CheckpointId(1), 1, payload)
 
 
-def test_a_final_savepoint_has_input_again_if_its_positions_are_changed(tmp_path: Path) -> None:  # WS9
+def test_a_final_savepoint_has_input_again_if_its_positions_are_changed(tmp_path: Path) -> None:
     full(tmp_path, tmp_path / "one")
     directory = SavepointDirectory(str(tmp_path / "one"))
     savepoint = directory.read()
@@ -384,7 +384,7 @@ def test_a_final_savepoint_has_input_again_if_its_positions_are_changed(tmp_path
     assert not manifest_of(tmp_path / "four").is_final
 
 
-def test_a_place_that_is_taken_is_refused(tmp_path: Path) -> None:  # WS7, SV4
+def test_a_place_that_is_taken_is_refused(tmp_path: Path) -> None:  # SV4
     full(tmp_path, tmp_path / "one")
     before = tree(tmp_path / "one")
     with pytest.raises(UsageError, match=r"there is a savepoint at .* already"):
@@ -398,7 +398,7 @@ def test_a_place_that_is_taken_is_refused(tmp_path: Path) -> None:  # WS7, SV4
     assert tree(tmp_path / "one") == before
 
 
-def test_a_damaged_source_is_named_and_nothing_is_left(tmp_path: Path) -> None:  # WS7, WS8
+def test_a_damaged_source_is_named_and_nothing_is_left(tmp_path: Path) -> None:
     rows = pl.DataFrame({"key": range(40_000), "value": range(40_000)})
     hg.new_savepoint(pipeline(tmp_path), tmp_path / "one").with_state("all", "count", rows).write()
     damaged = next(path for path in (tmp_path / "one").rglob("all-1*") if path.is_file())
@@ -437,7 +437,7 @@ def killed_at(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_killed_half_way_there_is_nothing_to_read_and_a_second_try_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # WS7
+) -> None:
     program, tries = pipeline(tmp_path), 0
     rows = pl.DataFrame({"key": range(40_000), "value": range(40_000)})
     while not (tmp_path / "new" / "savepoint").exists():
@@ -453,7 +453,7 @@ def test_killed_half_way_there_is_nothing_to_read_and_a_second_try_works(
     assert same(hg.read_state(tmp_path / "new", "all", "count"), rows)
 
 
-def test_a_storage_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # WS7
+def test_a_storage_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put_if_absent = LocalStorage.put_if_absent
 
     def refuse(self: LocalStorage, path: str, parts: Any) -> Any:
@@ -482,7 +482,7 @@ hg.new_savepoint(pipeline(root), root / "new").with_state("all", "count", rows).
 
 
 @pytest.mark.long
-def test_a_process_that_is_killed_leaves_no_savepoint(tmp_path: Path) -> None:  # WS7
+def test_a_process_that_is_killed_leaves_no_savepoint(tmp_path: Path) -> None:
     root = str(Path(__file__).parents[3])
     environment = {**os.environ, "PYTHONPATH": root, "HEADGATE_KILL_AT": f"before-savepoint:1:{tmp_path / 'marker'}"}
     first, second = (

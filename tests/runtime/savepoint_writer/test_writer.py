@@ -87,7 +87,7 @@ def same(found: pl.DataFrame, wanted: pl.DataFrame) -> bool:
     return found.sort("key", maintain_order=True).equals(wanted.sort("key", maintain_order=True))
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:  # WS1, WS2, WS6
+def test_what_is_written_is_read(tmp_path: Path) -> None:
     written = full(tmp_path, tmp_path / "new")
     assert dict(written.rows) == {("all", name): rows.height for name, rows in ROWS.items()}
     for name, rows in ROWS.items():
@@ -98,7 +98,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:  # WS1, WS2, WS6
     assert savepoint.manifest.parallelism == 3
 
 
-def test_what_is_read_written_and_read_again_is_equal(tmp_path: Path) -> None:  # WS5
+def test_what_is_read_written_and_read_again_is_equal(tmp_path: Path) -> None:
     full(tmp_path, tmp_path / "one", parallelism=2)
     draft = hg.new_savepoint(pipeline(tmp_path), tmp_path / "two", parallelism=5)
     for name in ROWS:
@@ -115,7 +115,7 @@ def test_what_is_read_written_and_read_again_is_equal(tmp_path: Path) -> None:  
         assert hg.read_state(tmp_path / "three", "all", name).equals(hg.read_state(tmp_path / "two", "all", name))
 
 
-def test_keys_are_where_the_product_looks_for_them(tmp_path: Path) -> None:  # WS6
+def test_keys_are_where_the_product_looks_for_them(tmp_path: Path) -> None:
     full(tmp_path, tmp_path / "new")
     for key in (0, 7, 199):
         assert hg.read_state(tmp_path / "new", "all", "count", keys=[key])["value"].to_list() == [key * 2]
@@ -124,7 +124,7 @@ def test_keys_are_where_the_product_looks_for_them(tmp_path: Path) -> None:  # W
     assert (where["_key_group"] * 3 // 128).cast(pl.Int32).equals(where["_subtask"])
 
 
-def test_large_state_is_cut_by_key_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # WS6
+def test_large_state_is_cut_by_key_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshot, "RANGE_BYTES_MIN", 256)
     full(tmp_path, tmp_path / "new")
     manifest = SavepointDirectory(str(tmp_path / "new")).read().manifest
@@ -139,7 +139,7 @@ def of_kinds(rows: pl.DataFrame) -> list[Any]:
     return [rows, rows.lazy(), rows.to_pandas(), table, table.combine_chunks().to_batches()[0], table.to_reader()]
 
 
-def test_rows_are_of_any_kind_of_frame(tmp_path: Path) -> None:  # WS4
+def test_rows_are_of_any_kind_of_frame(tmp_path: Path) -> None:
     for number, rows in enumerate(of_kinds(ROWS["last"])):
         hg.new_savepoint(pipeline(tmp_path), tmp_path / str(number)).with_state("all", "last", rows).write()
         assert same(hg.read_state(tmp_path / str(number), "all", "last"), ROWS["last"])
@@ -147,7 +147,7 @@ def test_rows_are_of_any_kind_of_frame(tmp_path: Path) -> None:  # WS4
         hg.new_savepoint(pipeline(tmp_path), tmp_path / "no").with_state("all", "last", [{"key": 1}])
 
 
-def test_columns_may_be_narrower_and_in_another_order(tmp_path: Path) -> None:  # WS4
+def test_columns_may_be_narrower_and_in_another_order(tmp_path: Path) -> None:
     rows = pl.DataFrame({"value": [1, 2], "key": [3, 4]}, schema={"value": pl.Int16, "key": pl.UInt32})
     hg.new_savepoint(pipeline(tmp_path), tmp_path / "new").with_state("all", "count", rows).write()
     assert sorted(hg.read_state(tmp_path / "new", "all", "count").rows()) == [(3, 1), (4, 2)]
@@ -178,7 +178,7 @@ WRONG: dict[str, tuple[str, pl.DataFrame, str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_rows_that_do_not_fit_are_refused_by_one_sentence(tmp_path: Path, name: str) -> None:  # WS4
+def test_rows_that_do_not_fit_are_refused_by_one_sentence(tmp_path: Path, name: str) -> None:
     state, rows, said = WRONG[name]
     draft = hg.new_savepoint(pipeline(tmp_path), tmp_path / "new").with_state("all", state, rows)
     with pytest.raises(UsageError, match=said) as refused:
@@ -191,7 +191,7 @@ def test_rows_that_do_not_fit_are_refused_by_one_sentence(tmp_path: Path, name: 
         edited.write()
 
 
-def test_other_wrong_uses_are_told(tmp_path: Path) -> None:  # WS1, WS2
+def test_other_wrong_uses_are_told(tmp_path: Path) -> None:
     draft = hg.new_savepoint(pipeline(tmp_path), tmp_path / "new")
     with pytest.raises(UsageError, match=r"no operator 'al' in pipeline 'p'; the operators are all, in, newest$"):
         draft.with_state("al", "count", ROWS["count"])
@@ -214,7 +214,7 @@ def test_other_wrong_uses_are_told(tmp_path: Path) -> None:  # WS1, WS2
     assert not (tmp_path / "no" / "savepoint").exists()
 
 
-def test_windows_begin_empty_and_can_be_changed_later(tmp_path: Path) -> None:  # WS2
+def test_windows_begin_empty_and_can_be_changed_later(tmp_path: Path) -> None:
     made = hg.Pipeline("p", checkpointing=hg.Checkpointing(dir=tmp_path / "checkpoints"))
     rows = made.source(hg.FromRows([{"key": 1, "at": datetime(2026, 1, 1)}]), name="in").with_timestamps("at")
     rows.key_by("key").window(hg.Tumbling("1s")).agg(n=pl.len(), name="counts").sink(hg.Discard())
@@ -225,7 +225,7 @@ def test_windows_begin_empty_and_can_be_changed_later(tmp_path: Path) -> None:  
     assert hg.new_savepoint(made, tmp_path / "new").write().empty == ("counts",)
 
 
-def test_what_begins_empty_and_at_the_beginning_is_said(tmp_path: Path) -> None:  # WS2, WS9
+def test_what_begins_empty_and_at_the_beginning_is_said(tmp_path: Path) -> None:
     written = hg.new_savepoint(pipeline(tmp_path), tmp_path / "new").with_state("all", "count", ROWS["count"]).write()
     assert (written.empty, written.from_the_beginning) == (("newest",), ("in",))
     assert str(written).splitlines()[1:] == [
@@ -235,7 +235,7 @@ def test_what_begins_empty_and_at_the_beginning_is_said(tmp_path: Path) -> None:
     ]
 
 
-def test_positions_of_sources_are_set_and_taken_away(tmp_path: Path) -> None:  # WS9
+def test_positions_of_sources_are_set_and_taken_away(tmp_path: Path) -> None:
     positions = pl.DataFrame({"split": ["a", "b"], "position": [b"1", b"2"]})
     written = hg.new_savepoint(pipeline(tmp_path), tmp_path / "new").with_state("in", "positions", positions).write()
     assert (written.from_the_beginning, dict(written.rows)) == ((), {("in", "positions"): 2})

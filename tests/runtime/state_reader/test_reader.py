@@ -48,7 +48,7 @@ def sections_of(payload: bytes) -> dict[str, memoryview]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_state_that_can_be_frozen_can_be_looked_at(name: str, tmp_path: Path) -> None:  # RS4, RS5, RS12
+def test_every_state_that_can_be_frozen_can_be_looked_at(name: str, tmp_path: Path) -> None:
     live = made(name)
     frozen = live.freeze()
     payload = b"".join(bytes(memoryview(part)) for part in frozen.encode())
@@ -117,7 +117,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Reads:
     return seen
 
 
-def test_rows_are_those_of_the_keys(tmp_path: Path) -> None:  # RS5, RS7
+def test_rows_are_those_of_the_keys(tmp_path: Path) -> None:
     path = by_value(tmp_path).path
     everything = hg.read_state(path, "node")
     assert everything.columns == ["key", "value"]
@@ -132,7 +132,7 @@ def test_rows_are_those_of_the_keys(tmp_path: Path) -> None:  # RS5, RS7
     assert hg.read_state(path, "node", columns=["value", "key"], keys=[3]).rows() == [(22, 3)]
 
 
-def test_only_the_parts_that_can_hold_a_key_are_read(tmp_path: Path, reads: Reads) -> None:  # RS7
+def test_only_the_parts_that_can_hold_a_key_are_read(tmp_path: Path, reads: Reads) -> None:
     path = by_value(tmp_path).path
     hg.read_state(path, "node")
     everything = len(reads)
@@ -144,9 +144,7 @@ def test_only_the_parts_that_can_hold_a_key_are_read(tmp_path: Path, reads: Read
     assert len(reads) == everything + of_one + beside
 
 
-def test_large_parts_are_listed_by_their_headers(
-    tmp_path: Path, reads: Reads, monkeypatch: pytest.MonkeyPatch
-) -> None:  # RS4
+def test_large_parts_are_listed_by_their_headers(tmp_path: Path, reads: Reads, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headgate.runtime.state_reader.lookup.WHOLE_BYTES", 30)
     written = by_value(tmp_path)
     sizes = {part.offset: part.size_bytes for part in written.complete_parts()}
@@ -166,9 +164,7 @@ def files_of(written: Written) -> list[Path]:
     return sorted(path for path in written.path.rglob("*") if path.is_file() and "chk-" in str(path))
 
 
-def test_what_is_read_is_verified_and_the_rest_is_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # RS8
+def test_what_is_read_is_verified_and_the_rest_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headgate.runtime.state_reader.lookup.WHOLE_BYTES", 30)
     written = by_value(tmp_path)
     (file,) = files_of(written)
@@ -190,7 +186,7 @@ def test_what_is_read_is_verified_and_the_rest_is_left_alone(
 
 
 @pytest.mark.parametrize("change", [lambda p: p.write_bytes(p.read_bytes()[:-3]), lambda p: p.unlink()])
-def test_a_file_that_is_cut_or_missing_is_named(tmp_path: Path, change: Callable[[Path], Any]) -> None:  # RS8
+def test_a_file_that_is_cut_or_missing_is_named(tmp_path: Path, change: Callable[[Path], Any]) -> None:
     written = by_value(tmp_path)
     (file,) = files_of(written)
     change(file)
@@ -199,7 +195,7 @@ def test_a_file_that_is_cut_or_missing_is_named(tmp_path: Path, change: Callable
     assert "\n" not in str(caught.value)
 
 
-def test_what_retention_removes_meanwhile_is_one_sentence(tmp_path: Path) -> None:  # RS9
+def test_what_retention_removes_meanwhile_is_one_sentence(tmp_path: Path) -> None:
     written = by_value(tmp_path)
     batches = hg.read_state_batches(written.path, "node")
     assert next(batches).num_rows
@@ -214,7 +210,7 @@ def test_what_retention_removes_meanwhile_is_one_sentence(tmp_path: Path) -> Non
     assert hg.read_state(written.path, "node").height == 0, "the newest one is another now"
 
 
-def test_the_newest_one_is_read_unless_another_is_named(tmp_path: Path) -> None:  # RS1
+def test_the_newest_one_is_read_unless_another_is_named(tmp_path: Path) -> None:
     written = Written(tmp_path)
     live = made("reduce")
     for checkpoint in (1, 2):
@@ -245,7 +241,7 @@ def newest_entry(written: Written) -> Path:
 
 
 @pytest.mark.parametrize("change", [lambda p: flip(p, 120), lambda p: p.unlink()])
-def test_an_older_checkpoint_is_never_shown_as_the_newest(tmp_path: Path, change: Callable[[Path], Any]) -> None:  # RS2
+def test_an_older_checkpoint_is_never_shown_as_the_newest(tmp_path: Path, change: Callable[[Path], Any]) -> None:
     written = Written(tmp_path)
     live = made("by-row-value")
     for checkpoint in (1, 2):
@@ -260,7 +256,7 @@ def test_an_older_checkpoint_is_never_shown_as_the_newest(tmp_path: Path, change
         hg.state_catalog(written.path, id=2)
 
 
-def test_looking_changes_nothing(tmp_path: Path) -> None:  # RS3
+def test_looking_changes_nothing(tmp_path: Path) -> None:
     written = by_value(tmp_path)
     before = tree(tmp_path)
     hg.state_catalog(written.path)
@@ -272,7 +268,7 @@ def test_looking_changes_nothing(tmp_path: Path) -> None:  # RS3
     assert tree(tmp_path) == before
 
 
-def test_a_directory_that_may_only_be_read_can_be_looked_at(tmp_path: Path) -> None:  # RS3
+def test_a_directory_that_may_only_be_read_can_be_looked_at(tmp_path: Path) -> None:
     written = by_value(tmp_path)
     directories = [tmp_path, *(path for path in tmp_path.rglob("*") if path.is_dir())]
     for path in directories:
@@ -284,7 +280,7 @@ def test_a_directory_that_may_only_be_read_can_be_looked_at(tmp_path: Path) -> N
             path.chmod(0o700)
 
 
-def test_a_savepoint_that_was_moved_can_be_looked_at(tmp_path: Path) -> None:  # RS1
+def test_a_savepoint_that_was_moved_can_be_looked_at(tmp_path: Path) -> None:
     written = by_value(tmp_path)
     place = tmp_path / "taken"
     shutil.copytree(written.path, place / "files-0123456789abcdef")
@@ -314,7 +310,7 @@ class Trap:
         return os.mkdir, (str(self._trace),)
 
 
-def test_nothing_is_unpickled(tmp_path: Path) -> None:  # RS10
+def test_nothing_is_unpickled(tmp_path: Path) -> None:
     trap = pickle.dumps(Trap(tmp_path / "trace"))
     written = Written(tmp_path)
     part = Part(positions={"split": trap, "text": b"line 7"}, committables=[output(trap), output(b"1\nname")])
@@ -329,7 +325,7 @@ def test_nothing_is_unpickled(tmp_path: Path) -> None:  # RS10
     assert not (tmp_path / "trace").exists()
 
 
-def test_prepared_output_says_what_it_is(tmp_path: Path) -> None:  # RS10
+def test_prepared_output_says_what_it_is(tmp_path: Path) -> None:
     written = Written(tmp_path)
     files = encode_files([StagedFile("part-1.jsonl", 3, 40, "ab")])
     to = SnapshotDestination(open_storage(str(tmp_path)), "p", written.log.generation, 0)
@@ -352,7 +348,7 @@ def test_prepared_output_says_what_it_is(tmp_path: Path) -> None:  # RS10
     assert [each["size_bytes"] for each in catalog if each["operator"] == "out"] == [100_000 + len(listed.payload)]
 
 
-def test_lists_of_an_operator_are_beside_its_keyed_state(tmp_path: Path) -> None:  # RS12
+def test_lists_of_an_operator_are_beside_its_keyed_state(tmp_path: Path) -> None:
     live, lists = made("by-row-value"), made("operator-lists")
     written = Written(tmp_path)
     parts = {
@@ -371,7 +367,7 @@ def test_lists_of_an_operator_are_beside_its_keyed_state(tmp_path: Path) -> None
     ]
 
 
-def test_records_in_flight_are_shown_as_such(tmp_path: Path) -> None:  # RS12
+def test_records_in_flight_are_shown_as_such(tmp_path: Path) -> None:
     recorded = Recorded()
     recorded.change()
     written = Written(tmp_path)
@@ -387,7 +383,7 @@ def test_records_in_flight_are_shown_as_such(tmp_path: Path) -> None:  # RS12
 
 
 @pytest.mark.parametrize("name", ["timers-by-row", "timers-by-batch"])
-def test_timers_are_shown_beside_the_states_that_were_declared(tmp_path: Path, name: str) -> None:  # RS15
+def test_timers_are_shown_beside_the_states_that_were_declared(tmp_path: Path, name: str) -> None:
     written = Written(tmp_path)
     live = made(name)
     written.complete(1, {"node": text_of(live)}, [state(live.freeze())])
@@ -405,7 +401,7 @@ def test_timers_are_shown_beside_the_states_that_were_declared(tmp_path: Path, n
         assert hg.read_state(written.path, "node").columns == ["key", "value"]  # no name is needed
 
 
-def test_a_key_that_arrow_would_round_is_none(tmp_path: Path) -> None:  # RS7
+def test_a_key_that_arrow_would_round_is_none(tmp_path: Path) -> None:
     written = by_value(tmp_path)
     assert hg.read_state(written.path, "node", keys=[3.0]).rows() == [(3, 22)]
     with pytest.raises(UsageError, match=r"a key of operator 'node' is \(key: int64\): .* cannot hold float 3.5"):
@@ -479,7 +475,7 @@ def test_what_is_not_there_is_said(tmp_path: Path, options: dict[str, Any], sent
     assert "\n" not in str(caught.value)
 
 
-def test_keys_of_several_columns_are_tuples(tmp_path: Path) -> None:  # RS7
+def test_keys_of_several_columns_are_tuples(tmp_path: Path) -> None:
     schema = pa.schema([("n", pa.int64()), ("name", pa.large_string()), ("part", pa.float64())])
     run = Harness(ReduceSpec(("name", "part"), lambda total, row: row, schema))
     rows: Sequence[dict[str, Any]] = [{"n": i, "name": f"ä{i % 10}", "part": i / 4 - 2} for i in range(100)]
@@ -496,7 +492,7 @@ def test_keys_of_several_columns_are_tuples(tmp_path: Path) -> None:  # RS7
         hg.read_state(written.path, "node", keys=["ä3"])
 
 
-def test_a_checkpoint_that_was_restored_by_name_is_read_where_its_files_are(tmp_path: Path) -> None:  # RS1
+def test_a_checkpoint_that_was_restored_by_name_is_read_where_its_files_are(tmp_path: Path) -> None:
     other = by_value(tmp_path / "other")
     written = Written(tmp_path / "mine")
     place = Place(str(tmp_path / "other"), "p")
@@ -510,7 +506,7 @@ def test_a_checkpoint_that_was_restored_by_name_is_read_where_its_files_are(tmp_
 
 
 @pytest.mark.parametrize("data", [b"SQLite format 3\x00", ARROW + b"\x00", b"HGSNAP\r\n", b""])
-def test_what_only_a_backend_understands_is_bytes(tmp_path: Path, data: bytes) -> None:  # RS10
+def test_what_only_a_backend_understands_is_bytes(tmp_path: Path, data: bytes) -> None:
     written = Written(tmp_path)
     to = SnapshotDestination(open_storage(str(tmp_path)), "p", written.log.generation, 0)
     manifest = written.complete(1, {"node": KEYED}, [Part()])

@@ -38,7 +38,7 @@ def flipped(data: bytes, at: int) -> bytes:
 @pytest.mark.parametrize("change", [flipped, lambda data, at: data[:at]], ids=["flipped", "cut"])
 def test_damage_anywhere_is_one_sentence_or_does_not_matter(
     tmp_path: Path, kind: StateKind, change: Callable[[bytes, int], bytes]
-) -> None:  # RS2, RS8
+) -> None:
     written = Written(tmp_path)
     complete(written, by_row(kind), 1)
     path = written.path
@@ -79,7 +79,7 @@ def complete(written: Written, live: Holder, checkpoint: int) -> None:
 
 def test_whenever_retention_strikes_it_is_rows_of_one_checkpoint_or_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # RS2, RS9
+) -> None:
     outcomes: list[object] = []
     number = 1
     while True:

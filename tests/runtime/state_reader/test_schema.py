@@ -40,7 +40,7 @@ def declared(names: list[str], types: list[pa.DataType], kind: StateKind = State
         (StateKind.MAP, ["user", "part", "map_key", "value"]),
     ],
 )
-def test_keys_have_their_own_names(kind: StateKind, columns: list[str]) -> None:  # RS5
+def test_keys_have_their_own_names(kind: StateKind, columns: list[str]) -> None:
     shape = declared(["user", "part"], [TEXT, pa.timestamp("us")], kind)
     assert (shape.kind.value, list(shape.names)) == (kind.value, columns)
     assert (shape.keys, shape.shown_keys) == (("key0", "key1"), ("user", "part"))
@@ -53,12 +53,12 @@ def test_a_list_of_the_operator_is_no_list_of_its_keys() -> None:
 
 
 @pytest.mark.parametrize("name", ["value", "map_key", "_subtask", "_key_group"])
-def test_a_key_that_is_called_as_another_column_keeps_its_position(name: str) -> None:  # RS5
+def test_a_key_that_is_called_as_another_column_keeps_its_position(name: str) -> None:
     shape = declared([name, "other"], [NUMBER, NUMBER], StateKind.MAP)
     assert list(shape.names) == ["key0", "other", "map_key", "value"]
 
 
-def test_what_a_text_does_not_tell_is_shown_as_it_is_stored() -> None:  # RS5
+def test_what_a_text_does_not_tell_is_shown_as_it_is_stored() -> None:
     schema = pa.schema([("key0", NUMBER), ("value", NUMBER)])
     shape = shape_named("keyed state(keys something newer)", STATE_PREFIX, "s", schema)
     assert (shape.names, shape.keys) == (("key0", "value"), ("key0",))
@@ -66,7 +66,7 @@ def test_what_a_text_does_not_tell_is_shown_as_it_is_stored() -> None:  # RS5
 
 
 @given(st.lists(st.tuples(st.text(min_size=1), st.sampled_from([NUMBER, TEXT, pa.bool_()])), min_size=1, max_size=4))
-def test_names_are_told_apart_or_not_at_all(keys: list[tuple[str, pa.DataType]]) -> None:  # RS5
+def test_names_are_told_apart_or_not_at_all(keys: list[tuple[str, pa.DataType]]) -> None:
     names = [name for name, _ in keys]
     shape = declared(names, [dtype for _, dtype in keys])
     for i, (shown, name) in enumerate(zip(shape.shown_keys, names, strict=True)):
@@ -83,7 +83,6 @@ NAMES = ["k", "k, n", "n"]
     [(("k",), True), (("n", "k"), True), (("k, n", "n"), True), (("k, n",), False), (("k", "n", "k, n"), False)],
 )
 def test_keys_of_records_are_found_or_rows_are_not_chosen_by_them(keys: tuple[str, ...], is_clear: bool) -> None:
-    # RS5
     schema = pa.schema([*((name, NUMBER) for name in NAMES), ("ts", NUMBER)])
     text = ReduceSpec(keys, lambda a, b: a, schema).state_text()
     shape = shape_named(text, STATE_PREFIX, "accumulators", schema)
@@ -100,20 +99,20 @@ def merged(key: str) -> Shape:
     return shape_named(window.state_text(), STATE_PREFIX, "windows", window.plan.partial_schema())
 
 
-def test_windows_are_shown_by_their_times() -> None:  # RS6
+def test_windows_are_shown_by_their_times() -> None:
     shape = merged("key")
     assert (shape.kind, shape.keys, shape.window_ms) == (Kind.WINDOW_RESULTS, ("key",), 20)
     assert shape.shown.names == ["key", "window_start", "window_end", "rows", "partial_0"]
 
 
 @pytest.mark.parametrize("key", ["rows", "partial_0"])
-def test_windows_whose_key_has_such_a_name_are_shown_as_they_are_stored(key: str) -> None:  # RS6
+def test_windows_whose_key_has_such_a_name_are_shown_as_they_are_stored(key: str) -> None:
     shape = merged(key)
     assert (shape.keys, shape.window_ms) == ((key,), 0)
     assert shape.shown.names == [key, "__window", "__rows", "__partial_0"]
 
 
-def test_state_without_a_key_says_which_subtask_had_it() -> None:  # RS5
+def test_state_without_a_key_says_which_subtask_had_it() -> None:
     schema = pa.schema([("value", NUMBER)])
     for prefix, kind in (
         (LISTS_PREFIX, Kind.OPERATOR_LIST),
@@ -127,7 +126,7 @@ def test_state_without_a_key_says_which_subtask_had_it() -> None:  # RS5
 
 @pytest.mark.parametrize("kind", list(TimeKind))
 @pytest.mark.parametrize("states", [[], [StateDescriptor("s", StateKind.VALUE, NUMBER)]])
-def test_timers_are_shown_by_their_keys_and_times(kind: TimeKind, states: list[StateDescriptor]) -> None:  # RS15
+def test_timers_are_shown_by_their_keys_and_times(kind: TimeKind, states: list[StateDescriptor]) -> None:
     keys = KeyColumns(("user", "part"), (TEXT, pa.timestamp("us")))
     section = timer_section(keys, kind)
     shape = shape_named(state_identity(keys, states, has_timers=True), STATE_PREFIX, section.name, section.schema)
@@ -138,7 +137,7 @@ def test_timers_are_shown_by_their_keys_and_times(kind: TimeKind, states: list[S
 
 
 @pytest.mark.parametrize("name", ["time", "time_ms", "_subtask"])
-def test_a_key_of_timers_that_is_called_as_another_column_keeps_its_position(name: str) -> None:  # RS15
+def test_a_key_of_timers_that_is_called_as_another_column_keeps_its_position(name: str) -> None:
     keys = KeyColumns((name, "other"), (NUMBER, NUMBER))
     section = timer_section(keys, TimeKind.EVENT_TIME)
     shape = shape_named(state_identity(keys, [], has_timers=True), STATE_PREFIX, section.name, section.schema)

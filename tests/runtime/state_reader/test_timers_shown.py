@@ -73,7 +73,7 @@ class TimedByBatch(hg.BatchProcessFunction):
 
 
 @pytest.mark.parametrize("form", ["row", "batch"])
-def test_timers_can_be_looked_at(form: str, tmp_path: Path) -> None:  # RS15
+def test_timers_can_be_looked_at(form: str, tmp_path: Path) -> None:
     path = with_timers(tmp_path, form).path
     catalog = hg.state_catalog(path).filter(pl.col("state").str.starts_with("headgate.timers."))
     assert catalog.select("state", "kind", "rows").rows() == [
@@ -93,7 +93,7 @@ def test_timers_can_be_looked_at(form: str, tmp_path: Path) -> None:  # RS15
     assert some.rows() == [(datetime(1970, 1, 1, 0, 0, 0, 5_000), 3)]
 
 
-def test_timers_do_not_hide_which_state_is_meant(tmp_path: Path) -> None:  # RS15
+def test_timers_do_not_hide_which_state_is_meant(tmp_path: Path) -> None:
     path = with_timers(tmp_path / "state", "row").path
     assert hg.read_state(path, "node").columns == ["key", "value"]
     path = with_timers(tmp_path / "timers", "row", has_state=False).path
@@ -101,7 +101,7 @@ def test_timers_do_not_hide_which_state_is_meant(tmp_path: Path) -> None:  # RS1
         hg.read_state(path, "node")
 
 
-def test_the_command_line_shows_timers(tmp_path: Path) -> None:  # RS15
+def test_the_command_line_shows_timers(tmp_path: Path) -> None:
     path = with_timers(tmp_path / "state", "batch").path
     text = shown(path, "node", "headgate.timers.event_time", "--key", 1)
     assert "1700000000123" in text

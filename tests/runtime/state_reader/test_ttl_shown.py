@@ -42,7 +42,7 @@ def with_ttl(root: Path, form: str, *, ttl: hg.TTL | None = TTL, key: str = "key
 
 @pytest.mark.parametrize("form", sorted(FORMS))
 def test_what_had_expired_is_not_shown_and_until_when_the_rest_lives_is_if_asked(tmp_path: Path, form: str) -> None:
-    path = with_ttl(tmp_path, form).path  # TL9
+    path = with_ttl(tmp_path, form).path
     rows = hg.state_catalog(path).filter(state="map").rows(named=True)
     assert [(row["kind"], row["rows"], row["columns"]) for row in rows] == [
         ("map", 1, "key: int64, map_key: int64, value: int64")
@@ -54,20 +54,20 @@ def test_what_had_expired_is_not_shown_and_until_when_the_rest_lives_is_if_asked
     assert hg.read_state(path, "node", "map", keys=[1]).rows() == []
 
 
-def test_without_a_ttl_there_is_no_such_column(tmp_path: Path) -> None:  # TL9
+def test_without_a_ttl_there_is_no_such_column(tmp_path: Path) -> None:
     path = with_ttl(tmp_path, "row", ttl=None).path
     assert hg.read_state(path, "node", "value").rows() == [(1, 7), (2, 7)]
     with pytest.raises(UsageError, match="has no column '_expires'; it has key, value, _subtask, _key_group"):
         hg.read_state(path, "node", "value", columns=["_expires"])
 
 
-def test_a_key_that_is_called_as_the_expiry_keeps_its_position(tmp_path: Path) -> None:  # TL9, RS5
+def test_a_key_that_is_called_as_the_expiry_keeps_its_position(tmp_path: Path) -> None:
     for ttl, name in ((hg.TTL("10ms"), "key0"), (None, "_expires")):
         path = with_ttl(tmp_path / name, "row", ttl=ttl, key="_expires").path
         assert hg.read_state(path, "node", "value").columns == [name, "value"]
 
 
-def test_the_command_line_chooses_rows_by_their_expiry(tmp_path: Path) -> None:  # TL9
+def test_the_command_line_chooses_rows_by_their_expiry(tmp_path: Path) -> None:
     path = str(with_ttl(tmp_path, "batch").path)
     asked = ("node", "value", "--columns", "key,_expires", "--json")
     found = [json.loads(line) for line in shown(path, *asked).splitlines()]
@@ -77,7 +77,7 @@ def test_the_command_line_chooses_rows_by_their_expiry(tmp_path: Path) -> None: 
     assert shown(path, *asked, "--where", early) == ""
 
 
-def test_a_column_of_records_that_is_called_as_the_expiry_is_a_column(tmp_path: Path) -> None:  # TL9
+def test_a_column_of_records_that_is_called_as_the_expiry_is_a_column(tmp_path: Path) -> None:
     schema = pa.schema([("key", pa.int64()), ("expires_ms", pa.int64())])
     spec = ReduceSpec(("key",), lambda total, row: row, schema)
     run = Harness(spec)

@@ -1,4 +1,4 @@
-"""A connection with a vanished peer fails; one with a slow reader does not (CN15)."""
+"""A connection with a vanished peer fails; one with a slow reader does not."""
 
 from __future__ import annotations
 
@@ -98,15 +98,15 @@ ETIMEDOUT = "110"
 
 @pytest.mark.parametrize("case", [IDLE, BUSY], ids=["idle", "busy"])
 def test_a_connection_with_a_machine_that_vanished_fails(case: str) -> None:
-    """CN15: nobody sends a reset when a cable is pulled."""
+    """Nobody sends a reset when a cable is pulled."""
     assert told(case) == ETIMEDOUT
 
 
 def test_without_the_options_a_vanished_machine_is_not_noticed() -> None:
-    """CN15 is needed: with the system's own keep-alive the caller's time limit of a minute comes first."""
+    """The limit is needed: with the system's own keep-alive the caller's time limit of a minute comes first."""
     assert told(BUSY.replace("settimeout(60)", "settimeout(5)"), "without") == "None"
 
 
 def test_a_connection_whose_reader_is_slow_lasts() -> None:
-    """CN15: what counts is that it takes something now and then, not that it keeps up."""
+    """What counts is that it takes something now and then, not that it keeps up."""
     assert told(SLOW) == "True"

@@ -49,7 +49,6 @@ def test_elements_pass_by_reference_and_in_order() -> None:
     assert all(one is other for one, other in zip(ends.poll_all(), sent, strict=True))
 
 
-# CH8
 def test_one_batch_may_overdraw_the_credit_and_the_next_waits() -> None:
     ends = Ends(10)
     ends.output.send(sized(9))
@@ -58,7 +57,6 @@ def test_one_batch_may_overdraw_the_credit_and_the_next_waits() -> None:
     assert (ends.output.can_send, ends.output.credit_bytes, ends.input.size_bytes) == (False, -99, 109)
 
 
-# CH7
 def test_control_elements_pass_without_credit_and_cost_none() -> None:
     ends = Ends(10)
     ends.output.send(sized(10))
@@ -67,7 +65,6 @@ def test_control_elements_pass_without_credit_and_cost_none() -> None:
     assert ends.poll_all()[1:] == [Barrier(CheckpointId(1))]
 
 
-# CH9
 def test_credit_comes_back_half_a_window_at_a_time() -> None:
     ends = Ends(100)
     for _ in range(10):
@@ -80,7 +77,6 @@ def test_credit_comes_back_half_a_window_at_a_time() -> None:
     assert ends.credits == 2
 
 
-# CH14
 def test_a_blocked_channel_is_not_read_and_stops_its_sender() -> None:
     ends = Ends(10)
     ends.input.block()
@@ -117,9 +113,8 @@ def test_a_slice_costs_only_what_it_shows() -> None:
     assert batch_element(whole.slice(0, 10)).size_bytes < 1_000 < batch_element(whole).size_bytes
 
 
-# CH9
 @given(st.integers(1, 50), st.lists(st.one_of(st.integers(1, 80), st.none()), max_size=60))
-def test_any_traffic_stays_bounded_and_never_sticks(credit: int, moves: list[int | None]) -> None:  # CH9
+def test_any_traffic_stays_bounded_and_never_sticks(credit: int, moves: list[int | None]) -> None:
     ends, sent, received = Ends(credit), 0, 0
     for size in moves:
         if size is None:

@@ -75,7 +75,7 @@ def is_closed_by_peer(stream: socket.socket) -> bool:
         return True
 
 
-def test_a_listener_is_on_loopback_unless_told_otherwise(server: Server) -> None:  # CN14
+def test_a_listener_is_on_loopback_unless_told_otherwise(server: Server) -> None:
     assert server.listener._socket.getsockname()[0] == server.listener.host == "127.0.0.1"
     told = Listener(SECRET, Purpose.CONTROL, server.accepted.put, name="told", host="127.0.0.2")
     try:
@@ -117,7 +117,6 @@ def test_who_is_not_of_this_job_is_refused_while_others_work(server: Server, sec
     assert server.accepted.empty()
 
 
-# CN4
 def test_garbage_is_closed_without_an_answer(server: Server) -> None:
     with raw_socket(server) as stream:
         stream.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nAccept: */*\r\n\r\n" * 10)
@@ -125,14 +124,12 @@ def test_garbage_is_closed_without_an_answer(server: Server) -> None:
     server.pair()
 
 
-# CN3
 def test_a_peer_that_drips_its_handshake_is_closed_at_the_deadline(impatient: Server) -> None:
     with raw_socket(impatient) as stream:
         stream.sendall(b"HGHS")
         assert is_closed_by_peer(stream)
 
 
-# CN5
 def test_a_flood_of_silent_connections_keeps_nobody_out(impatient: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listeners, "STRANGERS_MAX", 4)
     flood = [raw_socket(impatient) for _ in range(20)]
@@ -150,7 +147,6 @@ def test_a_flood_of_silent_connections_keeps_nobody_out(impatient: Server, monke
         stream.close()
 
 
-# CN8
 def test_an_oversized_length_is_refused_before_anything_is_allocated(server: Server) -> None:
     one, other = server.pair()
     one.send([struct.pack("<IQ", (1 << 32) - 1, 0)])
@@ -158,7 +154,6 @@ def test_an_oversized_length_is_refused_before_anything_is_allocated(server: Ser
         other.receive_message()
 
 
-# CN7
 def test_a_damaged_message_is_noticed(server: Server) -> None:
     one, other = server.pair()
     one.send([struct.pack("<IQ", 3, 12345)], [b"abc"])

@@ -1,4 +1,4 @@
-"""Somebody between two processes of a job, and floods of strangers: over real sockets (SE10 to SE13)."""
+"""Somebody between two processes of a job, and floods of strangers: over real sockets."""
 
 from __future__ import annotations
 
@@ -160,13 +160,11 @@ def read_under_attack(attack: str) -> None:
     assert delivered == sent[: len(delivered)]
 
 
-# SE13
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_what_somebody_in_between_does_ends_the_connection_before_it_is_delivered(attack: str) -> None:  # SE13
+def test_what_somebody_in_between_does_ends_the_connection_before_it_is_delivered(attack: str) -> None:
     read_under_attack(attack)
 
 
-# SE13
 def test_somebody_in_between_who_only_relays_is_not_noticed() -> None:
     with serving() as server, man_in_the_middle(server.listener.port, lambda data: data) as port:
         one = server.connect(port)
@@ -180,7 +178,6 @@ def test_somebody_in_between_who_only_relays_is_not_noticed() -> None:
         other.close()
 
 
-# SE13
 @pytest.mark.parametrize("size", [0, 1, 32_767, 32_768, 32_769, 1 << 20])
 def test_blocks_of_every_size_in_any_number_of_parts_are_authentic(size: int) -> None:
     with serving() as server:
@@ -194,7 +191,6 @@ def test_blocks_of_every_size_in_any_number_of_parts_are_authentic(size: int) ->
         assert (bytes(received), bytes(rest)) == (data[:size], b"next")
 
 
-# SE15
 def test_somebody_in_between_with_a_certificate_of_its_own_is_refused() -> None:
     on = SecurityConfig(tls=True)
     with serving(Tls(on)) as server, socket.create_server(("127.0.0.1", 0)) as listening:
@@ -225,7 +221,6 @@ def test_somebody_in_between_with_a_certificate_of_its_own_is_refused() -> None:
         client.join()
 
 
-# SE10, SE11
 def begun_handshake_survives(monkeypatch: pytest.MonkeyPatch) -> None:
     """Begin a handshake, let a flood of strangers come, then finish it."""
     monkeypatch.setattr(listeners, "STRANGERS_MAX", 8)
@@ -248,11 +243,10 @@ def begun_handshake_survives(monkeypatch: pytest.MonkeyPatch) -> None:
             stream.close()
 
 
-def test_a_handshake_that_has_begun_survives_a_flood(monkeypatch: pytest.MonkeyPatch) -> None:  # SE10
+def test_a_handshake_that_has_begun_survives_a_flood(monkeypatch: pytest.MonkeyPatch) -> None:
     begun_handshake_survives(monkeypatch)
 
 
-# SE12
 def test_a_flood_that_never_ends_keeps_nobody_out() -> None:
     """Strangers come all the time, thousands of them, silent or with garbage; the job's own get in at once."""
     over = threading.Event()
@@ -294,7 +288,6 @@ def patiently(server: Server) -> Connection:
                 raise
 
 
-# SE11
 def test_a_first_message_that_was_recorded_cannot_be_used_again() -> None:
     with serving() as server:
         recorded = ClientHandshake(SECRET, Purpose.DATA, b"r" * NONCE_BYTES).start()
@@ -304,7 +297,6 @@ def test_a_first_message_that_was_recorded_cannot_be_used_again() -> None:
                 assert second.recv(1) == b""
 
 
-# SE12
 def test_the_listener_goes_on_when_there_are_no_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving() as server:
         real, failures = server.listener._socket, iter([OSError(24, "Too many open files")] * 3)

@@ -1,4 +1,4 @@
-"""The same connections over TLS: when it is on, with which certificate, both directions at once (SE14 to SE16)."""
+"""The same connections over TLS: when it is on, with which certificate, both directions at once."""
 
 from __future__ import annotations
 
@@ -44,7 +44,6 @@ def server() -> Iterator[Server]:
     server.listener.close()
 
 
-# SE14
 @pytest.mark.parametrize(
     ("host", "is_local"),
     [
@@ -60,7 +59,6 @@ def server() -> Iterator[Server]:
     ],
 )
 def test_tls_is_on_for_every_address_but_loopback_unless_somebody_says_otherwise(host: str, is_local: bool) -> None:
-    # SE14
     assert is_loopback(host) is is_local
     default = Tls(SecurityConfig())
     assert (default.server(host) is None, default.client(host) is None) == (is_local, is_local)
@@ -68,7 +66,6 @@ def test_tls_is_on_for_every_address_but_loopback_unless_somebody_says_otherwise
     assert OFF.server(host) is OFF.client(host) is None
 
 
-# SE14
 def test_a_listener_for_other_machines_speaks_tls_without_being_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """The address is loopback, but counts as one that is not: nothing of the tests leaves this machine."""
     monkeypatch.setattr("headgate.tls.is_loopback", lambda host: False)
@@ -86,7 +83,6 @@ def test_a_listener_for_other_machines_speaks_tls_without_being_told(monkeypatch
         listener.close()
 
 
-# SE14
 def test_records_cannot_be_read_on_the_way(server: Server) -> None:
     seen = bytearray()
     with socket.create_server(("127.0.0.1", 0)) as between:
@@ -156,9 +152,8 @@ def test_tls_does_not_replace_the_secret(server: Server) -> None:
         server.connect(b"w" * 32)
 
 
-# SE14
 @pytest.mark.parametrize(("of_server", "of_client"), [(ON, OFF), (OFF, ON)], ids=["server", "client"])
-def test_nobody_falls_back_to_a_connection_without_tls(of_server: Tls, of_client: Tls) -> None:  # SE14
+def test_nobody_falls_back_to_a_connection_without_tls(of_server: Tls, of_client: Tls) -> None:
     server = Server(of_server)
     with pytest.raises(ConnectionLost, match="not let in"):
         server.connect(tls=of_client)
@@ -166,7 +161,6 @@ def test_nobody_falls_back_to_a_connection_without_tls(of_server: Tls, of_client
     server.listener.close()
 
 
-# SE16
 def test_the_users_own_certificate_is_used_and_checked(certificate: Path) -> None:
     config = SecurityConfig(
         tls=True, certificate_file=str(certificate), key_file=str(certificate), ca_file=str(certificate)
@@ -185,7 +179,6 @@ def test_the_users_own_certificate_is_used_and_checked(certificate: Path) -> Non
     stranger.listener.close()
 
 
-# SE16
 @pytest.mark.parametrize("what", ["certificate_file", "ca_file"])
 def test_a_file_that_is_no_certificate_is_named(tmp_path: Path, what: str) -> None:
     bad = tmp_path / "bad.pem"
@@ -197,7 +190,6 @@ def test_a_file_that_is_no_certificate_is_named(tmp_path: Path, what: str) -> No
             Tls(config).server("x") if what == "certificate_file" else Tls(config).client("x")
 
 
-# CN3
 def test_a_peer_that_drips_its_tls_handshake_is_closed_at_the_deadline() -> None:
     server = Server(handshake_seconds=1.0)
     first = ClientHandshake(SECRET, Purpose.DATA, b"c" * NONCE_BYTES, is_tls=True).start()
@@ -207,7 +199,6 @@ def test_a_peer_that_drips_its_tls_handshake_is_closed_at_the_deadline() -> None
     server.listener.close()
 
 
-# SE10
 def test_a_stranger_gets_no_tls_handshake(server: Server) -> None:
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -231,8 +222,7 @@ print(type(one._stream).__name__, other.receive_message().decode())
 """
 
 
-# SE14
-def test_an_address_of_a_network_is_encrypted_in_a_network_of_its_own() -> None:  # CN14
+def test_an_address_of_a_network_is_encrypted_in_a_network_of_its_own() -> None:
     """In a network namespace, which nobody else can reach."""
     private = ["unshare", "--net", "sh", "-c", 'ip link set lo up && ip addr add 10.9.8.7/32 dev lo && exec "$@"', "sh"]
     if shutil.which("ip") is None or subprocess.run([*private, "true"], capture_output=True, check=False).returncode:

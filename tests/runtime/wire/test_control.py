@@ -72,7 +72,7 @@ def test_messages_travel_both_ways_in_order(driver: Driver) -> None:
 
 
 def test_last_words_are_waited_for(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """CN11: why a worker failed is heard, also if its sending thread gets no turn for a while."""
+    """Why a worker failed is heard, also if its sending thread gets no turn for a while."""
     worker, turn = driver.worker(), threading.Event()
     send = Connection.send_message
 
@@ -90,7 +90,7 @@ def test_last_words_are_waited_for(driver: Driver, monkeypatch: pytest.MonkeyPat
 def test_last_words_are_heard_though_nothing_can_be_sent_any_more(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """CN11: the thread that sends finds out first that the worker is gone, and the one that receives has its turn."""
+    """The thread that sends finds out first that the worker is gone, and the one that receives has its turn."""
     worker, turn = driver.worker(heartbeat_ms=60_000), threading.Event()
     decode = control.decode_from_worker
 
@@ -140,7 +140,6 @@ def test_heartbeats_keep_quiet_connections_alive_and_are_not_delivered() -> None
     driver.close()
 
 
-# CN13
 def test_a_silent_worker_is_lost_within_the_time_out() -> None:
     driver = Driver(heartbeat_timeout_ms=200)
     worker = driver.worker(heartbeat_ms=60_000, heartbeat_timeout_ms=60_000)
@@ -151,7 +150,6 @@ def test_a_silent_worker_is_lost_within_the_time_out() -> None:
     driver.close()
 
 
-# CN12, CN13
 def test_a_silent_coordinator_is_noticed_by_the_worker() -> None:
     held: queue.Queue[Connection] = queue.Queue()
     listener = Listener(SECRET, Purpose.CONTROL, held.put, name="mute")
@@ -188,9 +186,8 @@ def test_the_driver_s_end_closes_every_worker_after_its_last_order(
     assert driver.lost.empty()
 
 
-# CN9
 @pytest.mark.parametrize("raw", [b"garbage", b"", encode_message(Stop("not yours"))])
-def test_a_malformed_message_loses_its_sender_only(driver: Driver, raw: bytes) -> None:  # CN9
+def test_a_malformed_message_loses_its_sender_only(driver: Driver, raw: bytes) -> None:
     good = driver.worker()
     bad = connect(*driver.server.address, SECRET, Purpose.CONTROL, timeout_seconds=WAIT)
     bad.send_message(raw)
@@ -214,7 +211,6 @@ def test_a_failing_callback_is_reported_as_a_lost_worker() -> None:
     server.close()
 
 
-# CN11
 def test_a_worker_that_stopped_reading_never_blocks_the_coordinator(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,7 +232,7 @@ def test_a_wrong_secret_is_told_at_once(driver: Driver) -> None:
         ControlClient(*driver.server.address, b"w" * 32, lambda message: None, lambda reason: None, connect_seconds=0.0)
 
 
-def test_who_leaves_looks_for_its_driver_no_longer(driver: Driver) -> None:  # TR4
+def test_who_leaves_looks_for_its_driver_no_longer(driver: Driver) -> None:
     address = driver.server.address
     driver.server.close()
     asked = iter([True, False])  # and nobody asks a third time

@@ -64,7 +64,6 @@ def value_of(found: Element | None) -> object:
     return found.batch.to_pydict() if isinstance(found, BatchElement) else found
 
 
-# L22
 def test_a_sender_of_feedback_is_never_out_of_credit_and_never_overdrawn() -> None:
     reader = Reader(memory_bytes=0)
     for _ in range(100):
@@ -93,7 +92,6 @@ def test_a_small_slice_does_not_keep_a_large_batch_in_memory() -> None:
     reader.channel.close()
 
 
-# L22
 def test_batches_beyond_the_memory_share_come_back_from_disk_in_their_place() -> None:
     cost = element(1).size_bytes
     reader = Reader(memory_bytes=cost)
@@ -147,7 +145,6 @@ def test_the_mailbox_is_woken_when_the_channel_fills_and_when_it_is_unblocked() 
     reader.channel.close()
 
 
-# L25
 def test_at_the_disk_limit_one_sentence_says_which_loop_and_how_much() -> None:
     reader = Reader(memory_bytes=0, disk_bytes=2_000)
     with pytest.raises(StorageError, match=r"cannot spill loop 'ranks', channel 3:0→1: .* limit on disk is") as raised:
@@ -195,7 +192,6 @@ def test_bytes_that_changed_on_disk_are_not_delivered() -> None:
     file.close()
 
 
-# L26
 def test_spill_files_have_no_name(tmp_path: Path) -> None:
     budget = SpillBudget(0, PLENTY, tmp_path)
     channel = FeedbackChannel(KEY, SCHEMA, budget, lambda _: None)
@@ -208,7 +204,6 @@ def test_spill_files_have_no_name(tmp_path: Path) -> None:
     assert (len(channel), budget.disk_used_bytes, channel.poll()) == (0, 0, None)
 
 
-# L22
 @given(
     st.integers(0, 1_500),
     st.lists(st.one_of(st.integers(1, 6), st.just("poll"), st.just("mark"), st.just("block")), max_size=60),
@@ -285,7 +280,6 @@ def test_two_threads_lose_nothing_and_no_wake_up(memory_bytes: int) -> None:
     assert (budget.memory_used_bytes, budget.disk_used_bytes, len(channel)) == (0, 0, 0)
 
 
-# L25
 def test_ten_times_the_memory_share_waits_on_disk_not_in_memory() -> None:
     share, process = 8 << 20, psutil.Process()
     budget = SpillBudget(share, PLENTY)

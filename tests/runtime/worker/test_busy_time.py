@@ -61,7 +61,7 @@ def busy_ms(chain: Chain) -> list[int]:
     return [totals.busy_ns // 1_000_000 for totals in chain.totals.values()]
 
 
-def test_an_operator_is_charged_its_own_time_without_that_of_those_behind_it() -> None:  # OM2
+def test_an_operator_is_charged_its_own_time_without_that_of_those_behind_it() -> None:
     clock = HandClock()
     chain = chain_of(clock, Stopwatch(clock.monotonic_ns), a=(1, 2), b=(10, 20), c=(100, 0))
     clock.advance(5_000)
@@ -104,7 +104,7 @@ def test_what_is_counted_is_what_went_through_and_what_was_bad() -> None:
     }
 
 
-def test_time_that_is_held_back_is_counted_while_it_lasts() -> None:  # OM4
+def test_time_that_is_held_back_is_counted_while_it_lasts() -> None:
     clock = HandClock(passed_ms=50)
     held = HeldBack(clock.monotonic_ns)
     held.note(False)
@@ -132,7 +132,7 @@ def channel(edge: int, sender: int = 0, credit: int = 1_000) -> InputChannel:
     return InputChannel(ChannelKey(edge, WorkerIndex(sender), WorkerIndex(0)), credit, lambda _: None, lambda _: None)
 
 
-def test_an_edge_says_whether_it_is_the_one_without_room() -> None:  # OM14
+def test_an_edge_says_whether_it_is_the_one_without_room() -> None:
     clock = HandClock(passed_ms=50)
     full = Sent(Partitioner.REBALANCE, 1, credit=1, clock_ns=clock.monotonic_ns)
     made = Made(reader=Reader([batch(1), batch(2), batch(3)]), beside=[full], clock_ns=clock.monotonic_ns)
@@ -151,7 +151,7 @@ def test_an_edge_says_whether_it_is_the_one_without_room() -> None:  # OM14
     assert full.outlet.held_back.total_ns == 40 * MS, "the source has ended: nothing is left to send"
 
 
-def test_an_edge_says_how_long_its_records_kept_the_receiver_busy() -> None:  # OM14
+def test_an_edge_says_how_long_its_records_kept_the_receiver_busy() -> None:
     clock = HandClock(passed_ms=50)
     meter = InputMeter([channel(3), channel(7), channel(3, 1)], clock.monotonic_ns)
     meter.work(ChannelIndex(0), partial(clock.advance, 5))
@@ -161,7 +161,7 @@ def test_an_edge_says_how_long_its_records_kept_the_receiver_busy() -> None:  # 
     assert {edge: found.busy_ns for edge, found in meter.edges.items()} == {3: 6 * MS, 7: 40 * MS}
 
 
-def test_an_edge_is_as_full_as_its_fullest_channel() -> None:  # OM14
+def test_an_edge_is_as_full_as_its_fullest_channel() -> None:
     one, other = channel(3), channel(3, 1)
     meter = InputMeter([one, other], lambda: 0)
     size = batch_element(batch(1)).size_bytes
@@ -177,7 +177,7 @@ def test_an_edge_is_as_full_as_its_fullest_channel() -> None:  # OM14
     assert found.fill == 1.0, "credit may be overdrawn"
 
 
-def test_a_report_has_what_leaves_and_what_comes() -> None:  # OM14
+def test_a_report_has_what_leaves_and_what_comes() -> None:
     made = Made(inputs=2)
     made.inputs[0].put(batch_element(batch(1, 2)))
     made.runner.step()

@@ -141,7 +141,6 @@ class TwoWays(Told):
         self.output.emit_to(OutputTag("nobody reads it"), batch)
 
 
-# P10, P11
 def test_outputs_have_names_and_event_time_goes_with_all_of_them_but_bad_records() -> None:
     calls: list[str] = []
     names = {"a": TwoWays("a", calls), "b": TwoWays("b", calls), "bad": Told("bad", calls), "c": Told("c", calls)}
@@ -212,7 +211,7 @@ def test_the_end_of_a_round_comes_behind_what_operators_above_held_back() -> Non
     assert operators[1].seen == ["records", "records", "round"]
 
 
-def test_a_pass_is_measured_operator_by_operator() -> None:  # OM15
+def test_a_pass_is_measured_operator_by_operator() -> None:
     names = ("kept", "doubled", "few")
     nodes = [Node(NodeName(name), Role.OPERATOR, (Edge(NodeName("above")),), None) for name in names]
     steps = filter_spec(pl.col("n") > 1), with_columns_spec((pl.col("n") * 2).alias("d")), filter_spec(pl.col("d") > 4)
@@ -343,7 +342,7 @@ def test_one_channel_without_credit_holds_the_whole_edge_back() -> None:
     assert not sent.outlet.can_send
 
 
-def test_an_edge_counts_each_record_once_however_it_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:  # OM14
+def test_an_edge_counts_each_record_once_however_it_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chain, "BATCH_BYTES_MAX", 160)
     sent = Sent(Partitioner.HASH, 3)
     sent.outlet.send(batch(list(range(100))))

@@ -87,27 +87,27 @@ def trigger(checkpoint: int) -> machine.TriggerReceived:
     return machine.TriggerReceived(CheckpointId(checkpoint))
 
 
-def test_those_who_listen_are_called_in_the_order_of_the_chain() -> None:  # HL1, HL4
+def test_those_who_listen_are_called_in_the_order_of_the_chain() -> None:
     made = WithObjects({"out": Heard("writer"), "holding": Heard("operator"), "a": Heard("reader")})
     assert made.runner.is_listening
     made.tell(trigger(1), complete(1))
     assert HEARD == [("reader", "complete", 1), ("operator", "complete", 1), ("writer", "complete", 1)]
 
 
-def test_where_nobody_listens_nothing_is_sent() -> None:  # HL1
+def test_where_nobody_listens_nothing_is_sent() -> None:
     made = WithObjects({"a": object(), "holding": Keeping()})
     assert not made.runner.is_listening
     made.tell(trigger(1), complete(1), trigger(2), abort(2))
     assert HEARD == []
 
 
-def test_completed_ids_rise_and_nothing_is_told_twice() -> None:  # HL5
+def test_completed_ids_rise_and_nothing_is_told_twice() -> None:
     made = WithObjects({"a": Heard("f")})
     made.tell(trigger(1), trigger(2), trigger(3), complete(2), complete(2), complete(1), abort(3), complete(4))
     assert HEARD == [("f", "complete", 2), ("f", "aborted", 3), ("f", "complete", 4)]
 
 
-def test_a_snapshot_alone_tells_nobody_anything() -> None:  # HL3
+def test_a_snapshot_alone_tells_nobody_anything() -> None:
     made = WithObjects({"a": Heard("f")})
     made.runner.step()
     made.tell(trigger(1))
@@ -115,13 +115,13 @@ def test_a_snapshot_alone_tells_nobody_anything() -> None:  # HL3
     assert HEARD == []
 
 
-def test_nothing_is_told_about_the_restored_checkpoint() -> None:  # HL3
+def test_nothing_is_told_about_the_restored_checkpoint() -> None:
     made = WithObjects({"a": Heard("f")}, restored=True)
     made.runner.step()
     assert HEARD == []
 
 
-def test_an_abort_reaches_who_has_not_seen_the_barrier() -> None:  # HL5
+def test_an_abort_reaches_who_has_not_seen_the_barrier() -> None:
     made = WithObjects({"a": Heard("f")})
     made.tell(abort(1))
     assert HEARD == [("f", "aborted", 1)]
@@ -131,7 +131,7 @@ def test_an_abort_reaches_who_has_not_seen_the_barrier() -> None:  # HL5
     ("event", "call"),
     [(complete(1), "notify_checkpoint_complete(1)"), (abort(1), "notify_checkpoint_aborted(1)")],
 )
-def test_what_acts_outside_is_tried_as_often_as_the_strategy_says(event: Any, call: str) -> None:  # HL6
+def test_what_acts_outside_is_tried_as_often_as_the_strategy_says(event: Any, call: str) -> None:
     listener = Heard("f")
     made = WithObjects({"holding": listener})
     listener.fails = True
@@ -143,7 +143,7 @@ def test_what_acts_outside_is_tried_as_often_as_the_strategy_says(event: Any, ca
     assert failure.detail.endswith("ValueError: boom")
 
 
-def test_a_snapshot_that_raises_is_a_failure_of_user_code() -> None:  # HL6, G8
+def test_a_snapshot_that_raises_is_a_failure_of_user_code() -> None:  # G8
     function = Keeping()
     made = WithObjects({"holding": function})
     function.is_broken = True
@@ -153,7 +153,7 @@ def test_a_snapshot_that_raises_is_a_failure_of_user_code() -> None:  # HL6, G8
     assert failure_of(raised.value).reason == "snapshot() for checkpoint 5 of operator 'holding' failed"
 
 
-def test_a_restore_that_raises_is_named() -> None:  # HL6
+def test_a_restore_that_raises_is_named() -> None:
     function = Keeping()
     made = WithObjects({"holding": function})
     function.is_broken = True
@@ -168,14 +168,14 @@ def kept_in(report: tuple[Any, ...]) -> dict[str, int]:
     return stored_rows(decode_sections(report[2][f"{LISTS_PREFIX}holding"], ""), "")
 
 
-def test_what_snapshot_puts_into_a_list_is_in_this_very_checkpoint() -> None:  # HL11
+def test_what_snapshot_puts_into_a_list_is_in_this_very_checkpoint() -> None:
     made = WithObjects({"holding": Keeping()})
     made.tell(trigger(1), trigger(2))
     made.upload()
     assert [kept_in(report) for report in made.reports if report[0] == "acknowledged"] == [{"kept": 1}, {"kept": 2}]
 
 
-def test_a_finished_subtask_still_listens_and_keeps_its_lists() -> None:  # HL9
+def test_a_finished_subtask_still_listens_and_keeps_its_lists() -> None:
     made = WithObjects({"holding": Keeping(), "out": Heard("writer")}, reader=Reader([]))
     assert made.runner.step()
     assert ("finished",) in made.reports
@@ -197,7 +197,7 @@ def test_a_function_restores_its_lists() -> None:
     assert (function.context.is_restored, function.context.operator) == (True, "holding")
 
 
-def test_operator_state_of_one_that_keeps_none_any_more_is_refused() -> None:  # HL14
+def test_operator_state_of_one_that_keeps_none_any_more_is_refused() -> None:
     made = WithObjects({"a": Heard("reader")})
     states: dict[str, Sequence[RestoredState]] = {"a": [RestoredState(0, 1, memoryview(b""))]}
     with pytest.raises(UsageError, match="holds operator state of 'a', which keeps none any more"):
@@ -225,7 +225,7 @@ def opened_by(made: WithObjects, **makers: Any) -> SubtaskListeners:
     return SubtaskListeners(made.runner.chain)
 
 
-def test_a_source_is_told_before_its_reader_and_a_sink_before_its_writer() -> None:  # HL18, HL4
+def test_a_source_is_told_before_its_reader_and_a_sink_before_its_writer() -> None:
     made = WithObjects({"a": Heard("reader"), "out": Heard("writer")})
     hooks = opened_by(made, a=Heard("source"), out=Heard("sink"))
     hooks.completed(CheckpointId(1))
@@ -237,14 +237,14 @@ def test_a_source_is_told_before_its_reader_and_a_sink_before_its_writer() -> No
     ]
 
 
-def test_a_sink_that_is_its_own_writer_is_told_once() -> None:  # HL18
+def test_a_sink_that_is_its_own_writer_is_told_once() -> None:
     both = Heard("both")
     hooks = opened_by(WithObjects({"out": both}), out=both)
     hooks.completed(CheckpointId(1))
     assert HEARD == [("both", "complete", 1)]
 
 
-def test_a_sink_keeps_lists_unless_its_writer_does() -> None:  # HL18
+def test_a_sink_keeps_lists_unless_its_writer_does() -> None:
     made, sink = WithObjects({"out": object()}), Keeping()
     hooks = opened_by(made, out=sink)
     hooks.restore(lambda node: [], is_restored=False)
@@ -254,7 +254,7 @@ def test_a_sink_keeps_lists_unless_its_writer_does() -> None:  # HL18
 
 
 @pytest.mark.parametrize("node", ["a", "out"])
-def test_a_reader_or_writer_with_a_method_that_nobody_would_call_is_refused(node: str) -> None:  # HL20
+def test_a_reader_or_writer_with_a_method_that_nobody_would_call_is_refused(node: str) -> None:
     class Deaf:
         def notify_checkpoint_aborted(self, checkpoint_id: int) -> None: ...
 
@@ -274,7 +274,7 @@ def test_a_chain_without_user_objects_has_no_hooks() -> None:
     assert hooks.snapshot(CheckpointId(1)) == {}
 
 
-def test_storage_that_is_gone_for_a_while_is_no_failure_of_user_code() -> None:  # G25
+def test_storage_that_is_gone_for_a_while_is_no_failure_of_user_code() -> None:
     """Two restarts within one outage are the same failure twice: as one of user code it would be final (G8)."""
     outage = StorageError("get", "p/chk-0000000001/op-0.g1", "503 Slow Down", is_transient=True)
     assert failure_of(outage) == Failure(FailureKind.LOST, str(outage))

@@ -234,7 +234,7 @@ class Made:
 # -- replay -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_restored_log_is_processed_before_feedback_and_regular_input() -> None:  # L17
+def test_the_restored_log_is_processed_before_feedback_and_regular_input() -> None:
     made = Made(replay=[batch(1), batch(2)])
     made.regular.put(batch(20))
     made.feedback[0].put(batch(10))
@@ -243,7 +243,7 @@ def test_the_restored_log_is_processed_before_feedback_and_regular_input() -> No
     assert sorted(map(str, made.into_body()[2:])) == ["[10]", "[20]"]
 
 
-def test_no_barrier_is_taken_before_the_replay_is_over() -> None:  # L18
+def test_no_barrier_is_taken_before_the_replay_is_over() -> None:
     made = Made(replay=[batch(1), batch(2)])
     made.regular.put(Barrier(FIVE))
     made.step()
@@ -256,7 +256,7 @@ def test_no_barrier_is_taken_before_the_replay_is_over() -> None:  # L18
     assert made.logged(FIVE) == [], "what was replayed is in the body's state"
 
 
-def test_a_replay_waits_for_credit() -> None:  # L17
+def test_a_replay_waits_for_credit() -> None:
     made = Made(replay=[batch(1), batch(2)], credit=1)
     made.run()
     assert made.into_body() == [[1]]
@@ -269,7 +269,7 @@ def test_a_replay_waits_for_credit() -> None:  # L17
 # -- turns ------------------------------------------------------------------------------------------------------------
 
 
-def test_feedback_is_read_before_regular_input_but_in_turns() -> None:  # L23, L24
+def test_feedback_is_read_before_regular_input_but_in_turns() -> None:
     made = Made()
     for number in range(3):
         made.feedback[0].put(batch(number))
@@ -282,7 +282,7 @@ def test_feedback_is_read_before_regular_input_but_in_turns() -> None:  # L23, L
     assert made.into_body() == [[20], [0], [1], [2], [21], [3]]
 
 
-def test_a_loop_that_always_has_feedback_does_not_starve_a_barrier() -> None:  # L24
+def test_a_loop_that_always_has_feedback_does_not_starve_a_barrier() -> None:
     made = Made()
     for number in range(4):
         made.feedback[0].put(batch(number))
@@ -296,7 +296,7 @@ def test_a_loop_that_always_has_feedback_does_not_starve_a_barrier() -> None:  #
     assert steps <= 4
 
 
-def test_a_barrier_that_is_expected_waits_for_one_batch_of_a_long_queue_at_most() -> None:  # L24
+def test_a_barrier_that_is_expected_waits_for_one_batch_of_a_long_queue_at_most() -> None:
     made = Made()
     for number in range(100):
         made.feedback[0].put(batch(number))
@@ -308,7 +308,7 @@ def test_a_barrier_that_is_expected_waits_for_one_batch_of_a_long_queue_at_most(
     assert made.into_body() == [[0], [1], [2], [200], [3], Barrier(FIVE)]
 
 
-def test_merged_batches_count_as_often_as_they_were_queued() -> None:  # L24
+def test_merged_batches_count_as_often_as_they_were_queued() -> None:
     made = Made(merge_bytes_max=1 << 20)
     for number in range(5):
         made.feedback[0].put(batch(number))
@@ -319,7 +319,7 @@ def test_merged_batches_count_as_often_as_they_were_queued() -> None:  # L24
     assert made.into_body() == [[0, 1, 2, 3, 4], [20], [5]]
 
 
-def test_what_a_held_channel_still_had_does_not_delay_the_barrier_that_it_waits_for() -> None:  # L6, L24
+def test_what_a_held_channel_still_had_does_not_delay_the_barrier_that_it_waits_for() -> None:  # L6
     made = Made(feedback=2)
     held, other = made.feedback
     held.put(Barrier(FIVE))
@@ -339,7 +339,7 @@ def test_what_a_held_channel_still_had_does_not_delay_the_barrier_that_it_waits_
 
 @pytest.mark.parametrize("memory_bytes", [0, 1_000, 1 << 24])
 def test_a_log_is_complete_when_its_sentinel_is_queued_however_much_is_to_be_read_before(memory_bytes: int) -> None:
-    made = Made(merge_bytes_max=1 << 20)  # L41
+    made = Made(merge_bytes_max=1 << 20)
     made.budget.memory_bytes = memory_bytes
     for number in range(50):
         made.feedback[0].put(batch(number))
@@ -363,7 +363,7 @@ def test_a_log_is_complete_when_its_sentinel_is_queued_however_much_is_to_be_rea
     assert (made.budget.memory_used_bytes, made.budget.disk_used_bytes) == (0, 0)
 
 
-def test_what_waits_is_in_the_logs_of_all_checkpoints_whose_sentinels_wait_behind_it() -> None:  # L12, L41
+def test_what_waits_is_in_the_logs_of_all_checkpoints_whose_sentinels_wait_behind_it() -> None:
     made = Made(feedback=2)
     one, other = made.feedback
     for checkpoint in (FIVE, SIX):
@@ -381,7 +381,7 @@ def test_what_waits_is_in_the_logs_of_all_checkpoints_whose_sentinels_wait_behin
     assert sorted(made.logged(SIX)) == [0, 1, 10, 11, 12, 13, 14]
 
 
-def test_what_waits_is_logged_in_its_next_round_without_those_that_had_their_last() -> None:  # L38, L41
+def test_what_waits_is_logged_in_its_next_round_without_those_that_had_their_last() -> None:
     made = Made(spec=LoopHeadSpec((), WITH_ROUND, round_column="round", max_rounds=3))
     made.budget.memory_bytes = 0
     rows = pa.record_batch({"id": pa.array([1, 2], pa.int64()), "round": pa.array([0, 2], pa.int64())})
@@ -396,7 +396,7 @@ def test_what_waits_is_logged_in_its_next_round_without_those_that_had_their_las
     assert found.to_pylist() == [{"id": 1, "round": 1}]
 
 
-def test_a_sentinel_behind_the_end_of_data_is_read_in_order() -> None:  # L29, L41
+def test_a_sentinel_behind_the_end_of_data_is_read_in_order() -> None:  # L29
     made = Made()
     made.regular.put(Barrier(FIVE))
     made.step()
@@ -410,7 +410,7 @@ def test_a_sentinel_behind_the_end_of_data_is_read_in_order() -> None:  # L29, L
 # -- throttling -------------------------------------------------------------------------------------------------------
 
 
-def test_regular_input_waits_while_more_than_the_high_water_mark_is_queued() -> None:  # L25
+def test_regular_input_waits_while_more_than_the_high_water_mark_is_queued() -> None:
     made = Made(high_water=0)
     made.regular.put(batch(20))
     made.feedback[0].put(batch(1))
@@ -422,7 +422,7 @@ def test_regular_input_waits_while_more_than_the_high_water_mark_is_queued() -> 
     assert made.into_body()[2:] == [[20]]
 
 
-def test_an_expected_barrier_is_let_through_and_then_input_waits_again() -> None:  # L25
+def test_an_expected_barrier_is_let_through_and_then_input_waits_again() -> None:
     made = Made(high_water=0)
     made.regular.put(batch(20))
     made.regular.put(Barrier(FIVE))
@@ -440,7 +440,7 @@ def test_an_expected_barrier_is_let_through_and_then_input_waits_again() -> None
     assert regular == [[20], Barrier(FIVE)]
 
 
-def test_a_barrier_that_was_quicker_than_the_message_is_not_expected_any_more() -> None:  # L25
+def test_a_barrier_that_was_quicker_than_the_message_is_not_expected_any_more() -> None:
     made = Made(high_water=0)
     made.regular.put(Barrier(FIVE))
     made.run()
@@ -451,7 +451,7 @@ def test_a_barrier_that_was_quicker_than_the_message_is_not_expected_any_more() 
     assert made.into_body() == [Barrier(FIVE), [1]]
 
 
-def test_an_aborted_checkpoint_is_not_expected_while_others_still_are() -> None:  # L25
+def test_an_aborted_checkpoint_is_not_expected_while_others_still_are() -> None:
     made = Made(high_water=0)
     made.runner.expect(FIVE)
     made.runner.expect(SIX)
@@ -478,7 +478,7 @@ def test_what_operators_hold_back_goes_in_front_of_a_probe() -> None:  # L27
     assert made.into_body() == [[1], PROBE]
 
 
-def test_what_operators_hold_back_goes_in_front_of_the_sentinel() -> None:  # L8, U8
+def test_what_operators_hold_back_goes_in_front_of_the_sentinel() -> None:
     made = Made(holding=True)
     made.body.outlet.edge = replace(made.body.outlet.edge, is_feedback=True)
     made.feedback[0].put(batch(1))
@@ -488,7 +488,7 @@ def test_what_operators_hold_back_goes_in_front_of_the_sentinel() -> None:  # L8
     assert made.into_body() == [[1], Barrier(FIVE)]
 
 
-def test_a_probe_does_not_leave_its_nest_and_counts_what_comes_back_behind_it() -> None:  # L32, L34
+def test_a_probe_does_not_leave_its_nest_and_counts_what_comes_back_behind_it() -> None:  # L34
     made = Made()
     made.regular.put(batch(20))
     made.regular.put(EndOfData())
@@ -539,7 +539,7 @@ def test_records_that_an_operator_sends_back_in_finish_are_the_users_error() -> 
         made.run()
 
 
-def test_records_that_had_their_last_round_are_neither_logged_nor_processed() -> None:  # L38
+def test_records_that_had_their_last_round_are_neither_logged_nor_processed() -> None:
     made = Made(spec=LoopHeadSpec((), WITH_ROUND, "round", max_rounds=2))
     made.regular.put(batch(7))
     made.run()
@@ -593,7 +593,7 @@ def test_a_snapshot_is_not_written_before_its_log_is_complete() -> None:  # L1, 
     assert made.runner.progress().log_bytes == 0
 
 
-def test_overlapping_checkpoints_have_a_log_each() -> None:  # L12
+def test_overlapping_checkpoints_have_a_log_each() -> None:
     made = Made()
     back = made.feedback[0]
     for checkpoint, number in ((FIVE, 1), (SIX, 2)):
@@ -681,7 +681,7 @@ class Kept(FrozenState):
 
 def test_what_was_frozen_for_a_dropped_checkpoint_is_released_at_once(
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # U6, L5
+) -> None:  # L5
     frozen: list[Kept] = []
     released: list[Kept] = []
 
@@ -720,7 +720,7 @@ def test_closing_with_an_open_log_gives_its_memory_back() -> None:
 # -- beside other subtasks --------------------------------------------------------------------------------------------
 
 
-def test_a_head_lets_other_subtasks_have_their_turn() -> None:  # C48
+def test_a_head_lets_other_subtasks_have_their_turn() -> None:
     made = Made()
     for number in range(ELEMENTS_PER_TURN_MAX + 1):
         made.feedback[0].put(batch(number))
@@ -728,7 +728,7 @@ def test_a_head_lets_other_subtasks_have_their_turn() -> None:  # C48
     assert len(made.into_body()) == ELEMENTS_PER_TURN_MAX
 
 
-def test_a_head_without_credit_reads_nothing_and_keeps_what_comes_back() -> None:  # L22
+def test_a_head_without_credit_reads_nothing_and_keeps_what_comes_back() -> None:
     made = Made(credit=1)
     made.regular.put(batch(20))
     made.run()

@@ -64,7 +64,6 @@ def log_with(memory_bytes: int = PLENTY, disk_bytes: int = PLENTY) -> tuple[Loop
     return LoopLog("loop 'ranks', head 0", SCHEMA, ALL, budget), budget
 
 
-# L12
 def test_overlapping_checkpoints_share_one_copy_of_a_batch() -> None:
     log, budget = log_with()
     log.open(ONE)
@@ -130,7 +129,6 @@ def test_nothing_is_logged_for_no_checkpoint_and_of_no_rows() -> None:
     assert (log.elements(ONE), budget.memory_used_bytes) == (0, 0)
 
 
-# L26
 def test_closing_frees_everything_also_what_sealed_logs_hold(tmp_path: Path) -> None:
     budget = SpillBudget(300, PLENTY, tmp_path)
     log = LoopLog("loop 'ranks', head 0", SCHEMA, ALL, budget)
@@ -149,7 +147,6 @@ def test_closing_frees_everything_also_what_sealed_logs_hold(tmp_path: Path) -> 
     assert (log.memory_bytes, budget.memory_used_bytes) == (0, 0)
 
 
-# L25
 def test_the_disk_limit_holds_for_logs_too() -> None:
     log, _ = log_with(memory_bytes=0, disk_bytes=500)
     log.open(ONE)
@@ -224,7 +221,7 @@ def test_any_history_is_that_of_a_plain_list_per_checkpoint(
     assert (budget.memory_used_bytes, budget.disk_used_bytes) == (0, 0)
 
 
-def test_one_head_replays_the_logs_of_all_former_heads_of_a_loop_with_keys() -> None:  # L19
+def test_one_head_replays_the_logs_of_all_former_heads_of_a_loop_with_keys() -> None:
     states, sent = [], list[Row]()
     for index, part in enumerate(partition(batch([(key, key) for key in range(20)]), ("key",), GROUPS, 2)):
         assert part is not None
@@ -237,7 +234,7 @@ def test_one_head_replays_the_logs_of_all_former_heads_of_a_loop_with_keys() -> 
     assert sorted(row for one in replay_logs(states, SCHEMA, ALL, "x") for row in rows_of(one)) == sorted(sent)
 
 
-# L19, L21
+# L21
 @pytest.mark.parametrize("former", [1, 2, 3, 5])
 @pytest.mark.parametrize("now", [1, 2, 3, 5])
 @pytest.mark.parametrize("keys", [("key",), ()])
@@ -245,7 +242,7 @@ def test_one_head_replays_the_logs_of_all_former_heads_of_a_loop_with_keys() -> 
 @given(data=st.data())
 def test_every_logged_row_is_replayed_once_and_in_the_order_of_its_key(
     former: int, now: int, keys: tuple[str, ...], data: st.DataObject
-) -> None:  # L19, L21
+) -> None:  # L21
     drawn = data.draw(st.lists(st.lists(st.integers(0, 30), min_size=1, max_size=20), max_size=6))
     memory_bytes = data.draw(st.sampled_from([0, 700, PLENTY]))
     budget = SpillBudget(memory_bytes, PLENTY)
@@ -291,7 +288,7 @@ def test_a_log_without_a_key_is_replayed_in_the_order_of_arrival() -> None:
     log.close()
 
 
-def test_former_heads_are_replayed_in_their_order_whatever_the_order_of_their_states() -> None:  # L19
+def test_former_heads_are_replayed_in_their_order_whatever_the_order_of_their_states() -> None:
     states = []
     for index in range(3):
         log = LoopLog("x", SCHEMA, log_owner((), GROUPS, 3, index), SpillBudget(PLENTY, PLENTY))
@@ -303,7 +300,6 @@ def test_former_heads_are_replayed_in_their_order_whatever_the_order_of_their_st
     assert found == [(0, 0), (0, 1), (0, 2)]
 
 
-# L19
 def test_at_another_parallelism_every_head_replays_the_keys_that_it_owns() -> None:
     log, _ = log_with()
     log.open(ONE)
@@ -317,7 +313,6 @@ def test_at_another_parallelism_every_head_replays_the_keys_that_it_owns() -> No
         assert part.num_rows == len(mine)
 
 
-# L17
 def test_the_log_of_the_restored_checkpoint_is_replayed_at_every_restore() -> None:
     log, _ = log_with()
     states = []
@@ -344,7 +339,6 @@ def test_long_logs_are_cut_into_chunks_and_replayed_in_small_batches(monkeypatch
     log.close()
 
 
-# L20
 def test_an_empty_log_is_small_and_replays_nothing() -> None:
     log, _ = log_with()
     log.open(ONE)
@@ -374,7 +368,7 @@ def test_damage_is_found_before_anything_is_replayed() -> None:
         replay_logs([RestoredState(0, 1, memoryview(data)[:-8])], SCHEMA, ALL, "ranks")
 
 
-def test_the_log_of_another_head_or_of_other_keys_is_refused() -> None:  # L20
+def test_the_log_of_another_head_or_of_other_keys_is_refused() -> None:
     log, _ = log_with()
     log.open(ONE)
     data = joined(log.seal(ONE).encode())
@@ -418,7 +412,6 @@ def test_a_log_is_encoded_beside_appends_and_reclaims() -> None:
     assert (budget.memory_used_bytes, budget.disk_used_bytes) == (0, 0)
 
 
-# L25
 def test_a_log_of_ten_times_the_memory_share_is_kept_and_encoded_on_disk() -> None:
     share, process, rows = 4 << 20, psutil.Process(), 50_000
     budget = SpillBudget(share, PLENTY)

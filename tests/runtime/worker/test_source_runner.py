@@ -171,7 +171,7 @@ def test_a_lost_marker_is_told_of_as_soon_as_it_shows() -> None:  # EI24, EI27
     )
 
 
-def test_at_most_once_a_marker_counts_when_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:  # EI30
+def test_at_most_once_a_marker_counts_when_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     made = made_at_most_once(Marked(a=[1, 2, -5, 3]), monkeypatch)
     made.runner.announce(CheckpointId(5), ORDINARY)
     steps(made)
@@ -183,7 +183,7 @@ def test_at_most_once_a_marker_counts_when_it_is_read(monkeypatch: pytest.Monkey
     assert positions(made) == {5: {"a": b"3"}}
 
 
-def test_a_source_that_holds_enough_is_cut_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:  # EI30
+def test_a_source_that_holds_enough_is_cut_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source_runner, "HELD_BYTES_MAX", 1)
     made = made_at_most_once(Marked(a=[1, 2, -5]), monkeypatch)
     steps(made)
@@ -243,7 +243,6 @@ def ids(reader: AheadReader) -> list[int]:
     return found
 
 
-# GM31
 def test_positions_of_a_snapshot_are_behind_what_is_held() -> None:
     reader = AheadReader(Reader([batch(1), batch(2), batch(3)]))
     assert reader.poll() is None
@@ -282,7 +281,6 @@ def test_the_positions_of_a_savepoint_are_in_front_of_what_is_held() -> None:
     assert reader.unprocessed_from == {"s": b"2"}
 
 
-# GM36
 def test_a_reader_that_holds_enough_reads_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source_runner, "HELD_BYTES_MAX", batch(1).nbytes)
     reader = AheadReader(Reader([batch(1), batch(2)]))
@@ -297,7 +295,6 @@ def test_a_reader_that_holds_enough_reads_no_more(monkeypatch: pytest.MonkeyPatc
     assert reader.positions() == {"s": b"2"}, "there is room again"
 
 
-# GM37
 def test_a_source_ends_when_everything_it_holds_is_handed_over() -> None:
     reader = AheadReader(Reader([batch(1)]))
     reader.poll()
@@ -310,7 +307,6 @@ def test_a_source_ends_when_everything_it_holds_is_handed_over() -> None:
     assert reader.is_finished()
 
 
-# GM37
 def test_a_drain_reads_no_more_and_hands_over_what_is_held() -> None:
     reader = AheadReader(Reader([batch(1), batch(2)]))
     reader.poll()
@@ -424,7 +420,7 @@ def test_a_checkpoint_that_is_over_is_told_of_no_more() -> None:  # EI34
     assert told(made) == [(5, 6), (6,), (6,)]
 
 
-def test_at_most_once_reading_ahead_is_progress() -> None:  # EI30, EI34
+def test_at_most_once_reading_ahead_is_progress() -> None:  # EI34
     """Nothing is processed before the first checkpoint is completed, and all of it waits for the marker."""
     made = made_with(Marked(a=[1, 2, 3, -5]), mode=Guarantee.AT_MOST_ONCE)
     announce(made, 5)

@@ -289,7 +289,7 @@ def test_the_options_of_a_trigger_go_out_with_the_barrier() -> None:
     assert made.out() == [Barrier(CheckpointId(7), savepoint)]
 
 
-def test_sinks_are_sealed_after_operators_have_sent_what_belongs_before_the_barrier() -> None:  # U8
+def test_sinks_are_sealed_after_operators_have_sent_what_belongs_before_the_barrier() -> None:
     """What is behind the position in no checkpoint is lost, and what is in the wrong one is doubled by a restore."""
     made = Made(reader=Reader([batch(1), batch(2), batch(3)]), sink=Sink())
     for checkpoint, steps in ((7, 2), (8, 1), (9, 1)):
@@ -322,7 +322,7 @@ def test_operators_that_were_finished_before_the_restore_are_not_finished_again(
     assert made.out() == [EndOfData()]
 
 
-def test_a_drained_source_ends_where_it_is_and_keeps_its_position() -> None:  # E7, E8
+def test_a_drained_source_ends_where_it_is_and_keeps_its_position() -> None:  # E7
     made = Made(reader=Reader([batch(1), batch(2), batch(3)]))
     made.runner.step()
     made.runner.drain()
@@ -385,7 +385,7 @@ def test_operators_restored_as_finished_go_on_with_the_first_records() -> None: 
     assert (Passing.resumed, Passing.finished) == (1, 1)
 
 
-def test_input_that_comes_after_the_rounds_of_its_loop_have_begun_is_refused() -> None:  # L39
+def test_input_that_comes_after_the_rounds_of_its_loop_have_begun_is_refused() -> None:
     channel = ChannelIndex(0)
     nothing = frozenset[ChannelIndex]()
     place = LoopPlace(inside=nothing, outside=frozenset({channel}), feedback=nothing, is_leaf=True)
@@ -438,7 +438,7 @@ def feeding_back() -> Made:
     return made
 
 
-def test_a_sentinel_goes_out_with_the_snapshot_and_before_it_is_acknowledged() -> None:  # L8
+def test_a_sentinel_goes_out_with_the_snapshot_and_before_it_is_acknowledged() -> None:
     made = feeding_back()
     early, late = made.inputs
     early.put(Barrier(CheckpointId(1)))
@@ -451,7 +451,7 @@ def test_a_sentinel_goes_out_with_the_snapshot_and_before_it_is_acknowledged() -
     assert made.reports == [("snapshot", 1)]
 
 
-def test_a_probe_goes_back_in_line_with_records() -> None:  # L32
+def test_a_probe_goes_back_in_line_with_records() -> None:
     made = feeding_back()
     for channel in made.inputs:
         channel.put(batch_element(batch(1)))
@@ -487,7 +487,7 @@ def test_operators_hear_that_a_channel_has_ended_behind_its_records(monkeypatch:
     assert heard == [(ChannelOrigin(ChannelIndex(1)), 1)]
 
 
-def test_a_turn_is_bounded_so_that_others_come_to_theirs() -> None:  # C48
+def test_a_turn_is_bounded_so_that_others_come_to_theirs() -> None:
     made = Made(inputs=1)
     for number in range(ELEMENTS_PER_TURN_MAX + 1):
         made.inputs[0].put(batch_element(batch(number)))
@@ -519,7 +519,7 @@ def test_closing_closes_the_source() -> None:
     made.upload()
 
 
-def test_a_source_that_cannot_be_closed_leaves_nothing_open_behind_it() -> None:  # N73
+def test_a_source_that_cannot_be_closed_leaves_nothing_open_behind_it() -> None:
     class Stuck(Reader):
         def close(self) -> None:
             super().close()
@@ -534,7 +534,7 @@ def test_a_source_that_cannot_be_closed_leaves_nothing_open_behind_it() -> None:
     assert sink.is_closed
 
 
-def test_operators_are_told_when_the_last_barrier_before_a_stop_has_passed() -> None:  # TM7
+def test_operators_are_told_when_the_last_barrier_before_a_stop_has_passed() -> None:
     made = Made(reader=Reader([batch(1), batch(2)]))
     made.runner.step()
     for checkpoint, is_last in ((6, False), (7, True)):

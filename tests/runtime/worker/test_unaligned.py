@@ -101,7 +101,7 @@ def test_a_barrier_is_noticed_when_it_arrives() -> None:  # UA4
     assert made.arrivals == 2, "nobody asks for these"
     plain = Made(inputs=1)
     plain.inputs[0].put(barrier(1, ORDINARY))
-    assert plain.inputs[0].arrived() is None, "without a timeout nothing is kept (UA1)"
+    assert plain.inputs[0].arrived() is None, "without a timeout nothing is kept"
 
 
 def test_a_timeout_snapshots_at_once_and_records_what_waits() -> None:  # UA7
@@ -124,7 +124,7 @@ def test_a_timeout_snapshots_at_once_and_records_what_waits() -> None:  # UA7
     assert made.committables[CheckpointId(1)] == [], "what was not processed is in no output"
 
 
-def test_the_timeout_runs_from_the_trigger() -> None:  # UA6, UA9
+def test_the_timeout_runs_from_the_trigger() -> None:  # UA6
     made = Timed()
     made.runner.note_trigger(CheckpointId(1))
     made.pass_time(7)
@@ -250,7 +250,7 @@ def test_a_recording_that_is_given_up_is_declined() -> None:  # UA10
     assert drained(made) == [barrier(1, OVER), [11]], "no marker: downstream has the barrier"
 
 
-def test_a_turn_ends_when_a_barrier_arrives() -> None:  # UA4, C48
+def test_a_turn_ends_when_a_barrier_arrives() -> None:  # UA4
     made = Timed(inputs=1)
     made.give(0, *(batch(i) for i in range(5)))
     made.is_interrupted = True
@@ -260,7 +260,7 @@ def test_a_turn_ends_when_a_barrier_arrives() -> None:  # UA4, C48
     assert len(drained(made)) == 5
 
 
-def test_sources_send_their_barrier_without_credit() -> None:  # UA9
+def test_sources_send_their_barrier_without_credit() -> None:
     made = Timed(inputs=0, reader=Reader([batch(1), batch(2)]), credit=1)
     made.runner.step()
     assert not made.runner.can_send
@@ -271,7 +271,7 @@ def test_sources_send_their_barrier_without_credit() -> None:  # UA9
     assert made.is_acknowledged(1)
 
 
-def test_a_subtask_without_credit_goes_over() -> None:  # UA4, UA9
+def test_a_subtask_without_credit_goes_over() -> None:  # UA4
     made = Timed(inputs=1, credit=1)
     made.give(0, batch(1), batch(2), barrier(1))
     made.runner.step()
@@ -287,14 +287,14 @@ def test_a_subtask_without_credit_goes_over() -> None:  # UA4, UA9
 # -- replay -----------------------------------------------------------------------------------------------------------
 
 
-def test_restored_records_come_before_anything_new() -> None:  # UA12
+def test_restored_records_come_before_anything_new() -> None:
     made = Timed(replay=[(0, batch(1)), (1, batch(2)), (0, batch(3))])
     made.give(0, batch(100), Watermark(7))
     made.give(1, Watermark(9), batch(101))
     assert drained(made) == [[1], [2], [3], [100], Watermark(7), [101]]
 
 
-def test_a_replay_waits_for_credit() -> None:  # UA12
+def test_a_replay_waits_for_credit() -> None:
     made = Timed(replay=[(0, batch(1)), (0, batch(2))], credit=1)
     drained(made)
     assert made.out() == [[1]]
@@ -302,7 +302,7 @@ def test_a_replay_waits_for_credit() -> None:  # UA12
     assert drained(made) == [[1], [2]]
 
 
-def test_what_is_left_of_a_replay_is_recorded_again() -> None:  # UA13
+def test_what_is_left_of_a_replay_is_recorded_again() -> None:
     made = Timed(timeout_ms=0, credit=1, replay=[(0, batch(1)), (1, batch(2)), (0, batch(3))])
     made.runner.step()
     made.give(0, batch(100), barrier(1))
@@ -315,7 +315,7 @@ def test_what_is_left_of_a_replay_is_recorded_again() -> None:  # UA13
     assert made.in_flight(1) == {0: [3, 100], 1: [2]}
 
 
-def test_no_barrier_is_read_before_the_replay_is_over() -> None:  # UA13
+def test_no_barrier_is_read_before_the_replay_is_over() -> None:
     made = Timed(credit=1, replay=[(0, batch(1)), (0, batch(2))])
     made.give(0, barrier(1, ORDINARY))
     made.give(1, barrier(1, ORDINARY))
@@ -327,7 +327,7 @@ def test_no_barrier_is_read_before_the_replay_is_over() -> None:  # UA13
     assert drained(made) == [[1], [2], barrier(1, ORDINARY)]
 
 
-def test_a_dropped_recording_of_a_replay_is_recorded_by_the_next() -> None:  # UA10, UA13
+def test_a_dropped_recording_of_a_replay_is_recorded_by_the_next() -> None:  # UA10
     made = Timed(timeout_ms=0, credit=1, replay=[(0, batch(1)), (0, batch(2)), (0, batch(3))])
     made.runner.step()
     made.give(0, barrier(1))
@@ -345,7 +345,7 @@ def test_a_dropped_recording_of_a_replay_is_recorded_by_the_next() -> None:  # U
 # -- what it tells ----------------------------------------------------------------------------------------------------
 
 
-def test_a_subtask_reports_its_delays() -> None:  # UA19
+def test_a_subtask_reports_its_delays() -> None:
     made = Timed(timeout_ms=40)
     made.runner.note_trigger(CheckpointId(1))
     made.pass_time(30)
@@ -365,7 +365,7 @@ def test_a_subtask_reports_its_delays() -> None:  # UA19
     assert plain.entries[CheckpointId(1)].delays is None
 
 
-def test_a_barrier_that_is_read_late_does_not_count_for_the_next_delay() -> None:  # UA19
+def test_a_barrier_that_is_read_late_does_not_count_for_the_next_delay() -> None:
     made = Timed(inputs=1, credit=1)
     made.give(0, batch(1), batch(2), barrier(1))
     made.runner.note_arrivals()

@@ -58,7 +58,7 @@ def test_a_turn_ends_for_an_arrival_a_message_and_a_timeout() -> None:  # UA4
 
 
 @pytest.mark.parametrize("is_told", [True, False])
-def test_a_worker_that_had_no_turn_reads_why_its_peer_left_before_it_gives_up(is_told: bool) -> None:  # CN16
+def test_a_worker_that_had_no_turn_reads_why_its_peer_left_before_it_gives_up(is_told: bool) -> None:
     clock = HandClock(passed_ms=5)
     worker = worker_of(clock)
     worker._report_metrics = lambda: None  # type: ignore[method-assign]
@@ -168,7 +168,7 @@ def test_operators_are_given_a_clock_that_nobody_can_set() -> None:
     assert context.clock_ms() == 15
 
 
-def test_sources_are_given_a_clock_that_nobody_can_set() -> None:  # N70
+def test_sources_are_given_a_clock_that_nobody_can_set() -> None:
     pipeline = hg.Pipeline("p", parallelism=1)
     pipeline.source(hg.FromRows([{"x": 1}])).sink(hg.Discard())
     definition, clock = pipeline.definition(), HandClock(passed_ms=5)
@@ -203,7 +203,6 @@ class FailsOnce(hg.ProcessFunction):
         yield {"n": self.n.get()}
 
 
-# RB21
 def test_a_worker_that_fails_leaves_its_files_and_one_that_ends_well_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,7 +221,6 @@ def test_a_worker_that_fails_leaves_its_files_and_one_that_ends_well_does_not(
     assert closed == [True, False]
 
 
-# RB21
 @pytest.mark.parametrize(
     ("error", "spares"),
     [
@@ -235,5 +233,5 @@ def test_a_worker_that_fails_leaves_its_files_and_one_that_ends_well_does_not(
         (NodeError("sum", LocalDamage("/disk/db/000008.sst", 0, "a block", "another")), False),
     ],
 )
-def test_a_worker_leaves_nothing_on_a_disk_that_failed(error: Exception, spares: bool) -> None:  # RB21
+def test_a_worker_leaves_nothing_on_a_disk_that_failed(error: Exception, spares: bool) -> None:
     assert keeps_local_files(error) == spares

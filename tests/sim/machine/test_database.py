@@ -33,7 +33,7 @@ class Watched:
         self.changes.append(f"{what} of {fence.generation}")
 
 
-def test_what_is_prepared_survives_a_restart_and_what_is_open_does_not(monkeypatch: pytest.MonkeyPatch) -> None:  # SM80
+def test_what_is_prepared_survives_a_restart_and_what_is_open_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     room = Room(monkeypatch)
     watched = Watched(room)
     database = watched.database
@@ -63,7 +63,7 @@ def test_what_is_prepared_survives_a_restart_and_what_is_open_does_not(monkeypat
     assert not database.sessions
 
 
-def test_who_was_replaced_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:  # SM80
+def test_who_was_replaced_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     room = Room(monkeypatch)
     database = Watched(room).database
     heir = Fence("p:out", 2)

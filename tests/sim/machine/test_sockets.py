@@ -1,4 +1,4 @@
-"""Connections of the machine room: bytes arrive in order or not at all, and ends are seen (SM3)."""
+"""Connections of the machine room: bytes arrive in order or not at all, and ends are seen."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Pair:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_bytes_arrive_in_order_and_the_end_behind_them(seed: int) -> None:  # SM3
+def test_bytes_arrive_in_order_and_the_end_behind_them(seed: int) -> None:
     pair = Pair(seed)
 
     def send(socket: SimSocket) -> None:
@@ -77,7 +77,7 @@ def test_a_cut_cable_is_only_noticed_by_silence() -> None:
 
 
 def test_whoever_bears_no_silence_is_told_of_a_cut_cable() -> None:
-    """CN15, as the product sets it."""
+    """As the product sets it."""
     pair = Pair()
 
     def wait(socket: SimSocket) -> None:

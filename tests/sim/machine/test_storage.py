@@ -1,4 +1,4 @@
-"""Disks of the machine room: what fails, what is there all the same, and what a power cut takes (SM4)."""
+"""Disks of the machine room: what fails, what is there all the same, and what a power cut takes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_put_that_failed_may_be_there(monkeypatch: pytest.MonkeyPatch) -> None
     room.run(put)
 
 
-def test_a_power_cut_takes_what_was_never_synced_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:  # SM4
+def test_a_power_cut_takes_what_was_never_synced_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     room = Room(monkeypatch, Fault.SYNC_FAILS)
 
     def put() -> None:

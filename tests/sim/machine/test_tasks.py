@@ -1,4 +1,4 @@
-"""Tasks and what they wait with: one step at a time, in the order of the seed (SM1, SM2)."""
+"""Tasks and what they wait with: one step at a time, in the order of the seed."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_a_thread_that_ends_goes_back_to_nobody_but_the_scheduler() -> None:
     assert room.run() == ["child", 100]
 
 
-def test_a_dead_process_makes_no_step_and_a_stopped_one_goes_on_later() -> None:  # SM2
+def test_a_dead_process_makes_no_step_and_a_stopped_one_goes_on_later() -> None:
     room = Room()
     other = SimProcess(room.tasks, "q")
 

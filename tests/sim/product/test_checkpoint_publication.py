@@ -13,11 +13,11 @@ from headgate.sim.product.run import Run, run_seed
 SMOKE = (27, 77, 145, 146, 209, 214)
 
 
-def test_seeds_that_publish_pass() -> None:  # HL17
+def test_seeds_that_publish_pass() -> None:
     assert [(seed, str(found)) for seed in SMOKE if (found := run_seed(seed).violation)] == []
 
 
-def test_what_these_seeds_publish_is_what_they_read() -> None:  # HL17
+def test_what_these_seeds_publish_is_what_they_read() -> None:
     run = Run(145)
     outside = run.settings.outside
     assert outside is not None
@@ -27,7 +27,7 @@ def test_what_these_seeds_publish_is_what_they_read() -> None:  # HL17
     assert len(outside.kept) > 5
 
 
-def test_seeds_that_do_not_publish_are_what_they_were() -> None:  # HL17
+def test_seeds_that_do_not_publish_are_what_they_were() -> None:
     assert not Outside(0, *_parts(Run(0))).is_drawn
     assert Run(0).settings.outside is None
     assert Run(27, is_plain=True).settings.outside is None

@@ -1,4 +1,4 @@
-"""A seed decides everything: under every hash seed, on every machine, whatever its clocks and its chance say (SM1)."""
+"""A seed decides everything: under every hash seed, on every machine, whatever its clocks and its chance say."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _begin(hash_seed: str) -> subprocess.Popen[str]:
     )
 
 
-def test_a_seed_of_every_scenario_has_one_digest_wherever_it_runs() -> None:  # SM1, SM80, SM81, SM99
+def test_a_seed_of_every_scenario_has_one_digest_wherever_it_runs() -> None:
     running = [_begin(hash_seed) for hash_seed in ("0", "4711")]
     first, second = (process.communicate(timeout=600)[0].splitlines() for process in running)
     assert all(process.returncode == 0 for process in running)

@@ -26,7 +26,7 @@ QUICK_TYPED = {
 """A seed for each of ``typed.TYPED``."""
 
 
-def test_seeds_draw_their_subjects_apart_from_everything_else() -> None:  # SM15
+def test_seeds_draw_their_subjects_apart_from_everything_else() -> None:
     drawn = [draw_focus(seed) for seed in range(2_000)]
     titles = Counter(focus.title for focus in drawn if focus is not None)
     assert set(titles) == {focus.title for focus in SUBJECTS}
@@ -42,7 +42,7 @@ def test_seeds_draw_their_subjects_apart_from_everything_else() -> None:  # SM15
         (OF_OVERLAPS, "checkpoints that overlap and expire", "did not complete within its timeout"),
     ],
 )
-def test_a_seed_meets_its_subject(seed: int, title: str, met: str) -> None:  # SM15
+def test_a_seed_meets_its_subject(seed: int, title: str, met: str) -> None:
     run = Run(seed, is_traced=True)
     assert run.focus is not None
     assert run.focus.title == title
@@ -55,18 +55,18 @@ def test_every_kind_of_typed_workload_has_a_seed() -> None:
 
 
 @pytest.mark.parametrize("seed", QUICK_TYPED)
-def test_keys_and_measures_of_many_types_come_through(seed: int) -> None:  # SM16
+def test_keys_and_measures_of_many_types_come_through(seed: int) -> None:
     run = Run(seed)
     assert QUICK_TYPED[seed] in run.settings.job.columns
     assert run.run() is None
 
 
-def test_a_neighbour_notices_what_the_store_should_have_refused() -> None:  # SM12
+def test_a_neighbour_notices_what_the_store_should_have_refused() -> None:
     with patched(writer, "check_events", lambda stream, batch: None):
         assert any("should have refused" in str(StreamRun(seed).run()) for seed in range(40))
 
 
-def test_a_neighbour_notices_what_is_lost() -> None:  # SM12
+def test_a_neighbour_notices_what_is_lost() -> None:
     def forgetful(self: Neighbour, rows_count: int, *, is_there: bool = True) -> object:
         if is_there:
             self._expected[-1] += 1  # told of it, and it is nowhere

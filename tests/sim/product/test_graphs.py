@@ -28,7 +28,7 @@ def some_records(rng: random.Random, count: int) -> list[Record]:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_what_a_loop_makes_of_records_depends_on_no_order(seed: int) -> None:  # SM7
+def test_what_a_loop_makes_of_records_depends_on_no_order(seed: int) -> None:
     rng = random.Random(seed)
     net = Drawing(rng, lambda loop, number: None, grows=False).net(1)
     rows = some_records(rng, 30)
@@ -52,7 +52,7 @@ def test_a_loop_drops_what_comes_back_too_often_and_lets_the_rest_out() -> None:
     assert made == Counter([Record(1, 1, 1, 0, 0), Record(4, 1, 1, 0, 0)])
 
 
-def test_a_list_that_grows_is_read_to_its_end() -> None:  # SM8
+def test_a_list_that_grows_is_read_to_its_end() -> None:
     run = Run(1)
     run.faults.heal()
     settings = run.settings
@@ -78,7 +78,7 @@ class Once:
 
 
 @pytest.mark.parametrize("fault", [Fault.DAMAGE, Fault.AWAY, Fault.DENIED], ids=lambda fault: fault.title)
-def test_harm_is_made_good_by_doing_what_the_error_says(fault: Fault) -> None:  # SM9
+def test_harm_is_made_good_by_doing_what_the_error_says(fault: Fault) -> None:
     run = Run(3, is_traced=True)
     run.faults.heal()
     settings, harm = run.settings, run.harm
@@ -94,7 +94,7 @@ def test_harm_is_made_good_by_doing_what_the_error_says(fault: Fault) -> None:  
     assert harm._away is None
 
 
-def test_the_table_leaves_thin_files_aside() -> None:  # SM11
+def test_the_table_leaves_thin_files_aside() -> None:
     thin = next(iter(coverage_table.THIN))
     text = table({"protocol/align.py": Covered(10, 9, 4, 2), thin: Covered(100, 0, 0, 0)}, 5_000)
     assert text.startswith("5,000 seeds ran 78.6% ")
@@ -102,7 +102,7 @@ def test_the_table_leaves_thin_files_aside() -> None:  # SM11
     assert thin.rsplit("/", 1)[1] not in text
 
 
-def test_the_list_of_thin_files_is_short_and_on_the_page() -> None:  # SM11
+def test_the_list_of_thin_files_is_short_and_on_the_page() -> None:
     source, page = coverage_table.SOURCE, (ROOT / "docs" / "spec" / "simulator.md").read_text(encoding="utf-8")
     measured = {str(path.relative_to(source)) for path in coverage_table.measured_files()}
     told = re.fullmatch(r"left out: ([\d,]+) lines of thin files, and ([\d,]+) lines .*", coverage_table.left_out())
@@ -118,7 +118,7 @@ def test_the_list_of_thin_files_is_short_and_on_the_page() -> None:  # SM11
     assert all((source / name).exists() for name in coverage_table.ELSEWHERE)
 
 
-def test_what_no_seed_imports_counts() -> None:  # SM11
+def test_what_no_seed_imports_counts() -> None:
     found = coverage_table.measure(1, 1, 1, [])
     measured = coverage_table.measured_files()
     missing = {str(path.relative_to(coverage_table.SOURCE)) for path in measured} - found.keys()
@@ -132,6 +132,6 @@ def _has_statements(path: Path) -> bool:
 
 
 @pytest.mark.parametrize(("run", "code"), [(900, 0), (899, 1)])
-def test_the_table_fails_below_its_least(run: int, code: int, monkeypatch: pytest.MonkeyPatch) -> None:  # SM11
+def test_the_table_fails_below_its_least(run: int, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program, "measure", lambda *_: {"protocol/align.py": Covered(1_000, run, 0, 0)})
     assert program.main(["--coverage", "--seeds", "1"]) == code

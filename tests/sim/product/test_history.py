@@ -1,4 +1,4 @@
-"""The observer rejects hand-made bad histories, and accepts the good ones beside them (SM10)."""
+"""The observer rejects hand-made bad histories, and accepts the good ones beside them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def found(history: History) -> str | None:
     return None if history.finding is None else history.finding.invariant
 
 
-def test_a_good_history_is_accepted() -> None:  # SM10
+def test_a_good_history_is_accepted() -> None:
     history = History(retained=1)
     claim(history, 1, 1)
     complete(history, 2, 1, 1, file(1, 1))
@@ -125,7 +125,7 @@ def test_what_was_published_neither_changes_nor_goes(after: bytes | None) -> Non
 
 @pytest.mark.parametrize(("damaged", "is_listed", "verdict"), [(1, False, None), (2, False, "I2"), (1, True, "I2")])
 def test_what_nobody_lists_may_be_taken_back_behind_damage(damaged: int, is_listed: bool, verdict: str | None) -> None:
-    history = History(retained=1)  # D16
+    history = History(retained=1)
     complete(history, 2, 1, 1, file(1, 1))
     history.on_sink_disk("out", file(1, 1).name, b"one")
     if is_listed:
@@ -201,7 +201,7 @@ def test_nobody_starts_over_behind_a_claim_that_nobody_looked_at(claimed_meanwhi
 
 
 def test_a_claim_at_a_number_that_was_pruned_replaces_nobody() -> None:
-    """Its driver looked before the number was used; it looks again, and takes the claim back (X8)."""
+    """Its driver looked before the number was used; it looks again, and takes the claim back."""
     history = History(retained=1)
     claim(history, 1, 1, "first")
     complete(history, 2, 1, 1)

@@ -22,12 +22,12 @@ SMOKE = (63, 67, 347, 1009, 1068, 2029, 2170, 4225, 10356)
 a stopped one that swept what its heir had prepared. ``make check`` runs the first fifty seeds beside the tests."""
 
 
-def test_the_product_passes_every_smoke_seed() -> None:  # SM5
+def test_the_product_passes_every_smoke_seed() -> None:
     results = [run_seed(seed) for seed in SMOKE]
     assert [(result.seed, str(result.violation)) for result in results if result.violation] == []
 
 
-def test_who_moved_a_pipeline_while_a_round_ended_moves_it_back() -> None:  # L40
+def test_who_moved_a_pipeline_while_a_round_ended_moves_it_back() -> None:
     """Every checkpoint counts as taken while a round ended; the first seed that changes the parallelism shows it."""
 
     def only_as_it_was(original: Any, self: RestoredSnapshots, vertex: Vertex) -> Any:
@@ -70,7 +70,7 @@ def test_the_end_of_one_input_does_not_close_the_windows_of_an_idle_one() -> Non
     assert run.run() is None
 
 
-def test_much_input_comes_in_larger_batches_and_as_slowly() -> None:  # SM5
+def test_much_input_comes_in_larger_batches_and_as_slowly() -> None:
     seen = set()
     for seed in range(60):
         settings = Run(seed).settings

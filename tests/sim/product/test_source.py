@@ -10,7 +10,7 @@ from headgate.sim.product.source import FileInputs
 SMOKE = (8, 23, 30, 37, 38, 41)
 
 
-def test_seeds_that_read_files_pass() -> None:  # SM14
+def test_seeds_that_read_files_pass() -> None:
     usual = line_file.BLOCK_BYTES
     assert [(seed, str(found)) for seed in SMOKE if (found := run_seed(seed).violation)] == []
     assert usual == line_file.BLOCK_BYTES

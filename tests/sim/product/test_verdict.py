@@ -104,7 +104,7 @@ def test_what_was_set_aside_may_need_anything_older() -> None:  # SF7
         ("p/log/0000000007.tmp", b""),
     ],
 )
-def test_what_no_retained_checkpoint_needs_is_a_leak(path: str, data: bytes) -> None:  # SM13
+def test_what_no_retained_checkpoint_needs_is_a_leak(path: str, data: bytes) -> None:
     assert len(list(verdict.of_checkpoints({**CHECKPOINTS, path: data}, retained=2))) == 1
 
 
@@ -132,7 +132,7 @@ def test_what_was_committed_is_no_leak() -> None:
         FILE.name.replace("-00000.", "-00001."),
     ],
 )
-def test_what_is_undecided_or_listed_nowhere_is_a_leak(path: str) -> None:  # SM13
+def test_what_is_undecided_or_listed_nowhere_is_a_leak(path: str) -> None:
     assert len(list(verdict.of_sink({**SINK, path: b""}))) == 1
 
 
@@ -153,7 +153,7 @@ def spilling(process: SimProcess, tasks: Tasks, network: Network, budget: SpillB
 
 
 @pytest.mark.parametrize("leak", [parked, listening, holding, spilling])
-def test_what_a_process_still_has_is_a_leak(leak: Callable[..., None]) -> None:  # SM13
+def test_what_a_process_still_has_is_a_leak(leak: Callable[..., None]) -> None:
     tasks = Tasks(World(1))
     network, budget = Network(tasks, 0), SpillBudget(9, 9)
     process, other = SimProcess(tasks, "d0.w0"), SimProcess(tasks, "d0.w1")
@@ -178,7 +178,7 @@ def read_states(seed: int, kind: type[Run] = Run) -> tuple[Violation | None, ver
     return violation, run.stored
 
 
-def test_somebody_reads_the_state_of_seeds() -> None:  # SM72
+def test_somebody_reads_the_state_of_seeds() -> None:
     found = [read_states(seed) for seed in STATE_READER_SMOKE] + [
         read_states(seed, SavepointRun) for seed in range(1, 3)
     ]

@@ -9,7 +9,7 @@ from headgate.sim.scenarios.checkpoint_requests import AskingRun, CancellingRun
 SMOKE = (0, 3, 6, 9)
 
 
-def test_who_asks_for_a_checkpoint_can_rely_on_the_answer() -> None:  # SM47
+def test_who_asks_for_a_checkpoint_can_rely_on_the_answer() -> None:
     kinds: Counter[str] = Counter()
     for seed in SMOKE:
         run = AskingRun(seed)
@@ -24,7 +24,7 @@ def test_who_asks_for_a_checkpoint_can_rely_on_the_answer() -> None:  # SM47
 CANCELLATION_SMOKE = (1, 3, 7, 10, 11, 13)
 
 
-def test_cancelled_pipelines_give_up_their_checkpoints() -> None:  # SM45
+def test_cancelled_pipelines_give_up_their_checkpoints() -> None:
     given_up = asked = 0
     for seed in CANCELLATION_SMOKE:
         run = CancellingRun(seed)

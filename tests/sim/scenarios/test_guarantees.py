@@ -15,7 +15,7 @@ LEAST, MOST = Guarantee.AT_LEAST_ONCE, Guarantee.AT_MOST_ONCE
 SMOKE = (3, 13, 29, 33, 34, 37, 41, 54)
 
 
-def test_each_mode_shows_the_anomaly_that_it_allows_and_no_other() -> None:  # SM30
+def test_each_mode_shows_the_anomaly_that_it_allows_and_no_other() -> None:
     lost: Counter[Guarantee] = Counter()
     repeated: Counter[Guarantee] = Counter()
     for seed in SMOKE:
@@ -48,12 +48,12 @@ BAD = [
 
 
 @pytest.mark.parametrize(("mode", "sink", "found", "wanted"), BAD)
-def test_what_a_mode_does_not_allow_is_told(mode: Guarantee, sink: str, found: Any, wanted: Any) -> None:  # SM30
+def test_what_a_mode_does_not_allow_is_told(mode: Guarantee, sink: str, found: Any, wanted: Any) -> None:
     assert Judge(mode).problem(sink, found, wanted, has_failed=True) is not None
     assert Judge(mode).problem(sink, wanted, wanted, has_failed=False) is None
 
 
-def test_nothing_is_allowed_when_nothing_failed() -> None:  # SM30
+def test_nothing_is_allowed_when_nothing_failed() -> None:
     for mode, rules in RULES.items():
         for sink in rules:
             found, wanted = records((0, 1, 1), (0, 2, 1)), records((0, 1, 1))
@@ -61,7 +61,7 @@ def test_nothing_is_allowed_when_nothing_failed() -> None:  # SM30
             assert Judge(mode).problem(sink, few, many, has_failed=False) is not None
 
 
-def test_a_record_that_a_function_was_given_twice_is_told() -> None:  # SM30
+def test_a_record_that_a_function_was_given_twice_is_told() -> None:
     judge = Judge(MOST)
     judge.given[7] = 2
     assert judge.problem("mapped", Counter(), Counter(), has_failed=True) == "gave a user's function twice: [7]"

@@ -1,4 +1,4 @@
-"""Hooks and markers in the machine room: sound code passes, and what is wrong is seen (SM40)."""
+"""Hooks and markers in the machine room: sound code passes, and what is wrong is seen."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SMOKE = (1, 5, 6)
 MENDED = {211: "a claim that stayed (R43)", 3017: "a marker that was never reached (EI36)"}
 
 
-def test_seeds_with_hooks_and_markers_pass() -> None:  # SM40
+def test_seeds_with_hooks_and_markers_pass() -> None:
     faults = 0
     for seed in SMOKE:
         run = InducedRun(seed)
@@ -37,7 +37,7 @@ def test_seeds_with_hooks_and_markers_pass() -> None:  # SM40
 
 
 @pytest.mark.parametrize("seed", MENDED)
-def test_seeds_that_found_something_pass(seed: int) -> None:  # SM40
+def test_seeds_that_found_something_pass(seed: int) -> None:
     assert InducedRun(seed).run() is None, MENDED[seed]
 
 
@@ -56,7 +56,7 @@ def manifest(**changes: Any) -> Manifest:
     return replace(Manifest(CheckpointId(7), Generation(2), 1, 8, (), hooks=hooks), **changes)
 
 
-def test_a_checkpoint_behind_its_marker_passes(run: InducedRun) -> None:  # SM40
+def test_a_checkpoint_behind_its_marker_passes(run: InducedRun) -> None:
     run.tapes.on_manifest(manifest())
     assert run.history.finding is None
     run.tapes.cuts = {7: {"a": 4}}
@@ -75,13 +75,13 @@ def test_a_checkpoint_behind_its_marker_passes(run: InducedRun) -> None:  # SM40
 )
 def test_a_checkpoint_that_is_cut_elsewhere_or_lacks_its_hook_is_told(
     run: InducedRun, cuts: Any, changes: Any, said: str
-) -> None:  # SM40
+) -> None:
     run.tapes.cuts = cuts
     run.tapes.on_manifest(manifest(**changes))
     assert said in str(run.history.finding)
 
 
-def test_a_hook_that_is_called_out_of_order_is_told(run: InducedRun) -> None:  # SM40
+def test_a_hook_that_is_called_out_of_order_is_told(run: InducedRun) -> None:
     run.tapes.act = lambda effect: None  # type: ignore[method-assign]
     TapeHook(run.tapes).trigger(8)
     assert "triggered for 8 behind 0, ready: False" in str(run.history.finding)
@@ -90,7 +90,7 @@ def test_a_hook_that_is_called_out_of_order_is_told(run: InducedRun) -> None:  #
 INDUCED_MODES_SMOKE = (0, 1, 16, 18)
 
 
-def test_hooks_and_markers_go_with_everything_else() -> None:  # SM42
+def test_hooks_and_markers_go_with_everything_else() -> None:
     kinds: Counter[type] = Counter()
     lost = moves = faults = 0
     for seed in INDUCED_MODES_SMOKE:
@@ -107,6 +107,6 @@ def test_hooks_and_markers_go_with_everything_else() -> None:  # SM42
     assert faults > 8, "markers and hooks met faults"
 
 
-def test_a_source_has_the_credit_to_read_to_its_marker() -> None:  # UA20, SM42
+def test_a_source_has_the_credit_to_read_to_its_marker() -> None:  # UA20
     """A seed in which none of its checkpoints was ever completed."""
     assert draw_induced_mode(36).run() is None

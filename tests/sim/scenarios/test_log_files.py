@@ -14,7 +14,7 @@ from headgate.sim.scenarios.log_files import FollowedRun, Form
 SMOKE = (2, 24, 49, 57)
 
 
-def test_followed_files_are_read_once_whoever_renames_them() -> None:  # SM81
+def test_followed_files_are_read_once_whoever_renames_them() -> None:
     done: Counter[str] = Counter()
     forms: Counter[Form] = Counter()
     refusals: list[FileMovedError] = []

@@ -7,7 +7,7 @@ from headgate.sim.scenarios.reset import ResettingRun
 SMOKE = (2, 5, 9, 10, 13, 14, 16)
 
 
-def test_pipelines_start_over_whoever_runs_them() -> None:  # SM82
+def test_pipelines_start_over_whoever_runs_them() -> None:
     steps = carried_out = finished = given_up = 0
     for seed in SMOKE:
         run = ResettingRun(seed)
@@ -22,5 +22,5 @@ def test_pipelines_start_over_whoever_runs_them() -> None:  # SM82
     assert given_up > steps, "there were checkpoints"
 
 
-def test_a_seed_of_starting_over_has_one_digest() -> None:  # SM82
+def test_a_seed_of_starting_over_has_one_digest() -> None:
     assert ResettingRun(11).result().digest == ResettingRun(11).result().digest

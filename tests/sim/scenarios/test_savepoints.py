@@ -8,7 +8,7 @@ SMOKE = (3, 6, 10)
 DRAINED = (43,)
 
 
-def test_savepoints_are_taken_and_restored() -> None:  # SM41
+def test_savepoints_are_taken_and_restored() -> None:
     taken = moved = begun = 0
     for seed in SMOKE:
         first = SavepointRun(seed)
@@ -22,7 +22,7 @@ def test_savepoints_are_taken_and_restored() -> None:  # SM41
     assert begun > 1
 
 
-def test_a_drain_with_a_savepoint_is_the_end_of_everything() -> None:  # SM41
+def test_a_drain_with_a_savepoint_is_the_end_of_everything() -> None:
     begun = 0
     for seed in DRAINED:
         first = SavepointRun(seed)

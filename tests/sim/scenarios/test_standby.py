@@ -7,7 +7,7 @@ from headgate.sim.scenarios.standby import StandbyRun
 SMOKE = (1, 2, 3, 5, 6, 20, 24)
 
 
-def test_pipelines_are_kept_running() -> None:  # SM73
+def test_pipelines_are_kept_running() -> None:
     runs = [StandbyRun(seed) for seed in SMOKE]
     assert [str(violation) for run in runs if (violation := run.run())] == []
     assert sum(run.takeovers_count for run in runs) > 1

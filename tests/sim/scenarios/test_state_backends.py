@@ -28,7 +28,7 @@ from headgate.state.rocksdb.database import Database
 SMOKE = (3, 6, 9)
 
 
-def test_state_is_in_rocksdb(monkeypatch: pytest.MonkeyPatch) -> None:  # SM48
+def test_state_is_in_rocksdb(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[Any] = []
     begin = Database.__init__
 
@@ -42,7 +42,7 @@ def test_state_is_in_rocksdb(monkeypatch: pytest.MonkeyPatch) -> None:  # SM48
     assert len(opened) > 10
 
 
-def test_timers_and_ttl_are_in_rocksdb_too() -> None:  # SM48
+def test_timers_and_ttl_are_in_rocksdb_too() -> None:
     kinds = {(kind, seed): kind(seed) for kind in (RocksTimedRun, RocksExpiringRun) for seed in (1, 3)}
     for name, run in kinds.items():
         assert (name, run.run()) == (name, None)
@@ -50,7 +50,7 @@ def test_timers_and_ttl_are_in_rocksdb_too() -> None:  # SM48
     assert {type(run_of) for run_of in kinds.values()} < set(ROCKSDB_KINDS)
 
 
-def test_checkpoints_share_files_of_small_databases() -> None:  # SM48
+def test_checkpoints_share_files_of_small_databases() -> None:
     usual = database_snapshot.SIZE_BYTES_MIN
     runs = {seed: RocksFilesRun(seed) for seed in (6, 10)}
     assert {seed: run.run() for seed, run in runs.items()} == dict.fromkeys(runs)
@@ -59,7 +59,7 @@ def test_checkpoints_share_files_of_small_databases() -> None:  # SM48
     assert RocksFilesRun(6).result().digest == runs[6].world.digest
 
 
-def test_checkpoints_share_files_with_timers_and_expiries() -> None:  # SM48, RB24
+def test_checkpoints_share_files_with_timers_and_expiries() -> None:
     for kind, seed in ((RocksTimedFilesRun, 5), (RocksExpiringFilesRun, 7)):
         run = kind(seed)
         assert (kind, run.run()) == (kind, None)
@@ -70,7 +70,7 @@ def test_checkpoints_share_files_with_timers_and_expiries() -> None:  # SM48, RB
 MEMORY_CHUNKS_SMOKE = (0, 2, 5, 7)
 
 
-def test_checkpoints_share_chunks_of_small_states() -> None:  # SM89
+def test_checkpoints_share_chunks_of_small_states() -> None:
     usual = [getattr(owner, name) for owner, name, _ in BOUNDS]
     runs = {seed: CHUNKS_KINDS[seed % len(CHUNKS_KINDS)](seed) for seed in MEMORY_CHUNKS_SMOKE}
     assert {seed: run.run() for seed, run in runs.items()} == dict.fromkeys(runs)

@@ -13,7 +13,7 @@ from headgate.sim.scenarios.timers import ExpiringRun, Judge, TimedRun
 SMOKE = (0, 1, 2, 3, 4)
 
 
-def test_the_simulator_restores_timers() -> None:  # SM60, TM6
+def test_the_simulator_restores_timers() -> None:  # TM6
     restored: Counter[bool] = Counter()
 
     def counting(restore: Any, self: Any, states: Any) -> None:
@@ -32,7 +32,7 @@ def test_the_simulator_restores_timers() -> None:  # SM60, TM6
 TTL_SMOKE = (0, 1, 2, 3, 4)
 
 
-def test_the_simulator_restores_state_that_expires() -> None:  # SM61, TL7
+def test_the_simulator_restores_state_that_expires() -> None:
     restored: Counter[bool] = Counter()
     seen: Counter[str] = Counter()
 
@@ -52,5 +52,5 @@ def test_the_simulator_restores_state_that_expires() -> None:  # SM61, TL7
     assert min(seen["expired"], seen["lived"]) > 100
 
 
-def test_a_seed_whose_state_expires_has_one_digest() -> None:  # SM61
+def test_a_seed_whose_state_expires_has_one_digest() -> None:
     assert ExpiringRun(1).result().digest == ExpiringRun(1).result().digest

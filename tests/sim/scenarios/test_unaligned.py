@@ -15,7 +15,7 @@ from headgate.sim.scenarios.unaligned import LoopedRun, OvertakingRun, SidedRun
 SMOKE = (32, 37, 42, 43, 49)
 
 
-def test_the_simulator_restores_what_was_in_flight() -> None:  # SM50, UA11
+def test_the_simulator_restores_what_was_in_flight() -> None:
     replayed: Counter[bool] = Counter()
 
     def counting(original: Any, parts: Any, ways: Any, plan: Any, subtask: Any) -> Iterator[Any]:
@@ -35,7 +35,7 @@ BROADCAST_SMOKE = (0, 1, 2, 5, 13, 23)
 LOOPED_SMOKE = (4, 9, 14, 19)
 
 
-def test_broadcast_sides_pass_every_smoke_seed() -> None:  # SM97, BC6
+def test_broadcast_sides_pass_every_smoke_seed() -> None:
     replayed: Counter[bool] = Counter()
     forms: set[str] = set()
 
@@ -55,7 +55,7 @@ def test_broadcast_sides_pass_every_smoke_seed() -> None:  # SM97, BC6
     assert forms == {"row", "batch", "plain"}
 
 
-def test_broadcast_sides_in_loops_pass_every_smoke_seed() -> None:  # SM97, BC13
+def test_broadcast_sides_in_loops_pass_every_smoke_seed() -> None:
     runs = {seed: LoopedRun(seed) for seed in LOOPED_SMOKE}
     assert {seed: run.run() for seed, run in runs.items()} == dict.fromkeys(runs)
     assert {run.settings.job.how for run in runs.values()} == {"outside", "inside"}  # type: ignore[attr-defined]

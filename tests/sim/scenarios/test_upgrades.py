@@ -22,7 +22,7 @@ BACK = (4, 6)
 CODE = (4, 6, 9)
 
 
-def test_the_guarantee_of_a_pipeline_changes_between_two_starts() -> None:  # SM43
+def test_the_guarantee_of_a_pipeline_changes_between_two_starts() -> None:
     changed: set[Guarantee] = set()
     lost = exact = 0
     for seed in MODES:
@@ -36,7 +36,7 @@ def test_the_guarantee_of_a_pipeline_changes_between_two_starts() -> None:  # SM
     assert exact > 0, "a pipeline whose changes came behind stops was exact"
 
 
-def test_what_no_restored_checkpoint_allows_is_told() -> None:  # SM43
+def test_what_no_restored_checkpoint_allows_is_told() -> None:
     few: Counter[Any] = Counter([(1, 1)])
     many: Counter[Any] = Counter([(1, 1), (2, 2)])
     judge = EpochsJudge(Guarantee.AT_MOST_ONCE)
@@ -51,7 +51,7 @@ def test_what_no_restored_checkpoint_allows_is_told() -> None:  # SM43
     assert judge.problem("mapped", few, few, has_failed=True) == "gave a user's function twice: [7]"
 
 
-def test_a_user_goes_back_to_an_older_checkpoint_by_hand() -> None:  # SM44
+def test_a_user_goes_back_to_an_older_checkpoint_by_hand() -> None:
     back = repeated = 0
     for seed in BACK:
         run = GoingBackRun(seed)
@@ -62,7 +62,7 @@ def test_a_user_goes_back_to_an_older_checkpoint_by_hand() -> None:  # SM44
     assert repeated > 0, "a command was repeated that had gone back"
 
 
-def test_operators_with_state_come_and_go() -> None:  # SM46
+def test_operators_with_state_come_and_go() -> None:
     refused: Counter[str] = Counter()
     emptied = left = 0
     for seed in CODE:
@@ -86,7 +86,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("found", "why"), BAD)
-def test_what_an_operator_with_state_must_not_do_is_told(found: list[Any], why: str) -> None:  # SM46
+def test_what_an_operator_with_state_must_not_do_is_told(found: list[Any], why: str) -> None:
     wanted: Counter[Any] = Counter([(0, 1), (0, 2)])
     judge = EditedJudge()
     assert judge.problem(SINK, Counter(found), wanted, has_failed=True) is not None, why

@@ -12,7 +12,7 @@ SMOKE = (6, 8, 13, 35, 36)
 LIMITED = (10, 13)
 
 
-def test_users_sinks_have_every_record_once() -> None:  # SM80
+def test_users_sinks_have_every_record_once() -> None:
     kinds: Counter[Kind] = Counter()
     aborted = refused = forgotten = went_back = 0
     usual = snapshot_writer.PAYLOAD_BYTES_MAX
@@ -34,7 +34,7 @@ def test_users_sinks_have_every_record_once() -> None:  # SM80
     assert usual == snapshot_writer.PAYLOAD_BYTES_MAX
 
 
-def test_ledgers_go_in_pieces_and_databases_forget_what_is_prepared() -> None:  # SM80
+def test_ledgers_go_in_pieces_and_databases_forget_what_is_prepared() -> None:
     usual = ledger_sink.INLINE_BYTES_MAX
     in_pieces = expired = 0
     for seed in LIMITED:

@@ -12,7 +12,7 @@ SMOKE = range(20) if IS_DEEP else range(8)
 
 
 @pytest.mark.early
-def test_programs_that_follow_pass_every_smoke_seed() -> None:  # SM92
+def test_programs_that_follow_pass_every_smoke_seed() -> None:
     """The seeds reach what they are for, too."""
     runs = [FollowRun(seed, is_traced=True) for seed in SMOKE]
     found = [(seed, str(violation)) for seed, run in zip(SMOKE, runs, strict=True) if (violation := run.run())]

@@ -28,7 +28,7 @@ SMOKE = range(20) if IS_DEEP else range(8)
 
 
 @pytest.mark.early
-def test_reader_groups_pass_every_smoke_seed() -> None:  # SM90
+def test_reader_groups_pass_every_smoke_seed() -> None:
     """The seeds reach what they are for, too."""
     runs = [GroupRun(seed, is_traced=True) for seed in SMOKE]
     found = [(seed, str(violation)) for seed, run in zip(SMOKE, runs, strict=True) if (violation := run.run())]
@@ -187,7 +187,7 @@ def a_reset_to_elsewhere(story: Story) -> None:
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_a_judge_of_groups_rejects_what_must_not_be(tell: Callable[[Story], None], rule: str | None) -> None:  # SM91
+def test_a_judge_of_groups_rejects_what_must_not_be(tell: Callable[[Story], None], rule: str | None) -> None:
     story = Story()
     tell(story)
     assert (story.judge.finding and story.judge.finding.invariant) == rule

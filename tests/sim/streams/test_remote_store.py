@@ -13,7 +13,7 @@ SMOKE = range(12)
 
 
 @pytest.mark.early
-def test_stores_afar_pass_every_smoke_seed() -> None:  # SM93, SM94
+def test_stores_afar_pass_every_smoke_seed() -> None:
     """The seeds reach what they are for, too."""
     usual = requests.PATIENCE_S
     runs = [scenario("remote-store").draw(seed, is_traced=True) for seed in SMOKE]

@@ -11,7 +11,7 @@ SMOKE = (*range(4), 8, 12, 27)
 
 
 @pytest.mark.early
-def test_transactions_that_two_processes_share_are_whole_and_there_once() -> None:  # SM99
+def test_transactions_that_two_processes_share_are_whole_and_there_once() -> None:
     usual = getattr(transactions, "FLUSH_BYTES")  # noqa: B009 - imported there
     runs = [SharingRun(seed, is_traced=True) for seed in SMOKE]
     assert [(seed, run.run()) for seed, run in zip(SMOKE, runs, strict=True)] == [(seed, None) for seed in SMOKE]

@@ -13,7 +13,7 @@ SMOKE = (*range(14), 16, 26, 36, 72) if IS_DEEP else (0, 1, 2, 3, 16, 26, 36, 72
 
 
 @pytest.mark.early
-def test_streams_pass_every_smoke_seed() -> None:  # SM12, SM83, SM84, SM85, SM86, SM88
+def test_streams_pass_every_smoke_seed() -> None:
     """Several starts of pipeline and producer, lost answers of the catalogue, and readers of unfinished output."""
     runs = [StreamRun(seed, is_traced=True) for seed in SMOKE]
     found = [(seed, str(violation)) for seed, run in zip(SMOKE, runs, strict=True) if (violation := run.run())]
@@ -36,7 +36,7 @@ GROUP_PIPELINES_SMOKE = range(10)
 
 
 @pytest.mark.early
-def test_pipelines_share_a_stream_by_a_group() -> None:  # SM96
+def test_pipelines_share_a_stream_by_a_group() -> None:
     runs = [GroupedRun(seed) for seed in GROUP_PIPELINES_SMOKE]
     assert [str(problem) for run in runs if (problem := run.run()) is not None] == []
     assert sum(run.refused_count for run in runs) > 2 * len(runs)

@@ -47,12 +47,12 @@ UNREAD = {
 
 
 @pytest.mark.parametrize("text", READ)
-def test_text_is_read_as_spark_reads_it(text: str) -> None:  # SX3
+def test_text_is_read_as_spark_reads_it(text: str) -> None:
     found = struct_of(text)
     assert [(f.name, f.dataType, f.nullable) for f in found] == [(f.name, f.dataType, f.nullable) for f in READ[text]]
 
 
 @pytest.mark.parametrize("text", UNREAD)
-def test_text_that_is_no_schema_is_told(text: str) -> None:  # SX3
+def test_text_that_is_no_schema_is_told(text: str) -> None:
     with pytest.raises(ValueError, match=UNREAD[text]):
         struct_of(text)

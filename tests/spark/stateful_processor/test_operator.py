@@ -189,8 +189,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize("what", sorted(REFUSED))
-def test_what_is_not_supported_is_refused_when_the_pipeline_is_defined(what: str) -> None:  # SX1, SX3, SX6, SX13, SX15
-    # SX17
+def test_what_is_not_supported_is_refused_when_the_pipeline_is_defined(what: str) -> None:
     define, message = REFUSED[what]
     with pytest.raises(UsageError, match=message) as told:
         define()
@@ -198,7 +197,7 @@ def test_what_is_not_supported_is_refused_when_the_pipeline_is_defined(what: str
     assert "\n" not in str(told.value)
 
 
-def test_init_is_called_on_copies_and_closed_when_the_pipeline_is_defined() -> None:  # SX2
+def test_init_is_called_on_copies_and_closed_when_the_pipeline_is_defined() -> None:
     calls: list[str] = []
     processor = Saying(init=lambda self: calls.append("init"), close=lambda self: calls.append("close"))
     spec = spec_of(processor)
@@ -210,7 +209,7 @@ def test_init_is_called_on_copies_and_closed_when_the_pipeline_is_defined() -> N
     assert calls[3:] == ["close"]
 
 
-def test_states_are_known_by_name_kind_and_type() -> None:  # SX2
+def test_states_are_known_by_name_kind_and_type() -> None:
     assert sessions("rows").state_text() == sessions("pandas").state_text()
     assert "value last: struct<ms: int64>" in sessions("rows").state_text()
     assert sessions("rows").state_text() != spec_of(Saying(), mode="eventTime").state_text()
@@ -219,7 +218,7 @@ def test_states_are_known_by_name_kind_and_type() -> None:  # SX2
 # -- calls and values -------------------------------------------------------------------------------------------------
 
 
-def test_a_key_is_called_once_a_batch_with_its_rows_in_their_order() -> None:  # SX4
+def test_a_key_is_called_once_a_batch_with_its_rows_in_their_order() -> None:
     def told(self: Any, key: Any, rows: Any, times: Any) -> Any:
         yield key, [(type(row).__name__, row.user, row["page"], row[2]) for row in rows]
 
@@ -229,7 +228,7 @@ def test_a_key_is_called_once_a_batch_with_its_rows_in_their_order() -> None:  #
     assert said(run) == [str((("b",), first)), str((("a",), [("Row", "a", "2", 2)]))]
 
 
-def test_frames_have_the_rows_of_the_key_numbered_from_zero() -> None:  # SX4
+def test_frames_have_the_rows_of_the_key_numbered_from_zero() -> None:
     def told(self: Any, key: Any, rows: Any, times: Any) -> Any:
         for frame in rows:
             yield pd.DataFrame({"said": [f"{key} {list(frame.index)} {frame['ms'].tolist()} {list(frame.columns)}"]})
@@ -248,7 +247,7 @@ VALUE = (1, 2.5, "ü", b"\0", datetime(2024, 5, 1, 12), date(2024, 5, 1), [1, 2]
 
 
 @pytest.mark.parametrize("backend", NAMES)
-def test_what_was_put_is_got_in_sparks_types_before_and_after_a_restore(backend: str) -> None:  # SX2, SX5
+def test_what_was_put_is_got_in_sparks_types_before_and_after_a_restore(backend: str) -> None:
     def declare(self: Any) -> None:
         self.value = self.handle.getValueState("value", STATES)
         self.list = self.handle.getListState("list", STATES)
@@ -274,7 +273,7 @@ def test_what_was_put_is_got_in_sparks_types_before_and_after_a_restore(backend:
 
 
 @pytest.mark.parametrize("is_pandas", [False, True])
-def test_moments_are_naive_times_in_utc_to_a_processor(is_pandas: bool) -> None:  # SX3
+def test_moments_are_naive_times_in_utc_to_a_processor(is_pandas: bool) -> None:
     schema = pa.schema([("at", pa.timestamp("us", "UTC")), ("l", pa.large_list(pa.timestamp("us", "UTC")))])
     moment = datetime(2026, 7, 1, 16)
 
@@ -307,7 +306,7 @@ def test_moments_are_naive_times_in_utc_to_a_processor(is_pandas: bool) -> None:
     assert run.out.rows() == [{"at": moment.replace(tzinfo=UTC)}]
 
 
-def test_a_changed_state_is_what_it_says() -> None:  # SX5
+def test_a_changed_state_is_what_it_says() -> None:
     def declare(self: Any) -> None:
         self.list = self.handle.getListState("list", "n INT")
         self.map = self.handle.getMapState("map", "k INT", "n INT")
@@ -329,7 +328,7 @@ def test_a_changed_state_is_what_it_says() -> None:  # SX5
 
 
 @pytest.mark.parametrize("value", [5, (1, 2), ("text",), None, {"m": 1}, (1.5,), (1 << 40,)])
-def test_a_value_that_does_not_fit_its_schema_fails_by_name(value: Any) -> None:  # SX5
+def test_a_value_that_does_not_fit_its_schema_fails_by_name(value: Any) -> None:
     def declare(self: Any) -> None:
         self.value = self.handle.getValueState("value", "n INT")
 
@@ -342,7 +341,7 @@ def test_a_value_that_does_not_fit_its_schema_fails_by_name(value: Any) -> None:
         run.send(ONE)
 
 
-def test_a_map_may_have_keys_of_several_fields() -> None:  # SX6
+def test_a_map_may_have_keys_of_several_fields() -> None:
     def declare(self: Any) -> None:
         self.map = self.handle.getMapState("map", "a STRING, b INT, c BINARY, d BOOLEAN", "n INT")
 
@@ -357,7 +356,7 @@ def test_a_map_may_have_keys_of_several_fields() -> None:  # SX6
     assert said(run) == ["([('x', 1, b'\\xff', True), ('x', 2, b'', False)], 3)"]
 
 
-def test_results_are_taken_by_name_or_by_position() -> None:  # SX8
+def test_results_are_taken_by_name_or_by_position() -> None:
     results = [Row(b=1, a="x"), ("y", 2), {"a": "z"}, Row("w", np.int64(4))]
     run = Harness(spec_of(Giving(rows=lambda *_: results), "a STRING, b INT"))
     run.send(ONE)
@@ -366,7 +365,7 @@ def test_results_are_taken_by_name_or_by_position() -> None:  # SX8
 
 
 @pytest.mark.parametrize("result", [Row(c=1), ("x",), ("x", "y"), ("x", 1 << 40), ("x", 1.5)])
-def test_a_row_that_does_not_fit_is_a_bad_record(result: Any) -> None:  # SX8
+def test_a_row_that_does_not_fit_is_a_bad_record(result: Any) -> None:
     spec = spec_of(Giving(rows=lambda *_: [result, ("x", 1)]), "a STRING, b INT")
     run = Harness(spec, diverts=True)
     run.send(ONE)
@@ -376,7 +375,7 @@ def test_a_row_that_does_not_fit_is_a_bad_record(result: Any) -> None:  # SX8
         Harness(spec).send(ONE)
 
 
-def test_frames_are_taken_by_name_or_by_position() -> None:  # SX8
+def test_frames_are_taken_by_name_or_by_position() -> None:
     results = [pd.DataFrame({"b": [1], "a": ["x"], "more": [0]}), pd.DataFrame([["y", 2]])]
     run = Harness(spec_of(Giving(rows=lambda *_: results), "a STRING, b INT", is_pandas=True))
     run.send(ONE)
@@ -392,7 +391,7 @@ def test_frames_are_taken_by_name_or_by_position() -> None:  # SX8
         (Row(a="x", b=1), "must yield pandas frames, but yielded Row"),
     ],
 )
-def test_a_frame_that_does_not_fit_fails(result: Any, message: str) -> None:  # SX8
+def test_a_frame_that_does_not_fit_fails(result: Any, message: str) -> None:
     run = Harness(spec_of(Giving(rows=lambda *_: [result]), "a STRING, b INT", is_pandas=True), diverts=True)
     with pytest.raises(UserFunctionError, match=message):
         run.send(ONE)
@@ -405,13 +404,13 @@ def times_of(self: Any, key: Any, rows: Any, times: Any) -> Any:
     yield times.getCurrentProcessingTimeInMs(), times.getCurrentWatermarkInMs()
 
 
-def test_timer_values_are_minus_one_without_a_notion_of_time() -> None:  # SX11
+def test_timer_values_are_minus_one_without_a_notion_of_time() -> None:
     run = running(rows=times_of)
     run.send(ONE)
     assert said(run) == ["(-1, -1)"]
 
 
-def test_timer_values_say_what_time_it_is() -> None:  # SX11
+def test_timer_values_say_what_time_it_is() -> None:
     run = running("processingTime", rows=times_of)
     run.send(ONE)
     assert said(run) == [f"({BORN_MS + 1_000}, -1)"]
@@ -423,7 +422,7 @@ def test_timer_values_say_what_time_it_is() -> None:  # SX11
     assert said(run) == [f"({BORN_MS + 1_000}, 0)", f"({BORN_MS + 1_000}, 5)"]
 
 
-def test_records_that_event_time_has_passed_are_dropped_and_counted() -> None:  # SX7
+def test_records_that_event_time_has_passed_are_dropped_and_counted() -> None:
     def told(self: Any, key: Any, rows: Any, times: Any) -> Any:
         yield [row.ms for row in rows]
 
@@ -448,7 +447,7 @@ def fired(self: Any, key: Any, times: Any, info: Any) -> Any:
     yield f"{key[0]}@{info.getExpiryTimeInMs()} at {times.getCurrentWatermarkInMs()}"
 
 
-def test_timers_fire_when_event_time_has_reached_them() -> None:  # SX9, SX10
+def test_timers_fire_when_event_time_has_reached_them() -> None:
     run = running("eventTime", rows=registering(10, 20, 10), timer=fired)
     run.send(visits(("a", "p", 1), ("b", "p", 1)))
     run.operator.on_watermark(9)
@@ -459,14 +458,14 @@ def test_timers_fire_when_event_time_has_reached_them() -> None:  # SX9, SX10
     assert sorted(said(run)) == ["a@20 at 30", "b@20 at 30"]
 
 
-def test_a_timer_for_what_has_passed_fires_behind_its_batch() -> None:  # SX10
+def test_a_timer_for_what_has_passed_fires_behind_its_batch() -> None:
     run = running("eventTime", rows=registering(5), timer=fired)
     run.operator.on_watermark(7)
     run.send(visits(("a", "p", 8)))
     assert said(run) == ["a@5 at 7"]
 
 
-def test_timers_of_processing_time_fire_at_ticks() -> None:  # SX9, SX10
+def test_timers_of_processing_time_fire_at_ticks() -> None:
     due = BORN_MS + 1_500
 
     def timer(self: Any, key: Any, times: Any, info: Any) -> Any:
@@ -481,7 +480,7 @@ def test_timers_of_processing_time_fire_at_ticks() -> None:  # SX9, SX10
     assert said(run) == ["(0, 0)"]
 
 
-def test_timers_are_listed_and_deleted_by_key() -> None:  # SX9
+def test_timers_are_listed_and_deleted_by_key() -> None:
     def rows(self: Any, key: Any, rows: Any, values: Any) -> Any:
         for row in rows:
             if row.page == "delete":
@@ -506,7 +505,7 @@ def test_timers_are_listed_and_deleted_by_key() -> None:  # SX9
         assert sorted(said(one)) == ["10 of [10, 30, 40]", "10 of [10]", "30 of [30, 40]"]
 
 
-def test_without_a_notion_of_time_there_are_no_timers() -> None:  # SX9
+def test_without_a_notion_of_time_there_are_no_timers() -> None:
     run = running(rows=registering(5))
     with pytest.raises(UserFunctionError, match='there are no timers with time_mode="none"'):
         run.send(ONE)
@@ -520,7 +519,7 @@ def again_in(by_ms: int) -> Callable[..., Any]:
     return timer
 
 
-def test_the_timer_that_fires_is_gone_when_its_call_is_over() -> None:  # SX10
+def test_the_timer_that_fires_is_gone_when_its_call_is_over() -> None:
     run = running("eventTime", rows=registering(10), timer=again_in(0))
     run.send(ONE)
     run.operator.on_watermark(15)
@@ -528,7 +527,7 @@ def test_the_timer_that_fires_is_gone_when_its_call_is_over() -> None:  # SX10
     assert said(run) == ["10 of [10]"]
 
 
-def test_what_a_timer_registers_fires_in_its_turn() -> None:  # SX10
+def test_what_a_timer_registers_fires_in_its_turn() -> None:
     run = running("eventTime", rows=registering(10), timer=again_in(10))
     run.send(ONE)
     run.operator.on_watermark(25)
@@ -540,7 +539,7 @@ def test_what_a_timer_registers_fires_in_its_turn() -> None:  # SX10
     assert said(run) == ["10 of [9, 10]", "9 of [8, 9]"]
 
 
-def test_the_end_of_input_fires_what_there_is_and_nothing_that_is_new() -> None:  # SX12
+def test_the_end_of_input_fires_what_there_is_and_nothing_that_is_new() -> None:
     def rows(self: Any, key: Any, rows: Any, times: Any) -> Any:
         self.handle.registerTimer(100)
         yield list(self.handle.listTimers())
@@ -565,7 +564,7 @@ def test_the_end_of_input_fires_what_there_is_and_nothing_that_is_new() -> None:
     assert said(more) == ["[100, 110]", "(100, 110)", "(110, 110)"]
 
 
-def test_state_with_a_ttl_is_gone_after_its_duration_of_processing_time() -> None:  # SX15
+def test_state_with_a_ttl_is_gone_after_its_duration_of_processing_time() -> None:
     def declare(self: Any) -> None:
         self.value = self.handle.getValueState("value", "n INT", 10)
         self.list = self.handle.getListState("list", "n INT", 10)
@@ -603,7 +602,7 @@ GIVEN = {
 
 
 @pytest.mark.parametrize("given", sorted(GIVEN))
-def test_keys_begin_with_the_initial_state_also_those_without_records(given: str) -> None:  # SX13
+def test_keys_begin_with_the_initial_state_also_those_without_records(given: str) -> None:
     def initial(self: Any, key: Any, row: Any, times: Any) -> None:
         self.handle.registerTimer(int(row.amount))
 
@@ -613,7 +612,7 @@ def test_keys_begin_with_the_initial_state_also_those_without_records(given: str
     assert said(run) == ["a@5 at 400", "a@100 at 400", "c@300 at 400"]
 
 
-def test_each_key_begins_in_one_subtask() -> None:  # SX13
+def test_each_key_begins_in_one_subtask() -> None:
     def initial(self: Any, key: Any, row: Any, times: Any) -> None:
         self.handle.registerTimer(int(row.amount))
 
@@ -627,7 +626,7 @@ def test_each_key_begins_in_one_subtask() -> None:  # SX13
 
 
 @each
-def test_the_initial_state_is_taken_over_once_by_the_subtask_that_has_the_key(form: str) -> None:  # SX13
+def test_the_initial_state_is_taken_over_once_by_the_subtask_that_has_the_key(form: str) -> None:
     spec = sessions(form, initial_state=pl.DataFrame(TOTALS))
     first = [Harness(spec, subtask=(index, 2)) for index in range(2)]
     taken = [run.snapshot() for run in first]
@@ -672,7 +671,7 @@ def look(self: Any, key: Any, rows: Any, times: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("backend", NAMES)
-def test_a_processor_that_was_changed_goes_on_as_in_spark(backend: str) -> None:  # SX17
+def test_a_processor_that_was_changed_goes_on_as_in_spark(backend: str) -> None:
     before, after = spec_of(Saying(init=older, rows=write)), spec_of(Saying(init=newer, rows=look))
     found = judged("node", "checkpoint 1", state_text(before), state_text(after), state_rules(after))
     assert found.refusal is None
@@ -699,7 +698,7 @@ def test_a_processor_that_was_changed_goes_on_as_in_spark(backend: str) -> None:
     ]
 
 
-def test_a_state_of_a_processor_is_left_behind_only_by_a_word() -> None:  # SX17
+def test_a_state_of_a_processor_is_left_behind_only_by_a_word() -> None:
     before, after = spec_of(Saying(init=older)), spec_of(Saying(init=lambda self: None))
     found = judged("node", "checkpoint 1", state_text(before), state_text(after), state_rules(after))
     assert "in a StatefulProcessor is deleteIfExists('" in str(found.refusal)
@@ -717,7 +716,7 @@ def test_a_state_of_a_processor_is_left_behind_only_by_a_word() -> None:  # SX17
     ],
 )
 @pytest.mark.parametrize("call", ["containsKey", "keys", "updateValue"])
-def test_keys_of_several_fields_that_changed_are_told(keys: str, said: str | None, call: str) -> None:  # SX6
+def test_keys_of_several_fields_that_changed_are_told(keys: str, said: str | None, call: str) -> None:
     def declare(keys: str) -> Callable[[Any], None]:
         return lambda self: setattr(self, "m", self.handle.getMapState("m", keys, "n INT"))
 
@@ -746,7 +745,7 @@ def test_keys_of_several_fields_that_changed_are_told(keys: str, said: str | Non
     assert f"declared as {said} now; give the state another name" in str(caught.value)
 
 
-def test_a_state_is_deleted_in_init_only() -> None:  # SX17
+def test_a_state_is_deleted_in_init_only() -> None:
     run = Harness(spec_of(Saying(rows=lambda self, *_: self.handle.deleteIfExists("old"))))
     with pytest.raises(UserFunctionError, match=r"deleteIfExists\('old'\) can only be called in init\(\)"):
         run.send(visits(("a", "/", 1)))
@@ -769,7 +768,7 @@ def history(seed: int) -> list[Any]:
 
 @each
 @pytest.mark.parametrize("seed", range(5))
-def test_a_history_is_that_of_pysparks_own_tester(form: str, seed: int) -> None:  # SX16
+def test_a_history_is_that_of_pysparks_own_tester(form: str, seed: int) -> None:
     tester = TwsTester(FORMS[form](), timeMode="eventTime", eventTimeExtractor=lambda row: row.ms)
     run, watermark = Harness(sessions(form)), -1
     for step in history(seed):
@@ -810,7 +809,7 @@ def made() -> tuple[hg.Pipeline, hg.Stream]:
     return pipeline, pipeline.source(hg.FromRows(rows)).with_timestamps("ms")
 
 
-def test_both_verbs_have_the_schema_of_their_output_and_derived_names() -> None:  # SX14
+def test_both_verbs_have_the_schema_of_their_output_and_derived_names() -> None:
     pipeline, rows = made()
     by_row = rows.key_by("user").transform_with_state(Sessions(), OUTPUT, time_mode="eventTime")
     frames = by_row.key_by("user").transform_with_state_in_pandas(Saying(), {"said": pa.string()}, name="more")
@@ -822,7 +821,7 @@ def test_both_verbs_have_the_schema_of_their_output_and_derived_names() -> None:
     ]
 
 
-def test_event_time_goes_on_in_a_column_of_the_results() -> None:  # SX14
+def test_event_time_goes_on_in_a_column_of_the_results() -> None:
     _, rows = made()
     keyed = rows.key_by("user")
     out = "user STRING, at TIMESTAMP, ms BIGINT"
@@ -840,7 +839,7 @@ def test_event_time_goes_on_in_a_column_of_the_results() -> None:  # SX14
         unkeyed.transform_with_state(Saying(), out, event_time_column="at")
 
 
-def test_where_a_processor_cannot_be_is_told() -> None:  # SX1
+def test_where_a_processor_cannot_be_is_told() -> None:
     _, rows = made()
     with pytest.raises(UsageError, match="transform_with_state needs a key"):
         rows.transform_with_state(Sessions(), OUTPUT)

@@ -1,4 +1,4 @@
-"""The same processor on the same data gives the same results under Structured Streaming and under Headgate (SX16)."""
+"""The same processor on the same data gives the same results under Structured Streaming and under Headgate."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(1_800)]
 PROGRAM = Path(__file__).with_name("side_by_side.py")
 
 
-def test_a_processor_gives_under_headgate_what_it_gives_under_structured_streaming(tmp_path: Path) -> None:  # SX3, SX16
+def test_a_processor_gives_under_headgate_what_it_gives_under_structured_streaming(tmp_path: Path) -> None:
     pytest.importorskip("google.protobuf", reason="Spark's own stateful processors need protobuf")
     run = subprocess.run(
         [sys.executable, str(PROGRAM), str(tmp_path)],

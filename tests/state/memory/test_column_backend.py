@@ -124,7 +124,7 @@ STEPS = st.tuples(
 @given(st.lists(STEPS, max_size=30), st.sampled_from([0, 1, 3, 100]))
 def test_stores_with_small_thresholds_do_what_plain_objects_do(
     steps: list[tuple[str, list[Key], int]], spare: int
-) -> None:  # ST5 ST7 ST12 ST13
+) -> None:
     with pytest.MonkeyPatch.context() as patched:  # growing, moving, rebuilding and renumbering happen all the time
         patched.setattr(vectors, "_SLOTS_MIN", 1)
         patched.setattr(vectors, "_HEAP_FREE", spare)
@@ -145,7 +145,7 @@ def test_stores_with_small_thresholds_do_what_plain_objects_do(
             check(restored(frozen), then)
 
 
-def test_keys_without_state_lose_their_slots(monkeypatch: pytest.MonkeyPatch) -> None:  # ST7
+def test_keys_without_state_lose_their_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_columns, "_RENUMBER_MIN", 100)
     backend, model = MemoryColumnBackend(KEYS, ALL), Model()
     apply(backend, model, "append", [(-1, "stays")], 1)
@@ -158,7 +158,7 @@ def test_keys_without_state_lose_their_slots(monkeypatch: pytest.MonkeyPatch) ->
     check(backend, model)
 
 
-def test_blocks_double_so_that_appending_moves_each_element_a_bounded_number_of_times() -> None:  # ST12
+def test_blocks_double_so_that_appending_moves_each_element_a_bounded_number_of_times() -> None:
     backend, rows = MemoryColumnBackend(KEYS, (LIST,)), 20_000
     lists = backend.lists(LIST)
     slots = backend.slots(key_arrays([(0, "hub"), (1, "leaf")]))
@@ -172,7 +172,7 @@ def test_blocks_double_so_that_appending_moves_each_element_a_bounded_number_of_
     assert elements.to_pylist() == [pair(n) for n in range(rows)] + [pair(7)]
 
 
-def test_what_is_frozen_does_not_change_while_another_thread_encodes_it() -> None:  # ST5
+def test_what_is_frozen_does_not_change_while_another_thread_encodes_it() -> None:
     backend, model = MemoryColumnBackend(KEYS, ALL), Model()
     keys = [(i % 3_000, "k") for i in range(6_000)]
     for op in ("put", "append", "map put"):

@@ -1,4 +1,4 @@
-"""Values by column against plain Python: the last row wins, and one row of each changed key is marked (ST11)."""
+"""Values by column against plain Python: the last row wins, and one row of each changed key is marked."""
 
 from __future__ import annotations
 

@@ -96,13 +96,12 @@ def tell(story: Story, steps: list[tuple[str, list[int], int]]) -> None:
         story.use.check(story.backend, story.model)
 
 
-# MC1 MC2 MC3 MC4 MC9
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("key", ["number", "pair"])
 @given(steps=STEPS, parallelism=st.integers(1, 3))
 def test_whatever_becomes_of_checkpoints_each_is_restored_as_it_was(
     form: type[Rows], key: str, steps: list[tuple[str, list[int], int]], parallelism: int
-) -> None:  # MC1, MC3, MC9
+) -> None:
     check_story(Few(form, key), steps, parallelism)
 
 
@@ -123,16 +122,14 @@ def long_story(seed: int, changes: list[str], steps: int = 80) -> list[tuple[str
     ]
 
 
-# MC1 MC2 MC3 MC4 MC9
 @pytest.mark.parametrize("form", FORMS)
-def test_long_stories_of_checkpoints(form: type[Rows]) -> None:  # MC1, MC9
+def test_long_stories_of_checkpoints(form: type[Rows]) -> None:
     for seed in range(SEEDS):
         check_story(Few(form, "pair"), long_story(seed, CHANGES), 1 + seed % 3)
 
 
-# MC5 MC10
 @pytest.mark.parametrize("use", [Windows, KeptWindows])
-def test_long_stories_of_windows(use: type[Windows]) -> None:  # MC5, MC10
+def test_long_stories_of_windows(use: type[Windows]) -> None:
     for seed in range(SEEDS):
         check_story(FewWindows(use()), long_story(seed, WINDOW_CHANGES), 1 + seed % 3)
 
@@ -148,22 +145,20 @@ def begun(form: str) -> tuple[Story, Manifest]:
     return story, story.checkpoint()
 
 
-# MC1 MC3
 @each_form
-def test_a_checkpoint_writes_what_changed_and_refers_to_the_rest(form: str) -> None:  # MC1, MC3
+def test_a_checkpoint_writes_what_changed_and_refers_to_the_rest(form: str) -> None:
     story, first = begun(form)
     for version in range(1, 4):
         story.change(range(version * 40, version * 40 + 80), version)
         manifest = story.checkpoint()
         assert paths(first) < paths(manifest)
         assert 0 < new_bytes(manifest) < new_bytes(first) / 20
-    assert manifest.entries[0].rows == {"sum": story.use.counts(story.model)}, "rows are recorded as ever (U7)"
+    assert manifest.entries[0].rows == {"sum": story.use.counts(story.model)}, "rows are recorded as ever"
     story.check()
 
 
-# MC1
 @each_form
-def test_an_idle_pipeline_writes_no_chunk(form: str) -> None:  # MC1
+def test_an_idle_pipeline_writes_no_chunk(form: str) -> None:
     story, first = begun(form)
     for _ in range(3):
         manifest = story.checkpoint()
@@ -172,9 +167,8 @@ def test_an_idle_pipeline_writes_no_chunk(form: str) -> None:  # MC1
     story.check()
 
 
-# MC1
 @each_form
-def test_little_state_in_memory_is_written_as_rows(form: str) -> None:  # MC1
+def test_little_state_in_memory_is_written_as_rows(form: str) -> None:
     story = Story(Many(form))
     story.change(range(100), 0)
     for _ in range(2):
@@ -184,18 +178,17 @@ def test_little_state_in_memory_is_written_as_rows(form: str) -> None:  # MC1
     story.check()
 
 
-# MC1
 @pytest.mark.parametrize("form", ["row", "column"])
-def test_state_that_has_become_little_is_written_as_rows(form: str) -> None:  # MC1
+def test_state_that_has_become_little_is_written_as_rows(form: str) -> None:
     story, _ = begun(form)
     story.change(range(20, KEYS), None)
     assert not chunks_of(story.checkpoint())
     story.check()
 
 
-# MC1 SV3
+# SV3
 @each_form
-def test_a_savepoint_has_no_chunks(form: str) -> None:  # MC1
+def test_a_savepoint_has_no_chunks(form: str) -> None:
     story, _ = begun(form)
     story.change(range(60), 1)
     story.freeze()
@@ -209,9 +202,9 @@ def test_a_savepoint_has_no_chunks(form: str) -> None:  # MC1
     story.check()
 
 
-# MC2 SF15
+# SF15
 @each_form
-def test_what_an_aborted_checkpoint_wrote_is_written_by_the_next(form: str) -> None:  # MC2
+def test_what_an_aborted_checkpoint_wrote_is_written_by_the_next(form: str) -> None:
     story, _ = begun(form)
     story.change(range(60), 1)
     story.freeze()
@@ -222,9 +215,9 @@ def test_what_an_aborted_checkpoint_wrote_is_written_by_the_next(form: str) -> N
     story.check()
 
 
-# MC2 SF15
+# SF15
 @each_form
-def test_what_was_frozen_before_a_checkpoint_completes_misses_nothing(form: str) -> None:  # MC2
+def test_what_was_frozen_before_a_checkpoint_completes_misses_nothing(form: str) -> None:
     """Three are frozen at once; the first one completes before the others are written, unheard."""
     story, _ = begun(form)
     for version in range(1, 4):
@@ -243,9 +236,8 @@ def test_what_was_frozen_before_a_checkpoint_completes_misses_nothing(form: str)
     story.check()
 
 
-# MC2 U6
 @each_form
-def test_a_write_that_is_repeated_writes_the_same(form: str) -> None:  # MC2
+def test_a_write_that_is_repeated_writes_the_same(form: str) -> None:
     story, _ = begun(form)
     story.change(range(60), 1)
     story.freeze()
@@ -258,9 +250,8 @@ def test_a_write_that_is_repeated_writes_the_same(form: str) -> None:  # MC2
     story.check()
 
 
-# MC4
 @pytest.mark.parametrize("form", ["row", "column"])
-def test_chunks_are_few_and_hardly_more_than_what_there_is(form: str, monkeypatch: pytest.MonkeyPatch) -> None:  # MC4
+def test_chunks_are_few_and_hardly_more_than_what_there_is(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(incremental_snapshot, "CHUNKS_MAX", 8)
     story, first = begun(form)
     chance, counts, most = random.Random(7), [], 0.0
@@ -280,9 +271,8 @@ def test_chunks_are_few_and_hardly_more_than_what_there_is(form: str, monkeypatc
     story.check()
 
 
-# MC4
 @pytest.mark.parametrize("form", ["row", "column"])
-def test_state_that_shrinks_gives_its_chunks_up(form: str) -> None:  # MC4
+def test_state_that_shrinks_gives_its_chunks_up(form: str) -> None:
     story, first = begun(form)
     for start in range(0, KEYS * 3 // 4, 400):
         story.change(range(start, start + 400), None)
@@ -292,7 +282,6 @@ def test_state_that_shrinks_gives_its_chunks_up(form: str) -> None:  # MC4
     story.check()
 
 
-# MC4
 def test_what_follows_the_first_chunk_is_written_together_when_it_is_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(incremental_snapshot, "CHUNKS_MAX", 3)
     story, first = begun("column")
@@ -305,9 +294,8 @@ def test_what_follows_the_first_chunk_is_written_together_when_it_is_many(monkey
     story.check()
 
 
-# MC2
 @each_form
-def test_all_keys_that_change_are_written_once(form: str) -> None:  # MC2
+def test_all_keys_that_change_are_written_once(form: str) -> None:
     story, first = begun(form)
     for version in range(1, 4):
         story.change(range(KEYS), version)
@@ -317,7 +305,6 @@ def test_all_keys_that_change_are_written_once(form: str) -> None:  # MC2
     story.check()
 
 
-# MC2
 def test_keys_that_are_numbered_anew_are_all_written(monkeypatch: pytest.MonkeyPatch) -> None:
     story, first = begun("column")
     monkeypatch.setattr(story.backend, "_renumber_at", 2 * KEYS)
@@ -330,10 +317,8 @@ def test_keys_that_are_numbered_anew_are_all_written(monkeypatch: pytest.MonkeyP
     story.check()
 
 
-# MC2
 @pytest.mark.parametrize("form", ["row", "record"])
 def test_no_more_changed_keys_are_remembered_than_half_of_all(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # MC2
     monkeypatch.setattr(change_tracking, "KEYS_FREE", 10)
     story, _ = begun(form)
     made = story.backend
@@ -350,12 +335,11 @@ def test_no_more_changed_keys_are_remembered_than_half_of_all(form: str, monkeyp
     story.check()
 
 
-# MC6
 @pytest.mark.parametrize("backend", ["memory", "rocksdb"])
 @each_form
 def test_chunks_are_restored_at_any_parallelism_in_any_backend(
     form: str, backend: str, monkeypatch: pytest.MonkeyPatch
-) -> None:  # MC6
+) -> None:
     monkeypatch.setattr(snapshot, "RANGE_BYTES_MIN", 100_000)
     story, _ = begun(form)
     story.change(range(500, 900), 1)
@@ -369,7 +353,6 @@ def test_chunks_are_restored_at_any_parallelism_in_any_backend(
             assert story.contents(manifest, parallelism) == story.use.wanted(story.model)
 
 
-# MC6 SF11
 def test_a_worker_is_sent_only_the_chunks_that_can_hold_its_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshot, "RANGE_BYTES_MIN", 100_000)
     story, first = begun("column")
@@ -381,9 +364,8 @@ def test_a_worker_is_sent_only_the_chunks_that_can_hold_its_keys(monkeypatch: py
     assert story.contents(first, 4) == story.use.wanted(story.model)
 
 
-# MC7
 @each_form
-def test_what_goes_on_with_chunks_shares_them(form: str) -> None:  # MC7
+def test_what_goes_on_with_chunks_shares_them(form: str) -> None:
     story, _ = begun(form)
     story.change(range(60), 1)
     before = story.checkpoint()
@@ -400,9 +382,8 @@ def test_what_goes_on_with_chunks_shares_them(form: str) -> None:  # MC7
     story.check()
 
 
-# MC7
 @pytest.mark.parametrize("form", ["row", "column"])
-def test_other_states_take_the_rows_of_chunks(form: str) -> None:  # MC7
+def test_other_states_take_the_rows_of_chunks(form: str) -> None:
     story, first = begun(form)
     other = StateDescriptor("other", StateKind.VALUE, pa.int64(), evolution=Evolution(starts_empty=True))
     backend = story.use.make(story.worker, [VALUE, other])
@@ -411,7 +392,6 @@ def test_other_states_take_the_rows_of_chunks(form: str) -> None:  # MC7
     assert found == {**story.use.wanted(story.model), "other": []}
 
 
-# MC7
 def test_the_other_form_takes_the_rows_of_chunks() -> None:
     kinds = [StateDescriptor("map", StateKind.MAP, pa.int64(), pa.int64())]
     story, use = Story(Many("column")), Many("row")
@@ -430,7 +410,6 @@ def test_the_other_form_takes_the_rows_of_chunks() -> None:
     assert rows_in(sections_of(by_columns.freeze())) == rows_in(sections_of(backend.freeze()))
 
 
-# MC7
 def test_a_new_parallelism_begins_anew() -> None:
     story, first = begun("column")
     backend = story.use.make(story.worker)
@@ -454,10 +433,10 @@ def damaged(story: Story, manifest: Manifest, how: str) -> str:
     return part.path
 
 
-# MC6 I4
+# I4
 @pytest.mark.parametrize("how", ["missing", "truncated", "flipped"])
 @pytest.mark.parametrize("parallelism", [1, 2])
-def test_a_damaged_chunk_is_named(how: str, parallelism: int) -> None:  # MC6
+def test_a_damaged_chunk_is_named(how: str, parallelism: int) -> None:
     story, _ = begun("column")
     story.change(range(60), 1)
     manifest = story.checkpoint()
@@ -468,9 +447,8 @@ def test_a_damaged_chunk_is_named(how: str, parallelism: int) -> None:  # MC6
         story.contents(manifest, parallelism)
 
 
-# MC6 R30
 @pytest.mark.parametrize("is_continued", [True, False])
-def test_rows_that_chunks_do_not_have_are_missed(is_continued: bool, monkeypatch: pytest.MonkeyPatch) -> None:  # MC6
+def test_rows_that_chunks_do_not_have_are_missed(is_continued: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     story, first = begun("column")
     parts = first.entries[0].parts
     wrong = [part if part.rows is None else replace(part, rows={"sum": {"value": KEYS + 1}}) for part in parts]
@@ -480,7 +458,6 @@ def test_rows_that_chunks_do_not_have_are_missed(is_continued: bool, monkeypatch
         story.contents(manifest_of(1, tuple(wrong)))
 
 
-# MC6
 def test_a_snapshot_without_one_of_its_chunks_is_damage() -> None:
     story, _ = begun("column")
     story.change(range(60), 1)
@@ -490,8 +467,7 @@ def test_a_snapshot_without_one_of_its_chunks_is_damage() -> None:
         story.contents(manifest_of(2, tuple(part for part in parts if part != lost)))
 
 
-# MC5
-def test_chunks_of_an_unknown_version_are_refused() -> None:  # MC8, SF16
+def test_chunks_of_an_unknown_version_are_refused() -> None:
     found = encode_sections({"chunks": [b'{"version": 2}']})
     data = memoryview(b"".join(bytes(memoryview(one)) for one in found))
     with pytest.raises(CorruptionError, match=r"chunks of state, version 1.*version 2"):
@@ -502,12 +478,11 @@ def test_chunks_of_an_unknown_version_are_refused() -> None:  # MC8, SF16
         )
 
 
-# MC1 MC5 MC10
 @pytest.mark.parametrize("use", [Windows, KeptWindows])
 @pytest.mark.parametrize("parallelism", [1, 2])
 def test_windows_write_what_changed_and_which_have_gone(
     use: type[Windows], parallelism: int, monkeypatch: pytest.MonkeyPatch
-) -> None:  # MC1, MC5, MC10
+) -> None:
     monkeypatch.setattr(snapshot, "RANGE_BYTES_MIN", 100_000)
     story = Story(use())
     for window in (1, 2, 3):
@@ -539,11 +514,10 @@ def test_windows_write_what_changed_and_which_have_gone(
     story.check_no_leak()
 
 
-# MC5
 @pytest.mark.parametrize("use", [Windows, KeptWindows])
 def test_a_window_that_begins_again_within_a_chunk_in_several_files_is_there(
     use: type[Windows], monkeypatch: pytest.MonkeyPatch
-) -> None:  # MC5
+) -> None:
     """The first chunk is one file; in that after it each file says that the window had gone."""
     story = Story(use())
     for window in (1, 2):
@@ -558,10 +532,9 @@ def test_a_window_that_begins_again_within_a_chunk_in_several_files_is_there(
     story.check(3)
 
 
-# MC6 TL6
 @pytest.mark.parametrize("form", ["row", "column"])
 @pytest.mark.parametrize("parallelism", [1, 2])
-def test_what_had_expired_is_not_restored_from_chunks(form: str, parallelism: int) -> None:  # MC6
+def test_what_had_expired_is_not_restored_from_chunks(form: str, parallelism: int) -> None:
     use = Many(form)
     use.ttl = hg.TTL(timedelta(milliseconds=100))
     story = Story(use)
@@ -596,7 +569,6 @@ def on_disk(root: Path) -> Story:
     return story
 
 
-# MC6 RS16
 def test_states_in_chunks_can_be_looked_at(tmp_path: Path) -> None:
     story = on_disk(tmp_path / "checkpoints")
     root = tmp_path / "checkpoints" / "p"
@@ -611,7 +583,6 @@ def test_states_in_chunks_can_be_looked_at(tmp_path: Path) -> None:
         hg.read_state(root, "sum", "value")
 
 
-# MC6 WS3
 def test_a_checkpoint_in_chunks_can_be_changed(tmp_path: Path) -> None:
     on_disk(tmp_path / "checkpoints")
     root = tmp_path / "checkpoints" / "p"

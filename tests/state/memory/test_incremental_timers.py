@@ -38,9 +38,8 @@ def begun(form: str, storage: Any = None) -> tuple[Story, Any]:
     return story, story.checkpoint()
 
 
-# MC9
 @each_form
-def test_a_checkpoint_writes_which_timers_came_and_went(form: str) -> None:  # MC9
+def test_a_checkpoint_writes_which_timers_came_and_went(form: str) -> None:
     story, first = begun(form)
     for at in (100, 150, 200):
         story.change("register", [(key, at) for key in range(300, 330)])
@@ -58,9 +57,8 @@ def test_a_checkpoint_writes_which_timers_came_and_went(form: str) -> None:  # M
         story.check(parallelism)
 
 
-# MC9
 @each_form
-def test_of_all_timers_of_one_time_those_that_changed_are_written(form: str) -> None:  # MC9
+def test_of_all_timers_of_one_time_those_that_changed_are_written(form: str) -> None:
     story = Story(Timers(form))
     story.change("register", [(key, 100) for key in range(MANY)])
     first = story.checkpoint()
@@ -82,9 +80,8 @@ def held(story: Story) -> list[tuple[int, int]]:
     return [(row["key0"], row["time_ms"]) for row in rows_in(sections_of(story.backend.freeze()))[EVENT]]
 
 
-# MC9
 @each_form
-def test_a_timer_that_came_and_went_between_two_checkpoints_is_not_there(form: str) -> None:  # MC9
+def test_a_timer_that_came_and_went_between_two_checkpoints_is_not_there(form: str) -> None:
     story, first = begun(form)
     story.change("register", [(key, 50) for key in range(100)])
     story.change("take", 50)
@@ -96,10 +93,9 @@ def test_a_timer_that_came_and_went_between_two_checkpoints_is_not_there(form: s
     story.check(2)
 
 
-# MC9 TM5
 @each_form
 @pytest.mark.parametrize("parallelism", [1, 2])
-def test_timers_of_chunks_fire_in_the_order_in_which_they_would_have(form: str, parallelism: int) -> None:  # MC9
+def test_timers_of_chunks_fire_in_the_order_in_which_they_would_have(form: str, parallelism: int) -> None:
     story = Story(Timers(form))
     story.change("register", [(key, 100 + key % 7) for key in range(MANY)])
     story.checkpoint()
@@ -126,9 +122,8 @@ def fired(backend: Any) -> list[tuple[int, int]]:
     return found
 
 
-# MC7 MC9
 @each_form
-def test_what_goes_on_with_chunks_shares_those_of_timers(form: str) -> None:  # MC7
+def test_what_goes_on_with_chunks_shares_those_of_timers(form: str) -> None:
     story, _ = begun(form)
     story.change("take", 130)
     before = story.checkpoint()
@@ -143,9 +138,8 @@ def test_what_goes_on_with_chunks_shares_those_of_timers(form: str) -> None:  # 
     story.check_no_leak()
 
 
-# MC7 MC9
 @each_form
-def test_a_function_that_gets_or_loses_timers_takes_the_rows_of_chunks(form: str) -> None:  # MC7
+def test_a_function_that_gets_or_loses_timers_takes_the_rows_of_chunks(form: str) -> None:
     """Whether it may lose them is for the operator to say (TM6)."""
     timed, first = begun(form)
     without = timed.use.many.make(timed.worker)
@@ -159,9 +153,9 @@ def test_a_function_that_gets_or_loses_timers_takes_the_rows_of_chunks(form: str
     assert rows_in(sections_of(backend.freeze()))["value"] == story.use.wanted(story.model)["value"]
 
 
-# MC9 TM6
+# TM6
 @each_form
-def test_a_savepoint_has_timers_as_rows(form: str) -> None:  # MC1
+def test_a_savepoint_has_timers_as_rows(form: str) -> None:
     story, _ = begun(form)
     story.change("take", 120)
     story.freeze()
@@ -170,11 +164,10 @@ def test_a_savepoint_has_timers_as_rows(form: str) -> None:  # MC1
     assert story.contents(savepoint) == story.use.wanted(story.model)
 
 
-# MC11
 @each_form
 def test_what_is_not_known_of_timers_is_no_reason_to_write_all_values_anew(
     form: str, monkeypatch: pytest.MonkeyPatch
-) -> None:  # MC11
+) -> None:
     monkeypatch.setattr(change_tracking, "KEYS_FREE", 50)
     story = Story(Timers(form))
     story.change("put", range(10_000))
@@ -199,7 +192,6 @@ def test_what_is_not_known_of_timers_is_no_reason_to_write_all_values_anew(
     story.check(2)
 
 
-# MC11
 def test_what_is_not_known_of_one_state_is_no_reason_to_write_another_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """One state has few keys, which come and go; the other one many, which stay."""
     monkeypatch.setattr(change_tracking, "KEYS_FREE", 50)
@@ -225,9 +217,8 @@ def test_what_is_not_known_of_one_state_is_no_reason_to_write_another_anew(monke
         assert found["value"] == story.use.wanted(story.model)["value"]
 
 
-# MC4 MC11
 @each_form
-def test_where_nothing_is_known_of_any_state_chunks_begin_anew(form: str) -> None:  # MC4
+def test_where_nothing_is_known_of_any_state_chunks_begin_anew(form: str) -> None:
     story, first = begun(form)
     story.change("take", 100 + MANY)
     story.change("put", range(9_000), 1)
@@ -238,9 +229,8 @@ def test_where_nothing_is_known_of_any_state_chunks_begin_anew(form: str) -> Non
     story.check()
 
 
-# MC9
 @each_form
-def test_no_more_is_remembered_of_timers_than_half_of_all(form: str, monkeypatch: pytest.MonkeyPatch) -> None:  # MC9
+def test_no_more_is_remembered_of_timers_than_half_of_all(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(change_tracking, "KEYS_FREE", 10)
     story, _ = begun(form)
     timers = story.backend.timers.event_time
@@ -259,7 +249,6 @@ def test_no_more_is_remembered_of_timers_than_half_of_all(form: str, monkeypatch
     story.check()
 
 
-# MC9
 def test_little_is_done_for_each_batch_that_changes_timers(monkeypatch: pytest.MonkeyPatch) -> None:
     """What single batches did is kept in few arrays, each row of which is copied as often as they double."""
     story, _ = begun("column")
@@ -272,7 +261,6 @@ def test_little_is_done_for_each_batch_that_changes_timers(monkeypatch: pytest.M
     story.check()
 
 
-# MC9
 def test_a_checkpoint_brings_into_order_what_changed_since_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not what has changed since somebody had all timers in order."""
     story, _ = begun("column")
@@ -291,7 +279,6 @@ def test_a_checkpoint_brings_into_order_what_changed_since_the_last_one(monkeypa
     assert story.contents(manifest) == story.use.wanted(story.model)
 
 
-# MC2 MC9
 def test_timers_of_keys_that_are_numbered_anew_are_all_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """Most keys have a timer that fires; the others have many, so that what changed is little beside what there is."""
     story = Story(Timers("column"))
@@ -308,8 +295,7 @@ def test_timers_of_keys_that_are_numbered_anew_are_all_written(monkeypatch: pyte
     story.check(2)
 
 
-# MC9 SF11
-def test_timers_in_chunks_are_cut_by_key_group(monkeypatch: pytest.MonkeyPatch) -> None:  # MC6
+def test_timers_in_chunks_are_cut_by_key_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshot, "RANGE_BYTES_MIN", 50_000)
     story, first = begun("column")
     assert len(chunks_of(first)) > 3
@@ -319,7 +305,6 @@ def test_timers_in_chunks_are_cut_by_key_group(monkeypatch: pytest.MonkeyPatch) 
         story.check(parallelism)
 
 
-# MC7
 def test_timers_that_are_not_continued_are_all_written(monkeypatch: pytest.MonkeyPatch) -> None:
     story, first = begun("column")
     backend = story.use.make(story.worker)
@@ -330,7 +315,6 @@ def test_timers_that_are_not_continued_are_all_written(monkeypatch: pytest.Monke
     story.check()
 
 
-# MC6 MC9 RS15 WS3
 def test_timers_in_chunks_are_read_and_written_without_a_pipeline(tmp_path: Path) -> None:
     root = tmp_path / "checkpoints"
     root.mkdir()

@@ -98,10 +98,9 @@ def paths(manifest: Any) -> set[str]:
     return {part.path for part in chunks_of(manifest)}
 
 
-# MC7 TL6
 @each_form
 @small()
-def test_state_that_expires_goes_on_with_chunks(form: str) -> None:  # MC7
+def test_state_that_expires_goes_on_with_chunks(form: str) -> None:
     story = told(form)
     (first, _) = story.retained[story.number]
     story.change(range(MANY, MANY + 5))
@@ -113,10 +112,9 @@ def test_state_that_expires_goes_on_with_chunks(form: str) -> None:  # MC7
         assert found(story, manifest, 160, parallelism) == each({*range(MANY, MANY + 5)})
 
 
-# MC7 TL7
 @each_form
 @small()
-def test_what_a_restore_shortens_is_written_again(form: str) -> None:  # MC7
+def test_what_a_restore_shortens_is_written_again(form: str) -> None:
     story = told(form, ttl_ms=30)
     (first, _) = story.retained[story.number]
     manifest = story.checkpoint()
@@ -126,10 +124,9 @@ def test_what_a_restore_shortens_is_written_again(form: str) -> None:  # MC7
     assert found(story, manifest, 120) == each(set())
 
 
-# MC7
 @each_form
 @small()
-def test_what_a_restore_does_not_shorten_is_not_written_again(form: str) -> None:  # MC7
+def test_what_a_restore_does_not_shorten_is_not_written_again(form: str) -> None:
     story = told(form)
     (first, _) = story.retained[story.number]
     assert paths(story.checkpoint()) == paths(first)

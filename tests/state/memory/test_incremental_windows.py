@@ -1,4 +1,4 @@
-"""Windows go on with the chunks that they were restored from, in memory and in front of a database (MC7, RB12)."""
+"""Windows go on with the chunks that they were restored from, in memory and in front of a database."""
 
 from __future__ import annotations
 
@@ -31,12 +31,11 @@ def begun(use: type[Windows], worker: WorkerStates | None = None) -> tuple[Story
     return story, first
 
 
-# MC7
 @each_use
 @pytest.mark.parametrize("backend", ["memory", "rocksdb"])
 def test_windows_that_go_on_with_chunks_write_what_changed(
     use: type[Windows], backend: str, monkeypatch: pytest.MonkeyPatch
-) -> None:  # MC7
+) -> None:
     monkeypatch.setattr(
         local_databases.LocalDatabase, "cache_bytes", 64 << 20
     )  # however many databases the worker has by now
@@ -58,9 +57,8 @@ def test_windows_that_go_on_with_chunks_write_what_changed(
         story.check_no_leak()
 
 
-# MC7
 @each_use
-def test_idle_windows_write_no_chunk_behind_a_restart(use: type[Windows]) -> None:  # MC7
+def test_idle_windows_write_no_chunk_behind_a_restart(use: type[Windows]) -> None:
     story, _ = begun(use)
     before, _ = story.retained[story.number]
     story.restart()
@@ -68,11 +66,10 @@ def test_idle_windows_write_no_chunk_behind_a_restart(use: type[Windows]) -> Non
     story.check()
 
 
-# MC7 RB12
 @each_use
 def test_windows_without_room_for_what_is_restored_do_not_refer_to_it(
     use: type[Windows], monkeypatch: pytest.MonkeyPatch
-) -> None:  # MC7, RB12
+) -> None:
     """All that was restored fires out of the database; then what is in memory is nothing of what the chunks have."""
     with states("rocksdb") as worker:
         monkeypatch.setattr(local_databases.LocalDatabase, "cache_bytes", 64 << 20)
@@ -90,12 +87,11 @@ def test_windows_without_room_for_what_is_restored_do_not_refer_to_it(
         story.check()
 
 
-# MC7 RB12 RB20
 @each_use
 @pytest.mark.parametrize("files_min", [1, 1 << 20])
 def test_stories_of_windows_that_have_room_now_and_then(
     use: type[Windows], files_min: int, monkeypatch: pytest.MonkeyPatch
-) -> None:  # MC7, RB12
+) -> None:
     monkeypatch.setattr(local_databases.LocalDatabase, "cache_bytes", 1_500)
     monkeypatch.setattr(database_snapshot, "SIZE_BYTES_MIN", files_min)
     continued = 0

@@ -1,4 +1,4 @@
-"""State by row against plain dicts, whatever is frozen, released and restored in between (ST3 to ST7)."""
+"""State by row against plain dicts, whatever is frozen, released and restored in between."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_any_history_is_that_of_plain_dicts_and_what_was_frozen_stays(
 
 
 @pytest.mark.parametrize("parallelism", [1, 2, 5])
-def test_each_key_of_former_subtasks_goes_to_its_owner(parallelism: int) -> None:  # ST4
+def test_each_key_of_former_subtasks_goes_to_its_owner(parallelism: int) -> None:
     backend = MemoryRowBackend(TWO, ALL)
     model: Model = {"value": {}, "list": {}, "map": {}}
     for number in range(200):

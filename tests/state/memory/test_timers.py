@@ -27,13 +27,12 @@ def timers_of(found: CountedTimers) -> list[Timer]:
     return list(zip(times.tolist(), (changes >> 1).tolist(), strict=True))
 
 
-# MC9
 @given(
     st.sets(TIMERS), st.lists(st.lists(st.lists(st.tuples(TIMERS, st.booleans()), min_size=1), max_size=3), max_size=6)
 )
 def test_any_history_of_counted_timers_is_that_of_a_set(
     base: set[Timer], history: list[list[list[tuple[Timer, bool]]]]
-) -> None:  # MC9
+) -> None:
     there = set(base)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(timers, "_MERGE_SHARE", 2)

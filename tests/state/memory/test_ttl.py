@@ -1,4 +1,4 @@
-"""What expires gives its room back, a bounded amount of work at a time, whether anybody asks for it or not (TL8)."""
+"""What expires gives its room back, a bounded amount of work at a time, whether anybody asks for it or not."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def fill(backend: MemoryColumnBackend, first: int, count: int) -> None:
 
 
 @pytest.mark.usefixtures("_small")
-def test_columns_whose_values_expired_are_forgotten_while_only_another_key_is_used() -> None:  # TL8, ST7
+def test_columns_whose_values_expired_are_forgotten_while_only_another_key_is_used() -> None:
     backend = MemoryColumnBackend(KEYS, ALL)
     fill(backend, 0, 1_000)
     backend.prepare()
@@ -74,7 +74,7 @@ def test_columns_whose_values_expired_are_forgotten_while_only_another_key_is_us
 
 
 @pytest.mark.usefixtures("_small")
-def test_texts_that_expired_take_no_room_although_their_keys_have_other_state() -> None:  # TL8
+def test_texts_that_expired_take_no_room_although_their_keys_have_other_state() -> None:
     other = StateDescriptor("other", StateKind.VALUE, pa.int64())
     backend = MemoryColumnBackend(KEYS, (*ALL, other))
     fill(backend, 0, 1_000)
@@ -90,7 +90,7 @@ def test_texts_that_expired_take_no_room_although_their_keys_have_other_state() 
 
 
 @pytest.mark.usefixtures("_small")
-def test_a_turn_looks_at_a_bounded_number_of_slots(monkeypatch: pytest.MonkeyPatch) -> None:  # TL8
+def test_a_turn_looks_at_a_bounded_number_of_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = MemoryColumnBackend(KEYS, ALL)
     fill(backend, 0, 1_000)
     backend.prepare()
@@ -108,7 +108,7 @@ def test_a_turn_looks_at_a_bounded_number_of_slots(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.usefixtures("_small")
-def test_keys_by_row_whose_values_expired_are_forgotten_while_only_another_key_is_used() -> None:  # TL8
+def test_keys_by_row_whose_values_expired_are_forgotten_while_only_another_key_is_used() -> None:
     backend = MemoryRowBackend(KEYS, ALL)
     value, list_, map_ = (backend.cells(descriptor) for descriptor in ALL)
     for key in range(1_000):
@@ -131,7 +131,7 @@ def test_keys_by_row_whose_values_expired_are_forgotten_while_only_another_key_i
 
 
 @pytest.mark.usefixtures("_small")
-def test_the_round_keeps_up_with_keys_that_are_used_once() -> None:  # TL8
+def test_the_round_keeps_up_with_keys_that_are_used_once() -> None:
     rows, by_column = MemoryRowBackend(KEYS, (VALUE,)), MemoryColumnBackend(KEYS, ALL)
     cells = rows.cells(VALUE)
     at_most: list[int] = []
@@ -147,7 +147,7 @@ def test_the_round_keeps_up_with_keys_that_are_used_once() -> None:  # TL8
 
 
 @pytest.mark.usefixtures("_small")
-def test_the_round_keeps_up_with_what_is_added_to_keys() -> None:  # TL8
+def test_the_round_keeps_up_with_what_is_added_to_keys() -> None:
     rows, by_column = MemoryRowBackend(KEYS, ALL), MemoryColumnBackend(KEYS, ALL)
     cells = rows.cells(LIST)
     lists, maps = by_column.lists(LIST), by_column.maps(MAP)
@@ -180,7 +180,7 @@ def test_the_round_keeps_up_with_what_is_added_to_keys() -> None:  # TL8
 @pytest.mark.parametrize("size", [7, 8, 9, 100])
 def test_a_list_that_loses_at_the_beginning_what_it_gains_at_the_end_is_seldom_moved(
     size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:  # TL8, ST12
+) -> None:
     moved: list[int] = []
     move = vectors.FixedVector.move
 
@@ -200,7 +200,7 @@ def test_a_list_that_loses_at_the_beginning_what_it_gains_at_the_end_is_seldom_m
     assert sum(moved) <= 2 * 2 * 2_000, "of elements and of their expiries, each twice"
 
 
-def test_a_list_of_any_length_is_bisected() -> None:  # TL8
+def test_a_list_of_any_length_is_bisected() -> None:
     backend = MemoryColumnBackend(KEYS, (LIST,))
     slots = backend.slots([pa.array([1, 2, 3])])
     lists = backend.lists(LIST)
@@ -215,7 +215,7 @@ def test_a_list_of_any_length_is_bisected() -> None:  # TL8
         assert rows.tolist() == [row for row in range(3) for _ in range(50 - gone)]
 
 
-def test_what_expired_before_a_restore_is_dropped_by_it() -> None:  # TL7
+def test_what_expired_before_a_restore_is_dropped_by_it() -> None:
     former, backend, by_row = (
         MemoryColumnBackend(KEYS, ALL),
         MemoryColumnBackend(KEYS, ALL),
@@ -236,7 +236,7 @@ def test_what_expired_before_a_restore_is_dropped_by_it() -> None:  # TL7
 
 
 @pytest.mark.usefixtures("_small")
-def test_what_was_restored_is_not_looked_at_all_at_once_when_records_come() -> None:  # TL8
+def test_what_was_restored_is_not_looked_at_all_at_once_when_records_come() -> None:
     former, backend, by_row = (
         MemoryColumnBackend(KEYS, ALL),
         MemoryColumnBackend(KEYS, ALL),
@@ -258,7 +258,7 @@ def test_what_was_restored_is_not_looked_at_all_at_once_when_records_come() -> N
     assert (int(lists._values.living().sum()), maps._live) == (984, 984)
 
 
-def test_before_1970_lists_expire_as_well() -> None:  # TL2
+def test_before_1970_lists_expire_as_well() -> None:
     backend = MemoryColumnBackend(KEYS, (LIST,))
     lists, slots = backend.lists(LIST), backend.slots([pa.array([1])])
     backend.time.now_ms = -3 * HOUR_MS
@@ -268,7 +268,7 @@ def test_before_1970_lists_expire_as_well() -> None:  # TL2
     assert len(backend.all_slots()) == 0
 
 
-def test_a_map_by_row_forgets_the_entries_that_expire_first_where_it_is() -> None:  # TL3, TL8
+def test_a_map_by_row_forgets_the_entries_that_expire_first_where_it_is() -> None:
     cells = MemoryRowBackend(KEYS, (MAP,)).cells(MAP)
     cells.put(1, {n: ("v", n) for n in range(1, 1_000)})
     held = cells.get(1)

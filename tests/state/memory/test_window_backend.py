@@ -1,4 +1,4 @@
-"""What a window hands over when it fires: what it kept, in the form in which it was kept (ST18)."""
+"""What a window hands over when it fires: what it kept, in the form in which it was kept."""
 
 from __future__ import annotations
 
@@ -45,7 +45,6 @@ def as_lists(table: FrozenTable) -> list[list[int]]:
     return [array.tolist() for array in arrays(table)]
 
 
-# ST18
 def test_a_window_hands_over_the_arrays_in_which_it_merged() -> None:
     state = merged(partials((7, 3, 1, 10, 10), (5, 3, 2, 20, None)), partials((7, 3, 1, 5, 12)))
     kept = arrays(state._held[3].table.freeze(2))
@@ -57,7 +56,6 @@ def test_a_window_hands_over_the_arrays_in_which_it_merged() -> None:
     assert shared == [True] * 4, "no array is made anew for a window that nobody else has"
 
 
-# ST18
 def test_a_window_hands_over_the_batches_that_it_kept() -> None:
     state = MemoryStates().by_window(KEYS, ROWS)
     batches = [partials((7, 3, 1, 10, 10), (5, 3, 2, 20, None)), partials((7, 3, 1, 5, 12))]
@@ -66,7 +64,6 @@ def test_a_window_hands_over_the_batches_that_it_kept() -> None:
     assert [id(batch) for batch in state.take(3)] == [id(batch) for batch in batches]
 
 
-# ST5, ST18
 def test_what_a_window_handed_over_stays_as_it_was_when_the_window_begins_again() -> None:
     state = merged(partials((7, 3, 1, 10, 10)))
     frozen = state.freeze()

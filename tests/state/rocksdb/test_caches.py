@@ -1,4 +1,4 @@
-"""The cache in front of a database: what is read, what is written back, and what is given up (RB4)."""
+"""The cache in front of a database: what is read, what is written back, and what is given up."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def forget(backend: RocksRowBackend) -> None:
     backend.absorb()
 
 
-def test_hot_keys_are_not_written_before_a_checkpoint_nor_read_again(worker: WorkerStates, seen: Seen) -> None:  # RB4
+def test_hot_keys_are_not_written_before_a_checkpoint_nor_read_again(worker: WorkerStates, seen: Seen) -> None:
     backend, numbers = columns(worker), pa.array(range(1_000))
     for _ in range(20):
         backend.prepare()
@@ -126,7 +126,7 @@ def test_hot_keys_are_not_written_before_a_checkpoint_nor_read_again(worker: Wor
 
 def test_what_is_much_is_written_back_between_batches(
     worker: WorkerStates, seen: Seen, monkeypatch: pytest.MonkeyPatch
-) -> None:  # RB4
+) -> None:
     """So the pause of a checkpoint is bounded."""
     for module in (column_backend, row_backend):
         monkeypatch.setattr(module, "CHANGES_MAX", 99)
@@ -144,7 +144,7 @@ def test_what_is_much_is_written_back_between_batches(
 
 
 @pytest.mark.parametrize("view", ["columns", "rows"])
-def test_of_lists_and_maps_only_what_differs_is_written(worker: WorkerStates, seen: Seen, view: str) -> None:  # RB4
+def test_of_lists_and_maps_only_what_differs_is_written(worker: WorkerStates, seen: Seen, view: str) -> None:
     if view == "columns":
         backend = columns(worker)
         slots = backend.slots([pa.array([1] * 50)])
@@ -173,7 +173,7 @@ def test_of_lists_and_maps_only_what_differs_is_written(worker: WorkerStates, se
 @pytest.mark.parametrize("view", ["columns", "rows"])
 def test_what_a_list_or_map_lost_does_not_come_back(
     worker: WorkerStates, view: str, monkeypatch: pytest.MonkeyPatch
-) -> None:  # RB4
+) -> None:
     without_room(monkeypatch)
     if view == "columns":
         backend = columns(worker)
@@ -204,7 +204,7 @@ def test_what_a_list_or_map_lost_does_not_come_back(
 @pytest.mark.parametrize("view", ["columns", "rows"])
 def test_what_was_given_up_comes_back_as_it_was(
     worker: WorkerStates, view: str, monkeypatch: pytest.MonkeyPatch
-) -> None:  # RB4
+) -> None:
     without_room(monkeypatch)
     if view == "columns":
         backend = columns(worker)
@@ -227,7 +227,7 @@ def test_what_was_given_up_comes_back_as_it_was(
     assert frozen.rows() == {"value": 10, "list": 0, "map": 0}
 
 
-def test_keys_that_were_used_last_stay(worker: WorkerStates, monkeypatch: pytest.MonkeyPatch) -> None:  # RB4
+def test_keys_that_were_used_last_stay(worker: WorkerStates, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = columns(worker)
     for start in (0, 100, 200):
         backend.prepare()
@@ -242,7 +242,7 @@ def test_keys_that_were_used_last_stay(worker: WorkerStates, monkeypatch: pytest
 
 def test_keys_that_were_used_last_stay_after_any_number_of_batches(
     worker: WorkerStates, monkeypatch: pytest.MonkeyPatch
-) -> None:  # RB4
+) -> None:
     monkeypatch.setattr(column_backend, "TURNS_MAX", 4)
     backend = columns(worker)
     for turn in range(40):
@@ -255,7 +255,6 @@ def test_keys_that_were_used_last_stay_after_any_number_of_batches(
     assert sorted(backend.key_columns(np.arange(len(backend._index)))[0].to_pylist())[-10:] == list(range(30, 40))
 
 
-# RB14
 def test_states_that_changed_for_other_keys_are_written_for_theirs(worker: WorkerStates) -> None:
     others = [StateDescriptor(name, StateKind.VALUE, pa.int64()) for name in ("a", "b", "c")]
     backend = worker.of("node", 0, GROUPS).by_column(KEYS, [*others, MAP])
@@ -268,7 +267,6 @@ def test_states_that_changed_for_other_keys_are_written_for_theirs(worker: Worke
         assert [(row["key0"], row["value"]) for row in found[name]] == [(n, n) for n in range(first, first + 50)]
 
 
-# RB5
 @pytest.mark.parametrize(
     ("key_type", "dtype"),
     [
@@ -279,7 +277,7 @@ def test_states_that_changed_for_other_keys_are_written_for_theirs(worker: Worke
     ],
     ids=str,
 )
-def test_a_cache_takes_no_more_memory_than_it_may(key_type: pa.DataType, dtype: Any, tmp_path: Path) -> None:  # RB5
+def test_a_cache_takes_no_more_memory_than_it_may(key_type: pa.DataType, dtype: Any, tmp_path: Path) -> None:
     worker = worker_states(RocksState(4 << 20, str(tmp_path)), None)
     value = StateDescriptor("value", StateKind.VALUE, dtype)
     backend = worker.of("node", 0, GROUPS).by_column(KeyColumns(("id",), (key_type,)), [value])
@@ -312,7 +310,6 @@ def test_a_cache_takes_no_more_memory_than_it_may(key_type: pa.DataType, dtype: 
     assert max(taken) > backend._local.cache_bytes // 4, "which it uses"
 
 
-# RB5
 def test_large_values_have_less_room(worker: WorkerStates) -> None:
     text = StateDescriptor("text", StateKind.VALUE, pa.large_string())
     for size, is_kept in ((10, True), (100_000, False)):
@@ -329,7 +326,6 @@ def test_large_values_have_less_room(worker: WorkerStates) -> None:
         assert (len(by_row.cells(text)._young) == 50) is is_kept
 
 
-# RB9
 def test_timers_find_the_state_of_keys_that_were_given_up(
     worker: WorkerStates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -348,7 +344,6 @@ def test_timers_find_the_state_of_keys_that_were_given_up(
 
 
 def test_a_read_that_failed_is_not_remembered_as_nothing(worker: WorkerStates, monkeypatch: pytest.MonkeyPatch) -> None:
-    # RB4
     without_room(monkeypatch)
     backend = in_rows(worker)
     backend.cells(VALUE).put(1, 7)
@@ -364,11 +359,10 @@ def test_a_read_that_failed_is_not_remembered_as_nothing(worker: WorkerStates, m
     assert backend.cells(VALUE).get(1) == 7
 
 
-# RB7
 @pytest.mark.parametrize("view", ["columns", "rows"])
 def test_a_row_that_is_lost_on_its_way_is_missed_before_the_checkpoint_counts(
     worker: WorkerStates, view: str, monkeypatch: pytest.MonkeyPatch
-) -> None:  # RB7
+) -> None:
     put = Changes.put
 
     def lossy(self: Changes, put_rows: Any, values: Any) -> None:

@@ -57,7 +57,6 @@ def the_checkpoint(root: Path) -> Path:
     return found
 
 
-# RB3
 def test_only_this_user_may_look_into_the_directory_and_two_workers_have_two(
     worker: WorkerStates, tmp_path: Path
 ) -> None:
@@ -75,7 +74,6 @@ def test_only_this_user_may_look_into_the_directory_and_two_workers_have_two(
     assert list(tmp_path.iterdir()) == []
 
 
-# RB3
 def test_what_a_killed_worker_left_is_removed_by_the_next_one(worker: WorkerStates, tmp_path: Path) -> None:
     code = (
         "import os, signal, sys; from headgate.state.rocksdb.local_databases import LocalDatabases; "
@@ -89,8 +87,7 @@ def test_what_a_killed_worker_left_is_removed_by_the_next_one(worker: WorkerStat
     assert not left.exists()
 
 
-# RB3
-def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:  # RB8
+def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     made = worker_states(RocksState(16 << 20, str(tmp_path / "file")), None)
     said = r"cannot open .*/file/headgate-state-.*: Not a directory; give headgate.RocksDB\(dir=\) a directory that"
@@ -99,7 +96,6 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:  # RB
     made.close()
 
 
-# RB8
 def test_a_directory_that_somebody_removes_is_named(tmp_path: Path) -> None:
     made = worker_states(RocksState(16 << 20, str(tmp_path)), None)
     filled(made, 1)
@@ -109,7 +105,6 @@ def test_a_directory_that_somebody_removes_is_named(tmp_path: Path) -> None:
     made.close()
 
 
-# RB8 RB21
 def test_a_directory_that_somebody_removes_while_files_are_fetched_is_named(tmp_path: Path) -> None:
     database = Database(tmp_path / "db", SharedMemory(16 << 20))
     shutil.rmtree(tmp_path / "db")
@@ -117,12 +112,11 @@ def test_a_directory_that_somebody_removes_while_files_are_fetched_is_named(tmp_
         database.continue_from(tmp_path / "restored")
 
 
-# SE7
 @pytest.mark.parametrize("is_link", [False, True])
 @pytest.mark.parametrize("kind", ["state", "reading"])
 def test_a_directory_that_another_user_has_made_takes_no_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, is_link: bool
-) -> None:  # SE7
+) -> None:
     (tmp_path / "mine").mkdir()
     theirs = tmp_path / f"headgate-{kind}-{os.getuid()}"
     theirs.symlink_to(tmp_path / "mine") if is_link else theirs.mkdir()
@@ -144,7 +138,6 @@ def test_a_directory_that_another_user_has_made_takes_no_state(
     assert [*theirs.iterdir()] == []
 
 
-# RB3
 def test_the_directory_of_all_may_go_while_somebody_looks_for_what_is_abandoned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,14 +156,12 @@ def test_the_directory_of_all_may_go_while_somebody_looks_for_what_is_abandoned(
     own.remove()
 
 
-# RB4
 def test_there_is_no_write_ahead_log(worker: WorkerStates, tmp_path: Path) -> None:
     filled(worker).freeze()
     assert sum(path.stat().st_size for path in tmp_path.rglob("*.log")) == 0
     assert sum(path.stat().st_size for path in tmp_path.rglob("*.sst")) > 0
 
 
-# RB7
 def test_a_frozen_state_is_links_and_goes_when_it_is_released_or_forgotten(
     worker: WorkerStates, tmp_path: Path
 ) -> None:
@@ -198,11 +189,10 @@ DAMAGES: dict[str, Callable[[Path, bytes], Any]] = {
 }
 
 
-# RB6
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damage_of_a_frozen_state_is_named_and_nothing_is_left_out(
     worker: WorkerStates, tmp_path: Path, damage: str
-) -> None:  # RB6
+) -> None:
     frozen = filled(worker).freeze()
     (file,) = the_checkpoint(tmp_path).glob("*.sst")
     data = file.read_bytes()
@@ -213,9 +203,8 @@ def test_damage_of_a_frozen_state_is_named_and_nothing_is_left_out(
     assert "\n" not in str(told.value)
 
 
-# RB6
 @pytest.mark.parametrize("damage", ["flipped", "truncated"])
-def test_damage_under_a_running_database_is_named(tmp_path: Path, damage: str) -> None:  # RB6
+def test_damage_under_a_running_database_is_named(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "db"
     database = Database(path, SharedMemory(16 << 20))
     rows = [number.to_bytes(8, "big") for number in range(5_000)]
@@ -239,7 +228,6 @@ def test_damage_under_a_running_database_is_named(tmp_path: Path, damage: str) -
             read(database.opened(path))
 
 
-# RB6
 def test_rows_of_a_key_that_are_missing_are_named(tmp_path: Path) -> None:
     database = Database(tmp_path / "db", SharedMemory(16 << 20))
     changes = Changes()
@@ -252,7 +240,6 @@ def test_rows_of_a_key_that_are_missing_are_named(tmp_path: Path) -> None:
     database.close()
 
 
-# RB8
 def test_a_full_disk_is_one_sentence_and_what_was_frozen_before_stays(
     worker: WorkerStates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -274,7 +261,6 @@ def test_a_full_disk_is_one_sentence_and_what_was_frozen_before_stays(
     assert len(rows_in(sections_of(before))["value"]) == 100
 
 
-# RB8
 def test_a_closed_database_is_told_and_closing_never_fails(worker: WorkerStates, tmp_path: Path) -> None:
     backend = filled(worker, 10)
     frozen = backend.freeze()
@@ -287,7 +273,6 @@ def test_a_closed_database_is_told_and_closing_never_fails(worker: WorkerStates,
     assert list(tmp_path.iterdir()) == []
 
 
-# RB5
 def test_many_databases_of_a_process_leave_it_files_to_open(monkeypatch: pytest.MonkeyPatch) -> None:
     few, many = ([database_module.open_files(count, limit) for count in range(1, 17)] for limit in (1_024, 100_000))
     assert few[0] == 128
@@ -307,7 +292,6 @@ def test_many_databases_of_a_process_leave_it_files_to_open(monkeypatch: pytest.
     assert asked == [1, 2, 3]
 
 
-# RB5
 def test_all_databases_of_a_worker_share_its_memory() -> None:
     memory = SharedMemory(64 << 20)
     memory.joined(Use.SEARCHED)
@@ -317,7 +301,6 @@ def test_all_databases_of_a_worker_share_its_memory() -> None:
     assert memory.cache_bytes == 8 << 20
 
 
-# RB5 RB28
 def test_of_numbers_alone_rocksdb_keeps_a_quarter(monkeypatch: pytest.MonkeyPatch) -> None:
     given = []
     monkeypatch.setattr(
@@ -346,8 +329,7 @@ def option(path: Path, name: str) -> str:
     return str(found)
 
 
-# RB14
-def test_files_of_what_is_only_looked_up_wait_longer_to_be_merged(worker: WorkerStates, tmp_path: Path) -> None:  # RB28
+def test_files_of_what_is_only_looked_up_wait_longer_to_be_merged(worker: WorkerStates, tmp_path: Path) -> None:
     states = worker.of("node", 0, GROUPS)
     states.by_column(KEYS, [VALUE])
     states.by_row(KEYS, [VALUE])
@@ -360,12 +342,11 @@ def test_files_of_what_is_only_looked_up_wait_longer_to_be_merged(worker: Worker
     looked_up = room._open[0].database
     looked_up.checkpoint(tmp_path / "copy")
     for options in (tmp_path / "copy").glob("OPTIONS-*"):
-        options.unlink()  # as of every checkpoint (RB21)
+        options.unlink()  # as of every checkpoint
     looked_up.continue_from(tmp_path / "copy")
     assert merged_at(looked_up.path) == 16, "also when it goes on with the files of a checkpoint"
 
 
-# RB28
 def test_rows_of_numbers_are_neither_packed_nor_copied_to_be_read(worker: WorkerStates) -> None:
     states = worker.of("node", 0, GROUPS)
     number, text_key = StateDescriptor("n", StateKind.VALUE, pa.int64()), KeyColumns(("id",), (pa.large_string(),))
@@ -412,7 +393,6 @@ print("read", found.equals(keys), flush=True)
 """
 
 
-# RB28 RB6
 def test_a_file_of_numbers_that_is_cut_off_meanwhile_ends_the_process_and_gives_no_wrong_value(tmp_path: Path) -> None:
     """What is read where it is ends with the file: the system says so by a signal, as when a worker is killed."""
     command = [sys.executable, "-c", SHORTENED, str(tmp_path)]
@@ -421,7 +401,6 @@ def test_a_file_of_numbers_that_is_cut_off_meanwhile_ends_the_process_and_gives_
     assert "read" not in ended.stdout
 
 
-# RB7
 def test_many_parts_hold_each_key_once(worker: WorkerStates, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = filled(worker)
     monkeypatch.setattr(rocks_frozen, "PART_BYTES", 1 << 12)

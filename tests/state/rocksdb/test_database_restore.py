@@ -1,4 +1,4 @@
-"""Of a database only the files are fetched that have rows of the key groups that are wanted (RB29)."""
+"""Of a database only the files are fetched that have rows of the key groups that are wanted."""
 
 from __future__ import annotations
 
@@ -103,12 +103,11 @@ def files_read(subtask: Subtask) -> set[str]:
     return {path for path in subtask.storage.read if ".f" in path}
 
 
-# RB29
 @pytest.mark.parametrize("parallelism", [2, 3, 8])
 @pytest.mark.parametrize("name", ["memory", "rocksdb"])
 def test_a_worker_fetches_only_files_with_its_key_groups(
     subtask: Subtask, tmp_path: Path, name: str, parallelism: int
-) -> None:  # RB29
+) -> None:
     manifest = merged(subtask)
     files = len(files_of(manifest.entries[0].parts))
     assert files > 10
@@ -140,7 +139,6 @@ def owned_group(key: int) -> int:
     return int(key_groups(hash_columns(batch, ["id"]), GROUPS)[0])
 
 
-# RB29 RS16
 def test_who_looks_at_keys_fetches_only_files_with_their_key_groups(
     tmp_path: Path, small_files: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,7 +160,7 @@ def test_who_looks_at_keys_fetches_only_files_with_their_key_groups(
     subtask.worker.close()
 
 
-# RB29 R57
+# R57
 def test_files_without_a_manifest_are_named_as_ever(subtask: Subtask, tmp_path: Path) -> None:
     manifest = merged(subtask)
     description = told(subtask, manifest)
@@ -176,9 +174,9 @@ def test_files_without_a_manifest_are_named_as_ever(subtask: Subtask, tmp_path: 
         )
 
 
-# RB29 R57
+# R57
 @pytest.mark.parametrize("wrong", ["range", "level"])
-def test_files_that_are_not_where_it_says_are_named(subtask: Subtask, tmp_path: Path, wrong: str) -> None:  # RB29
+def test_files_that_are_not_where_it_says_are_named(subtask: Subtask, tmp_path: Path, wrong: str) -> None:
     changes = {"range": {"last_group": 127, "first_group": 0}, "level": {"level": 5}}[wrong]
     manifest = merged(subtask)
     description = told(subtask, manifest)
@@ -190,7 +188,6 @@ def test_files_that_are_not_where_it_says_are_named(subtask: Subtask, tmp_path: 
         Restored(subtask.storage, wrongly, tmp_path / "other", worker=1, parallelism=2)
 
 
-# RB29
 def test_a_description_that_tells_where_some_files_are_is_damage(subtask: Subtask) -> None:
     description = told(subtask, merged(subtask))
     data = memoryview(b"".join(map(bytes, replace(description, ranges=description.ranges[1:]).encode())))
@@ -198,7 +195,6 @@ def test_a_description_that_tells_where_some_files_are_is_damage(subtask: Subtas
         decode_description(data, "it")
 
 
-# RB29 RB20
 def test_a_file_that_is_not_the_databases_is_in_no_checkpoint(
     subtask: Subtask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,9 +211,8 @@ def test_a_file_that_is_not_the_databases_is_in_no_checkpoint(
         subtask.checkpoint(1)
 
 
-# RB29
 @pytest.mark.parametrize("notes_bytes", [*range(32_730, 32_780), 65_530, 100_000])
-def test_rocksdb_reads_what_was_noted_wherever_it_is_in_the_manifest(tmp_path: Path, notes_bytes: int) -> None:  # RB29
+def test_rocksdb_reads_what_was_noted_wherever_it_is_in_the_manifest(tmp_path: Path, notes_bytes: int) -> None:
     """A record is in pieces where it would cross the end of a block."""
     with closing(Rdict(str(tmp_path / "db"), _small_options())) as db:
         for key in range(3_000):
@@ -265,9 +260,8 @@ def _skipped(length: int) -> bytes:
     return bytes([*_varint((1 << 13) + 500), *_varint(length)]) + bytes(length)
 
 
-# RB29
 @pytest.mark.parametrize("wanted", list(combinations(range(6), 2)))
-def test_what_is_needed_is_what_overlaps(wanted: tuple[int, int]) -> None:  # RB29
+def test_what_is_needed_is_what_overlaps(wanted: tuple[int, int]) -> None:
     """All files with some of five key groups, and all ranges of these that may be wanted."""
     first, end = wanted
     places = list(combinations_with_replacement(range(5), 2))
@@ -281,7 +275,6 @@ def test_what_is_needed_is_what_overlaps(wanted: tuple[int, int]) -> None:  # RB
     assert found.is_whole == all(has_some)
 
 
-# SF16
 def test_a_description_of_another_version_is_refused() -> None:
     data = b"".join(map(bytes, encode_sections({"what": [b'{"version": 2}']})))
     with pytest.raises(CorruptionError, match=r"files of a database, version 1.*version 2"):

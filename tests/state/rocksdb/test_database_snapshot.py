@@ -53,7 +53,7 @@ def paths(parts: tuple[SnapshotPart, ...]) -> set[str]:
     return {part.path for part in files_of(parts)}
 
 
-# RB20 SF15
+# SF15
 def test_a_checkpoint_writes_only_the_files_that_no_earlier_one_has(subtask: Subtask, tmp_path: Path) -> None:
     subtask.put(range(KEYS))
     first = subtask.checkpoint(1).entries[0].parts
@@ -71,7 +71,6 @@ def test_a_checkpoint_writes_only_the_files_that_no_earlier_one_has(subtask: Sub
     restored.states.close()
 
 
-# RB26
 def test_what_describes_a_database_does_not_grow_with_its_age(
     subtask: Subtask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,7 +94,6 @@ def test_what_describes_a_database_does_not_grow_with_its_age(
         one.close()
 
 
-# RB26 RB21
 def test_options_are_in_no_checkpoint(subtask: Subtask) -> None:
     subtask.put(range(KEYS))
     parts = subtask.checkpoint(1).entries[0].parts
@@ -106,7 +104,6 @@ def test_options_are_in_no_checkpoint(subtask: Subtask) -> None:
     assert described.size_bytes < 4_000
 
 
-# RB26 RB20
 def test_a_file_of_any_size_but_its_own_is_seen_before_anything_is_written(tmp_path: Path) -> None:
     """Of so many files only some are opened."""
     made = Database(tmp_path / "db", SharedMemory(8 << 20), Use.LOOKED_UP)
@@ -132,13 +129,11 @@ def test_a_file_of_any_size_but_its_own_is_seen_before_anything_is_written(tmp_p
     made.close()
 
 
-# RB20
 def test_little_state_is_written_as_rows(subtask: Subtask) -> None:
     subtask.put(range(100))
     assert {part.section for part in subtask.write(1)} == {f"{STATE_PREFIX}sum"}
 
 
-# RB20
 def test_a_database_that_cannot_be_told_what_it_is_is_written_as_rows(
     subtask: Subtask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,7 +151,7 @@ def test_a_database_that_cannot_be_told_what_it_is_is_written_as_rows(
     assert {part.section for part in subtask.write(1)} == {f"{STATE_PREFIX}sum"}
 
 
-# RB20 SV3
+# SV3
 def test_a_savepoint_has_no_files_of_a_database(subtask: Subtask, tmp_path: Path) -> None:
     subtask.put(range(KEYS))
     subtask.checkpoint(1)
@@ -225,7 +220,6 @@ def test_a_shared_file_goes_when_the_last_checkpoint_goes_that_has_it(subtask: S
 
 # SF15
 def test_a_database_that_was_filled_with_rows_shares_nothing_of_another(subtask: Subtask, tmp_path: Path) -> None:
-    # RB20
     """Its files have the same names."""
     subtask.put(range(KEYS))
     manifest = subtask.checkpoint(1)
@@ -240,7 +234,7 @@ def test_a_database_that_was_filled_with_rows_shares_nothing_of_another(subtask:
     other.worker.close()
 
 
-# RB21 SF15
+# SF15
 def test_what_goes_on_with_files_shares_them(subtask: Subtask, tmp_path: Path) -> None:
     subtask.put(range(KEYS))
     manifest = subtask.checkpoint(1)
@@ -258,12 +252,11 @@ def test_what_goes_on_with_files_shares_them(subtask: Subtask, tmp_path: Path) -
         one.close()
 
 
-# RB22
 @pytest.mark.parametrize("parallelism", [1, 2, 3])
 @pytest.mark.parametrize("name", ["memory", "rocksdb"])
 def test_files_are_restored_at_any_parallelism_in_any_backend(
     subtask: Subtask, tmp_path: Path, name: str, parallelism: int, monkeypatch: pytest.MonkeyPatch
-) -> None:  # RB22
+) -> None:
     monkeypatch.setattr(database_restore, "PART_BYTES", 100_000)
     subtask.put(range(KEYS))
     subtask.checkpoint(1)
@@ -284,8 +277,7 @@ def test_files_are_restored_at_any_parallelism_in_any_backend(
     assert len(owned(0, parallelism)) == -(-GROUPS // parallelism) or parallelism == 3
 
 
-# RB21
-def test_other_states_take_the_rows(subtask: Subtask, tmp_path: Path) -> None:  # RB22
+def test_other_states_take_the_rows(subtask: Subtask, tmp_path: Path) -> None:
     from tests.state.rocksdb import increments
 
     subtask.put(range(KEYS))
@@ -315,12 +307,12 @@ def damaged(subtask: Subtask, how: str) -> str:
     return path.removeprefix("p/")
 
 
-# RB21 RB22 I4
+# I4
 @pytest.mark.parametrize("how", ["missing", "truncated", "flipped"])
 @pytest.mark.parametrize("parallelism", [1, 2])
 def test_a_damaged_file_is_named_and_nothing_is_half_restored(
     subtask: Subtask, tmp_path: Path, how: str, parallelism: int
-) -> None:  # RB21
+) -> None:
     subtask.put(range(KEYS))
     manifest = subtask.checkpoint(1)
     path = damaged(subtask, how)
@@ -331,9 +323,8 @@ def test_a_damaged_file_is_named_and_nothing_is_half_restored(
     assert not list((tmp_path / "other").rglob("restored"))
 
 
-# RB21 RB22 U7
 @pytest.mark.parametrize("parallelism", [1, 2])
-def test_rows_that_are_missing_are_named(subtask: Subtask, tmp_path: Path, parallelism: int) -> None:  # RB21, RB22
+def test_rows_that_are_missing_are_named(subtask: Subtask, tmp_path: Path, parallelism: int) -> None:
     subtask.put(range(KEYS))
     parts = subtask.checkpoint(1).entries[0].parts
     wrong = tuple(
@@ -344,7 +335,6 @@ def test_rows_that_are_missing_are_named(subtask: Subtask, tmp_path: Path, paral
         Restored(subtask.storage, manifest_of(1, wrong), tmp_path / "other", parallelism=parallelism)
 
 
-# RB21
 def test_a_description_without_one_of_its_files_is_damage(subtask: Subtask, tmp_path: Path) -> None:
     subtask.put(range(KEYS))
     parts = subtask.checkpoint(1).entries[0].parts
@@ -372,7 +362,6 @@ class Counting:
         return {path for path in self.paths if ".f" in path}
 
 
-# RB21 RB3
 def test_what_a_killed_worker_left_is_used_and_then_goes(
     subtask: Subtask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -394,7 +383,6 @@ def test_what_a_killed_worker_left_is_used_and_then_goes(
     restored.states.close()
 
 
-# RB21 RB3
 def test_what_a_failed_worker_left_is_used_and_then_goes(subtask: Subtask, monkeypatch: pytest.MonkeyPatch) -> None:
     subtask.put(range(KEYS))
     for number in (1, 2, 3):
@@ -416,7 +404,6 @@ def test_what_a_failed_worker_left_is_used_and_then_goes(subtask: Subtask, monke
     assert not list(subtask.root.iterdir())
 
 
-# RB21 RB3
 def test_a_worker_that_fails_before_it_wrote_a_snapshot_leaves_what_others_left(subtask: Subtask) -> None:
     subtask.put(range(KEYS))
     manifest = subtask.checkpoint(1)
@@ -428,7 +415,6 @@ def test_a_worker_that_fails_before_it_wrote_a_snapshot_leaves_what_others_left(
     assert list(left.rglob("*.sst"))
 
 
-# RB3 RB21
 def test_what_is_beside_the_directories_of_workers_is_in_nobodys_way(
     subtask: Subtask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -449,7 +435,6 @@ def test_what_is_beside_the_directories_of_workers_is_in_nobodys_way(
     assert sorted(path.name for path in parent.iterdir()) == ["a.lock", "b.lock", "copied"]
 
 
-# RB21
 def test_files_are_fetched_where_what_is_near_cannot_be_read(subtask: Subtask, monkeypatch: pytest.MonkeyPatch) -> None:
     subtask.put(range(KEYS))
     manifest = subtask.checkpoint(1)
@@ -465,11 +450,10 @@ def test_files_are_fetched_where_what_is_near_cannot_be_read(subtask: Subtask, m
     restored.states.close()
 
 
-# RB21
 @pytest.mark.parametrize("how", ["missing", "truncated", "flipped"])
 def test_what_is_left_is_ignored_where_it_does_not_fit(
     subtask: Subtask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:  # RB21
+) -> None:
     subtask.put(range(KEYS))
     subtask.checkpoint(1)
     subtask.put(range(60), version=1)
@@ -492,7 +476,6 @@ def test_what_is_left_is_ignored_where_it_does_not_fit(
     restored.states.close()
 
 
-# RB21
 def test_only_the_last_snapshots_stay_on_the_disk(subtask: Subtask) -> None:
     subtask.put(range(KEYS))
     for number in range(1, 6):
@@ -503,7 +486,6 @@ def test_only_the_last_snapshots_stay_on_the_disk(subtask: Subtask) -> None:
     assert not subtask.root.exists() or not list(subtask.root.rglob("*"))
 
 
-# RB8 RB21
 def test_a_full_disk_while_restoring_is_one_sentence(
     subtask: Subtask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -522,9 +504,8 @@ def test_a_full_disk_while_restoring_is_one_sentence(
     restored.states.close()
 
 
-# RB20 RB6
 @pytest.mark.parametrize("how", ["missing", "truncated"])
-def test_a_local_file_that_is_damaged_is_not_written_to_a_checkpoint(subtask: Subtask, how: str) -> None:  # RB20
+def test_a_local_file_that_is_damaged_is_not_written_to_a_checkpoint(subtask: Subtask, how: str) -> None:
     """What is left without it is enough to be written as files."""
     subtask.put(range(KEYS))
     subtask.checkpoint(1)
@@ -548,7 +529,6 @@ def test_a_local_file_that_is_damaged_is_not_written_to_a_checkpoint(subtask: Su
     assert subtask.storage.list("p") == before
 
 
-# RS16
 def test_states_in_files_can_be_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database_restore, "PART_BYTES", 500_000)
     root = tmp_path / "checkpoints"
@@ -575,7 +555,7 @@ def test_states_in_files_can_be_looked_at(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("changed", ["value", None])
 def test_a_checkpoint_in_files_can_be_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str | None
-) -> None:  # WS3, WS8, RB22
+) -> None:
     monkeypatch.setattr(database_restore, "PART_BYTES", 500_000)
     root = tmp_path / "checkpoints"
     root.mkdir()

@@ -87,7 +87,6 @@ def several(**options: Any) -> hg.Pipeline:
     return made
 
 
-# RB13 SX18
 def test_an_operator_may_say_where_its_own_state_is() -> None:
     config = several().definition().config
     large, windows = RocksState(32 << 20), RocksState(512 << 20)
@@ -103,16 +102,14 @@ def test_an_operator_may_say_where_its_own_state_is() -> None:
     worker.close()
 
 
-# RB13
 def test_whoever_looks_at_a_stream_keeps_what_its_operators_say() -> None:
     made = several()
     nodes = [node.name for node in made._builder.nodes if node.name == "last"]
     assert made._builder.upstream_of(nodes).states == {"last": RocksState(32 << 20)}
 
 
-# RB13
 @pytest.mark.parametrize("state", ["rocksdb", hg.RocksDB, 5])
-def test_what_is_no_state_of_an_operator_is_told_and_nothing_is_added(state: Any) -> None:  # RB13
+def test_what_is_no_state_of_an_operator_is_told_and_nothing_is_added(state: Any) -> None:
     made = hg.Pipeline("p")
     keyed = made.source(hg.FromRows([{"n": 1, "ts": 1}])).with_timestamps("ts").key_by("n")
     before = len(made._builder.nodes)

@@ -1,4 +1,4 @@
-"""Any history of a database, read in part, says what all of its files say: rows that were removed stay away (RB29)."""
+"""Any history of a database, read in part, says what all of its files say: rows that were removed stay away."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _BESIDE = (".sst", ".log", "LOG", "LOCK", "IDENTITY")
 
 @pytest.fixture
 def tiny_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have RocksDB merge files of a few KiB on several levels, and begin its MANIFEST anew now and then (RB26)."""
+    """Have RocksDB merge files of a few KiB on several levels, and begin its MANIFEST anew now and then."""
     monkeypatch.setattr(database, "MANIFEST_BYTES_MAX", 2_000)
     original = SharedMemory.options
 
@@ -94,11 +94,10 @@ def put_there(directory: Path, checkpoint: Path, description: Description) -> No
         (directory / name).write_bytes(data)
 
 
-# RB29 RB26
 @pytest.mark.parametrize(("seed", "groups"), [(1, 128), (2, 32_768)])
 def test_any_history_that_is_read_in_part_is_what_all_files_say(
     tmp_path: Path, tiny_files: None, seed: int, groups: int
-) -> None:  # RB29
+) -> None:
     history, manifests, levels, left_out = History(tmp_path, seed, groups), set(), set(), 0
     for number in range(CHECKPOINTS):
         for _ in range(4):

@@ -1,4 +1,4 @@
-"""How keys and values become bytes, and back (RB1, RB2)."""
+"""How keys and values become bytes, and back."""
 
 from __future__ import annotations
 
@@ -32,9 +32,8 @@ from headgate.state.rocksdb.tables import tables_of
 WORDS = st.integers(-(2**63), 2**63 - 1)
 
 
-# RB1
 @given(st.lists(st.tuples(st.text(max_size=4), WORDS, st.binary(max_size=4), st.booleans()), max_size=20))
-def test_keys_come_back_whatever_bytes_they_have(rows: list[tuple[str, int, bytes, bool]]) -> None:  # RB1
+def test_keys_come_back_whatever_bytes_they_have(rows: list[tuple[str, int, bytes, bool]]) -> None:
     types = [pa.large_string(), pa.int64(), pa.large_binary(), pa.bool_()]
     columns = [pa.array([row[at] for row in rows], dtype) for at, dtype in enumerate(types)]
     encoded = encode_columns(columns)
@@ -44,9 +43,8 @@ def test_keys_come_back_whatever_bytes_they_have(rows: list[tuple[str, int, byte
     assert [end - 4 for end in ends] == [len(row) for row in encoded]
 
 
-# RB1
 @given(st.lists(WORDS, min_size=1, max_size=20))
-def test_a_range_of_key_groups_is_a_range_of_rows_and_numbers_are_in_order(numbers: list[int]) -> None:  # RB1
+def test_a_range_of_key_groups_is_a_range_of_rows_and_numbers_are_in_order(numbers: list[int]) -> None:
     keys = KeyColumns(("id",), (pa.int64(),))
     column = pa.array(numbers)
     rows = encoded_keys([column], keys, 1_000).in_table(7)
@@ -57,9 +55,8 @@ def test_a_range_of_key_groups_is_a_range_of_rows_and_numbers_are_in_order(numbe
     assert encode_columns([pa.array(sorted(numbers))]) == sorted(encode_columns([column]))
 
 
-# RB14
 @given(st.lists(WORDS, min_size=1, max_size=20))
-def test_numbers_are_written_in_the_order_of_their_rows(numbers: list[int]) -> None:  # RB14
+def test_numbers_are_written_in_the_order_of_their_rows(numbers: list[int]) -> None:
     keys = KeyColumns(("id",), (pa.int64(),))
     order = disk_order([pa.array(numbers)], keys, 1_000)
     assert sorted(order.tolist()) == list(range(len(numbers)))
@@ -67,9 +64,8 @@ def test_numbers_are_written_in_the_order_of_their_rows(numbers: list[int]) -> N
     assert rows == sorted(rows)
 
 
-# RB14
 @given(st.lists(st.tuples(st.text(max_size=4), WORDS), min_size=1, max_size=20))
-def test_other_keys_are_written_by_key_group(rows: list[tuple[str, int]]) -> None:  # RB14
+def test_other_keys_are_written_by_key_group(rows: list[tuple[str, int]]) -> None:
     keys = KeyColumns(("name", "id"), (pa.large_string(), pa.int64()))
     columns = [pa.array([name for name, _ in rows], pa.large_string()), pa.array([number for _, number in rows])]
     order = disk_order(columns, keys, 1_000)
@@ -78,19 +74,16 @@ def test_other_keys_are_written_by_key_group(rows: list[tuple[str, int]]) -> Non
     assert (np.diff(groups) >= 0).all()
 
 
-# RB1
 def test_rows_of_one_table_are_found_together() -> None:
     rows = [bytes([0, group, 0, table, 9]) for group in range(2) for table in (1, 1, 2)]
     assert list(runs(rows)) == [(1, 0, 2), (2, 2, 3), (1, 3, 5), (2, 5, 6)]
 
 
-# RB1
 def test_elements_are_in_the_order_of_their_places() -> None:
     assert places(70_000) == sorted(places(70_000))
     assert places_of(np.array([0, 69_999])) == [places(70_000)[0], places(70_000)[-1]]
 
 
-# RB1
 def test_tables_are_numbered_by_the_names_of_states_however_they_are_declared() -> None:
     keys = KeyColumns(("id",), (pa.int64(),))
     declared = [StateDescriptor(name, StateKind.LIST, pa.int64()) for name in ("b", "a", "c")]
@@ -119,9 +112,8 @@ VALUES: list[tuple[pa.DataType, list[Any]]] = [
 ]
 
 
-# RB2
 @pytest.mark.parametrize(("dtype", "values"), VALUES, ids=[str(dtype) for dtype, _ in VALUES])
-def test_values_come_back(dtype: pa.DataType, values: list[Any]) -> None:  # RB2
+def test_values_come_back(dtype: pa.DataType, values: list[Any]) -> None:
     codec, column = value_codec(dtype), pa.array(values, dtype)
     assert codec.decode(codec.encode(column)).equals(column)
     assert codec.decode(codec.encode(column.slice(1))).equals(column.slice(1))
@@ -158,9 +150,8 @@ def nested(draw: st.DrawFn, depth: int = 3) -> tuple[pa.DataType, st.SearchStrat
     return draw(st.sampled_from(SCALARS))
 
 
-# RB2
 @given(st.data())
-def test_values_of_any_type_come_back_with_their_nulls(data: st.DataObject) -> None:  # RB2
+def test_values_of_any_type_come_back_with_their_nulls(data: st.DataObject) -> None:
     dtype, values = data.draw(nested())
     column = pa.array(data.draw(st.lists(values, max_size=4)), dtype)
     for codec, stored in (
@@ -172,9 +163,8 @@ def test_values_of_any_type_come_back_with_their_nulls(data: st.DataObject) -> N
         assert found.equals(stored)
 
 
-# RB2
 @pytest.mark.parametrize("dtype", [pa.timestamp("us"), pa.duration("us"), pa.date32()])
-def test_times_come_back_also_those_that_python_does_not_have(dtype: pa.DataType) -> None:  # RB2
+def test_times_come_back_also_those_that_python_does_not_have(dtype: pa.DataType) -> None:
     limit = 2**31 - 1 if dtype == pa.date32() else 2**63 - 1
     column = pa.array([-limit, 0, limit], pa.int32() if dtype == pa.date32() else pa.int64()).view(dtype)
     codec = value_codec(dtype)
@@ -184,7 +174,6 @@ def test_times_come_back_also_those_that_python_does_not_have(dtype: pa.DataType
     assert codec.decode(codec.encode(inside)).equals(inside)
 
 
-# RB2
 def test_nested_values_are_stored_by_the_names_of_their_fields() -> None:
     codec = value_codec(NESTED)
     column = pa.array([{"at": None, "days": [None], "raw": b"x"}, {"at": None, "days": None, "raw": None}], NESTED)

@@ -1,4 +1,4 @@
-"""Timers, windows and state that expires in files of RocksDB: what is written of them, and what is restored (RB24).
+"""Timers, windows and state that expires in files of RocksDB: what is written of them, and what is restored.
 
 Random histories that go through such files: ``tests/state/test_timers.py``,
 ``tests/operators/process/test_timer_histories.py``, ``test_ttl_histories.py`` and ``tests/operators/windows``.
@@ -192,7 +192,7 @@ def in_all(moved: Moved) -> int:
 
 
 @forms
-def test_a_checkpoint_with_timers_writes_only_new_files(form: str, worker: WorkerStates) -> None:  # RB24
+def test_a_checkpoint_with_timers_writes_only_new_files(form: str, worker: WorkerStates) -> None:
     function, write = Function(form, worker), Written()
     function.put(PLAIN, range(3_000))
     function.register([(key, 10 + key) for key in range(3_000)])
@@ -208,7 +208,7 @@ def test_a_checkpoint_with_timers_writes_only_new_files(form: str, worker: Worke
 
 
 @kinds
-def test_a_checkpoint_of_windows_writes_only_new_files(kind: str, worker: WorkerStates) -> None:  # RB24
+def test_a_checkpoint_of_windows_writes_only_new_files(kind: str, worker: WorkerStates) -> None:
     state, write = windows(worker, kind), Written()
     add(state, *((key, key % 3, 1, key, key) for key in range(2_000)))
     first = write(state)
@@ -221,7 +221,7 @@ def test_a_checkpoint_of_windows_writes_only_new_files(kind: str, worker: Worker
 
 
 @forms
-def test_a_checkpoint_of_state_that_expires_writes_only_new_files(form: str, worker: WorkerStates) -> None:  # RB24
+def test_a_checkpoint_of_state_that_expires_writes_only_new_files(form: str, worker: WorkerStates) -> None:
     function, write = Function(form, worker, has_timers=False), Written()
     function.put(EXPIRES, range(3_000))
     first = write(function.backend)
@@ -253,7 +253,7 @@ def formers(worker: WorkerStates, form: str, parallelism: int, keys: Sequence[in
 @moves
 def test_timers_in_files_fire_in_the_same_order_wherever_they_are_restored(
     later: str, p: int, worker: WorkerStates
-) -> None:  # ST4, RB24
+) -> None:
     keys = range(120)
     moved = formers(worker, "columns" if p % 2 else "rows", p, keys)
     assert all(one.files for one in moved)
@@ -275,7 +275,7 @@ def test_timers_in_files_fire_in_the_same_order_wherever_they_are_restored(
 @pytest.mark.parametrize("q", [1, 3])
 def test_what_expires_in_files_does_so_wherever_it_is_restored(
     form: str, later: str, q: int, worker: WorkerStates
-) -> None:  # TL6, RB24
+) -> None:
     keys = range(120)
     moved = formers(worker, form, 1, keys)
     with states(later) as laters:
@@ -307,7 +307,7 @@ def add(state: Any, *rows: tuple[int | None, ...]) -> None:
 @moves
 def test_windows_in_files_fire_whole_wherever_they_are_restored(
     kind: str, later: str, p: int, worker: WorkerStates
-) -> None:  # ST4, WN11, RB24
+) -> None:
     keys, moved = range(60), []
     for index in range(p):
         state, mine = windows(worker, kind, index), owned_by(keys, p, index)
@@ -336,7 +336,7 @@ def test_windows_in_files_fire_whole_wherever_they_are_restored(
 @forms
 def test_what_a_database_went_on_with_is_what_it_was(
     form: str, worker: WorkerStates, monkeypatch: pytest.MonkeyPatch
-) -> None:  # RB21, RB24
+) -> None:
     function, write, keys = Function(form, worker), Written(), range(400)
     function.put(EXPIRES, keys)
     function.register(timers_of(keys))
@@ -372,7 +372,7 @@ def test_what_a_database_went_on_with_is_what_it_was(
 
 
 @kinds
-def test_rows_of_windows_that_were_gone_on_with_are_told_from_new_ones(kind: str, worker: WorkerStates) -> None:  # RB12
+def test_rows_of_windows_that_were_gone_on_with_are_told_from_new_ones(kind: str, worker: WorkerStates) -> None:
     state, write = windows(worker, kind), Written()
     add(state, *((key, 2, 1, 1, 1) for key in range(30)))
     first = write(state)
@@ -392,7 +392,7 @@ def test_rows_of_windows_that_were_gone_on_with_are_told_from_new_ones(kind: str
 @forms
 def test_a_ttl_that_became_shorter_counts_for_files_as_well(
     form: str, worker: WorkerStates, monkeypatch: pytest.MonkeyPatch
-) -> None:  # TL7, RB24
+) -> None:
     function = Function(form, worker, has_timers=False)
     function.put(EXPIRES, range(50))
     moved = Moved(function.backend.freeze(), groups=GROUPS)
@@ -413,7 +413,7 @@ def test_a_ttl_that_became_shorter_counts_for_files_as_well(
 
 
 @forms
-def test_a_function_with_files_may_be_given_timers_or_a_ttl(form: str, worker: WorkerStates) -> None:  # TL7, TM6, RB24
+def test_a_function_with_files_may_be_given_timers_or_a_ttl(form: str, worker: WorkerStates) -> None:  # TM6
     function = Function(form, worker, has_timers=False)
     function.put(PLAIN, range(50))
     function.put(EXPIRES, range(50))
@@ -458,7 +458,7 @@ def _windows(worker: WorkerStates) -> Any:
     return state
 
 
-def test_a_timer_that_is_missing_in_files_is_named(worker: WorkerStates) -> None:  # R30, RB24
+def test_a_timer_that_is_missing_in_files_is_named(worker: WorkerStates) -> None:
     function = Function("rows", worker)
     function.register(timers_of(range(200)))
     moved = Moved(function.backend.freeze(), groups=GROUPS)
@@ -474,7 +474,7 @@ def test_a_timer_that_is_missing_in_files_is_named(worker: WorkerStates) -> None
 
 def test_timers_windows_and_expiries_in_files_can_be_looked_at(
     tmp_path: Path, worker: WorkerStates, monkeypatch: pytest.MonkeyPatch
-) -> None:  # RS15, RS16, TL9, RS4, RB24
+) -> None:
     from headgate.runtime.checkpoints.log import CheckpointLog
 
     monkeypatch.setattr(database_restore, "PART_BYTES", 2_000)
@@ -515,7 +515,7 @@ def test_groups_of_the_model_are_those_of_the_product() -> None:
             assert set(key_groups(hashes, GROUPS).tolist()) <= set(groups)
 
 
-def test_little_with_timers_is_written_as_rows(monkeypatch: pytest.MonkeyPatch) -> None:  # RB20
+def test_little_with_timers_is_written_as_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     with states("rocksdb") as worker:
         function = Function("rows", worker)
         function.put(PLAIN, range(9))

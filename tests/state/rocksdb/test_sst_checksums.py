@@ -58,7 +58,6 @@ def a_bit_flips(at: Callable[[int], int]) -> Iterator[None]:
         yield
 
 
-# RB23
 def test_a_sound_file_is_sound_and_any_bit_of_it_counts(subtask: Subtask) -> None:
     path = file_of(subtask)
     data = path.read_bytes()
@@ -77,7 +76,6 @@ def test_a_sound_file_is_sound_and_any_bit_of_it_counts(subtask: Subtask) -> Non
             check_blocks(cut, path)
 
 
-# RB23
 def test_blocks_that_changed_places_are_damage(subtask: Subtask) -> None:
     """Each of them has its checksum."""
     path = file_of(subtask)
@@ -97,7 +95,6 @@ def test_blocks_that_changed_places_are_damage(subtask: Subtask) -> None:
         check_blocks(swapped, path)
 
 
-# RB25 RB23
 def test_filters_and_indexes_are_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So whoever looks a row up reads a part of the filter, not all of it; and all parts are checked."""
     monkeypatch.setattr(database_module, "METADATA_BYTES", 512)
@@ -118,9 +115,8 @@ def test_filters_and_indexes_are_in_parts(tmp_path: Path, monkeypatch: pytest.Mo
             check_blocks(spoiled, path)
 
 
-# RB23
 @pytest.mark.parametrize("shape", ["little", "compacted", "removed"])
-def test_files_of_every_shape_can_be_checked(subtask: Subtask, shape: str) -> None:  # RB23
+def test_files_of_every_shape_can_be_checked(subtask: Subtask, shape: str) -> None:
     subtask.put(range(40 if shape == "little" else KEYS))
     database = subtask.backend._objects._local.database
     if shape == "removed":
@@ -140,9 +136,8 @@ def test_files_of_every_shape_can_be_checked(subtask: Subtask, shape: str) -> No
         check_blocks(path.read_bytes(), path)
 
 
-# RB23 RB20
 @pytest.mark.parametrize("where", ["data", "tail"])
-def test_a_bit_that_flips_before_the_first_upload_is_in_no_checkpoint(subtask: Subtask, where: str) -> None:  # RB23
+def test_a_bit_that_flips_before_the_first_upload_is_in_no_checkpoint(subtask: Subtask, where: str) -> None:
     subtask.put(range(KEYS))
     with a_bit_flips(lambda size: size // 3 if where == "data" else size - 1_500):
         said = r"checkpoint-1/\d+.sst is damaged at byte \d+: expected a block" if where == "data" else "checkpoint-1"
@@ -151,7 +146,7 @@ def test_a_bit_that_flips_before_the_first_upload_is_in_no_checkpoint(subtask: S
     assert not [path for path in subtask.storage.list("p") if FILES_PREFIX in path or ".f" in path]
 
 
-# RB23 SF15
+# SF15
 def test_a_bit_that_flips_before_a_file_is_written_again_is_in_no_checkpoint(subtask: Subtask) -> None:
     subtask.put(range(KEYS))
     subtask.write(1)  # it never completes, so the next one writes all files again
@@ -160,7 +155,6 @@ def test_a_bit_that_flips_before_a_file_is_written_again_is_in_no_checkpoint(sub
     subtask.write(3)
 
 
-# RB23
 def test_only_what_is_new_is_looked_at(subtask: Subtask, monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[str] = []
 
@@ -177,10 +171,9 @@ def test_only_what_is_new_is_looked_at(subtask: Subtask, monkeypatch: pytest.Mon
     assert sorted(looked) == sorted(part.name for part in written_by(second.entries[0].parts, 2))
 
 
-# RB23
 def test_files_of_another_release_are_known_by_their_checksums(
     subtask: Subtask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # RB21
+) -> None:
     """They may have another format: a checkpoint has them, so they were sound."""
     with monkeypatch.context() as patch:
         patch.setattr(database_module, "FORMAT_VERSION", 5)
@@ -203,7 +196,6 @@ def test_files_of_another_release_are_known_by_their_checksums(
         one.close()
 
 
-# RB23 RB6
 def test_what_is_read_beside_checkpoints_is_local_damage(tmp_path: Path) -> None:
     subtask = Subtask(tmp_path / "local")
     subtask.put(range(KEYS))

@@ -1,4 +1,4 @@
-"""Values of several states of a key in one row of a database (RB27)."""
+"""Values of several states of a key in one row of a database."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def packed_table(types: Sequence[pa.DataType]) -> PackedTable:
     return PackedTable(tuple(tables_of(KEYS, descriptors).values()))
 
 
-def test_states_of_a_key_share_a_row_and_texts_and_lists_have_their_own(worker: WorkerStates) -> None:  # RB27
+def test_states_of_a_key_share_a_row_and_texts_and_lists_have_their_own(worker: WorkerStates) -> None:
     state = State(worker)
     numbers = {key: key for key in range(100)}
     state.put(COUNT, numbers)
@@ -128,7 +128,7 @@ def test_states_of_a_key_share_a_row_and_texts_and_lists_have_their_own(worker: 
     assert found == {tables[COUNT].number: 100, tables[NAME].number: 100}
 
 
-def test_a_number_alone_has_rows_of_its_own_and_so_has_what_expires(worker: WorkerStates) -> None:  # RB27
+def test_a_number_alone_has_rows_of_its_own_and_so_has_what_expires(worker: WorkerStates) -> None:
     state = State(worker, [COUNT, NAME, EXPIRES])
     state.put(COUNT, {1: 1})
     state.put(EXPIRES, {1: 1})
@@ -137,7 +137,7 @@ def test_a_number_alone_has_rows_of_its_own_and_so_has_what_expires(worker: Work
 
 
 @given(st.data())
-def test_values_of_any_fixed_width_come_back_each_where_it_was(data: st.DataObject) -> None:  # RB27
+def test_values_of_any_fixed_width_come_back_each_where_it_was(data: st.DataObject) -> None:
     types = data.draw(st.lists(st.sampled_from(TYPES), min_size=2, max_size=20))
     table, count = packed_table(types), data.draw(st.integers(1, 5))
     members = []
@@ -163,7 +163,7 @@ def _of_bytes(raw: bytes, dtype: pa.DataType, count: int) -> pa.Array:
     return pa.Array.from_buffers(dtype, count, [None, pa.py_buffer(raw)])
 
 
-def test_any_history_of_several_states_is_that_of_plain_dicts(worker: WorkerStates) -> None:  # RB27
+def test_any_history_of_several_states_is_that_of_plain_dicts(worker: WorkerStates) -> None:
     rng, state = random.Random(5), State(worker)
     for _ in range(200):
         one, keys = rng.choice(PACKED), rng.sample(range(40), 5)
@@ -176,7 +176,7 @@ def test_any_history_of_several_states_is_that_of_plain_dicts(worker: WorkerStat
     assert state.expected["last"]
 
 
-def test_a_key_that_lost_its_last_value_has_no_row(worker: WorkerStates) -> None:  # RB27
+def test_a_key_that_lost_its_last_value_has_no_row(worker: WorkerStates) -> None:
     state = State(worker)
     state.put(COUNT, {1: 1, 2: 2})
     state.put(LAST, {1: 0.0})
@@ -187,7 +187,7 @@ def test_a_key_that_lost_its_last_value_has_no_row(worker: WorkerStates) -> None
     assert state.held([1, 2]) == state.expected
 
 
-def test_all_keys_are_those_that_have_anything(worker: WorkerStates) -> None:  # RB27
+def test_all_keys_are_those_that_have_anything(worker: WorkerStates) -> None:
     state = some_state(worker)
     slots = state.backend.all_slots()
     found = set(state.backend.key_columns(slots)[0].to_pylist())
@@ -198,7 +198,7 @@ def test_all_keys_are_those_that_have_anything(worker: WorkerStates) -> None:  #
 @pytest.mark.parametrize("parallelism", [1, 2])
 def test_packed_files_are_restored_by_every_backend_at_any_parallelism(
     later: str, parallelism: int, worker: WorkerStates
-) -> None:  # RB27
+) -> None:
     state = some_state(worker)
     moved = Moved(state.backend.freeze(), groups=GROUPS)
     assert moved.counted == {one.name: len(state.expected[one.name]) for one in ALL}
@@ -215,7 +215,7 @@ def test_packed_files_are_restored_by_every_backend_at_any_parallelism(
                 assert again.counted == {name: len(held) for name, held in expected.items()}
 
 
-def test_a_function_by_row_goes_on_with_the_rows_of_one_by_batch(worker: WorkerStates) -> None:  # RB27
+def test_a_function_by_row_goes_on_with_the_rows_of_one_by_batch(worker: WorkerStates) -> None:
     state = some_state(worker)
     moved = Moved(state.backend.freeze(), groups=GROUPS)
     by_row: Any = worker.of(NODE, 1, GROUPS).by_row(KEYS, ALL)
@@ -230,7 +230,7 @@ def test_a_function_by_row_goes_on_with_the_rows_of_one_by_batch(worker: WorkerS
     assert back.held(range(300)) == state.expected
 
 
-def test_rows_of_states_that_are_restored_one_after_the_other_keep_each_other(worker: WorkerStates) -> None:  # RB27
+def test_rows_of_states_that_are_restored_one_after_the_other_keep_each_other(worker: WorkerStates) -> None:
     parts = []
     for one in (COUNT, LAST):  # as from two subtasks, or two parts
         state = State(worker, subtask=len(parts))
@@ -247,7 +247,6 @@ def test_rows_of_states_that_are_restored_one_after_the_other_keep_each_other(wo
 
 
 def test_a_value_that_is_missing_in_a_row_is_named(worker: WorkerStates, monkeypatch: pytest.MonkeyPatch) -> None:
-    # RB27
     state = some_state(worker)
     moved = Moved(state.backend.freeze(), groups=GROUPS)
     (told,) = [part for part in moved.parts if part.name == DATABASE_DESCRIPTION]
@@ -259,7 +258,7 @@ def test_a_value_that_is_missing_in_a_row_is_named(worker: WorkerStates, monkeyp
             restore(State(worker, subtask=q).backend, [moved], 0, q)
 
 
-def test_states_that_were_written_are_counted_once_for_a_write_back(worker: WorkerStates) -> None:  # RB27
+def test_states_that_were_written_are_counted_once_for_a_write_back(worker: WorkerStates) -> None:
     state = State(worker)
     slots = state.slots(range(10))
     for one in PACKED:
@@ -277,6 +276,6 @@ def test_other_states_take_the_rows(worker: WorkerStates) -> None:
     assert back.held(range(300)) == {**state.expected, "amount": {}}
 
 
-def test_the_table_of_a_description_is_that_of_the_database(worker: WorkerStates) -> None:  # RB27
+def test_the_table_of_a_description_is_that_of_the_database(worker: WorkerStates) -> None:
     assert isinstance(some_state(worker).backend._all_tables[0], PackedTable)
     assert all(isinstance(table, Table) for table in State(worker, [COUNT], subtask=1).backend._all_tables)

@@ -1,4 +1,4 @@
-"""Timers in RocksDB: what is in memory, what is read and when, and what a snapshot has of both (RB11).
+"""Timers in RocksDB: what is in memory, what is read and when, and what a snapshot has of both.
 
 That they are what a set is, in the order of memory: ``tests/state/test_timers.py``, with every backend.
 """
@@ -90,7 +90,7 @@ def in_order(found: list[Timer]) -> list[Timer]:
 
 
 @each
-def test_only_the_next_timers_are_in_memory(make: Any, worker: WorkerStates) -> None:  # RB11
+def test_only_the_next_timers_are_in_memory(make: Any, worker: WorkerStates) -> None:
     store = make(worker)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(column_backend, "SLOT_BYTES", 1 << 40)
@@ -109,7 +109,6 @@ def test_only_the_next_timers_are_in_memory(make: Any, worker: WorkerStates) -> 
 
 @each
 def test_timers_that_are_not_due_are_not_read(make: Any, worker: WorkerStates, monkeypatch: pytest.MonkeyPatch) -> None:
-    # RB11
     store = make(worker)
     register(store, timers(1_000))
     read: list[int] = []
@@ -126,7 +125,7 @@ def test_timers_that_are_not_due_are_not_read(make: Any, worker: WorkerStates, m
 
 
 @each
-def test_what_was_removed_is_not_looked_at_again(make: Any, worker: WorkerStates) -> None:  # RB11
+def test_what_was_removed_is_not_looked_at_again(make: Any, worker: WorkerStates) -> None:
     store = make(worker)
     register(store, timers(1_000))
     fired(store, 600)
@@ -137,7 +136,7 @@ def test_what_was_removed_is_not_looked_at_again(make: Any, worker: WorkerStates
 
 
 @each
-def test_what_is_stored_may_be_deleted_and_counts_once(make: Any, worker: WorkerStates) -> None:  # RB11
+def test_what_is_stored_may_be_deleted_and_counts_once(make: Any, worker: WorkerStates) -> None:
     store = make(worker)
     register(store, timers(200))
     register(store, timers(200))
@@ -149,7 +148,7 @@ def test_what_is_stored_may_be_deleted_and_counts_once(make: Any, worker: Worker
 
 
 @each
-def test_what_waits_counts_before_it_is_written(make: Any, worker: WorkerStates) -> None:  # RB11
+def test_what_waits_counts_before_it_is_written(make: Any, worker: WorkerStates) -> None:
     store = make(worker)
     register(store, timers(200))
     fired(store, 90)
@@ -160,7 +159,7 @@ def test_what_waits_counts_before_it_is_written(make: Any, worker: WorkerStates)
 
 
 @each
-def test_timers_of_one_time_are_parted_by_the_hashes_of_their_keys(make: Any, worker: WorkerStates) -> None:  # RB11
+def test_timers_of_one_time_are_parted_by_the_hashes_of_their_keys(make: Any, worker: WorkerStates) -> None:
     store = make(worker)
     found = [((f"same{n}", n), 7) for n in range(300)]
     register(store, [*found[:30], (("later", 1), 9)])
@@ -189,7 +188,7 @@ def test_timers_of_one_time_are_parted_by_the_hashes_of_their_keys(make: Any, wo
     assert fired(again, 7) == in_order(found)
 
 
-def test_timers_of_one_place_are_not_parted() -> None:  # RB11
+def test_timers_of_one_place_are_not_parted() -> None:
     """Keys of one hash: were one of them before the horizon, and another behind it, nobody would find either."""
     times_ms, hashes = np.array([5, 7, 7, 7, 7, 9]), np.array([1, 2, 2, 2, 3, 1], np.uint64)
     for count, kept in ((0, 1), (1, 1), (2, 1), (3, 1), (4, 4), (5, 5), (6, 6)):
@@ -212,7 +211,7 @@ def test_timers_of_one_place_are_not_parted() -> None:  # RB11
 @each
 def test_what_the_keys_of_timers_have_is_read_together(
     make: Any, worker: WorkerStates, monkeypatch: pytest.MonkeyPatch
-) -> None:  # RB11
+) -> None:
     store = make(worker)
     register(store, [((f"k{n}", n), 7) for n in range(30)])
     read: list[int] = []
@@ -249,7 +248,7 @@ class Counts(hg.BatchProcessFunction):
 
 def test_what_one_watermark_fires_is_not_all_in_the_cache(
     worker: WorkerStates, monkeypatch: pytest.MonkeyPatch
-) -> None:  # RB4, RB11
+) -> None:
     monkeypatch.setattr(batch_process, "TIMERS_PER_CALL", 20)
     schema = pa.schema([("id", pa.int64())])
     run = Harness(process_spec("node", ("id",), Counts(), schema), worker=worker)
@@ -281,7 +280,7 @@ class Again(Counts):
 
 def test_what_waits_is_of_the_same_keys_while_others_fire(
     worker: WorkerStates, monkeypatch: pytest.MonkeyPatch
-) -> None:  # TM4, RB11
+) -> None:
     monkeypatch.setattr(batch_process, "TIMERS_PER_CALL", 20)
     monkeypatch.setattr(column_backend, "SLOT_BYTES", 1 << 40)
     schema = pa.schema([("id", pa.int64())])
@@ -296,7 +295,7 @@ def test_what_waits_is_of_the_same_keys_while_others_fire(
 
 
 @each
-def test_times_before_1970_come_first(make: Any, worker: WorkerStates) -> None:  # RB11
+def test_times_before_1970_come_first(make: Any, worker: WorkerStates) -> None:
     store = make(worker)
     found = timers(200, -100)
     register(store, found)
@@ -304,7 +303,7 @@ def test_times_before_1970_come_first(make: Any, worker: WorkerStates) -> None: 
 
 
 @each
-def test_a_snapshot_has_the_timers_in_memory_and_those_that_are_stored(make: Any, worker: WorkerStates) -> None:  # RB11
+def test_a_snapshot_has_the_timers_in_memory_and_those_that_are_stored(make: Any, worker: WorkerStates) -> None:
     store = make(worker)
     register(store, timers(300))
     store.change(EVENT, [(("waits", 1), 9_000)], is_deletion=False)
@@ -325,7 +324,7 @@ def test_a_snapshot_has_the_timers_in_memory_and_those_that_are_stored(make: Any
 @each
 def test_parts_of_a_snapshot_have_each_timer_once(
     make: Any, worker: WorkerStates, monkeypatch: pytest.MonkeyPatch
-) -> None:  # RB11
+) -> None:
     from headgate.state.rocksdb import database_snapshot as frozen_files
 
     monkeypatch.setattr(frozen_files, "RANGE_BYTES_MIN", 1)
@@ -341,7 +340,7 @@ def test_parts_of_a_snapshot_have_each_timer_once(
 @each
 def test_a_timer_that_is_lost_on_its_way_is_missed(
     make: Any, worker: WorkerStates, monkeypatch: pytest.MonkeyPatch
-) -> None:  # RB7, RB11
+) -> None:
     store = make(worker)
     mark = Changes.mark
     monkeypatch.setattr(Changes, "mark", lambda self, rows: mark(self, list(rows)[1:]))
@@ -351,13 +350,13 @@ def test_a_timer_that_is_lost_on_its_way_is_missed(
     assert len(rows_in(sections_of(frozen))[SECTION]) < 300
 
 
-def test_timers_of_a_function_without_state_are_stored_too(worker: WorkerStates) -> None:  # RB11
+def test_timers_of_a_function_without_state_are_stored_too(worker: WorkerStates) -> None:
     factory = worker.of("node", 0, GROUPS)
     assert isinstance(factory.by_row(KEYS, [], has_timers=True), RocksRowBackend)
     assert isinstance(factory.by_column(KEYS, [], has_timers=True), RocksColumnBackend)
 
 
-def test_timers_do_not_make_values_seem_small(worker: WorkerStates) -> None:  # RB5, RB11
+def test_timers_do_not_make_values_seem_small(worker: WorkerStates) -> None:
     store = Columns(worker)
     slots = store.backend.slots([pa.array(["a"], pa.large_string()), pa.array([1])])
     (count,) = store.backend._states  # type: ignore[attr-defined]

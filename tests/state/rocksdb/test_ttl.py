@@ -1,4 +1,4 @@
-"""States with a TTL in RocksDB: what is in the database, when it goes from there, and what a restore does (RB10).
+"""States with a TTL in RocksDB: what is in the database, when it goes from there, and what a restore does.
 
 What functions see is tested with every backend: ``tests/operators/process/test_ttl.py``, ``test_ttl_histories.py`` and
 ``tests/state/test_ttl.py``.
@@ -121,7 +121,7 @@ def rows_of(database: Database) -> dict[int, int]:
 @views
 def test_what_has_expired_goes_from_the_database_while_only_another_key_is_used(
     view: str, worker: WorkerStates, monkeypatch: pytest.MonkeyPatch
-) -> None:  # RB10, TL8
+) -> None:
     monkeypatch.setattr(ttl_module, "SWEEP_ROWS", 100)
     store = made(view, worker)
     store.fill(0, 300)
@@ -138,7 +138,7 @@ def test_what_has_expired_goes_from_the_database_while_only_another_key_is_used(
 @views
 def test_a_turn_looks_at_a_bounded_number_of_rows_and_more_if_more_was_written(
     view: str, worker: WorkerStates, monkeypatch: pytest.MonkeyPatch
-) -> None:  # RB10, TL8
+) -> None:
     monkeypatch.setattr(ttl_module, "SWEEP_ROWS", 100)
     store = made(view, worker)
     store.turn()
@@ -159,8 +159,7 @@ def test_a_turn_looks_at_a_bounded_number_of_rows_and_more_if_more_was_written(
 
 
 @views
-def test_what_expired_is_in_no_snapshot_and_is_not_taken_for_lost(view: str, worker: WorkerStates) -> None:  # TL6, RB7
-    # RB10
+def test_what_expired_is_in_no_snapshot_and_is_not_taken_for_lost(view: str, worker: WorkerStates) -> None:
     store = made(view, worker)
     store.fill(0, 5)
     store.forget()
@@ -179,7 +178,7 @@ def test_what_expired_is_in_no_snapshot_and_is_not_taken_for_lost(view: str, wor
 @views
 def test_a_row_with_an_expiry_that_is_lost_on_its_way_is_missed(
     view: str, worker: WorkerStates, monkeypatch: pytest.MonkeyPatch
-) -> None:  # RB7, RB10
+) -> None:
     store = made(view, worker)
     store.fill(0, 3)
     store.forget()
@@ -202,7 +201,7 @@ def test_a_row_with_an_expiry_that_is_lost_on_its_way_is_missed(
 @pytest.mark.parametrize("former_ttl", [None, hg.TTL("2h"), hg.TTL("1h")])
 def test_a_restore_shortens_only_what_would_live_too_long(
     view: str, kind: StateKind, former_ttl: hg.TTL | None, worker: WorkerStates, monkeypatch: pytest.MonkeyPatch
-) -> None:  # TL7, RB10
+) -> None:
     former = Columns(worker, declared(former_ttl))
     former.fill(0, 3)
     sections = sections_of(former.backend.freeze())
@@ -220,8 +219,7 @@ def test_a_restore_shortens_only_what_would_live_too_long(
 
 
 @views
-def test_what_expired_before_a_restore_does_not_come_into_the_database(view: str, worker: WorkerStates) -> None:  # TL7
-    # RB10
+def test_what_expired_before_a_restore_does_not_come_into_the_database(view: str, worker: WorkerStates) -> None:
     former = Columns(worker)
     former.fill(0, 3)
     sections = sections_of(former.backend.freeze())
@@ -233,8 +231,7 @@ def test_what_expired_before_a_restore_does_not_come_into_the_database(view: str
     assert store.backend.freeze().rows() == {"value": 0, "list": 0, "map": 0}
 
 
-def test_entries_that_come_from_the_database_are_in_the_order_of_their_expiry(worker: WorkerStates) -> None:  # TL3
-    # RB10
+def test_entries_that_come_from_the_database_are_in_the_order_of_their_expiry(worker: WorkerStates) -> None:
     store = Rows(worker)
     cells = store.backend.cells(MAP)
     cells.put(1, {9: (0, 1), 5: (0, 2), 7: (0, 3)})
@@ -246,7 +243,7 @@ def test_entries_that_come_from_the_database_are_in_the_order_of_their_expiry(wo
 
 @pytest.mark.parametrize("one", ["memory", "rocksdb"])
 @pytest.mark.parametrize("other", ["memory", "rocksdb"])
-def test_state_with_a_ttl_goes_on_on_either_backend(one: str, other: str) -> None:  # TL6, RB10
+def test_state_with_a_ttl_goes_on_on_either_backend(one: str, other: str) -> None:
     with states(one) as first, states(other) as second:
         former = first.of("node", 0, GROUPS).by_column(KEYS, ALL)
         slots, numbers = former.slots([pa.array([1, 2])]), pa.array([3, 4])
@@ -276,15 +273,14 @@ class Seen(hg.ProcessFunction):
         self.seen.put(True)
 
 
-def test_a_pipeline_on_rocksdb_may_have_state_with_a_ttl() -> None:  # RB10
+def test_a_pipeline_on_rocksdb_may_have_state_with_a_ttl() -> None:
     made = hg.Pipeline("p", state=hg.RocksDB())
     made.source(hg.FromRows([{"n": 1}])).key_by("n").process(Seen(), name="dedup").sink(hg.Discard())
     assert made.definition()
 
 
-# RB10
 @pytest.mark.parametrize("kind", StateKind)
-def test_a_state_that_had_a_ttl_goes_on_on_rocksdb(kind: StateKind) -> None:  # RB10
+def test_a_state_that_had_a_ttl_goes_on_on_rocksdb(kind: StateKind) -> None:
     key_type = pa.int64() if kind is StateKind.MAP else None
     had, has = (StateDescriptor("s", kind, pa.int64(), key_type, ttl) for ttl in (hg.TTL("1m"), None))
     with states("memory") as memory, states("rocksdb") as rocks:

@@ -69,12 +69,11 @@ def test_an_unsound_checkpoint_is_named_by_its_own_file(subtask: Subtask, tmp_pa
     assert not list((tmp_path / "other").rglob("*.sst")), "nothing stays"
 
 
-# SE8
 @pytest.mark.parametrize("parallelism", [1, 2])
 @pytest.mark.parametrize("name", ["../escaped", "{root}/escaped", "CURRENT/../../escaped", "escaped"])
 def test_a_checkpoint_from_elsewhere_writes_no_file_outside_of_its_own_directory(
     subtask: Subtask, tmp_path: Path, parallelism: int, name: str
-) -> None:  # SE8
+) -> None:
     """Its checksums are right: who made it may have written anything."""
     subtask.put(range(KEYS))
     manifest = subtask.checkpoint(1)
@@ -91,10 +90,9 @@ def test_a_checkpoint_from_elsewhere_writes_no_file_outside_of_its_own_directory
     assert not list(tmp_path.rglob("*escaped*"))
 
 
-# R57 R30
+# R57
 @pytest.mark.parametrize("parallelism", [1, 2])
 def test_a_state_that_only_the_manifest_names_is_missed(subtask: Subtask, tmp_path: Path, parallelism: int) -> None:
-    # R30
     subtask.put(range(KEYS))
     parts = subtask.checkpoint(1).entries[0].parts
     rows = {"sum": {"value": KEYS, "list": 2 * KEYS, "gone": 3}}
@@ -103,7 +101,7 @@ def test_a_state_that_only_the_manifest_names_is_missed(subtask: Subtask, tmp_pa
         Restored(subtask.storage, manifest_of(1, wrong), tmp_path / "other", parallelism=parallelism)
 
 
-# R57 RB21
+# R57
 def test_what_is_near_and_goes_bad_is_fetched_before_anything_is_judged(
     subtask: Subtask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,7 +149,7 @@ def a_disk_that_spoils(file: str, spoiled: Callable[[bytes], bytes] = spoiled) -
         yield
 
 
-# R57 RB23
+# R57
 @pytest.mark.parametrize("parallelism", [1, 2])
 @pytest.mark.parametrize("file", [".sst", "MANIFEST", "CURRENT"])
 def test_a_disk_that_spoils_what_is_fetched_says_nothing_of_the_checkpoint(
@@ -168,7 +166,7 @@ def test_a_disk_that_spoils_what_is_fetched_says_nothing_of_the_checkpoint(
     restored.states.close()
 
 
-# R57 RB21 RB22
+# R57
 @pytest.mark.parametrize("parallelism", [1, 2])
 def test_what_rocksdb_takes_for_a_torn_end_is_damage_of_the_disk(
     subtask: Subtask, tmp_path: Path, parallelism: int
@@ -180,7 +178,7 @@ def test_what_rocksdb_takes_for_a_torn_end_is_damage_of_the_disk(
         Restored(subtask.storage, manifest, tmp_path / "other", parallelism=parallelism)
 
 
-# R57 RB21 RB22
+# R57
 @pytest.mark.parametrize("parallelism", [1, 2])
 def test_what_rocksdict_writes_anew_is_no_damage(subtask: Subtask, tmp_path: Path, parallelism: int) -> None:  # R57
     """Another release of it may write other bytes."""
@@ -208,7 +206,7 @@ def bad_once(patch: pytest.MonkeyPatch, owner: Any, name: str, at: int = 1) -> l
     return calls
 
 
-# R57 RB21 RB22
+# R57
 @pytest.mark.parametrize(
     ("owner", "name", "parallelism"),
     [
@@ -220,7 +218,7 @@ def bad_once(patch: pytest.MonkeyPatch, owner: Any, name: str, at: int = 1) -> l
 )
 def test_one_bad_read_says_nothing_of_the_checkpoint(
     subtask: Subtask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parallelism: int, owner: Any, name: str
-) -> None:  # R57, RB21, RB22
+) -> None:  # R57
     """The files are as the checkpoint has them when they are looked at."""
     subtask.put(range(KEYS))
     manifest = subtask.checkpoint(1)
@@ -235,7 +233,7 @@ def test_one_bad_read_says_nothing_of_the_checkpoint(
     restored.states.close()
 
 
-# R57 RB22
+# R57
 def test_one_bad_read_of_a_later_part_says_nothing_of_the_checkpoint(
     subtask: Subtask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,7 +248,6 @@ def test_one_bad_read_of_a_later_part_says_nothing_of_the_checkpoint(
     restored.states.close()
 
 
-# RB22
 def test_files_of_a_rescale_are_where_the_state_is_configured_to_be() -> None:
     fast, other = RocksState(1, "/fast"), RocksState(1, "/other")
     assert local_directory("sum", fast, (), "/spill") == "/fast"
@@ -260,7 +257,6 @@ def test_files_of_a_rescale_are_where_the_state_is_configured_to_be() -> None:
     assert local_directory("sum", RocksState(1), (), None) is None
 
 
-# RB22
 def test_a_worker_puts_files_of_a_rescale_there(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 

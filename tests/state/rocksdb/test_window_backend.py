@@ -1,4 +1,4 @@
-"""Windows in RocksDB: what is in memory, what a snapshot has of both, and what remains of a window that fired (RB12).
+"""Windows in RocksDB: what is in memory, what a snapshot has of both, and what remains of a window that fired.
 
 That they give what one query gives: ``tests/operators/test_tumbling_windows.py``, with every backend.
 """
@@ -85,7 +85,7 @@ SUMS = {
 
 
 @kinds
-def test_windows_that_have_no_room_are_in_the_database_and_fire_whole(kind: str, worker: WorkerStates) -> None:  # RB12
+def test_windows_that_have_no_room_are_in_the_database_and_fire_whole(kind: str, worker: WorkerStates) -> None:
     state = made(worker, kind)
     for start in range(0, 40, 10):
         store(state, *MANY[start : start + 10])
@@ -102,7 +102,7 @@ def test_windows_that_have_no_room_are_in_the_database_and_fire_whole(kind: str,
 
 
 @kinds
-def test_a_snapshot_has_what_is_in_memory_and_what_is_stored_once(kind: str, worker: WorkerStates) -> None:  # RB12
+def test_a_snapshot_has_what_is_in_memory_and_what_is_stored_once(kind: str, worker: WorkerStates) -> None:
     state = made(worker, kind)
     state.meta = b"about"
     store(state, *MANY[:40])
@@ -130,7 +130,7 @@ def test_a_snapshot_has_what_is_in_memory_and_what_is_stored_once(kind: str, wor
 @kinds
 def test_windows_that_have_room_are_not_in_the_database(
     kind: str, worker: WorkerStates, monkeypatch: pytest.MonkeyPatch
-) -> None:  # RB12
+) -> None:
     state = made(worker, kind)
     add(state, *MANY)
     monkeypatch.delattr(LocalDatabase, "checkpoint")
@@ -141,7 +141,7 @@ def test_windows_that_have_room_are_not_in_the_database(
 @kinds
 def test_what_is_in_memory_is_written_back_when_it_is_much_and_before_a_checkpoint(
     kind: str, worker: WorkerStates, monkeypatch: pytest.MonkeyPatch
-) -> None:  # RB12
+) -> None:
     monkeypatch.setattr(rocks_windows, "CHANGES_MAX", 20)
     state = made(worker, kind)
     add(state, *((n, 1, 1, n, n) for n in range(30)))
@@ -172,7 +172,7 @@ def rows_of(found: Any, window: int) -> list[Row]:
 
 
 @kinds
-def test_a_window_that_has_no_room_fires_in_parts(kind: str, worker: WorkerStates) -> None:  # RB12
+def test_a_window_that_has_no_room_fires_in_parts(kind: str, worker: WorkerStates) -> None:
     state = made(worker, kind)
     many = [(n % 200, 1, 1, n, n) for n in range(600)]
     store(state, *many[:500])
@@ -199,7 +199,7 @@ def test_a_window_that_has_no_room_fires_in_parts(kind: str, worker: WorkerState
 @kinds
 def test_rows_of_a_part_of_a_window_that_are_missing_are_named(
     kind: str, worker: WorkerStates, monkeypatch: pytest.MonkeyPatch
-) -> None:  # RB6, RB12
+) -> None:
     state = made(worker, kind)
     store(state, *((n, 1, 1, n, n) for n in range(200)))
     some, calls = Database.some, []
@@ -217,7 +217,7 @@ def test_rows_of_a_part_of_a_window_that_are_missing_are_named(
 @kinds
 def test_rows_of_a_window_that_are_missing_are_named(
     kind: str, worker: WorkerStates, monkeypatch: pytest.MonkeyPatch
-) -> None:  # RB6, RB12
+) -> None:
     state = made(worker, kind)
     store(state, *MANY)
     some = Database.some
@@ -234,7 +234,7 @@ def test_rows_of_a_window_that_are_missing_are_named(
 @kinds
 def test_a_row_of_a_window_that_is_lost_on_its_way_is_missed(
     kind: str, worker: WorkerStates, monkeypatch: pytest.MonkeyPatch
-) -> None:  # RB7, RB12
+) -> None:
     put = Changes.put
     monkeypatch.setattr(Changes, "put", lambda self, rows, values: put(self, list(rows)[1:], list(values)[1:]))
     state = made(worker, kind)
@@ -246,7 +246,7 @@ def test_a_row_of_a_window_that_is_lost_on_its_way_is_missed(
 @kinds
 def test_parts_of_a_snapshot_have_each_row_of_a_window_once(
     kind: str, worker: WorkerStates, monkeypatch: pytest.MonkeyPatch
-) -> None:  # RB12
+) -> None:
     monkeypatch.setattr(frozen_files, "RANGE_BYTES_MIN", 1)
     state = made(worker, kind)
     store(state, *MANY[:30])
@@ -258,7 +258,7 @@ def test_parts_of_a_snapshot_have_each_row_of_a_window_once(
     assert sorted(found) == sorted(MANY if kind == "kept" else [row for rows in SUMS.values() for row in rows])
 
 
-def test_rows_with_nulls_and_of_any_type_come_back(worker: WorkerStates) -> None:  # RB12
+def test_rows_with_nulls_and_of_any_type_come_back(worker: WorkerStates) -> None:
     schema = pa.schema([("name", pa.large_string()), ("at", pa.timestamp("us")), ("many", pa.large_list(pa.float64()))])
     rows = WindowRows(Section("rows", schema, ("name",)), lambda batch: np.zeros(batch.num_rows, np.int64))
     state: Any = worker.of("node", 0, GROUPS).by_window(KeyColumns(("name",), (pa.large_string(),)), rows)

@@ -97,7 +97,7 @@ def test_a_position_that_the_stream_does_not_have_is_a_problem(store: Store) -> 
     assert f"segment 7 of stream '{STREAM}', which ends at None" in "\n".join(problems(store))
 
 
-def test_what_a_group_holds_is_checked_and_mended(store: Store) -> None:  # RG17, RG24, RG25
+def test_what_a_group_holds_is_checked_and_mended(store: Store) -> None:  # RG17, RG24
     before = store.holds(STREAM)
     store.release(STREAM, holder="reader group h")
     stream = store._core.catalogue.find_stream(STREAM)
@@ -118,7 +118,7 @@ def test_what_a_group_holds_is_checked_and_mended(store: Store) -> None:  # RG17
     assert store.holds(STREAM) == before
 
 
-def test_a_repair_leaves_alone_what_it_cannot_know(store: Store) -> None:  # RG25
+def test_a_repair_leaves_alone_what_it_cannot_know(store: Store) -> None:
     damage(store, "g", b'"format":1', b'"format":9')
     damage(store, "h", b"[[0,0]", b"[[7,0]")
     store.release(STREAM, holder="reader group h")

@@ -111,9 +111,7 @@ def test_a_group_that_names_only_closed_segments_without_events_holds_all_that_f
 
 
 @pytest.mark.parametrize("segments", [7, 250])
-def test_what_is_unread_in_many_segments_is_guessed_from_some(
-    segments: int, monkeypatch: pytest.MonkeyPatch
-) -> None:  # RG29
+def test_what_is_unread_in_many_segments_is_guessed_from_some(segments: int, monkeypatch: pytest.MonkeyPatch) -> None:
     catalogue = memory_catalogue("store")
     catalogue.create_stream(StreamDefinition(STREAM, KEYED, segments, "key"), 1, if_not_exists=False)
     group = catalogue.create_group("g", [STREAM], GroupStart(), 1).group

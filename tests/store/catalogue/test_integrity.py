@@ -49,7 +49,7 @@ def problems(catalogue: SqlCatalogue) -> list[tuple[str, str]]:
     return found
 
 
-def test_a_check_tells_of_each_value_of_a_wrong_kind_and_goes_on(damaged: Damaged) -> None:  # S40, CT14
+def test_a_check_tells_of_each_value_of_a_wrong_kind_and_goes_on(damaged: Damaged) -> None:
     check_values(damaged)
 
 
@@ -79,7 +79,7 @@ HELD_FOR_NOBODY = (
 """What ``fill`` leaves to be mended."""
 
 
-def test_no_verb_ends_in_an_error_of_another_kind_where_a_value_is_damaged(damaged: Damaged) -> None:  # CT14
+def test_no_verb_ends_in_an_error_of_another_kind_where_a_value_is_damaged(damaged: Damaged) -> None:
     chance = random.Random(SEED)
     damaged.mend()
     stream = damaged.catalogue.find_stream("s")
@@ -112,7 +112,7 @@ HANDED_ON = [
 
 
 @pytest.mark.parametrize(("name", "value", "verb"), HANDED_ON)
-def test_what_a_verb_only_hands_on_is_looked_at(damaged: Damaged, name: str, value: object, verb: str) -> None:  # CT14
+def test_what_a_verb_only_hands_on_is_looked_at(damaged: Damaged, name: str, value: object, verb: str) -> None:
     table, _, column = name.partition(".")
     damaged.mend()
     stream, told = damaged.catalogue.find_stream("s"), []
@@ -132,7 +132,7 @@ TEXTS = ("streams.retention", "streams.scaling")
 
 
 @pytest.mark.parametrize("name", [*BLOBS, *TEXTS])
-def test_a_value_that_is_damaged_somewhere_is_told(damaged: Damaged, name: str) -> None:  # S40, CT14
+def test_a_value_that_is_damaged_somewhere_is_told(damaged: Damaged, name: str) -> None:
     """Of those without a checksum, which are JSON, another value may be a sound one."""
     table, _, column_name = name.partition(".")
     column, chance = metadata.tables[table].columns[column_name], random.Random(name)

@@ -246,8 +246,8 @@ def histories() -> tuple[History, History]:
     return History(SHORT), History(LONG)
 
 
-def test_what_is_asked_often_takes_as_long_whatever_was_before(histories: tuple[History, History]) -> None:  # CT15
-    # RG28, S85
+def test_what_is_asked_often_takes_as_long_whatever_was_before(histories: tuple[History, History]) -> None:
+    # RG28
     check_often(*histories)
 
 
@@ -257,7 +257,7 @@ def check_often(short: History, long: History) -> None:
     assert slower == {}
 
 
-def test_no_table_is_read_as_a_whole_but_that_of_streams(histories: tuple[History, History]) -> None:  # CT15
+def test_no_table_is_read_as_a_whole_but_that_of_streams(histories: tuple[History, History]) -> None:
     _, history = histories
     scans = {name: history.scans(call) for name, call in (OFTEN | SOMETIMES).items()}
     assert {name: found for name, found in scans.items() if found and name != "list_streams"} == {}

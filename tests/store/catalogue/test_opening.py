@@ -1,4 +1,4 @@
-"""Opening catalogue files: reading changes nothing, also where nothing may be written (CT8, CT9)."""
+"""Opening catalogue files: reading changes nothing, also where nothing may be written."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def readonly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("version", ["0", "2", "9"])
-def test_a_store_of_another_version_is_refused_with_one_sentence(tmp_path: Path, version: str) -> None:  # CT3
+def test_a_store_of_another_version_is_refused_with_one_sentence(tmp_path: Path, version: str) -> None:
     root = make_store(tmp_path / "store")
     with tables_of(root) as tables:
         tables.execute("UPDATE meta SET value = ? WHERE key = 'version'", (version,))
@@ -112,7 +112,7 @@ LOOKS: dict[str, Callable[[Store], object]] = {
 
 
 @pytest.mark.parametrize("look", LOOKS)
-def test_reading_a_store_that_may_not_be_written_changes_no_file(readonly: Path, look: str) -> None:  # CT8, SC7
+def test_reading_a_store_that_may_not_be_written_changes_no_file(readonly: Path, look: str) -> None:
     before = content(readonly)
     with Store.open(readonly) as store:
         LOOKS[look](store)
@@ -121,7 +121,7 @@ def test_reading_a_store_that_may_not_be_written_changes_no_file(readonly: Path,
 
 
 @pytest.mark.parametrize("stays", [True, False], ids=["is open", "comes and goes"])
-def test_what_others_write_meanwhile_is_seen(readonly: Path, stays: bool) -> None:  # CT8
+def test_what_others_write_meanwhile_is_seen(readonly: Path, stays: bool) -> None:
     with contextlib.ExitStack() as open_files, Store.open(readonly) as looker:
         assert not looker.describe(STREAM).is_sealed
         for is_sealed in (1, 0, 1):
@@ -138,7 +138,7 @@ def test_what_others_write_meanwhile_is_seen(readonly: Path, stays: bool) -> Non
             assert looker.changes() == looker.changes()
 
 
-def test_a_store_that_has_another_version_meanwhile_is_refused(readonly: Path) -> None:  # CT8
+def test_a_store_that_has_another_version_meanwhile_is_refused(readonly: Path) -> None:
     with Store.open(readonly) as looker:
         looker.describe(STREAM)
         with tables_of(readonly) as newer:
@@ -147,7 +147,7 @@ def test_a_store_that_has_another_version_meanwhile_is_refused(readonly: Path) -
             looker.describe(STREAM)
 
 
-def test_what_a_killed_writer_left_in_the_log_is_seen_and_stays_there(readonly: Path) -> None:  # CT8
+def test_what_a_killed_writer_left_in_the_log_is_seen_and_stays_there(readonly: Path) -> None:
     in_a_process_that(COMMITS + "os._exit(0)", readonly, f"UPDATE streams SET is_sealed = 1 WHERE name = '{STREAM}'")
     before = content(readonly)
     assert before["catalogue.sqlite-wal"]
@@ -160,7 +160,7 @@ def test_what_a_killed_writer_left_in_the_log_is_seen_and_stays_there(readonly: 
 
 def test_a_copy_is_of_one_moment_although_somebody_comes_and_goes(
     readonly: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # CT8
+) -> None:
     """A writer that was not there when the copy was begun, and is gone when it is ready."""
     copy, left = sql._copy, [1]
 
@@ -199,7 +199,7 @@ def test_a_store_that_was_removed_meanwhile_is_named(readonly: Path) -> None:
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_a_readonly_catalogue_taken_through_a_fork_sees_what_comes(
     readonly: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # CT4
+) -> None:
     with Store.open(readonly) as store:
         monkeypatch.undo()
         seen = store.changes()
@@ -248,7 +248,7 @@ def public() -> Iterator[Path]:
     shutil.rmtree(made)
 
 
-def test_a_store_in_a_directory_that_cannot_be_written_to_can_be_looked_at(public: Path) -> None:  # CT8
+def test_a_store_in_a_directory_that_cannot_be_written_to_can_be_looked_at(public: Path) -> None:
     root = make_store(public / "store")
     before = content(root)
     with without_rights(root), Store.open(root) as store:
@@ -270,7 +270,7 @@ for line in sys.stdin:
 """
 
 
-def test_a_store_that_its_owner_has_open_is_looked_at_by_who_may_only_read(public: Path) -> None:  # CT8
+def test_a_store_that_its_owner_has_open_is_looked_at_by_who_may_only_read(public: Path) -> None:
     root = public / "store"
     with Store.open(root) as owner:
         owner.create_stream(STREAM, KEYED, segments=1)
@@ -300,7 +300,7 @@ def test_a_store_that_its_owner_has_open_is_looked_at_by_who_may_only_read(publi
 @pytest.mark.parametrize("kept", ["log and index", "log", "empty log"])
 def test_what_a_killed_writer_left_is_seen_by_who_may_only_read_or_refused_with_one_sentence(
     public: Path, kept: str
-) -> None:  # CT8
+) -> None:
     """Without the index of the log SQLite must write a new one."""
     root = make_store(public / "store")
     in_a_process_that(COMMITS + "os._exit(0)", root, "UPDATE streams SET is_sealed = 1")
@@ -349,7 +349,7 @@ def locks_on(path: Path) -> list[str]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/fdinfo").exists(), reason="needs to see the locks of files")
-def test_opening_a_store_again_leaves_the_locks_of_the_process_alone(tmp_path: Path) -> None:  # CT9
+def test_opening_a_store_again_leaves_the_locks_of_the_process_alone(tmp_path: Path) -> None:
     """Closing any descriptor of a file frees all locks that the process has on it, those of SQLite too."""
     root = make_store(tmp_path / "store")
     with Store.open(root) as store, contextlib.closing(sqlite3.connect(root / "catalogue.sqlite")) as connection:
@@ -365,7 +365,7 @@ def test_opening_a_store_again_leaves_the_locks_of_the_process_alone(tmp_path: P
         assert set(held) <= set(locks_on(root / "catalogue.sqlite"))
 
 
-def test_what_is_acknowledged_is_seen_by_others_although_the_store_was_opened_twice(tmp_path: Path) -> None:  # CT9
+def test_what_is_acknowledged_is_seen_by_others_although_the_store_was_opened_twice(tmp_path: Path) -> None:
     """Without the locks of this process another one that leaves takes the log away, and what follows in it."""
     counts = "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); (n,), = c.execute(sys.argv[2]); c.close(); "
     root, statement = tmp_path / "store", "SELECT count(*) FROM parts"
@@ -378,7 +378,7 @@ def test_what_is_acknowledged_is_seen_by_others_although_the_store_was_opened_tw
         in_a_process_that(counts + "assert n == 1", root, statement)
 
 
-def test_a_source_holds_nothing_in_a_store_that_may_not_be_written(readonly: Path) -> None:  # CT8, SC30
+def test_a_source_holds_nothing_in_a_store_that_may_not_be_written(readonly: Path) -> None:
     before = content(readonly)
     source = StreamSource(STREAM, str(readonly))
     source.hold(HoldContext("p", "source", "life", Generation(1)), [])

@@ -209,7 +209,7 @@ def counted(catalogue: Catalogue, call: Call, patch: pytest.MonkeyPatch) -> list
 @pytest.mark.parametrize("verb", READS)
 def test_a_verb_that_asks_is_one_transaction_and_changes_nothing(
     catalogue: Catalogue, verb: str, monkeypatch: pytest.MonkeyPatch
-) -> None:  # CT7
+) -> None:
     before = content(catalogue)
     assert counted(catalogue, READS[verb], monkeypatch) == ["read"]
     assert content(catalogue) == before
@@ -231,7 +231,7 @@ def break_at_the_end(catalogue: Catalogue, patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("verb", WRITES)
 def test_a_verb_that_changes_is_one_transaction_and_leaves_nothing_when_it_fails(
     catalogue: Catalogue, verb: str, monkeypatch: pytest.MonkeyPatch
-) -> None:  # CT7, RG16
+) -> None:
     catalogue.create_stream(StreamDefinition("quiet", KEYED, 1, None), 1, if_not_exists=False)
     before, stream = content(catalogue), catalogue.find_stream("s")
     with monkeypatch.context() as patch:
@@ -244,7 +244,7 @@ def test_a_verb_that_changes_is_one_transaction_and_leaves_nothing_when_it_fails
 
 
 @pytest.mark.parametrize("verb", sorted(WRITES.keys() - {"append", "create_stream", "delete_stream"}))
-def test_a_verb_whose_answer_was_lost_can_be_repeated(catalogue: Catalogue, verb: str) -> None:  # CT7, S13, TX1
+def test_a_verb_whose_answer_was_lost_can_be_repeated(catalogue: Catalogue, verb: str) -> None:  # S13, TX1
     catalogue.create_stream(StreamDefinition("quiet", KEYED, 1, None), 1, if_not_exists=False)
     stream = catalogue.find_stream("s")
     WRITES[verb](catalogue, stream)
@@ -253,7 +253,7 @@ def test_a_verb_whose_answer_was_lost_can_be_repeated(catalogue: Catalogue, verb
     assert content(catalogue) == once
 
 
-def test_an_append_whose_answer_was_lost_is_found(catalogue: Catalogue) -> None:  # CT7, S38
+def test_an_append_whose_answer_was_lost_is_found(catalogue: Catalogue) -> None:
     stream = catalogue.find_stream("s")
     assert catalogue.find_append("second") == AppendFound()
     starts = catalogue.append(stream, chunk("second"), None, 9)
@@ -268,7 +268,7 @@ def hear(catalogue: Catalogue, before: int) -> None:
         time.sleep(0.001)
 
 
-def test_the_version_tells_that_another_one_changed_something(catalogue: Catalogue, tmp_path: Path) -> None:  # CT7, DB9
+def test_the_version_tells_that_another_one_changed_something(catalogue: Catalogue, tmp_path: Path) -> None:
     before = catalogue.changes()
     assert catalogue.changes() == before
     catalogue.find_stream("s")
@@ -282,7 +282,7 @@ def test_the_version_tells_that_another_one_changed_something(catalogue: Catalog
     assert catalogue.changes() != before
 
 
-def test_a_view_for_a_check_is_of_one_moment(store: Store) -> None:  # S40, DB6
+def test_a_view_for_a_check_is_of_one_moment(store: Store) -> None:
     with store._core.catalogue.audit() as audit:
         assert len(audit.streams()) == 1
         with Store.open(store.root) as other:
@@ -292,7 +292,7 @@ def test_a_view_for_a_check_is_of_one_moment(store: Store) -> None:  # S40, DB6
         assert audit.problems() == []
 
 
-def test_names_in_capitals_are_other_names(catalogue: Catalogue) -> None:  # CT10
+def test_names_in_capitals_are_other_names(catalogue: Catalogue) -> None:
     for name in ("app/x", "App/x", "app_/x"):
         catalogue.create_stream(StreamDefinition(name, KEYED, 1, None), 1, if_not_exists=False)
     assert [info.name for info in catalogue.list_streams("app")] == ["app/x"]

@@ -31,7 +31,7 @@ def levels(database: Database) -> set[int]:
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_every_connection_syncs_every_commit(tmp_path: Path) -> None:  # CT1
+def test_every_connection_syncs_every_commit(tmp_path: Path) -> None:
     with Store.open(tmp_path / "store") as store:
 
         def check() -> None:
@@ -70,7 +70,7 @@ def break_syncs() -> None:
 
 @pytest.mark.skipif(platform.machine() not in SYNCS, reason="numbers of system calls are known for two machines")
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_a_commit_that_cannot_be_synced_is_not_acknowledged(tmp_path: Path) -> None:  # CT1
+def test_a_commit_that_cannot_be_synced_is_not_acknowledged(tmp_path: Path) -> None:
     with Store.open(tmp_path / "store") as store:
         store.create_stream(STREAM, KEYED, segments=1)
         transaction = store.transactions.begin(STREAM, owner="p", epoch=1, name="t")
@@ -90,7 +90,7 @@ def test_a_commit_that_cannot_be_synced_is_not_acknowledged(tmp_path: Path) -> N
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", [fcntl.LOCK_EX, fcntl.LOCK_SH])
-def test_a_lock_that_somebody_holds_does_not_keep_a_store_from_opening(tmp_path: Path, kind: int) -> None:  # CT5
+def test_a_lock_that_somebody_holds_does_not_keep_a_store_from_opening(tmp_path: Path, kind: int) -> None:
     Store.open(tmp_path / "store").close()
     with open(tmp_path / "store" / "catalogue.lock", "rb") as held:
         fcntl.flock(held, kind)
@@ -101,7 +101,7 @@ def test_a_lock_that_somebody_holds_does_not_keep_a_store_from_opening(tmp_path:
 @pytest.mark.timeout(60)
 def test_making_a_store_does_not_wait_for_ever_and_says_for_whom(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # CT5
+) -> None:
     monkeypatch.setattr(sql, "LOCK_TIMEOUT_S", 0.05)
     (tmp_path / "store").mkdir()
     with open(tmp_path / "store" / "catalogue.lock", "wb") as held:

@@ -36,7 +36,7 @@ def set_version(store: Store, version: int) -> None:
         connection.exec_driver_sql(f"UPDATE meta SET value = '{version}' WHERE key = 'version'")
 
 
-def test_a_store_is_made_once_and_remembers_where_its_chunks_are(url: str, tmp_path: Path) -> None:  # DB2
+def test_a_store_is_made_once_and_remembers_where_its_chunks_are(url: str, tmp_path: Path) -> None:
     assert not Store.exists(url)
     with pytest.raises(UsageError, match="say where its chunks are to be"):
         opened(url)
@@ -51,7 +51,7 @@ def test_a_store_is_made_once_and_remembers_where_its_chunks_are(url: str, tmp_p
         opened(url, tmp_path / "elsewhere")
 
 
-def test_two_stores_do_not_share_a_place(url: str, tmp_path: Path) -> None:  # DB2
+def test_two_stores_do_not_share_a_place(url: str, tmp_path: Path) -> None:
     opened(url, tmp_path).close()
     with pytest.raises(UsageError, match="chunks of another store"):
         opened(f"{url}_2", tmp_path)
@@ -62,7 +62,7 @@ def test_two_stores_do_not_share_a_place(url: str, tmp_path: Path) -> None:  # D
 
 def test_a_place_is_marked_although_whoever_made_the_store_died(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # DB2
+) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(LocalStorage, "put_if_absent", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):
@@ -83,7 +83,7 @@ with Store.open(sys.argv[1], chunks=sys.argv[2]) as store:
 """
 
 
-def test_first_openers_on_a_server_agree(url: str, tmp_path: Path) -> None:  # DB3
+def test_first_openers_on_a_server_agree(url: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", PROGRAM, url, str(tmp_path)]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
     assert {process.communicate()[0].strip() for process in processes} == {"1"}
@@ -92,7 +92,7 @@ def test_first_openers_on_a_server_agree(url: str, tmp_path: Path) -> None:  # D
         assert store.describe(STREAM).schema == KEYED
 
 
-def test_a_store_on_a_server_of_another_version_is_refused_with_one_sentence(url: str, tmp_path: Path) -> None:  # DB3
+def test_a_store_on_a_server_of_another_version_is_refused_with_one_sentence(url: str, tmp_path: Path) -> None:
     with opened(url, tmp_path) as store, opened(url) as reader:
         store.create_stream(STREAM, KEYED)
         reader.describe(STREAM)
@@ -104,7 +104,7 @@ def test_a_store_on_a_server_of_another_version_is_refused_with_one_sentence(url
             opened(url)
 
 
-def test_texts_are_in_the_order_of_their_bytes(url: str, tmp_path: Path) -> None:  # DB3, CT10
+def test_texts_are_in_the_order_of_their_bytes(url: str, tmp_path: Path) -> None:
     with opened(url, tmp_path) as store:
         for name in ("b", "A", "a", "B", "a-b", "a_b", "ab"):
             store.create_stream(name, KEYED)
@@ -118,7 +118,7 @@ def test_texts_are_in_the_order_of_their_bytes(url: str, tmp_path: Path) -> None
         assert [other.sink for other in store.pipelines.owner("p/one", "a", "p/").others] == ["two"]
 
 
-def test_a_login_that_fails_says_so_in_one_sentence(postgres: PostgresServer, tmp_path: Path) -> None:  # DB10
+def test_a_login_that_fails_says_so_in_one_sentence(postgres: PostgresServer, tmp_path: Path) -> None:
     for url, said in (
         (postgres.url(user="nobody_here"), 'role "nobody_here" does not exist'),
         (postgres.url(database="missing"), 'database "missing" does not exist'),
@@ -133,7 +133,7 @@ def test_a_login_that_fails_says_so_in_one_sentence(postgres: PostgresServer, tm
 
 def test_a_wrong_password_is_never_shown(
     postgres: PostgresServer, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # DB1, DB10
+) -> None:
     with opened(url, tmp_path) as store, database_of(store).write() as connection:
         connection.exec_driver_sql("DROP ROLE IF EXISTS locked")
         connection.exec_driver_sql("CREATE ROLE locked LOGIN PASSWORD 'the-right-one'")
@@ -146,9 +146,7 @@ def test_a_wrong_password_is_never_shown(
         opened(postgres.url("of_locked", user="locked"), tmp_path / "other")
 
 
-def test_a_server_that_is_not_there_is_waited_for_and_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # DB8, DB10
+def test_a_server_that_is_not_there_is_waited_for_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(databases, "OPENING_PATIENCE_S", 0.2)
     with (
         closing(Port()) as nobodys,
@@ -158,7 +156,7 @@ def test_a_server_that_is_not_there_is_waited_for_and_named(
     assert caught.value.is_transient
 
 
-def test_what_is_called_off_waits_for_no_database(monkeypatch: pytest.MonkeyPatch) -> None:  # DB8, G16
+def test_what_is_called_off_waits_for_no_database(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(databases, "PATIENCE_S", 3_600.0)
     off = threading.Event()
     off.set()
@@ -171,7 +169,7 @@ def test_what_is_called_off_waits_for_no_database(monkeypatch: pytest.MonkeyPatc
             cancellable(off, lambda: catalogue.list_streams(""))()
 
 
-def test_chunks_that_cannot_be_reached_are_named(url: str, tmp_path: Path) -> None:  # DB10
+def test_chunks_that_cannot_be_reached_are_named(url: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="file"):
         opened(url, tmp_path / "file" / "below")
@@ -179,7 +177,7 @@ def test_chunks_that_cannot_be_reached_are_named(url: str, tmp_path: Path) -> No
 
 def test_a_commit_waits_for_the_disk_although_the_database_says_not_to(
     postgres: PostgresServer, url: str, tmp_path: Path
-) -> None:  # DB5
+) -> None:
     with opened(url, tmp_path) as store, database_of(store).write() as connection:
         connection.exec_driver_sql("ALTER ROLE postgres SET synchronous_commit TO off")
     try:
@@ -190,7 +188,7 @@ def test_a_commit_waits_for_the_disk_although_the_database_says_not_to(
             connection.exec_driver_sql("ALTER ROLE postgres RESET synchronous_commit")
 
 
-def test_a_machine_without_the_client_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:  # DB10
+def test_a_machine_without_the_client_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
     for name in [name for name in sys.modules if name.startswith("headgate.store.catalogue.postgresql")]:
         monkeypatch.delitem(sys.modules, name)
@@ -198,7 +196,7 @@ def test_a_machine_without_the_client_library_says_what_to_install(monkeypatch: 
         location.open_shared("postgresql://u@h/db", None)
 
 
-def test_names_that_the_server_cannot_keep_are_refused(url: str, tmp_path: Path) -> None:  # DB10
+def test_names_that_the_server_cannot_keep_are_refused(url: str, tmp_path: Path) -> None:
     with opened(url, tmp_path) as store:
         store.create_stream(STREAM, KEYED)
         with pytest.raises(UsageError, match="cannot keep"):
@@ -207,9 +205,7 @@ def test_names_that_the_server_cannot_keep_are_refused(url: str, tmp_path: Path)
         assert store._core.catalogue.own("x", PipelineIdentity("a", "/a", "h", 1)).life is not None
 
 
-def test_a_machine_whose_date_is_wrong_ends_no_lease(
-    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # DB12
+def test_a_machine_whose_date_is_wrong_ends_no_lease(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with opened(url, tmp_path) as store:
         store.create_stream(STREAM, KEYED)
         transaction = store.begin_shared(STREAM, lease="10 minutes")
@@ -224,7 +220,7 @@ def test_a_machine_whose_date_is_wrong_ends_no_lease(
         assert drained(store) == [("a", 1)]
 
 
-def test_a_schema_may_be_called_as_a_word_of_sql(postgres: PostgresServer, tmp_path: Path) -> None:  # DB1
+def test_a_schema_may_be_called_as_a_word_of_sql(postgres: PostgresServer, tmp_path: Path) -> None:
     for word in ("user", "default", "select"):
         with opened(postgres.url(word), tmp_path / word) as store, database_of(store).read() as connection:
             asked = "SELECT schemaname FROM pg_tables WHERE tablename = 'meta'"

@@ -43,7 +43,7 @@ def let_read(store: Store, schema: str, user: str) -> None:
 
 def test_who_may_only_read_reads_and_is_told_what_is_missing(
     store: Store, postgres: PostgresServer, tmp_path: Path
-) -> None:  # DB10
+) -> None:
     schema = schema_for(tmp_path)
     let_read(store, schema, "onlooker")
     url = postgres.url(schema, user="onlooker")
@@ -67,7 +67,7 @@ def test_who_may_only_read_reads_and_is_told_what_is_missing(
     assert drained(store) == [("a", 0), ("a", 1)]
 
 
-def test_a_server_that_says_nothing_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # DB8, DB10
+def test_a_server_that_says_nothing_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes the connection and never answers, as one whose machine hangs. The client library waits 2 s at least."""
     monkeypatch.setattr(databases, "OPENING_PATIENCE_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -80,7 +80,7 @@ def test_a_server_that_says_nothing_is_given_up(tmp_path: Path, monkeypatch: pyt
 
 def test_the_command_line_says_what_is_wrong_with_a_server_in_one_sentence(
     postgres: PostgresServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:  # DB10
+) -> None:
     url = postgres.url(user="nobody_here")
     monkeypatch.setattr("sys.argv", ["headgate", "streams", "list", "--store", url])
     with pytest.raises(SystemExit) as ended:
@@ -107,9 +107,7 @@ def small() -> Iterator[tuple[PostgresServer, Path]]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def test_a_full_disk_of_the_server_is_named_and_waited_for(
-    small: tuple[PostgresServer, Path], tmp_path: Path
-) -> None:  # DB10, S38
+def test_a_full_disk_of_the_server_is_named_and_waited_for(small: tuple[PostgresServer, Path], tmp_path: Path) -> None:
     server, directory = small
     with opened(server.url("filling"), tmp_path) as store:
         store.create_stream(STREAM, KEYED, segments=1)

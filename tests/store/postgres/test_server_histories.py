@@ -26,7 +26,7 @@ def objects(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectServer]:
 @pytest.mark.crash
 def test_no_client_sees_an_anomaly_while_both_servers_come_and_go(
     postgres: PostgresServer, objects: ObjectServer, tmp_path: Path
-) -> None:  # LH13, DB8
+) -> None:
     def crashes_the_database(chance: random.Random, store: Store, clients: Clients) -> None:
         postgres.crash()
         time.sleep(0.2)  # the time of the fault: not a wait for anything

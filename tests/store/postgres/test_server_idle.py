@@ -1,4 +1,4 @@
-"""Who has nothing to do asks the server nothing, however often it looks: counted in bytes on the wire (DB9)."""
+"""Who has nothing to do asks the server nothing, however often it looks: counted in bytes on the wire."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def quiet(look: Callable[[], object], wire: Wire) -> int:
     return before
 
 
-def test_an_idle_reader_asks_the_server_nothing(store: Store, through: Store, wire: Wire) -> None:  # DB9
+def test_an_idle_reader_asks_the_server_nothing(store: Store, through: Store, wire: Wire) -> None:
     reader = through.reader(STREAM, 0)
     asked = quiet(reader.read, wire)
     for _ in range(LOOKS):
@@ -47,7 +47,7 @@ def test_an_idle_reader_asks_the_server_nothing(store: Store, through: Store, wi
     assert wire.asked_bytes == asked
 
 
-def test_an_idle_source_asks_the_server_nothing(through: Store, wire: Wire) -> None:  # DB9
+def test_an_idle_source_asks_the_server_nothing(through: Store, wire: Wire) -> None:
     context = SourceContext("p", "source", 0, 1, None)
     reader = StreamSource(STREAM, through.root).open(context)
     asked = quiet(reader.poll, wire)
@@ -58,7 +58,7 @@ def test_an_idle_source_asks_the_server_nothing(through: Store, wire: Wire) -> N
 
 def test_an_idle_reader_of_a_group_asks_the_server_nothing_between_its_signs_of_life(
     through: Store, wire: Wire
-) -> None:  # DB9, RG21
+) -> None:
     group = through.reader_group("g", STREAM)
     with group.join("r", lease="1 hour", commit_every=None) as reader:
         asked = quiet(reader.read, wire)

@@ -53,7 +53,7 @@ def through(store: Store, wire: Wire, postgres: PostgresServer) -> Iterator[Stor
         yield opened
 
 
-def test_a_verb_goes_on_when_its_connections_were_cut(through: Store, wire: Wire) -> None:  # DB8
+def test_a_verb_goes_on_when_its_connections_were_cut(through: Store, wire: Wire) -> None:
     with through.writer(STREAM, linger=None) as writer:
         for number in range(5):
             writer.append(keyed(("a", number)))
@@ -67,7 +67,7 @@ def test_a_verb_goes_on_when_its_connections_were_cut(through: Store, wire: Wire
 @pytest.mark.parametrize("question", [b"FOR UPDATE", b"INSERT INTO parts", b"UPDATE segments"])
 def test_a_verb_that_was_cut_off_before_its_commit_is_carried_out_again(
     through: Store, wire: Wire, question: bytes
-) -> None:  # DB8
+) -> None:
     with through.writer(STREAM, linger=None) as writer:
         writer.append(keyed(("a", 0), ("a", 1)))
         wire.lose_answer(question)
@@ -77,7 +77,7 @@ def test_a_verb_that_was_cut_off_before_its_commit_is_carried_out_again(
     assert through.fsck() == []
 
 
-def test_an_append_whose_commit_was_not_answered_is_there_once(through: Store, wire: Wire) -> None:  # DB8
+def test_an_append_whose_commit_was_not_answered_is_there_once(through: Store, wire: Wire) -> None:
     with through.writer(STREAM, linger=None) as writer:
         done = writer.append(keyed(("a", 0)))
         wire.lose_answer(COMMIT)
@@ -90,7 +90,7 @@ def test_an_append_whose_commit_was_not_answered_is_there_once(through: Store, w
     assert drained(through) == [("a", 0)]
 
 
-def test_who_asks_for_what_is_still_being_committed_waits_for_it(through: Store, wire: Wire) -> None:  # DB8
+def test_who_asks_for_what_is_still_being_committed_waits_for_it(through: Store, wire: Wire) -> None:
     with database_of(through).write() as connection:
         connection.exec_driver_sql(
             "CREATE FUNCTION slowly() RETURNS trigger LANGUAGE plpgsql "
@@ -109,7 +109,7 @@ def test_who_asks_for_what_is_still_being_committed_waits_for_it(through: Store,
     assert drained(through) == [("a", 0)]
 
 
-def test_transactions_whose_commit_was_not_answered_are_there_once(through: Store, wire: Wire) -> None:  # DB8, S13
+def test_transactions_whose_commit_was_not_answered_are_there_once(through: Store, wire: Wire) -> None:  # S13
     transaction = through.transactions.begin(STREAM, owner="p", epoch=1, name="t")
     transaction.write(keyed(("a", 1)))
     wire.lose_answer(COMMIT)
@@ -124,9 +124,7 @@ def test_transactions_whose_commit_was_not_answered_are_there_once(through: Stor
     assert drained(through) == [("a", 1)]
 
 
-def test_a_server_that_crashes_while_somebody_writes_loses_nothing(
-    store: Store, postgres: PostgresServer
-) -> None:  # DB8
+def test_a_server_that_crashes_while_somebody_writes_loses_nothing(store: Store, postgres: PostgresServer) -> None:
     acknowledged: list[int] = []
     is_over = threading.Event()
 
@@ -154,7 +152,7 @@ def test_a_server_that_crashes_while_somebody_writes_loses_nothing(
     assert store.fsck() == []
 
 
-def test_who_stops_in_the_middle_does_not_stop_the_others(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:  # DB7
+def test_who_stops_in_the_middle_does_not_stop_the_others(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(databases, "STALLED_S", 0.3)
     made: list[str] = []
     with Store.open(store.root) as other:
@@ -175,7 +173,7 @@ def test_who_stops_in_the_middle_does_not_stop_the_others(store: Store, monkeypa
         assert not other.find(STREAM).is_sealed
 
 
-def test_who_waits_too_long_for_others_may_try_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:  # DB4, DB6
+def test_who_waits_too_long_for_others_may_try_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(databases, "BUSY_TIMEOUT_S", 0.2)
     with Store.open(store.root) as other, database_of(store).write():
         other._core.catalogue.find_stream(STREAM)  # who reads waits for nobody
@@ -186,7 +184,7 @@ def test_who_waits_too_long_for_others_may_try_again(store: Store, monkeypatch: 
         other.seal(STREAM)
 
 
-def test_threads_that_append_at_once_get_positions_of_their_own(store: Store) -> None:  # DB4
+def test_threads_that_append_at_once_get_positions_of_their_own(store: Store) -> None:
     at_once = threading.Barrier(4)
 
     def write(name: str) -> None:
@@ -219,7 +217,7 @@ def at_once_or_not_at_all(barrier: threading.Barrier) -> Iterator[None]:
         raise
 
 
-def test_a_reader_hears_of_news_and_asks_nobody_before(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:  # DB9
+def test_a_reader_hears_of_news_and_asks_nobody_before(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     with Store.open(store.root) as own:
         reader = own.reader(STREAM, 0)
@@ -253,7 +251,7 @@ def soon(reader: object) -> list[int]:
 
 def test_a_reader_that_cannot_hear_looks_for_itself(
     store: Store, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
-) -> None:  # DB9
+) -> None:
     with Store.open(store.root) as own:
         reader = own.reader(STREAM, 0)
         assert reader.read() is None
@@ -271,7 +269,7 @@ def test_a_reader_that_cannot_hear_looks_for_itself(
         assert soon(reader) == [1]
 
 
-def test_what_this_process_has_changed_its_readers_see_at_once(store: Store) -> None:  # DB9
+def test_what_this_process_has_changed_its_readers_see_at_once(store: Store) -> None:
     with Store.open(store.root) as own, store.writer(STREAM, linger=None) as writer:
         reader = own.reader(STREAM, 0)
         for number in range(20):
@@ -283,7 +281,7 @@ def test_what_this_process_has_changed_its_readers_see_at_once(store: Store) -> 
             assert batch.column(1).to_pylist() == [number]
 
 
-def test_a_child_has_connections_and_locks_of_its_own(store: Store) -> None:  # DB11
+def test_a_child_has_connections_and_locks_of_its_own(store: Store) -> None:
     database = database_of(store)
     assert isinstance(database, PostgresDatabase)
     store.changes()

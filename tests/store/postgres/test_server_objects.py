@@ -46,7 +46,7 @@ def test_what_is_written_is_read_truncated_and_checked(store: Store) -> None:
     assert store.fsck() == []
 
 
-def test_clients_of_both_servers_that_are_killed_lose_and_repeat_nothing(store: Store) -> None:  # DB8
+def test_clients_of_both_servers_that_are_killed_lose_and_repeat_nothing(store: Store) -> None:
     patient, victim = start(WRITER, store.root, "w", 15), start(WRITER, store.root, "victim", 100_000)
     sink = start(SINK, store.root, 1)
     acknowledged = [int(line) for line in lines_of(victim, 5)]
@@ -65,7 +65,7 @@ def test_clients_of_both_servers_that_are_killed_lose_and_repeat_nothing(store: 
     assert [problem for problem in store.fsck() if not problem.is_harmless] == []
 
 
-def test_writers_wait_for_a_server_of_objects_that_is_away(store: Store, objects: ObjectServer) -> None:  # DB8
+def test_writers_wait_for_a_server_of_objects_that_is_away(store: Store, objects: ObjectServer) -> None:
     with store.writer(STREAM) as writer:
         writer.append(keyed(("a", 0))).result(60)
         objects.fail()
@@ -76,7 +76,7 @@ def test_writers_wait_for_a_server_of_objects_that_is_away(store: Store, objects
 
 def test_a_place_that_does_not_let_us_in_is_named(
     postgres: PostgresServer, objects: ObjectServer, monkeypatch: pytest.MonkeyPatch
-) -> None:  # DB10
+) -> None:
     with pytest.raises(UsageError, match=r"chunks of the store at .* cannot be reached: .*no-such-bucket"):
         location.open_shared(postgres.url("no_bucket"), "s3://no-such-bucket/x")
     if objects.keeps:  # moto lets everybody in

@@ -97,7 +97,7 @@ def test_an_answer_that_nobody_knows_any_more_is_the_callers_to_look_up(
         assert drained(store) == [("a", 0)]
 
 
-def test_a_question_of_which_nothing_arrived_is_asked_again(wire: Wire, server: StoreServer) -> None:  # SS9, SS10
+def test_a_question_of_which_nothing_arrived_is_asked_again(wire: Wire, server: StoreServer) -> None:  # SS9
     with over(wire) as store, store.writer(STREAM, linger=None) as writer:
         writer.append(keyed(("a", 0)))
         wire.cut()
@@ -136,7 +136,7 @@ def test_a_chunk_whose_answer_was_lost_is_there_once(wire: Wire) -> None:  # SS9
         assert drained(store) == [("a", 0)]
 
 
-def test_writers_and_readers_go_on_when_the_server_is_started_again(tmp_path: Path, port: int) -> None:  # SS10, SS12
+def test_writers_and_readers_go_on_when_the_server_is_started_again(tmp_path: Path, port: int) -> None:
     root = tmp_path / "served"
     with serving(root, port) as first:
         store = Store.open(first.address.url)
@@ -242,7 +242,7 @@ def caught(work: Callable[[], object]) -> BaseException | None:
     return None
 
 
-def test_another_store_in_the_place_of_the_first_is_refused(tmp_path: Path, port: int) -> None:  # SS11
+def test_another_store_in_the_place_of_the_first_is_refused(tmp_path: Path, port: int) -> None:
     with serving(tmp_path / "first", port) as first:
         store = Store.open(first.address.url)
         store.create_stream(STREAM, KEYED)
@@ -255,7 +255,7 @@ def test_another_store_in_the_place_of_the_first_is_refused(tmp_path: Path, port
     store.close()
 
 
-def test_one_process_serves_a_store(tmp_path: Path) -> None:  # SS11
+def test_one_process_serves_a_store(tmp_path: Path) -> None:
     with (
         serving(tmp_path / "served"),
         pytest.raises(UsageError, match="another process serves"),
@@ -264,7 +264,7 @@ def test_one_process_serves_a_store(tmp_path: Path) -> None:  # SS11
         raise AssertionError("two servers would not know of each other's questions")
 
 
-def test_others_may_use_the_directory_meanwhile(server: StoreServer, tmp_path: Path) -> None:  # SS11, SS12
+def test_others_may_use_the_directory_meanwhile(server: StoreServer, tmp_path: Path) -> None:
     local = Store._open_directory(str(tmp_path / "served"), None, "owner")
     with local, Store.open(server.address.url) as store:
         reader = store.reader(STREAM, 0)
@@ -281,14 +281,14 @@ def test_others_may_use_the_directory_meanwhile(server: StoreServer, tmp_path: P
         assert isinstance(local._core.catalogue, SqlCatalogue)
 
 
-def test_a_server_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:  # SS10
+def test_a_server_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clients, "OPENING_PATIENCE_S", 0.0)
     with pytest.raises(StorageError, match=r"headgate://127\.0\.0\.1:1: Connection refused") as caught:
         Store.open("headgate://127.0.0.1:1")
     assert caught.value.is_transient
 
 
-def test_what_is_no_server_of_a_store_is_named(monkeypatch: pytest.MonkeyPatch) -> None:  # SS5, SS10
+def test_what_is_no_server_of_a_store_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     import http.server
 
     class Page(http.server.BaseHTTPRequestHandler):

@@ -63,7 +63,7 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:  # SS
     assert len(settling._answered) == 2
 
 
-def test_news_are_heard_by_who_waits() -> None:  # SS12
+def test_news_are_heard_by_who_waits() -> None:
     number = [1]
     news = ChangeFeed(lambda: number[0])
     try:
@@ -80,7 +80,7 @@ def test_news_are_heard_by_who_waits() -> None:  # SS12
         news.close()
 
 
-def test_what_came_between_two_questions_for_news_is_heard() -> None:  # SS12
+def test_what_came_between_two_questions_for_news_is_heard() -> None:
     number = [1]
     news = ChangeFeed(lambda: number[0])
     try:
@@ -92,7 +92,7 @@ def test_what_came_between_two_questions_for_news_is_heard() -> None:  # SS12
     assert news.wait(first, WAIT_S) is not None, "nobody waits for a server that ends"
 
 
-def test_a_check_is_waited_for_and_another_one_is_begun_for_who_asks_anew() -> None:  # SS16
+def test_a_check_is_waited_for_and_another_one_is_begun_for_who_asks_anew() -> None:
     may_end = threading.Event()
     begun: list[bool] = []
 
@@ -111,7 +111,7 @@ def test_a_check_is_waited_for_and_another_one_is_begun_for_who_asks_anew() -> N
     assert begun == [True, False]
 
 
-def test_a_check_that_fails_says_so() -> None:  # SS16
+def test_a_check_that_fails_says_so() -> None:
     def check(verify: bool) -> list[Problem]:
         raise StorageError("read", "catalogue", "disk I/O error")
 

@@ -45,7 +45,7 @@ def guarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StoreSe
         yield made
 
 
-def test_a_server_that_others_can_reach_wants_a_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # SS2
+def test_a_server_that_others_can_reach_wants_a_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Store._open_directory(str(tmp_path), None, "owner") as own:
         with (
             pytest.raises(UsageError, match=r"0\.0\.0\.0 can be reached from other machines: give it a token"),
@@ -60,7 +60,7 @@ def test_a_server_that_others_can_reach_wants_a_token(tmp_path: Path, monkeypatc
             assert server.tls is not None, "others on the way would hear"
 
 
-def test_a_token_that_is_too_short_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # SS2
+def test_a_token_that_is_too_short_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "token"
     for text, problem in (("short\n", "too short"), ("\n\n", "no token"), ("", "no token")):
         file.write_text(text)
@@ -81,7 +81,7 @@ def test_a_token_that_is_too_short_is_refused(tmp_path: Path, monkeypatch: pytes
 
 def test_a_wrong_token_is_refused_in_one_sentence(
     guarded: StoreServer, server: StoreServer, monkeypatch: pytest.MonkeyPatch
-) -> None:  # SS3
+) -> None:
     with pytest.raises(UsageError, match="it wants a token, and none is given here"):
         Store.open(guarded.address.url)
     monkeypatch.setenv(addresses.TOKEN_VARIABLE, "another token of sufficient length")
@@ -96,7 +96,7 @@ def test_a_wrong_token_is_refused_in_one_sentence(
     assert guarded.counts.refused == 2
 
 
-def test_a_token_that_was_taken_out_is_right_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # SS2
+def test_a_token_that_was_taken_out_is_right_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(desks, "TOKENS_LOOK_S", 0.0)
     file, mine = tmp_path / "server", tmp_path / "client"
     file.write_text(TOKEN)
@@ -142,7 +142,7 @@ class Recorder(Wire):
                 target.sendall(data)
 
 
-def test_the_token_of_a_store_never_travels(guarded: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:  # SS3
+def test_the_token_of_a_store_never_travels(guarded: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(addresses.TOKEN_VARIABLE, TOKEN)
     recorder = Recorder(guarded.address.port)
     with Store.open(f"headgate://127.0.0.1:{recorder.port}") as store:
@@ -158,7 +158,7 @@ def test_the_token_of_a_store_never_travels(guarded: StoreServer, monkeypatch: p
     recorder.close()
 
 
-def test_a_store_is_served_encrypted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # SS3
+def test_a_store_is_served_encrypted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(addresses.TOKEN_VARIABLE, TOKEN)
     encrypted = SecurityConfig(tls=True)
     with serving(tmp_path / "s", tokens=lambda: [TOKEN.encode()], security=encrypted) as server:
@@ -178,7 +178,7 @@ def test_a_store_is_served_encrypted(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_certificate_of_somebody_in_between_is_not_taken_for_the_servers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # SS3
+) -> None:
     """Somebody in between ends TLS with a certificate of his own, and passes on what both say."""
     monkeypatch.setenv(addresses.TOKEN_VARIABLE, TOKEN)
     encrypted = SecurityConfig(tls=True)
@@ -211,9 +211,7 @@ def test_a_certificate_of_somebody_in_between_is_not_taken_for_the_servers(
         assert b"prove" not in b"".join(passed), "the client proves nothing to him"
 
 
-def test_another_version_is_refused_in_one_sentence(
-    server: StoreServer, monkeypatch: pytest.MonkeyPatch
-) -> None:  # SS5
+def test_another_version_is_refused_in_one_sentence(server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:
     with Store.open(server.address.url) as store:
         monkeypatch.setattr(asking, "PROTOCOL_VERSION", 99)
         with pytest.raises(StorageError, match=r"speaks version 1 .* speaks version 99; use") as caught:
@@ -252,13 +250,13 @@ def raw(server: StoreServer, sent: bytes) -> bytes:
     ],
     ids=range(12),
 )
-def test_who_is_not_known_is_told_nothing(guarded: StoreServer, sent: bytes, status: bytes) -> None:  # SS4
+def test_who_is_not_known_is_told_nothing(guarded: StoreServer, sent: bytes, status: bytes) -> None:
     found = raw(guarded, sent)
     assert status in found.partition(b"\r\n")[0] if status else found == b""
     assert b"guarded" not in found
 
 
-def test_a_stranger_that_takes_too_long_is_closed(server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:  # SS4
+def test_a_stranger_that_takes_too_long_is_closed(server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(desks, "HANDSHAKE_TIMEOUT_S", 0.3)
     with closing(socket.create_connection(("127.0.0.1", server.address.port), WAIT_S)) as stream:
         deadline_s = time.monotonic() + WAIT_S
@@ -278,7 +276,7 @@ def test_a_stranger_that_takes_too_long_is_closed(server: StoreServer, monkeypat
         assert store.find(STREAM)
 
 
-def test_a_flood_of_strangers_keeps_no_client_out(server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:  # SS4
+def test_a_flood_of_strangers_keeps_no_client_out(server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(desks, "STRANGERS_MAX", 3)
     monkeypatch.setattr(desks, "HANDSHAKE_TIMEOUT_S", 2 * WAIT_S)  # who is closed has made room
     monkeypatch.setattr(connections.Connection, "timeout", 2 * WAIT_S)
@@ -304,7 +302,7 @@ def test_a_flood_of_strangers_keeps_no_client_out(server: StoreServer, monkeypat
 @pytest.mark.parametrize(
     ("host", "is_page"), [("evil.example.com", True), ("localhost:80", False), ("[::1]", False), ("127.0.0.1:1", False)]
 )
-def test_a_page_of_another_site_is_refused(server: StoreServer, host: str, is_page: bool) -> None:  # SS4
+def test_a_page_of_another_site_is_refused(server: StoreServer, host: str, is_page: bool) -> None:
     head = f"POST /hello HTTP/1.1\r\nHost: {host}\r\nHeadgate-Protocol: 1\r\n"
     sent = f"{head}Headgate-Checksum: {asking.checksum_of(b'x' * 71)}\r\nContent-Length: 71\r\n\r\n"
     found = raw(server, sent.encode() + b"x" * 71)
@@ -312,7 +310,7 @@ def test_a_page_of_another_site_is_refused(server: StoreServer, host: str, is_pa
     assert (b"its own name" in found) is is_page
 
 
-def test_who_is_known_is_not_asked_again(guarded: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:  # SS3
+def test_who_is_known_is_not_asked_again(guarded: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(addresses.TOKEN_VARIABLE, TOKEN)
     client = Client(ServerAddress(guarded.address.url, "127.0.0.1", guarded.address.port, is_tls=False))
     connection = client.connect()
@@ -323,7 +321,7 @@ def test_who_is_known_is_not_asked_again(guarded: StoreServer, monkeypatch: pyte
 
 def test_a_question_with_a_long_head_is_refused_though_its_client_is_known(
     guarded: StoreServer, monkeypatch: pytest.MonkeyPatch
-) -> None:  # SS7
+) -> None:
     monkeypatch.setenv(addresses.TOKEN_VARIABLE, TOKEN)
     client = Client(ServerAddress(guarded.address.url, "127.0.0.1", guarded.address.port, is_tls=False))
     with closing(client.connect()) as connection:
@@ -333,7 +331,7 @@ def test_a_question_with_a_long_head_is_refused_though_its_client_is_known(
 
 def test_a_client_on_the_servers_machine_may_do_without_encryption(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # SE14, SS3
+) -> None:
     """The server listens on all addresses, and is called by the machine's own name."""
     monkeypatch.setenv(addresses.TOKEN_VARIABLE, TOKEN)
     with ExitStack() as opened:
@@ -356,7 +354,7 @@ def test_a_server_on_all_addresses_says_the_name_of_its_machine(tmp_path: Path) 
         assert server.address.host == "store.example"
 
 
-def test_a_port_that_is_taken_is_named(server: StoreServer, tmp_path: Path) -> None:  # SS2
+def test_a_port_that_is_taken_is_named(server: StoreServer, tmp_path: Path) -> None:
     with (
         pytest.raises(UsageError, match=r"cannot be served on 127\.0\.0\.1:.*Address already in use"),
         serving(tmp_path / "other", server.address.port),

@@ -37,7 +37,7 @@ def files(root: Path) -> list[str]:
     return sorted(path.name for path in (root / "served" / "chunks").rglob("*") if path.is_file())
 
 
-def test_chunks_come_back(storage: RemoteStorage, monkeypatch: pytest.MonkeyPatch) -> None:  # SS8
+def test_chunks_come_back(storage: RemoteStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "PIECE_BYTES", 10)
     for size_bytes in (0, 1, 9, 10, 11, 20, 105):
         data = bytes(range(size_bytes))
@@ -69,7 +69,7 @@ def test_what_is_there_is_not_replaced(storage: RemoteStorage) -> None:  # SS9, 
         storage.put("../a", [b""])
 
 
-def test_a_chunk_passes_in_pieces(storage: RemoteStorage, monkeypatch: pytest.MonkeyPatch) -> None:  # SS7
+def test_a_chunk_passes_in_pieces(storage: RemoteStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
     real = LocalStorage.get_range
 
@@ -97,7 +97,7 @@ def test_a_chunk_passes_in_pieces(storage: RemoteStorage, monkeypatch: pytest.Mo
 
 def test_a_chunk_that_came_half_or_damaged_is_not_there(
     server: StoreServer, storage: RemoteStorage, tmp_path: Path
-) -> None:  # SS8
+) -> None:
     storage.put("a", [b"before"])
     connection = Client(server.address).connect()
     damaged = connection.ask(Request("PUT", "/chunk/a", [b"x" * 100_000], {"Headgate-Checksum": "0" * 16}))
@@ -131,7 +131,7 @@ while True:
 @pytest.mark.crash
 def test_a_client_that_is_killed_while_it_puts_leaves_nothing(
     server: StoreServer, storage: RemoteStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # SS8
+) -> None:
     real = LocalStorage.put
 
     def slowly(self: LocalStorage, path: str, parts: Any) -> None:
@@ -159,7 +159,7 @@ def test_a_client_that_is_killed_while_it_puts_leaves_nothing(
 
 def test_a_question_that_is_too_large_is_refused_before_it_is_read(
     server: StoreServer, storage: RemoteStorage, monkeypatch: pytest.MonkeyPatch
-) -> None:  # SS7
+) -> None:
     monkeypatch.setattr(connections, "BODY_BYTES_MAX", 1_000)
     monkeypatch.setattr(connections, "CHUNK_BYTES_MAX", 1_000)
     connection = Client(server.address).connect()
@@ -179,7 +179,7 @@ def test_a_question_that_is_too_large_is_refused_before_it_is_read(
 
 def test_a_connection_that_the_server_has_ended_is_not_used_again(
     server: StoreServer, monkeypatch: pytest.MonkeyPatch
-) -> None:  # SS3
+) -> None:
     client = Client(server.address)
     client.ask(Request("POST", "/date"))
     with monkeypatch.context() as patch:
@@ -190,7 +190,7 @@ def test_a_connection_that_the_server_has_ended_is_not_used_again(
     client.close()
 
 
-def test_a_connection_that_was_closed_does_not_open_itself(server: StoreServer) -> None:  # SS3
+def test_a_connection_that_was_closed_does_not_open_itself(server: StoreServer) -> None:
     connection = Client(server.address).connect()
     connection.close()
     with pytest.raises(ConnectionLostError):
@@ -213,7 +213,7 @@ def test_a_disk_that_is_full_is_told(
 
 def test_a_chunk_that_is_shorter_by_now_is_noticed(
     server: StoreServer, storage: RemoteStorage, monkeypatch: pytest.MonkeyPatch
-) -> None:  # SS6
+) -> None:
     storage.put("a", [b"abc" * 1_000_000])
     real = connections.Range.pieces
     cut = [1]

@@ -26,7 +26,7 @@ def soon(reader: SegmentReader) -> list[int]:
     return []
 
 
-def test_a_reader_hears_of_news_from_afar(server: StoreServer) -> None:  # SS12
+def test_a_reader_hears_of_news_from_afar(server: StoreServer) -> None:
     with Store.open(server.address.url) as store, Store.open(server.address.url) as other:
         reader = store.reader(STREAM, 0)
         assert reader.read() is None
@@ -39,7 +39,7 @@ def test_a_reader_hears_of_news_from_afar(server: StoreServer) -> None:  # SS12
         assert soon(reader) == [1]
 
 
-def test_what_a_process_has_changed_its_readers_see_at_once(server: StoreServer) -> None:  # SS12
+def test_what_a_process_has_changed_its_readers_see_at_once(server: StoreServer) -> None:
     with Store.open(server.address.url) as store, store.writer(STREAM, linger=None) as writer:
         reader = store.reader(STREAM, 0)
         for number in range(10):
@@ -53,7 +53,7 @@ def test_what_a_process_has_changed_its_readers_see_at_once(server: StoreServer)
 
 def test_a_reader_that_hears_nothing_looks_for_itself(
     server: StoreServer, wire: Wire, monkeypatch: pytest.MonkeyPatch
-) -> None:  # SS12
+) -> None:
     with over(wire) as store, Store.open(server.address.url) as other:
         reader = store.reader(STREAM, 0)
         assert reader.read() is None
@@ -69,9 +69,7 @@ def test_a_reader_that_hears_nothing_looks_for_itself(
         assert client.facts().store
 
 
-def test_what_comes_while_a_reader_asks_is_not_overlooked(
-    server: StoreServer, monkeypatch: pytest.MonkeyPatch
-) -> None:  # SS12
+def test_what_comes_while_a_reader_asks_is_not_overlooked(server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:
     carrying = server._answers._carrying
     signature, parts = carrying._verbs["catalogue", "parts"]
     with Store.open(server.address.url) as store, Store.open(server.address.url) as other:
@@ -93,7 +91,7 @@ def test_what_comes_while_a_reader_asks_is_not_overlooked(
         assert soon(reader) == [1]
 
 
-def test_who_closes_a_store_waits_for_nobody(server: StoreServer) -> None:  # SS12
+def test_who_closes_a_store_waits_for_nobody(server: StoreServer) -> None:
     store = Store.open(server.address.url)
     store.changes()
     store.close()

@@ -37,7 +37,7 @@ def filled(server: StoreServer) -> Iterator[Store]:
 @pytest.mark.parametrize("kind", ["stream", "group"])
 def test_a_pipeline_copies_each_event_once_whatever_is_lost_on_the_way(
     filled: Store, wire: Wire, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:  # SS9, SS10
+) -> None:  # SS9
     monkeypatch.setattr(clients, "PAUSES_S", (0.001, 0.02))
     url = f"headgate://127.0.0.1:{wire.port}"
     pipeline = hg.Pipeline(
@@ -154,7 +154,7 @@ def finished(away: Away) -> None:
 )
 def test_a_run_that_is_cancelled_waits_for_no_server(
     away: Callable[..., Away], point: str, names: tuple[str, ...]
-) -> None:  # G16
+) -> None:
     """Whoever cancels has seen that it is gone; what was promised the next start commits."""
     run = away()
     run.kill_at = point
@@ -172,7 +172,7 @@ def test_a_run_that_is_cancelled_waits_for_no_server(
     finished(run)
 
 
-def test_checkpoints_that_are_not_retained_wait_for_the_server(away: Callable[..., Away]) -> None:  # C71, G16
+def test_checkpoints_that_are_not_retained_wait_for_the_server(away: Callable[..., Away]) -> None:  # C71
     """It has to commit what they promised before they are removed."""
     run = away(retain=False)
     run.kill_at = "in-commit"

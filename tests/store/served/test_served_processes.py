@@ -26,9 +26,7 @@ from headgate.store.server.server import StoreServer
 from headgate.store.store import Store
 
 
-def test_a_server_ends_when_it_is_told_to(
-    tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:  # SS14, SS15
+def test_a_server_ends_when_it_is_told_to(tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     process = ServerProcess(tmp_path / "served", port)
     monkeypatch.setenv(TOKEN_FILE_VARIABLE, process.said["token_file"])
     try:
@@ -44,9 +42,7 @@ def test_a_server_ends_when_it_is_told_to(
         process.kill()
 
 
-def test_a_server_says_in_json_what_it_does(
-    tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:  # SS2, SS15
+def test_a_server_says_in_json_what_it_does(tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     process = ServerProcess(tmp_path / "served", port)
     token_file = Path(process.said["token_file"])
     assert token_file == tmp_path / "served" / "token"
@@ -75,7 +71,7 @@ def test_a_server_says_in_json_what_it_does(
         process.kill()
 
 
-def test_what_is_under_way_when_a_server_ends_is_finished(tmp_path: Path) -> None:  # SS14
+def test_what_is_under_way_when_a_server_ends_is_finished(tmp_path: Path) -> None:
     began, may_end = threading.Event(), threading.Event()
     found: list[object] = []
     with serving(tmp_path / "served") as server, Store.open(server.address.url) as store:
@@ -154,9 +150,7 @@ def patiently(work: Callable[[], T]) -> T:
 
 
 @pytest.mark.crash
-def test_servers_and_clients_that_are_killed_lose_and_repeat_nothing(
-    tmp_path: Path, port: int
-) -> None:  # SS8, SS9, SS10
+def test_servers_and_clients_that_are_killed_lose_and_repeat_nothing(tmp_path: Path, port: int) -> None:  # SS9
     seed = random.randrange(1 << 32)
     chance = random.Random(seed)
     root = tmp_path / "served"
@@ -188,7 +182,7 @@ def test_servers_and_clients_that_are_killed_lose_and_repeat_nothing(
         assert [problem for problem in own.fsck() if not problem.is_harmless] == [], f"seed {seed}"
 
 
-def test_the_command_line_uses_a_store_by_its_url(server: StoreServer) -> None:  # SS1
+def test_the_command_line_uses_a_store_by_its_url(server: StoreServer) -> None:
     url = server.address.url
     cli = CliRunner()
     listed = cli.invoke(app, ["streams", "list", "--store", url, "--json"])

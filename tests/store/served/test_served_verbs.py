@@ -65,7 +65,7 @@ def told(value: Any) -> str:
     return repr(value)
 
 
-def test_every_verb_is_offered() -> None:  # SS6
+def test_every_verb_is_offered() -> None:
     assert CATALOGUE_SIGNATURES.keys() == VERBS.keys()
 
 
@@ -91,7 +91,7 @@ def near(root: Path) -> Iterator[tuple[Catalogue, Catalogue]]:
     answers.close()
 
 
-def test_a_store_is_filled_from_afar(tmp_path: Path) -> None:  # SS6
+def test_a_store_is_filled_from_afar(tmp_path: Path) -> None:
     here = memory_catalogue("memory")
     verbs.fill(here)
     with afar(tmp_path) as (there, behind):
@@ -99,7 +99,7 @@ def test_a_store_is_filled_from_afar(tmp_path: Path) -> None:  # SS6
         assert verbs.content(behind) == verbs.content(here)
 
 
-def test_every_verb_answers_from_afar_as_it_does_here(tmp_path: Path) -> None:  # SS6
+def test_every_verb_answers_from_afar_as_it_does_here(tmp_path: Path) -> None:
     with near(tmp_path) as (there, behind):
         verbs.fill(behind)
         for name, call in verbs.READS.items():
@@ -116,7 +116,7 @@ def test_every_verb_answers_from_afar_as_it_does_here(tmp_path: Path) -> None:  
             assert verbs.content(behind) == verbs.content(here), name
 
 
-def test_what_is_sent_is_what_its_version_says() -> None:  # SS5
+def test_what_is_sent_is_what_its_version_says() -> None:
     """A change of a type that a verb is declared with, or of the tables, raises ``PROTOCOL_VERSION``."""
     signatures = [*CATALOGUE_SIGNATURES.values(), *STORAGE_SIGNATURES.values()]
     shapes = {
@@ -215,7 +215,7 @@ NO_QUESTIONS = [
 
 
 @pytest.mark.parametrize("question", NO_QUESTIONS, ids=lambda one: f"{one.method} {one.path}")
-def test_what_is_no_question_is_refused(server: StoreServer, question: Request) -> None:  # SS6
+def test_what_is_no_question_is_refused(server: StoreServer, question: Request) -> None:
     client = Client(server.address)
     connection = client.connect()
     answer = connection.ask(question)
@@ -226,14 +226,12 @@ def test_what_is_no_question_is_refused(server: StoreServer, question: Request) 
         assert store.find(STREAM).name == STREAM
 
 
-def test_texts_that_cannot_be_sent_are_refused(server: StoreServer) -> None:  # SS6
+def test_texts_that_cannot_be_sent_are_refused(server: StoreServer) -> None:
     with Store.open(server.address.url) as store, pytest.raises(UsageError, match="cannot be sent"):
         store.find("\ud800")
 
 
-def test_what_was_damaged_on_its_way_is_asked_again(
-    server: StoreServer, monkeypatch: pytest.MonkeyPatch
-) -> None:  # SS6
+def test_what_was_damaged_on_its_way_is_asked_again(server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:
     real, damaged, asked = asking.checksum_of, [1], [0]
 
     def once_wrong(*parts: Any) -> str:
@@ -252,7 +250,7 @@ def test_what_was_damaged_on_its_way_is_asked_again(
 
 def test_an_answer_that_was_damaged_is_asked_for_again(
     server: StoreServer, monkeypatch: pytest.MonkeyPatch
-) -> None:  # SS6, SS9
+) -> None:  # SS9
     with Store.open(server.address.url) as store:
         store.changes()
         real, damaged = answering.checksum_of, [1]
@@ -268,7 +266,7 @@ def test_an_answer_that_was_damaged_is_asked_for_again(
         assert not damaged
 
 
-def test_the_caller_says_what_is_its_own(tmp_path: Path) -> None:  # SS17
+def test_the_caller_says_what_is_its_own(tmp_path: Path) -> None:
     with afar(tmp_path) as (there, behind):
         verbs.fill(there)
         asked: list[Owner] = []
@@ -291,7 +289,7 @@ def test_the_caller_says_what_is_its_own(tmp_path: Path) -> None:  # SS17
         assert verbs.content(behind) == before, "nothing is changed before the caller has spoken"
 
 
-def test_a_child_asks_on_connections_of_its_own(server: StoreServer) -> None:  # SS19
+def test_a_child_asks_on_connections_of_its_own(server: StoreServer) -> None:
     with Store.open(server.address.url) as store:
         store.changes()
         client = store._core.catalogue._client  # type: ignore[attr-defined]
@@ -306,7 +304,7 @@ def test_a_child_asks_on_connections_of_its_own(server: StoreServer) -> None:  #
         assert drained(store) == [("a", 1)]
 
 
-def test_a_served_store_is_checked_by_its_server(server: StoreServer, tmp_path: Path) -> None:  # SS16
+def test_a_served_store_is_checked_by_its_server(server: StoreServer, tmp_path: Path) -> None:
     with Store.open(server.address.url) as store:
         with store.writer(STREAM, linger=None) as writer:
             writer.append(keyed(("a", 1), ("b", 2)))
@@ -322,7 +320,6 @@ def test_a_served_store_is_checked_by_its_server(server: StoreServer, tmp_path: 
 
 
 def test_a_check_that_ends_in_a_mistake_is_no_sound_store(server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    # SS16
     def mistaken(*_: object, **__: object) -> None:
         raise TypeError("a mistake")
 
@@ -335,7 +332,7 @@ def test_a_check_that_ends_in_a_mistake_is_no_sound_store(server: StoreServer, m
         store.fsck()
 
 
-def test_a_check_that_was_begun_in_another_process_is_none_of_this_one(tmp_path: Path) -> None:  # SS16
+def test_a_check_that_was_begun_in_another_process_is_none_of_this_one(tmp_path: Path) -> None:
     """Of a server that was started again: else its client would be told what others had checked, and how."""
 
     def begun(*, verify_events: bool) -> int:
@@ -348,7 +345,7 @@ def test_a_check_that_was_begun_in_another_process_is_none_of_this_one(tmp_path:
     assert begun(verify_events=True) != begun(verify_events=False)
 
 
-def test_the_date_is_that_of_the_servers_machine(server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:  # SS13
+def test_the_date_is_that_of_the_servers_machine(server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:
     class Clock:
         def wall_ms(self) -> int:
             return 1_000_000
@@ -359,14 +356,14 @@ def test_the_date_is_that_of_the_servers_machine(server: StoreServer, monkeypatc
         assert 1_000_000 <= made.created_ms < 1_000_000 + 120_000
 
 
-def test_life_is_sent_whole() -> None:  # SS6
+def test_life_is_sent_whole() -> None:
     life = PipelineIdentity("a", "/a", "h", 1)
     assert decode(encode(life), PipelineIdentity) == life
     with pytest.raises(errors.ProtocolViolation):
         decode(encode({"id": 1}), PipelineIdentity)
 
 
-def test_a_wire_that_is_cut_is_not_noticed(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:  # SS9, SS10
+def test_a_wire_that_is_cut_is_not_noticed(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:  # SS9
     monkeypatch.setattr(clients, "PAUSES_S", (0.001, 0.01))
     with over(wire) as store, store.writer(STREAM, linger=None) as writer:
         for number in range(5):

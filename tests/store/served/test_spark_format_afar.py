@@ -1,4 +1,4 @@
-"""``format("headgate")`` without a JVM, over a served store: what is different there than in a directory (SP11)."""
+"""``format("headgate")`` without a JVM, over a served store: what is different there than in a directory."""
 
 import pytest
 

@@ -120,7 +120,7 @@ def test_output_that_a_later_checkpoint_carries_is_missed_when_it_is_gone() -> N
         (ForgetsOutcomes, "it was refused"),
     ],
 )
-def test_sinks_that_lose_in_an_outage_are_caught(kind: type[StagedSink], message: str) -> None:  # CS9, B12, B16
+def test_sinks_that_lose_in_an_outage_are_caught(kind: type[StagedSink], message: str) -> None:  # CS9
     with pytest.raises(AssertionError, match=message):
         check_outages(lambda: at(kind))
 

@@ -1,4 +1,4 @@
-"""The kit starts a pipeline over: a sink that keeps output, or removes that of others, is found (KT7)."""
+"""The kit starts a pipeline over: a sink that keeps output, or removes that of others, is found."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class RemembersCheckpoints(RemovingLedger):
 
 
 @pytest.mark.parametrize("kind", [RemovingLedger, RemovingSink])
-def test_a_sink_that_removes_all_of_its_own_and_nothing_else_passes(kind: Any) -> None:  # KT7
+def test_a_sink_that_removes_all_of_its_own_and_nothing_else_passes(kind: Any) -> None:
     assert check_remove_output(lambda: at(kind)) is None
 
 
@@ -152,17 +152,17 @@ def test_a_sink_that_removes_all_of_its_own_and_nothing_else_passes(kind: Any) -
         (RemembersCheckpoints, "after its first commit: lost"),
     ],
 )
-def test_a_sink_that_does_not_start_over_is_caught(kind: Any, message: str) -> None:  # KT7
+def test_a_sink_that_does_not_start_over_is_caught(kind: Any, message: str) -> None:
     with pytest.raises((AssertionError, hg.HeadgateError, KeyError), match=message):
         check_remove_output(lambda: at(kind))
 
 
 @pytest.mark.parametrize("kind", [KeepsAll, Refuses])
-def test_the_kit_fails_with_a_sink_that_does_not_start_over(kind: Any) -> None:  # KT7
+def test_the_kit_fails_with_a_sink_that_does_not_start_over(kind: Any) -> None:
     with pytest.raises(AssertionError, match="remove"):
         check_sink(lambda: at(kind), rescales=[(1, 1)], overlaps=[1], rows=[2])
 
 
-def test_that_a_sink_cannot_start_over_is_said() -> None:  # KT3, KT7
+def test_that_a_sink_cannot_start_over_is_said() -> None:
     why = "the sink has no method remove_output, so a pipeline with it cannot start over"
     assert check_remove_output(lambda: at(StagedSink)) == why

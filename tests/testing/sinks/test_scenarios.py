@@ -72,7 +72,7 @@ class HasAPoolOfTen(StagedSink):
 
 
 class ListsItsSubtasksOnly(StagedSink):
-    """K6: knows nothing of subtasks that are gone."""
+    """Knows nothing of subtasks that are gone."""
 
     def prepared(self, owner: str) -> list[str]:
         found = [OutputName.parse(name) for name in super().prepared(owner)]
@@ -103,7 +103,7 @@ class ForgetsTooMuch(StagedLedger):
 
 
 class ForgetsAll(ForgettingSink):
-    """CS24: forgets what retained checkpoints promise, too."""
+    """Forgets what retained checkpoints promise, too."""
 
     def forget(self, names: Sequence[str]) -> None:
         mine = names[0].partition("-")[0]
@@ -111,7 +111,7 @@ class ForgetsAll(ForgettingSink):
 
 
 class ForgetsForOthers(ForgettingSink):
-    """CS24: forgets what another sink of the target promises."""
+    """Forgets what another sink of the target promises."""
 
     def forget(self, names: Sequence[str]) -> None:
         numbers = {name.partition("-")[2] for name in names}
@@ -119,14 +119,14 @@ class ForgetsForOthers(ForgettingSink):
 
 
 class ForgetsNothing(ForgettingSink):
-    """CS24: says that it forgot."""
+    """Says that it forgot."""
 
     def forget(self, names: Sequence[str]) -> None:
         pass
 
 
 class ForgetsOnce(ForgettingSink):
-    """CS24: is lost when what it is to forget is forgotten."""
+    """Is lost when what it is to forget is forgotten."""
 
     def forget(self, names: Sequence[str]) -> None:
         for name in names:
@@ -134,7 +134,7 @@ class ForgetsOnce(ForgettingSink):
 
 
 class OneForAll(StagedSink):
-    """B4: a number is committed as soon as one subtask's output of it is."""
+    """A number is committed as soon as one subtask's output of it is."""
 
     def commit(self, names: Sequence[str], fence: hg.Fence) -> None:
         done = {number_of(name) for name in self.place.ledger}
@@ -165,7 +165,7 @@ class ShowsAtOnce(StagedSink):
 
 
 class WritesPieceByPiece(StagedLedger):
-    """CS8: each piece is shown by itself, and the name comes last."""
+    """Each piece is shown by itself, and the name comes last."""
 
     def publish(self, outputs: Sequence[LedgerOutput], fence: hg.Fence) -> None:
         self.place.refuse_if_replaced(fence)
@@ -222,13 +222,12 @@ def in_flight(target: Target) -> None:
     ],
 )
 def test_each_scenario_finds_its_sink(kind: Any, check: Callable[[Target], None]) -> None:
-    # B1, B3, B4, B5, B7, B9, B14, B17, B18, B19, B21, B25, CS24
     check(at(kind.__mro__[1], limit_ms=None))
     with pytest.raises((AssertionError, hg.HeadgateError)):
         check(at(kind, limit_ms=None))
 
 
-def test_a_sink_that_cannot_be_told_twice_to_forget_is_caught() -> None:  # CS24
+def test_a_sink_that_cannot_be_told_twice_to_forget_is_caught() -> None:
     with pytest.raises(KeyError):
         check_forgetting(at(ForgetsOnce, limit_ms=None))
     check_interruptions(lambda: at(ForgettingSink, limit_ms=None))
@@ -237,7 +236,7 @@ def test_a_sink_that_cannot_be_told_twice_to_forget_is_caught() -> None:  # CS24
 @pytest.mark.parametrize(
     ("kind", "message"), [(WritesPieceByPiece, "visible twice"), (HasNoLedger, "is not there any more")]
 )
-def test_a_failure_in_the_middle_finds_its_sink(kind: Any, message: str) -> None:  # B6, B11, CS8
+def test_a_failure_in_the_middle_finds_its_sink(kind: Any, message: str) -> None:
     check_interruptions(lambda: at(kind.__mro__[1], limit_ms=None))
     with pytest.raises((AssertionError, hg.HeadgateError), match=message):
         check_interruptions(lambda: at(kind, limit_ms=None))
@@ -264,7 +263,7 @@ class KeepsItsConnections(HasConnections):
         pass
 
 
-def test_a_sink_that_keeps_its_connections_is_caught() -> None:  # KT6
+def test_a_sink_that_keeps_its_connections_is_caught() -> None:
     assert check_closed(at(HasConnections, limit_ms=None)) is None
     with pytest.raises(AssertionError, match=r"each time .* more files or connections stay open"):
         check_closed(at(KeepsItsConnections, limit_ms=None))
@@ -272,7 +271,7 @@ def test_a_sink_that_keeps_its_connections_is_caught() -> None:  # KT6
 
 
 class MadeFirst(StagedSink):
-    """Makes its target itself (SC7)."""
+    """Makes its target itself."""
 
     is_made = False
 
@@ -294,7 +293,7 @@ def shown_in(storage: MemoryStorage) -> list[dict[str, Any]]:
     return [json.loads(line) for path in files for line in storage.get(path).splitlines()]
 
 
-def test_a_sink_that_keeps_the_end_of_the_input_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:  # B8
+def test_a_sink_that_keeps_the_end_of_the_input_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FileWriter, "finish", lambda self: None)
     sink = FileSink("memory://kit-that-keeps-the-end", roll_interval="1h")
     target = Target(sink, lambda: shown_in(memory_storage("kit-that-keeps-the-end")))
@@ -304,7 +303,6 @@ def test_a_sink_that_keeps_the_end_of_the_input_is_caught(monkeypatch: pytest.Mo
 
 @pytest.mark.long
 def test_the_file_sink_survives_a_failure_of_any_operation_on_its_storage(monkeypatch: pytest.MonkeyPatch) -> None:
-    # D2, D8, D11
     storages: dict[str, FaultyStorage] = {}
     monkeypatch.setitem(OPENERS, "faulty", storages.__getitem__)
     names = itertools.count()

@@ -1,7 +1,7 @@
 """Publishes prepared files, and reads what was published.
 
-Counterpart: ``sink`` prepares them, ``ledger`` remembers what was published. Source: rules D3–D12 of
-docs/spec/connectors.md; K1–K8 and K18. Lives in the driver. Never decides what may be committed: a permit does.
+Counterpart: ``sink`` prepares them, ``ledger`` remembers what was published. Source: docs/spec/connectors.md; K1–K8 and
+K18. Lives in the driver. Never decides what may be committed: a permit does.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class FileCommitter(Committer):
         self._left_behind = ""
 
     def recover(self, keep: Sequence[Committable]) -> None:
-        """Claim the sink for this generation, then remove every prepared file that ``keep`` does not list (K6).
+        """Claim the sink for this generation, then remove every prepared file that ``keep`` does not list.
 
         Raises:
             FencedError: a newer generation claimed it.
@@ -91,7 +91,7 @@ class FileCommitter(Committer):
         return self._left_behind
 
     def _take_back(self, files: set[StagedFile]) -> None:
-        """Unpublish what a commit that is given up had published and not listed: it will be produced again (D16).
+        """Unpublish what a commit that is given up had published and not listed: it will be produced again.
 
         Back among the prepared files, from where it is swept: cut short, this leaves nothing that a later recovery or
         commit would take for published and taken away.
@@ -118,7 +118,7 @@ class FileCommitter(Committer):
         return found is None or int(found.group(1)) <= self._generation
 
     def commit(self, permit: CommitPermit, committables: Sequence[Committable]) -> None:
-        """Give the files their final names in order of checkpoint (K2), then list them in one manifest (D4).
+        """Give the files their final names in order of checkpoint (K2), then list them in one manifest.
 
         Raises:
             UsageError: a committable is newer than the permit (K1), or of another sink.
@@ -169,7 +169,7 @@ class FileCommitter(Committer):
         return decode_files(where, committable.payload)
 
     def _decide(self, checkpoint: CheckpointId, files: Sequence[StagedFile]) -> None:
-        """See that all of ``files`` are there, then write down that they are published (D11).
+        """See that all of ``files`` are there, then write down that they are published.
 
         From then on one that is gone was published and taken away.
         """
@@ -195,7 +195,7 @@ class FileCommitter(Committer):
                 read_with_retries(partial(self._check_content, file))
 
     def _publish(self, file: StagedFile) -> None:
-        """Rename, or find that it was done before (D5)."""
+        """Rename, or find that it was done before."""
         staged = self._identity.staged(file.name)
         try:
             self._storage.rename_if_absent(staged, file.name)
@@ -220,7 +220,7 @@ class FileCommitter(Committer):
 
 
 def refuse_if_fenced(storage: Storage, identity: SinkIdentity, generation: Generation) -> None:
-    """Raise when a newer generation owns the sink (D8).
+    """Raise when a newer generation owns the sink.
 
     Raises:
         FencedError
@@ -238,7 +238,7 @@ def newest_generation(storage: Storage, identity: SinkIdentity) -> Generation | 
 def committed_files(url: str) -> list[str]:
     """Return the paths, relative to ``url``, of all files of completed checkpoints, sorted.
 
-    Files of checkpoints that a restore went back past are among them (D10); files that were taken away are not (D12).
+    Files of checkpoints that a restore went back past are among them; files that were taken away are not.
 
     All files of a checkpoint appear in it at once (unlike in a listing of the directory).
     """
@@ -256,12 +256,12 @@ def read_committed(url: str) -> pl.DataFrame:
 
 
 def _with_moments(frame: pl.DataFrame, names: Collection[str]) -> pl.DataFrame:
-    """Return a frame with moments for the local times in ``names``, of which other files have moments (D17)."""
+    """Return a frame with moments for the local times in ``names``, of which other files have moments."""
     found = [name for name in names if frame.schema.get(name) == _LOCAL_TIME]
     return frame.with_columns(pl.col(found).dt.replace_time_zone("UTC")) if found else frame
 
 
 def _frames(storage: Storage, names: Sequence[str]) -> Iterator[pl.DataFrame]:
     for name in names:
-        with contextlib.suppress(NotFound):  # taken away meanwhile (D12)
+        with contextlib.suppress(NotFound):  # taken away meanwhile
             yield decode(name.rsplit(".", 1)[1], storage.get(name))

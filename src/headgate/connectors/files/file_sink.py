@@ -31,16 +31,16 @@ from headgate.storage.permissions import access_in, why_not_writable
 from headgate.storage.urls import absolute_location, is_missing, local_directory, open_storage
 
 BUFFER_BYTES = 16 << 20
-"""Arrow bytes held in memory per subtask; more go to a temporary file of this machine (D2)."""
+"""Arrow bytes held in memory per subtask; more go to a temporary file of this machine."""
 
 FILE_BYTES = 64 << 20
 """Arrow bytes that make one file: encoding needs about twice as much memory."""
 
 ROLL_BYTES = 16 << 20
-"""Arrow bytes that are not held back any more: every checkpoint contains what is (D13)."""
+"""Arrow bytes that are not held back any more: every checkpoint contains what is."""
 
 ROLL_INTERVAL: Duration = "1m"
-"""A day has 1,440 files of each subtask at most, however short the checkpoint interval (D13)."""
+"""A day has 1,440 files of each subtask at most, however short the checkpoint interval."""
 
 _PROBE = f"{STAGING}/probe"
 _PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")

@@ -1,7 +1,7 @@
 """The files that one subtask reads: which it owns, where they are now, and which of them are new.
 
-Counterparts: ``line_source``, which reads them; ``rotation``, which finds renamed ones. Source: rules N1, N2, N18–N21
-and N48–N50 of docs/spec/connectors.md. Every decision follows from names, inodes and content, and from the positions,
+Counterparts: ``line_source``, which reads them; ``rotation``, which finds renamed ones. Source:
+docs/spec/connectors.md. Every decision follows from names, inodes and content, and from the positions,
 which all subtasks are given: nothing has to be agreed upon.
 """
 
@@ -33,7 +33,7 @@ class FileAssignment:
         """Files that were given one by one; some may be missing just now."""
 
     def owns(self, path: str, number: int | None) -> bool:
-        """Whether the file at ``path``, of a fixed list the one with this number, is this subtask's (N1, N2)."""
+        """Whether the file at ``path``, of a fixed list the one with this number, is this subtask's."""
         parallelism = self._context.parallelism
         if self._follow:
             return owner_of_file(self._selection.key(path), parallelism) == self._context.subtask_index
@@ -45,7 +45,7 @@ class FileAssignment:
         series = series_of(path)
         return series != series_of(before) and series in self.given
 
-    # -- files of other subtasks (N20) ------------------------------------------------------------------------------
+    # -- files of other subtasks ------------------------------------------------------------------------------
 
     def note(self, path: str, inode: int) -> None:
         """Remember a file of another subtask under its name of today."""
@@ -54,8 +54,8 @@ class FileAssignment:
     def note_position(self, path: str, position: FilePosition) -> None:
         """Remember a file of another subtask as its position tells it.
 
-        One of which nothing was read is not known under another name (N20); one that is gone may have left its inode to
-        another one that is known (N19).
+        One of which nothing was read is not known under another name; one that is gone may have left its inode to
+        another one that is known.
         """
         is_taken = position.is_finished and position.inode in self._others.files
         if position.inode and position.offset and not is_taken:
@@ -73,7 +73,7 @@ class FileAssignment:
 
 
 LOOKS_MAX = 3
-"""What is missing or may not be read just now is awaited for so many looks for new files (N48)."""
+"""What is missing or may not be read just now is awaited for so many looks for new files."""
 
 
 class FileTracker:
@@ -89,7 +89,7 @@ class FileTracker:
         self._assignment = FileAssignment(context, selection, follow=options.follow)
         self._older = OlderFiles(self._system)
         self._settled: dict[str, LineFile] = {}
-        """By series, the file for which everything that was rotated away before it has been dealt with (N49)."""
+        """By series, the file for which everything that was rotated away before it has been dealt with."""
         self._awaited: dict[str, int] = {}
         """In how many looks in a row something was missing or could not be read, by path."""
 
@@ -145,7 +145,7 @@ class FileTracker:
             if not file.has_fingerprint and self._is_for_another(now, listed, numbers):
                 moved.remove(file)
                 continue
-            if now in self.files:  # who was found there has been renamed since (N50)
+            if now in self.files:  # who was found there has been renamed since
                 moved.append(self.files[now])
                 searched.append(self.files[now])
             file.move(now)
@@ -159,7 +159,7 @@ class FileTracker:
         return renamed
 
     def _is_for_another(self, path: str, listed: Collection[str], numbers: Mapping[str, int]) -> bool:
-        """Whether another subtask reads what is at ``path`` now, if nothing was read of it under another name (N20).
+        """Whether another subtask reads what is at ``path`` now, if nothing was read of it under another name.
 
         Subtasks look at different times, and an inode is used again: what it says could differ from one to the next.
         """
@@ -170,7 +170,7 @@ class FileTracker:
         """Return whether ``file`` may be at a path: an inode tells it from a file that was seen there before.
 
         Of a file of which nothing was read the inode is all there is, and another log may have that now: it is looked
-        for under names of its own series, and under those that no other log has that was given by its name (N19).
+        for under names of its own series, and under those that no other log has that was given by its name.
         """
 
         def is_free(path: str) -> bool:
@@ -199,7 +199,7 @@ class FileTracker:
             self.files.setdefault(file.path, file)
 
     def _is_in_its_place(self, file: LineFile, inode: int) -> bool:
-        """Whether what is at the path of ``file``, which is nowhere, is a copy that took its place (N19).
+        """Whether what is at the path of ``file``, which is nowhere, is a copy that took its place.
 
         Of a file of which nothing was read anything could be one, but not what is known and was renamed.
         """
@@ -233,7 +233,7 @@ class FileTracker:
         return [file for file in self.files.values() if id(file) not in known]
 
     def _check_awaited(self, unreadable: Sequence[str]) -> None:
-        """Rotation makes a file first and lets others read it then: a moment is granted (N48).
+        """Rotation makes a file first and lets others read it then: a moment is granted.
 
         Raises:
             UsageError: it has passed.
@@ -246,7 +246,7 @@ class FileTracker:
                 raise self._selection.cannot_read(path)
 
     def _reappeared(self, file: LineFile) -> None:
-        """A file is there again under the name of one that was removed: put back, renamed, or another one (N7)."""
+        """A file is there again under the name of one that was removed: put back, renamed, or another one."""
         inode = self._inode_of(file.path)
         if inode is not None and not self._is_known(file.path, inode):
             is_same = file.has_fingerprint and file.is_at(file.path)
@@ -274,7 +274,7 @@ class FileTracker:
                 if not file.was_empty and file.is_at(path, inode):
                     self._rename(file, path)
                     return True
-        # If it was renamed on while it was looked at, the next look tells (N50).
+        # If it was renamed on while it was looked at, the next look tells.
         return self._assignment.is_of_others(path, inode) or self._inode_of(path) != inode
 
     def relocate(self, file: LineFile, moved: FileMovedError) -> bool:
@@ -306,7 +306,7 @@ class FileTracker:
         return is_missing and self._awaited.setdefault(file.path, 0) < LOOKS_MAX
 
     def _finish(self, file: LineFile, inode: int | None) -> None:
-        """``file`` is nowhere, and all that is known of it was read (N7, N21). ``inode``: what is at its path now.
+        """``file`` is nowhere, and all that is known of it was read (N21). ``inode``: what is at its path now.
 
         If it made way for another one, or was compressed, more may have been appended than was seen. To a file
         that was rotated away and read to its end nothing is appended.
@@ -329,7 +329,7 @@ class FileTracker:
         if other is not None and not other.is_finished:
             self.relocate(other, FileMovedError("", self._inode_of(path)))
 
-    # -- what is beside the files that are selected (N49) ---------------------------------------------------------
+    # -- what is beside the files that are selected ---------------------------------------------------------
 
     def _beside(self, known: Collection[str], listed: Collection[str]) -> dict[str, Found]:
         """Return, by series, the files that are beside ours and are not ``listed`` themselves."""
@@ -386,7 +386,7 @@ class FileTracker:
     # -- positions ------------------------------------------------------------------------------------------------
 
     def positions(self) -> dict[str, bytes]:
-        """Return a position for each file. One of a series says which files of it are no input (N49).
+        """Return a position for each file. One of a series says which files of it are no input.
 
         A file with a loss that was not reported yet has not finished: a restart would not report it.
         """

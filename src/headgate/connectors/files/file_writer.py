@@ -1,7 +1,7 @@
 """The writer of a file sink in one subtask: collects records, and prepares them as staged files.
 
 Records wait in memory, in a temporary file, or as state of the pipeline while they are held back. Source: rules
-D1–D3, D8 and D13–D15 of docs/spec/connectors.md. Never writes a file where a reader looks.
+D15 of docs/spec/connectors.md. Never writes a file where a reader looks.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class FileNames:
 
 
 class FileWriter(SinkWriter):
-    """Collects the output of one subtask: a transaction per checkpoint that does not hold its records back (D13)."""
+    """Collects the output of one subtask: a transaction per checkpoint that does not hold its records back."""
 
     can_hold_back = True
 
@@ -117,11 +117,11 @@ class FileWriter(SinkWriter):
         return sealed
 
     def freeze(self) -> FrozenState | None:
-        """Return the records that the last ``seal`` held back (D13)."""
+        """Return the records that the last ``seal`` held back."""
         return HeldRecords(self._context.schema, self._held) if self._held else None
 
     def restore(self, states: Sequence[RestoredState]) -> None:
-        """Take over what former subtasks held back, each of them by one subtask: the next ``seal`` writes it (D14)."""
+        """Take over what former subtasks held back, each of them by one subtask: the next ``seal`` writes it."""
         for state in states:
             if state.subtask_index % self._context.parallelism == self._context.subtask_index:
                 self._restored += [self._zoned(batch) for batch in decode_held_records(state, self._context.node)]
@@ -132,7 +132,7 @@ class FileWriter(SinkWriter):
         return in_zones_of(batch, schema) if gains_zones(batch.schema, schema) else batch
 
     def finish(self) -> None:
-        """Hold nothing back any more (D14)."""
+        """Hold nothing back any more."""
         self._is_finishing = True
 
     def close(self) -> None:

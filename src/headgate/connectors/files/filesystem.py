@@ -1,8 +1,7 @@
 """What the sources of lines ask of a file system: which files there are, what they are, and bytes at an offset.
 
 ``LOCAL`` is the operating system's; the simulator has one of its own (``sim.machine.files``). Decides nothing. The
-world changes between any two calls: what a call says was so, and need not be so any more (N48 of
-docs/spec/connectors.md).
+world changes between any two calls: what a call says was so, and need not be so any more (docs/spec/connectors.md).
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Protocol
 from headgate.errors import StorageError
 
 ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
-"""What says that there is no such file. Any other failure says nothing about whether there is one (N51)."""
+"""What says that there is no such file. Any other failure says nothing about whether there is one."""
 
 LISTINGS_MAX = 8
 """A directory that goes while it is listed is a reason to list again; more in a row is something else."""
@@ -146,7 +145,7 @@ class LocalFiles:
         for _ in range(LISTINGS_MAX):
             try:
                 return [str(path) for path in Path(directory).glob(pattern)]
-            except ABSENT:  # a directory below it went meanwhile (N48)
+            except ABSENT:  # a directory below it went meanwhile
                 continue
         raise StorageError("list", directory, "directories in it come and go all the time")
 
@@ -162,7 +161,7 @@ def inode_of(path: str, system: FileSystem = LOCAL) -> int | None:
     """Return the inode of the file at ``path``, or None if there is none.
 
     Raises:
-        StorageError: it is not known (N51).
+        StorageError: it is not known.
     """
     with failing("look at", path):
         try:

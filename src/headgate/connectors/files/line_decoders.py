@@ -1,7 +1,7 @@
 """Decoders of lines as text or JSON: records, and the lines that are none.
 
 Counterparts: ``line_file``, where lines come from; ``line_source``, which makes bad records of refused lines. Source:
-rules N9 to N12 of docs/spec/connectors.md. Columnar: a block is parsed at once; only when that fails is it halved
+docs/spec/connectors.md. Columnar: a block is parsed at once; only when that fails is it halved
 until the lines at fault are found. Never hands pyarrow's JSON parser a line that is not "{…}": a lone ``null``
 crashes it.
 """
@@ -99,7 +99,7 @@ def isolate(
     refused: Refused,
     good: np.ndarray[Any, np.dtype[np.bool_]],
 ) -> None:
-    """Call ``attempt(low, high)``, halving what it refuses down to single items, in order (N11)."""
+    """Call ``attempt(low, high)``, halving what it refuses down to single items, in order."""
     ranges = [(0, count)] if count else []
     while ranges:
         low, high = ranges.pop()
@@ -119,7 +119,7 @@ def _text(value: str | bytes) -> str:
 
 
 class JsonDecoder:
-    """Each line is a JSON object; blank lines are ignored, unknown fields too, missing ones are null (N10)."""
+    """Each line is a JSON object; blank lines are ignored, unknown fields too, missing ones are null."""
 
     def __init__(self, schema: pa.Schema, required: Sequence[str] = ()) -> None:
         """Prepare for ``schema``; a record is refused if a ``required`` field is missing or null.

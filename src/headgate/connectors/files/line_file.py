@@ -1,7 +1,7 @@
 """One file of lines that may still grow: its position, and its complete lines.
 
 Lines are never touched one by one in Python. Never returns a line twice and never part of a line that may continue.
-Counterpart: ``line_source``, which reads many such files. Source: rules N3–N8 of docs/spec/connectors.md.
+Counterpart: ``line_source``, which reads many such files. Source: docs/spec/connectors.md.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _OLDER_FROM = _FIXED.size + 1
 
 @dataclass(frozen=True, slots=True)
 class OlderFile:
-    """A file that was rotated away before its series was followed, and so is no input (N49).
+    """A file that was rotated away before its series was followed, and so is no input.
 
     Its size and the digest of its first bytes tell it from a later file that was given its inode.
     """
@@ -190,7 +190,7 @@ class OversizeLine:
 
 
 class LineFile:
-    """Reads one file from a position. The file is open only while it is read: thousands of them are fine (N8)."""
+    """Reads one file from a position. The file is open only while it is read: thousands of them are fine."""
 
     def __init__(
         self,
@@ -244,7 +244,7 @@ class LineFile:
 
     @property
     def inode(self) -> int:
-        """The file's inode when last looked at; 0: not known. That of a file it replaced may be used again (N19)."""
+        """The file's inode when last looked at; 0: not known. That of a file it replaced may be used again."""
         return self._accepted_inode or self._opened_inode
 
     @property
@@ -263,7 +263,7 @@ class LineFile:
 
     @property
     def was_empty(self) -> bool:
-        """Whether it had nothing when it went: its inode, which may be another file's now, says nothing (N19)."""
+        """Whether it had nothing when it went: its inode, which may be another file's now, says nothing."""
         return self.is_finished and not self.has_fingerprint
 
     @property
@@ -283,10 +283,10 @@ class LineFile:
     def is_at(self, path: str, inode: int | None = None) -> bool:
         """Whether the file at ``path`` is this one, or a continued copy of it: it has what was read, and all of it.
 
-        ``inode``: it was seen there with this one; if it has another one now, it was renamed since (N50).
+        ``inode``: it was seen there with this one; if it has another one now, it was renamed since.
 
         Raises:
-            StorageError: it is there and cannot be read, so that it is not known (N51).
+            StorageError: it is there and cannot be read, so that it is not known.
         """
         try:
             with failing("read", path), self.system.opened(path) as descriptor:
@@ -313,11 +313,11 @@ class LineFile:
         return status.st_size != self.offset or bool(self.inode and status.st_ino != self.inode)
 
     def reopen(self) -> None:
-        """A file read to its end may have grown (N5)."""
+        """A file read to its end may have grown."""
         self.is_finished = False
 
     def finish(self) -> None:
-        """The file is gone: nothing of it will come any more (N7)."""
+        """The file is gone: nothing of it will come any more."""
         self.is_finished = True
 
     @property
@@ -357,7 +357,7 @@ class LineFile:
     def _take(self) -> Lines | OversizeLine:
         """Return up to ``ROWS_MAX`` of the complete lines in the buffer, or the first one if that is too long.
 
-        Drops the buffer's part with them. How long a line may be does not depend on where blocks end (N8).
+        Drops the buffer's part with them. How long a line may be does not depend on where blocks end.
         """
         ends = self._ends[:ROWS_MAX]
         lines: Lines | OversizeLine | None = None
@@ -396,7 +396,7 @@ class LineFile:
         return line
 
     def _end_of_file(self) -> Lines | OversizeLine | None:
-        """A last line without line end is complete only if the file will not grow (N5)."""
+        """A last line without line end is complete only if the file will not grow."""
         self.is_at_end = True
         if self._follow:
             return None
@@ -425,7 +425,7 @@ class LineFile:
             raise self.gone() from None
 
     def _checked(self, descriptor: int, at: int) -> bytes:
-        """Return the block at ``at``, unless what stands before it is not what was read (N6)."""
+        """Return the block at ``at``, unless what stands before it is not what was read."""
         status = self.system.fstat(descriptor)
         if self.inode and status.st_ino not in (self._opened_inode, self._accepted_inode):
             raise self._moved(status, "is another file now")
@@ -443,7 +443,7 @@ class LineFile:
         return (self._before + self._buffer[-HEAD_BYTES:])[-HEAD_BYTES:]
 
     def _open_at(self, descriptor: int, status: Status, before: bytes) -> None:
-        """Note what the file is; a file that was finished and has grown goes on only after a line end (N5)."""
+        """Note what the file is; a file that was finished and has grown goes on only after a line end."""
         if self._inode is None:
             self._before = before
             if self._was_finished and status.st_size > self.offset and before[-1:] not in (b"", b"\n"):
@@ -457,7 +457,7 @@ class LineFile:
         self._inode, self._accepted_inode = (status.st_dev, status.st_ino), 0
 
     def _check_same(self, descriptor: int, status: Status, *, is_elsewhere: bool = False) -> bytes:
-        """Refuse a file if its beginning, or its bytes before the position, are not those that were read (N6).
+        """Refuse a file if its beginning, or its bytes before the position, are not those that were read.
 
         Returns the bytes before ``offset``.
         """

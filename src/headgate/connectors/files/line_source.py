@@ -1,7 +1,7 @@
 """Text and JSON-lines files as a source; a position is a file and a byte offset.
 
 Counterpart: ``lines.LineFile`` reads one file, ``decode`` makes records of lines, ``listing`` finds files.
-Source: rules N1–N12 of docs/spec/connectors.md. Never writes, and never delivers a line that may still grow.
+Source: docs/spec/connectors.md. Never writes, and never delivers a line that may still grow.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class FileOwner:
         self._storage, self._identity = storage, identity
 
     def owner(self) -> Owner:
-        """Return the owner, and which other sinks of a pipeline of that name write to the directory (LV9).
+        """Return the owner, and which other sinks of a pipeline of that name write to the directory.
 
         Raises:
             CorruptionError, StorageError
@@ -106,7 +106,7 @@ def owners_in(storage: Storage) -> dict[SinkIdentity, Owner]:
 
 
 class _Look:
-    """What a directory remembers of all sinks: two listings, however many there are; a life when asked for (LV10)."""
+    """What a directory remembers of all sinks: two listings, however many there are; a life when asked for."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage

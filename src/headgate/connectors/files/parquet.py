@@ -1,7 +1,7 @@
 """Parquet files as a bounded source; a position is a file, a row group and a row in it.
 
-Counterpart: a captured DataFrame, or any directory of Parquet files. Source: rules N16, N17, N22 and N74 of
-docs/spec/connectors.md. Never holds more than a few decoded pages of each file it reads.
+Counterpart: a captured DataFrame, or any directory of Parquet files. Source: docs/spec/connectors.md. Never holds more
+than a few decoded pages of each file it reads.
 """
 
 from __future__ import annotations
@@ -160,8 +160,8 @@ class ParquetPosition:
 
     Attributes:
         group, row: the row group being read, and the rows delivered of it.
-        size_bytes, footer_digest: fingerprint of the file (N22); 0: not known.
-        number: when the file was first listed (N1); None: not known.
+        size_bytes, footer_digest: fingerprint of the file; 0: not known.
+        number: when the file was first listed; None: not known.
     """
 
     is_finished: bool = False
@@ -220,7 +220,7 @@ class _File:
         return ParquetPosition(self.is_finished, self.group, self.row, size_bytes, digest, number).encode()
 
     def check(self) -> None:
-        """Refuse a file that is not the one that was read (N22); one that was read and removed is none of ours.
+        """Refuse a file that is not the one that was read; one that was read and removed is none of ours.
 
         Raises:
             UsageError: the file was changed or replaced.
@@ -262,11 +262,11 @@ class _File:
         return batch
 
     def _read(self, schema: pa.Schema, batch_rows: int) -> Iterator[tuple[int, int, pa.RecordBatch]]:
-        """Yield (group, row after the batch, batch) from the position on, of the very file that was compared (N22)."""
+        """Yield (group, row after the batch, batch) from the position on, of the very file that was compared."""
         first_group, skip = self.group, self.row
         with self._opened() as opened:
             self._compare(opened)
-            file = pq.ParquetFile(opened, coerce_int96_timestamp_unit="us")  # nanoseconds end in the year 2262 (N74)
+            file = pq.ParquetFile(opened, coerce_int96_timestamp_unit="us")  # nanoseconds end in the year 2262
             for group in range(first_group, file.num_row_groups):
                 row = 0
                 for batch in file.iter_batches(batch_rows, row_groups=[group], columns=schema.names, use_threads=False):
@@ -339,7 +339,7 @@ class ParquetReader(FailStopReader):
 
 
 def _with_zones(file: pq.ParquetFile) -> pa.Schema:
-    """Return the columns of a file, with those moments that Arrow does not tell from local times (N74).
+    """Return the columns of a file, with those moments that Arrow does not tell from local times.
 
     Spark writes its ``TIMESTAMP`` as INT96, which are always in UTC, unless it is configured otherwise.
     """

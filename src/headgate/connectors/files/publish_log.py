@@ -1,7 +1,7 @@
 """The names of a file sink, and its log of published files: manifests and intents.
 
 Counterparts: ``file_writer`` writes staged files, ``file_committer`` publishes them and writes this log. Source:
-rules D1–D5, D9, D11 and D12 of docs/spec/connectors.md, K6–K8 of docs/spec/two-phase-commit.md.
+docs/spec/connectors.md, K7, K8 of docs/spec/two-phase-commit.md.
 
 ::
 
@@ -157,7 +157,7 @@ def decode_files(where: str, data: bytes) -> list[StagedFile]:
 
 
 def _quoted(name: str) -> str:
-    """Return ``name`` with everything but letters, digits and "_" escaped, so that no two names clash (D1)."""
+    """Return ``name`` with everything but letters, digits and "_" escaped, so that no two names clash."""
     return _UNSAFE.sub(lambda match: "".join(f"~{byte:02x}" for byte in match[0].encode()), name)
 
 
@@ -167,10 +167,10 @@ def _unquoted(name: str) -> str:
 
 
 MERGE_AFTER = 256
-"""Manifests of single commits before they are merged, so that their number stays small (D9)."""
+"""Manifests of single commits before they are merged, so that their number stays small."""
 
 MANIFEST_FILES_MAX = 20_000
-"""Files in one merged manifest, about 3 MB of it: a merge never rewrites more than that (D9)."""
+"""Files in one merged manifest, about 3 MB of it: a merge never rewrites more than that."""
 
 LIST_TRIES_MAX = 8
 """A reader may meet a merge between listing and reading; more often in a row is damage."""
@@ -190,11 +190,11 @@ class Ledger:
         self._unmerged_count: int | None = None
 
     def listed(self, files: Sequence[StagedFile], oldest: CheckpointId) -> set[StagedFile]:
-        """Return those of ``files`` that a manifest lists (K7, D5). None of them is older than ``oldest``."""
+        """Return those of ``files`` that a manifest lists (K7). None of them is older than ``oldest``."""
         return set(files) & _read_all(self._storage, self._identity.committed, oldest)
 
     def intended(self) -> dict[str, list[StagedFile]]:
-        """Return what commits that were begun decided to publish, by intent (D11)."""
+        """Return what commits that were begun decided to publish, by intent."""
         found: dict[str, list[StagedFile]] = {}
         for path in _manifests(self._storage, self._identity.publishing):
             with contextlib.suppress(NotFound):  # its commit ended in an older generation
@@ -232,7 +232,7 @@ class Ledger:
         return _read_all(self._storage, self._identity.committed, CheckpointId(0))
 
     def empty(self, check: Callable[[], None]) -> None:
-        """Delete every file that a manifest lists, then the manifest: cut short, the next call finds it there (SO6).
+        """Delete every file that a manifest lists, then the manifest: cut short, the next call finds it there.
 
         ``check`` raises when a newer generation publishes here; what that one lists is never read after it. Several may
         do it at once: a manifest that is gone was emptied by another one, or merged by a slow commit; the next round
@@ -255,7 +255,7 @@ class Ledger:
         return True
 
     def _merge(self) -> None:
-        """Move what single manifests list into the newest merged one, or into new ones when it is full (D9).
+        """Move what single manifests list into the newest merged one, or into new ones when it is full.
 
         A crash half-way leaves files listed twice, which readers do not mind.
         """
@@ -300,7 +300,7 @@ def read_manifest(storage: Storage, path: str) -> list[StagedFile]:
 
 
 def all_listed(storage: Storage) -> set[str]:
-    """Return the names in all manifests of all sinks: those of each commit all at once (D4)."""
+    """Return the names in all manifests of all sinks: those of each commit all at once."""
     return {file.name for file in _read_all(storage, COMMITTED, CheckpointId(0))}
 
 
@@ -320,7 +320,7 @@ def _read_all(storage: Storage, directory: str, oldest: CheckpointId) -> set[Sta
 
 
 def _manifests(storage: Storage, directory: str) -> list[str]:
-    """Return the manifests below ``directory``, oldest first; what others left there is none (O25)."""
+    """Return the manifests below ``directory``, oldest first; what others left there is none."""
     paths = [path for path in storage.list(directory) if _PATH.fullmatch(path) is not None]
     return sorted(paths, key=lambda path: (_number(path), path))
 

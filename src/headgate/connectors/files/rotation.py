@@ -1,4 +1,4 @@
-"""Files that are rotated: where a renamed file is now, and which files of its series are input (N18–N20, N49).
+"""Files that are rotated: where a renamed file is now, and which files of its series are input.
 
 A renamed file is found by its inode first, and by what was read of it in any case.
 
@@ -30,7 +30,7 @@ def siblings(path: str, system: FileSystem) -> list[tuple[str, int]]:
     """Return the files of the directory of ``path``, by name, with their inodes; none if it is gone.
 
     Raises:
-        StorageError: it cannot be listed (N51).
+        StorageError: it cannot be listed.
     """
     with failing("list", os.path.dirname(path)):
         try:
@@ -40,7 +40,7 @@ def siblings(path: str, system: FileSystem) -> list[tuple[str, int]]:
 
 
 def neighbours(path: str, system: FileSystem) -> list[tuple[str, int]]:
-    """Return the other files of the directory of ``path``, with their inodes; compressed ones left out (N4)."""
+    """Return the other files of the directory of ``path``, with their inodes; compressed ones left out."""
     found = siblings(path, system)
     return [(other, inode) for other, inode in found if other != path and not other.endswith(COMPRESSED)]
 
@@ -49,7 +49,7 @@ def renamed_to(file: LineFile, is_free: Callable[[str], bool] = lambda _: True) 
     """Return where ``file``, which is not at its path any more, is now, or None.
 
     It has some name at any time, but may get another one between the listing and the look at it, and a listing may
-    leave out what is being renamed. So only two listings in a row that are alike say that it is nowhere (N50).
+    leave out what is being renamed. So only two listings in a row that are alike say that it is nowhere.
     """
     before = None
     for _ in range(SCANS_MAX):
@@ -99,7 +99,7 @@ class SeenFile:
 
 @dataclass(slots=True)
 class ForeignFiles:
-    """The files of other subtasks, by inode (N20)."""
+    """The files of other subtasks, by inode."""
 
     files: dict[int, SeenFile] = field(default_factory=dict)
     system: FileSystem = LOCAL
@@ -192,7 +192,7 @@ class OlderFiles:
         return now is None or not older.head_digest or now == older
 
     def _seen(self, path: str, inode: int, size_bytes: int | None = None) -> OlderFile | None:
-        """As ``seen_at`` for the file that was listed at ``path``, wherever it was renamed to since (N50)."""
+        """As ``seen_at`` for the file that was listed at ``path``, wherever it was renamed to since."""
         was_missing = False
         for _ in range(SCANS_MAX):
             seen = seen_at(path, self._system, size_bytes)

@@ -1,6 +1,6 @@
 """Which files a source reads, and which subtask owns each of them.
 
-Counterpart: ``files`` and ``parquet``, which read them. Source: rules N1–N4 and N48 of docs/spec/connectors.md.
+Counterpart: ``files`` and ``parquet``, which read them. Source: docs/spec/connectors.md.
 Never opens a file.
 """
 
@@ -54,7 +54,7 @@ class FileSelection:
 
     Attributes:
         roots: absolute paths; one that contains ``*``, ``?`` or ``[`` is a glob, unless it is among ``literal``.
-        pattern: glob relative to a directory among the roots. Names that begin with "." or "_" are skipped (N4).
+        pattern: glob relative to a directory among the roots. Names that begin with "." or "_" are skipped.
         system: where the files are.
         literal: the roots that are names although they look like globs.
     """
@@ -114,7 +114,7 @@ class FileSelection:
         return {path for path in found if not (skips_compressed and path.endswith(COMPRESSED))}
 
     def _readable(self, paths: set[str]) -> Listing:
-        """Tell those that may be read from those that may not; one that went meanwhile is neither (N48)."""
+        """Tell those that may be read from those that may not; one that went meanwhile is neither."""
         may = [path for path in sorted(paths) if self.system.may_read(path)]
         files = [path for path in may if self.system.link_target(path) not in paths]
         return Listing(files, [path for path in sorted(paths.difference(may)) if self._may_not_read(path)])
@@ -124,7 +124,7 @@ class FileSelection:
         return inode is not None and not self.system.may_read(path) and inode_of(path, self.system) == inode
 
     def _is_rotated_away(self, root: str) -> bool:
-        """Whether ``root`` is only awaited: rotation has renamed it, and it was not created again yet (N48)."""
+        """Whether ``root`` is only awaited: rotation has renamed it, and it was not created again yet."""
         with failing("list", root):
             try:
                 siblings = self.system.siblings(root)
@@ -143,7 +143,7 @@ class FileSelection:
     def _below(self, root: str) -> Iterable[str]:
         if not self.system.may_list(root):
             if not self.system.is_directory(root):
-                return  # it went meanwhile (N48)
+                return  # it went meanwhile
             raise UsageError(f"directory {root} cannot be listed; allow this user to read it")
         for path in self.system.below(root, self.pattern):
             hidden = any(part[0] in "._" for part in Path(path).relative_to(root).parts)
@@ -188,7 +188,7 @@ class FileSelection:
         return not self.system.is_file(path) and any(is_within(path, base(root)) for root in self.roots)
 
     def key(self, path: str) -> str:
-        """Return what ownership of ``path`` is computed from: its name relative to its directory (N2).
+        """Return what ownership of ``path`` is computed from: its name relative to its directory.
 
         Does not need the file to exist; moving the whole directory keeps the keys.
         """
@@ -206,7 +206,7 @@ def select_files(paths: Paths, pattern: str = PATTERN_DEFAULT, system: FileSyste
     """Return a selection; relative paths are relative to the working directory of this process (the driver).
 
     Raises:
-        UsageError: no path was given, it is no path of a file, or it may be meant as a name and as a pattern (N75).
+        UsageError: no path was given, it is no path of a file, or it may be meant as a name and as a pattern.
     """
     given = [paths] if isinstance(paths, str | Path) else list(paths)
     if not given or any(not str(path) for path in given):
@@ -244,7 +244,7 @@ def _check_pattern(pattern: str) -> None:
 
 
 def _read_as_name(root: str, system: FileSystem) -> tuple[str, bool]:
-    """Return a root, and whether it is a name that looks like a glob: what exists by that name is meant (N75).
+    """Return a root, and whether it is a name that looks like a glob: what exists by that name is meant.
 
     Directories in front of a glob are made names in it.
     """
@@ -283,7 +283,7 @@ def _check_only(path: str, pattern: str, root: str, system: FileSystem, *, is_la
 
 
 def owner_of_file(key: str, parallelism: int) -> int:
-    """Return the subtask that owns a file of a directory that grows (N2).
+    """Return the subtask that owns a file of a directory that grows.
 
     Depends on the key alone, so that all subtasks agree without talking, whenever each of them sees the file. What
     rotation appends to a name does not count: all files of a series have one owner, whatever their names become.
@@ -293,7 +293,7 @@ def owner_of_file(key: str, parallelism: int) -> int:
 
 
 def series_of(key: str) -> str:
-    """Return the name of the series that a file belongs to: its name without what rotation appends to it (N18).
+    """Return the name of the series that a file belongs to: its name without what rotation appends to it.
 
     ``app.log.1``, ``app.log-20260131``, ``app.log.2026-01-31_10`` and ``app.log.old`` belong to ``app.log``.
     """
@@ -303,7 +303,7 @@ def series_of(key: str) -> str:
 
 
 def numbered_files(files: Iterable[str], known: Mapping[str, int | None]) -> dict[str, int]:
-    """Number the files of a fixed list in the order in which they were first listed (N1).
+    """Number the files of a fixed list in the order in which they were first listed.
 
     Args:
         files: the list of today.

@@ -160,14 +160,14 @@ class GroupSourceReader(FailStopReader, CheckpointedFunction, CheckpointListener
         self._readers: dict[str, SegmentReader] = {}
         self._finished: set[str] = set()
         self._waits_for: dict[str, int] = {}
-        """Of segments assigned after a marker: the checkpoint that must be complete before they are read (GS8)."""
+        """Of segments assigned after a marker: the checkpoint that must be complete before they are read."""
         self._was_dealt = False
         self._still: set[str] = set()
         self._met_id = self._cut_id = self._completed_id = 0
         self._turn = self._empty_polls = 0
 
     def snapshot(self, context: SnapshotContext) -> None:
-        """See ``CheckpointedFunction``: the positions have just been taken, and are passed on to the group (GS11)."""
+        """See ``CheckpointedFunction``: the positions have just been taken, and are passed on to the group."""
         self._cut_id = context.checkpoint_id
         if self._member.is_gathered:  # else nothing was read
             self._pass(context.checkpoint_id)
@@ -234,7 +234,7 @@ class GroupSourceReader(FailStopReader, CheckpointedFunction, CheckpointListener
         self._was_dealt = True
 
     def _check_restored(self, split: str, position: int) -> None:
-        """Refuse positions that were edited: the group goes by its cut (GS15)."""
+        """Refuse positions that were edited: the group goes by its cut."""
         data = None if self._was_dealt else (self._restored or {}).get(split)
         stored = position if data is None else decode_position(split, data).position
         if stored != position:
@@ -244,7 +244,7 @@ class GroupSourceReader(FailStopReader, CheckpointedFunction, CheckpointListener
             )
 
     def _meet(self, checkpoint: int) -> Polled:
-        """Return the marker once for every split, and stand still (GS10)."""
+        """Return the marker once for every split, and stand still."""
         split = next((split for split in self.splits() if split not in self._still), None)
         if split is None:
             return None

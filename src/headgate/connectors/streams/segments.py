@@ -1,10 +1,10 @@
 """The segments that one subtask of a stream's source reads, their positions in checkpoints, and stream cuts.
 
-A position has 8 bytes, with an end 16, big-endian (SC1, SC30). ``protocol.store.reading_order`` decides what may be
-read while the stream is scaled; ``stream_source`` reads. Source: SC40 to SC44 of docs/spec/stream-store.md. Never
+A position has 8 bytes, with an end 16, big-endian. ``protocol.store.reading_order`` decides what may be
+read while the stream is scaled; ``stream_source`` reads. Source: docs/spec/stream-store.md. Never
 reads an event.
 
-A stream that is cut at one moment has its source set its own barriers (SC20 to SC25): the hook records with every
+A stream that is cut at one moment has its source set its own barriers (SC21): the hook records with every
 checkpoint where each segment ends, in one transaction of the catalogue; readers stand still there. The natural form
 of Pravega's reader-group checkpoints for this store: the cut is in the snapshot of the source and, for people, in the
 manifest.
@@ -81,7 +81,7 @@ class OwnSegments:
     def __init__(
         self, store: Store, stream: StreamInfo, context: SourceContext, start: Start, *, at_once: bool
     ) -> None:
-        """``at_once``: what was read to its end counts as passed before any checkpoint is completed (SC43)."""
+        """``at_once``: what was read to its end counts as passed before any checkpoint is completed."""
         self._store, self._stream = store, stream
         self._reading = Reading(f"{context.pipeline}/{context.node}", context.life, context.generation)
         self._order = ReadingOrder(context.subtask_index, context.parallelism, start)
@@ -181,7 +181,7 @@ class StreamCutHook(CoordinatorHook, CheckpointListener):
         return json.dumps({"stream": self._stream, "cut": {str(segment): end for segment, end in cut.items()}}).encode()
 
     def restore(self, checkpoint_id: int, data: bytes | None) -> None:
-        """Forget what former generations left: their checkpoints are over (SC24)."""
+        """Forget what former generations left: their checkpoints are over."""
         self._store.pipelines.unmark_others(owner=self._owner, generation=self._generation)
 
     def reset(self) -> None:
@@ -220,7 +220,7 @@ class SegmentCuts:
     def look(self, segment: int) -> Frontier:
         """Return the frontier of ``segment``, and of all others that were looked at.
 
-        Events after it may have markers between them that are not known yet (S62, SC22).
+        Events after it may have markers between them that are not known yet.
         """
         changes = self._store.changes()
         if changes != self._changes or segment not in self._asked:
@@ -247,7 +247,7 @@ class SegmentCuts:
         found = next((marker for marker in markers if marker.checkpoint > met), None)
         later = {marker.checkpoint for others in self._frontier.markers.values() for marker in others}
         missed = min((x for x in later if met < x and (found is None or x < found.checkpoint)), default=None)
-        return found if missed is None else Marker(missed, 0)  # it came after that checkpoint was cut (SC44)
+        return found if missed is None else Marker(missed, 0)  # it came after that checkpoint was cut
 
     def meet(self, split: str, segment: int, position: int) -> Polled:
         """Return the marker that the reader stands at, if there is one, and stand still (SC21)."""

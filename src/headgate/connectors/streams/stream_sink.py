@@ -1,8 +1,8 @@
 """A stream of the store as sink: its target and owner, its writer and its committer.
 
-One transaction per checkpoint and subtask, named by its identity (S15, K8), committed by the coordinator in one step
-for all subtasks (S14). Never makes output visible before its checkpoint is completed. Source: rules SC3 to SC8 of
-docs/spec/stream-store.md, SO1 of docs/spec/starting-over.md.
+One transaction per checkpoint and subtask, named by its identity (K8), committed by the coordinator in one step
+for all subtasks (S14). Never makes output visible before its checkpoint is completed. Source:
+docs/spec/stream-store.md, docs/spec/starting-over.md.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def owner_of(pipeline: str, node: str) -> str:
 
 
 def transaction_name(owner: str, checkpoint: CheckpointId, subtask_index: int, generation: Generation) -> str:
-    """Return the identity of one subtask's output of one checkpoint (S15, K8)."""
+    """Return the identity of one subtask's output of one checkpoint (K8)."""
     return f"{owner}/checkpoint-{checkpoint}/subtask-{subtask_index}/generation-{generation}"
 
 
@@ -59,12 +59,12 @@ def checkpoint_of(name: str) -> CheckpointId | None:
 
 
 def written_as(schemas: Sequence[pa.Schema], schema: pa.Schema) -> int | None:
-    """Return the newest of a stream's schemas that records of ``schema`` fit, by name; None: they fit none (SC51)."""
+    """Return the newest of a stream's schemas that records of ``schema`` fit, by name; None: they fit none."""
     return newest_matching(schemas, lambda known: misfit(known, schema))
 
 
 def misfit(known: pa.Schema, schema: pa.Schema) -> str:
-    """Return by which columns records of ``schema`` do not fit a stream's, or "": zones are no difference (SC53)."""
+    """Return by which columns records of ``schema`` do not fit a stream's, or "": zones are no difference."""
     return difference_by_name(*(unzoned_schema(canonical_schema(one)) for one in (known, schema)))
 
 
@@ -95,7 +95,7 @@ class StreamSinkWriter(SinkWriter):
         self._current: Transaction | None = None
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Add records; begins the transaction with the first ones (SC3)."""
+        """Add records; begins the transaction with the first ones."""
         if batch.num_rows == 0:
             return
         if self._current is None:
@@ -149,7 +149,7 @@ class StreamCommitter(Committer):
         self._left_behind = ""
 
     def recover(self, keep: Sequence[Committable]) -> None:
-        """Fence older generations, abort all but ``keep``, remove leftovers (S15, K6).
+        """Fence older generations, abort all but ``keep``, remove leftovers.
 
         Raises:
             FencedError: a newer generation exists.
@@ -166,7 +166,7 @@ class StreamCommitter(Committer):
         return self._left_behind
 
     def commit(self, permit: CommitPermit, committables: Sequence[Committable]) -> None:
-        """Commit in one catalogue transaction: readers see all of it or nothing (S14, SC5)."""
+        """Commit in one catalogue transaction: readers see all of it or nothing (S14)."""
         for committable in committables:
             assert committable.checkpoint <= permit.checkpoint
         ordered = sorted(committables, key=lambda c: (c.checkpoint, c.subtask_index))
@@ -252,7 +252,7 @@ class StreamSink(Sink):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "store", store_root(self.store))
-        retention_policy_of(self.retention)  # SC8: refused before anything runs
+        retention_policy_of(self.retention)  # refused before anything runs
 
     def check(self, schema: pa.Schema) -> None:
         """Check that records of ``schema`` fit the stream, or that a missing stream can be created. Writes nothing.
@@ -370,7 +370,7 @@ class StreamSink(Sink):
 
 @dataclass(frozen=True, slots=True)
 class StreamsOfOneSink:
-    """All streams of one store that a sink has written to: they have one owner, and are emptied in one step (SO6).
+    """All streams of one store that a sink has written to: they have one owner, and are emptied in one step.
 
     Attributes:
         sinks: the sink in front of each of them.

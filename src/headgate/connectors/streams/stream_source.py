@@ -1,7 +1,7 @@
 """A stream of the embedded store as source: one split per segment, read from event positions.
 
-Counterpart: ``headgate.store.reader.SegmentReader``. Source: rules SC1, SC2 and SC20 to SC25 of
-docs/spec/stream-store.md. Writes nothing but what it holds (SC30), and makes no store by looking at one (SC7).
+Counterpart: ``headgate.store.reader.SegmentReader``. Source: rules SC21 of
+docs/spec/stream-store.md. Writes nothing but what it holds, and makes no store by looking at one.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class StreamSource(Source):
     end: StreamCut | str | None = None
 
     only_looks: ClassVar[bool] = False
-    """Whether it leaves nothing in the store, not even at which moment its subtasks begin (SC42)."""
+    """Whether it leaves nothing in the store, not even at which moment its subtasks begin."""
 
     def __post_init__(self) -> None:
         for name, given in (("start", self.start), ("end", self.end)):
@@ -171,7 +171,7 @@ class StreamSource(Source):
         return StreamCut(stream.name, stream.stream_id, positions or first)
 
     def _describe(self) -> StreamInfo:
-        """Return the stream; a pipeline that is being built makes no store (SC7)."""
+        """Return the stream; a pipeline that is being built makes no store."""
         if not Store.exists(self.store):
             raise no_such_stream(self.stream, str(self.store), ())
         return Store.shared(self.store).find(self.stream)
@@ -190,7 +190,7 @@ def holder_of(pipeline: str, node: str) -> str:
 
 
 class StreamSourceReader(FailStopReader, CheckpointedFunction, CheckpointListener):
-    """Reads the segments of one subtask in turn, those that follow them when the stream is scaled too (SC40)."""
+    """Reads the segments of one subtask in turn, those that follow them when the stream is scaled too."""
 
     def __init__(self, source: StreamSource, store: Store, context: SourceContext) -> None:
         """Use ``StreamSource.open``."""
@@ -228,7 +228,7 @@ class StreamSourceReader(FailStopReader, CheckpointedFunction, CheckpointListene
         self._segments.completed(checkpoint_id)
 
     def splits(self) -> Sequence[str]:
-        """Return the segments not read to their end; those that wait hold event time back (SC41)."""
+        """Return the segments not read to their end; those that wait hold event time back."""
         reading = [split for split in self._readers if split not in self._finished]
         return reading + [f"{self._name}/{segment}" for segment in self._segments.waiting]
 
@@ -265,7 +265,7 @@ class StreamSourceReader(FailStopReader, CheckpointedFunction, CheckpointListene
         for segment, place in self._segments.done.items():
             places[f"{self._name}/{segment}"] = place
         for segment, place in self._segments.waiting.items():
-            if place.end is not None:  # how far it is to be read was decided at the first start (SC42)
+            if place.end is not None:  # how far it is to be read was decided at the first start
                 places[f"{self._name}/{segment}"] = Place(NOT_BEGUN, place.end)
         return {split: encode_position(place) for split, place in places.items()}
 
@@ -293,7 +293,7 @@ class StreamSourceReader(FailStopReader, CheckpointedFunction, CheckpointListene
 
 
 class StreamCutReader(StreamSourceReader):
-    """Stands still at the markers of its generation, in every segment (SC20–SC23). An ``InducedReader``."""
+    """Stands still at the markers of its generation, in every segment (SC21). An ``InducedReader``."""
 
     def __init__(self, source: StreamSource, store: Store, context: SourceContext) -> None:
         """Use ``StreamSource.open``."""
@@ -301,7 +301,7 @@ class StreamCutReader(StreamSourceReader):
         self._cuts = SegmentCuts(store, source.stream, context)
 
     def _passes_at_once(self, context: SourceContext) -> bool:
-        return True  # the cut may lie after the end of one segment and within those that follow it (SC43)
+        return True  # the cut may lie after the end of one segment and within those that follow it
 
     def poll(self) -> Polled:  # type: ignore[override]
         """See ``InducedReader``."""
@@ -321,7 +321,7 @@ class StreamCutReader(StreamSourceReader):
         return super()._over(split)
 
     def _meet_waiting(self) -> Polled:
-        """Return a marker in front of a segment that waits: a checkpoint has nothing of it (SC44)."""
+        """Return a marker in front of a segment that waits: a checkpoint has nothing of it."""
         for segment in self._segments.waiting:
             split = f"{self._name}/{segment}"
             if not self._cuts.stands_still(split):
@@ -339,7 +339,7 @@ class StreamCutReader(StreamSourceReader):
         last = frontier.ends[reader.segment] if end is None else end
         is_over = end is not None or frontier.is_sealed or reader.segment in frontier.closed
         if reader.position >= last and is_over:
-            return self._over(split)  # SC25: first, or checkpoint after checkpoint would keep it from its end
+            return self._over(split)  # first, or checkpoint after checkpoint would keep it from its end
         met = self._cuts.meet(split, reader.segment, reader.position)
         if met is not None:
             return met
@@ -350,7 +350,7 @@ class StreamCutReader(StreamSourceReader):
 
 
 def read_as(schemas: Sequence[pa.Schema], built: pa.Schema | None) -> tuple[int, pa.Schema]:
-    """Return which of the schemas of a stream is read, in canonical types: the one a pipeline was built with (SC50).
+    """Return which of the schemas of a stream is read, in canonical types: the one a pipeline was built with.
 
     Where that is not known, or another source made something else of the stream, it is the newest.
     """
@@ -363,7 +363,7 @@ def read_as(schemas: Sequence[pa.Schema], built: pa.Schema | None) -> tuple[int,
 def start_of(
     store: Store, stream: StreamInfo, context: SourceContext, source: StreamSource, places: Mapping[int, Place] | None
 ) -> Start:
-    """Return where reading begins. On a first start that is one moment, which the first subtask records (SC42).
+    """Return where reading begins. On a first start that is one moment, which the first subtask records.
 
     A run that only looks records nothing.
     """
@@ -379,12 +379,12 @@ def start_of(
 
 
 def _moment(store: Store, stream: StreamInfo, context: SourceContext, source: StreamSource) -> Mapping[int, int]:
-    """Return where the segments ended when the first subtask looked (SC42)."""
+    """Return where the segments ended when the first subtask looked."""
     if store.is_untouched or source.only_looks or not context.life:
         return dict(enumerate(stream.ends))
     owner = f"{holder_of(context.pipeline, context.node)} {context.life}"
     marked = store.pipelines.mark(stream.name, owner=owner, generation=context.generation, checkpoint=0)
     _, extents = store.pipelines.layout_and_extents(
         stream
-    )  # after the marker: a segment that it does not name has its final end (S85)
+    )  # after the marker: a segment that it does not name has its final end
     return {number: marked.get(number, extents[number].end) for number in range(max(marked) + 1)}

@@ -1,4 +1,4 @@
-"""Reducing and aggregating state by batch, and the declaration of state by batch (ST19, ST20).
+"""Reducing and aggregating state by batch, and the declaration of state by batch.
 
 An accumulator per key is merged column by column. To a backend and a checkpoint it is a value per key, as by row.
 """

@@ -1,4 +1,4 @@
-"""``process`` with a function by batch: thousands of keys and timers in one call (ST10 to ST14, TM10)."""
+"""``process`` with a function by batch: thousands of keys and timers in one call."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ _EMIT_ROWS = 65_536
 """Larger results are sent on in parts of so many rows."""
 
 TIMERS_PER_CALL = 16_384
-"""``on_timer`` is called with so many keys at most; a tick calls it once (TM7)."""
+"""``on_timer`` is called with so many keys at most; a tick calls it once."""
 
 
 class BatchContext(CallContext):
@@ -360,7 +360,7 @@ class BatchProcessOperator(TimedOperator):
         self._emit(result)
 
     def on_round(self, round_: int) -> None:
-        """See ``Operator``. Calls the function once for all keys that have state (ST9)."""
+        """See ``Operator``. Calls the function once for all keys that have state."""
         if type(self._function).on_round is BatchProcessFunction.on_round:
             return
         self._begin_call()

@@ -1,4 +1,4 @@
-"""State as batch process functions see it: Polars Series aligned with the rows of a batch (ST10 to ST13).
+"""State as batch process functions see it: Polars Series aligned with the rows of a batch.
 
 Counterpart: ``operators.process.by_batch`` makes them, ``state.backend.ColumnBackend`` holds what they show.
 """

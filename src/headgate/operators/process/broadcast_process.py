@@ -1,7 +1,7 @@
 """Functions with a broadcast side, by row and by batch, and the order of its records (docs/spec/broadcast.md).
 
 All records of the broadcast side go through the first subtask of ``BroadcastOrderSpec``, which sends them on to every
-subtask in one order (BC2, BC3). Modelled on Flink's ``KeyedBroadcastProcessFunction``.
+subtask in one order. Modelled on Flink's ``KeyedBroadcastProcessFunction``.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def two_inputs(
 
 
 def refuse_keyed_state(node: str, descriptor: StateDescriptor) -> NoReturn:
-    """Refuse a state that belongs to a key where there is none (BC9).
+    """Refuse a state that belongs to a key where there is none.
 
     Raises:
         UsageError: always.
@@ -272,7 +272,7 @@ class BroadcastOrderSpec:
 
     Attributes:
         is_timed: they have event times; else they never hold those of the other side back.
-        by_row: they are for a Python function, which cannot be given every time (OP4).
+        by_row: they are for a Python function, which cannot be given every time.
     """
 
     is_timed: bool
@@ -294,7 +294,7 @@ class BroadcastOrderOperator(Operator):
         self._spec = spec
 
     def on_splits(self, origins: Sequence[Origin]) -> None:
-        """See ``Operator``. A side without event times is idle from the start (BC8)."""
+        """See ``Operator``. A side without event times is idle from the start."""
         if not self._spec.is_timed:
             self.output.emit_idle(True)
 

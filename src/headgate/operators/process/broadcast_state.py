@@ -99,7 +99,7 @@ class FrozenMap:
 
 
 class FrozenBroadcast(FrozenState):
-    """The maps of one operator at a barrier. ``is_own``: others have theirs beside them (BC6)."""
+    """The maps of one operator at a barrier. ``is_own``: others have theirs beside them."""
 
     def __init__(self, maps: Sequence[FrozenMap], *, is_own: bool) -> None:
         super().__init__()
@@ -163,7 +163,7 @@ class BroadcastSide:
             )
 
     def check_writable(self, name: str) -> None:
-        """Refuse a change of state ``name`` that other subtasks would not make (BC4).
+        """Refuse a change of state ``name`` that other subtasks would not make.
 
         Raises:
             UsageError
@@ -176,9 +176,9 @@ class BroadcastSide:
             )
 
     def freeze(self, context: OperatorContext, *, is_own: bool) -> FrozenBroadcast | None:
-        """Return all maps as they are now; None: another subtask's stand for them (BC5), or there is nothing.
+        """Return all maps as they are now; None: another subtask's stand for them, or there is nothing.
 
-        ``is_own``: copies differ, because barriers may overtake records of the side (BC6).
+        ``is_own``: copies differ, because barriers may overtake records of the side.
         """
         if not self._maps or (context.subtask_index and not is_own):
             return None

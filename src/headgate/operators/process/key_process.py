@@ -44,7 +44,7 @@ class KeyTimers:
     def register(self, time: Any) -> None:
         """Add a timer. What is due already, and what is new while the last ones fire, counts from the next turn on.
 
-        The timer that fires is gone when its call is over, so registering it again does nothing (SX10).
+        The timer that fires is gone when its call is over, so registering it again does nothing.
         """
         key, time_ms = self._key(), milliseconds(self._node, time)
         if self._firing_ms is None or time_ms > self._until_ms:
@@ -149,7 +149,7 @@ class KeyContext(CallContext):
 
     @property
     def processing_time_ms(self) -> int:
-        """Processing time, the same for all of one call of the operator (TL2)."""
+        """Processing time, the same for all of one call of the operator."""
         return self._state.now_ms
 
 
@@ -222,7 +222,7 @@ class KeyFunctionSpec(StatefulFunctionSpec[Any]):
 
 
 class KeyFunctionOperator(ProcessOperator):
-    """Calls the function once for each key of a batch, in the order of their first rows (SX4)."""
+    """Calls the function once for each key of a batch, in the order of their first rows."""
 
     _function: KeyFunction  # type: ignore[assignment]
 
@@ -240,7 +240,7 @@ class KeyFunctionOperator(ProcessOperator):
         self._function.begin(self._key_context)
 
     def restore(self, states: Sequence[RestoredState]) -> None:
-        """See ``Operator``. What keys began with is in the state already (SX13)."""
+        """See ``Operator``. What keys began with is in the state already."""
         super().restore(states)
         self._initial = None
         self._key_timers.restored()
@@ -256,7 +256,7 @@ class KeyFunctionOperator(ProcessOperator):
         self._fire_what_has_passed()
 
     def _fire_what_has_passed(self) -> None:
-        """Fire timers for times before the watermark after the batch, as in Spark (SX10)."""
+        """Fire timers for times before the watermark after the batch, as in Spark."""
         watermark_ms, timers = self._key_context.watermark_ms, self._backend.timers
         if self._kind is not TimeKind.EVENT_TIME or watermark_ms is None or timers is None:
             return
@@ -265,7 +265,7 @@ class KeyFunctionOperator(ProcessOperator):
             self._fire_event_time(watermark_ms, len(timers.event_time))
 
     def _begin(self) -> None:
-        """A call begins; the very first one takes over the initial state (SX13)."""
+        """A call begins; the very first one takes over the initial state."""
         self._begin_call()
         self._backend.absorb()
         batch, self._initial = self._initial, None
@@ -276,7 +276,7 @@ class KeyFunctionOperator(ProcessOperator):
         self._call_keys(own, self._function.begin_with, [])
 
     def _in_time(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the records that event time has not passed yet (SX7)."""
+        """Return the records that event time has not passed yet."""
         watermark_ms = self._key_context.watermark_ms
         if self._event_time is None or watermark_ms is None:
             return batch
@@ -309,7 +309,7 @@ class KeyFunctionOperator(ProcessOperator):
             self._current.key = NoKey()
 
     def _call_timer(self, timer: Timer, keys: list[Any], results: list[Any]) -> None:
-        """See ``ProcessOperator``. At the end of input, what is new waits until all has fired (SX12)."""
+        """See ``ProcessOperator``. At the end of input, what is new waits until all has fired."""
         is_end = timer.is_event_time and self._time.event_time_ms == WATERMARK_MAX_MS
         until_ms = WATERMARK_MAX_MS if is_end else timer.time_ms
         try:
@@ -327,7 +327,7 @@ class KeyFunctionOperator(ProcessOperator):
         self._key_timers.end()
 
     def on_watermark(self, watermark_ms: int) -> None:
-        """See ``TimedOperator``. The last one fires what there is, once (SX12)."""
+        """See ``TimedOperator``. The last one fires what there is, once."""
         self._begin()
         if watermark_ms == WATERMARK_MAX_MS:
             super().on_watermark(watermark_ms)
@@ -343,7 +343,7 @@ class KeyFunctionOperator(ProcessOperator):
         super().on_tick(now_ms)
 
     def before_barrier(self) -> None:
-        """Have the initial state in the snapshot (SX13)."""
+        """Have the initial state in the snapshot."""
         self._begin()
 
     def finish(self) -> None:

@@ -1,4 +1,4 @@
-"""``process`` with a function by row: what users derive from, and the operator (ST1 to ST9 of docs/spec/state.md).
+"""``process`` with a function by row: what users derive from, and the operator (docs/spec/state.md).
 
 Modelled on Flink's ``KeyedProcessFunction`` and PySpark's ``StatefulProcessor``.
 """
@@ -169,7 +169,7 @@ _ROUND_KEYS = 8_192
 """``on_round`` sends its results on after so many keys."""
 
 TIMERS_PER_TURN = 8_192
-"""Results of timers are sent on after so many; a tick fires no more of them at a time (TM7)."""
+"""Results of timers are sent on after so many; a tick fires no more of them at a time."""
 
 
 @dataclass(frozen=True)
@@ -254,7 +254,7 @@ class ProcessOperator(TimedOperator):
             cursor.key = NoKey()
 
     def on_round(self, round_: int) -> None:
-        """See ``Operator``. Calls the function for every key that has state now (ST9)."""
+        """See ``Operator``. Calls the function for every key that has state now."""
         if type(self._function).on_round is ProcessFunction.on_round:
             return
         self._begin_call()
@@ -322,7 +322,7 @@ def timer_text(timer: Timer) -> str:
 
 
 def each_row(found: Any) -> Iterable[Any]:
-    """Return the rows of a function's result (ST8)."""
+    """Return the rows of a function's result."""
     if isinstance(found, dict):
         raise TypeError("a process function must return an iterable of dicts, but returned one dict; return [row]")
     return found  # type: ignore[no-any-return]

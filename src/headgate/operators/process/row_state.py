@@ -1,8 +1,8 @@
 """State of the current key as functions by row see it.
 
-Value, list, map, reducing and aggregating (ST6 to ST8, ST19).
+Value, list, map, reducing and aggregating.
 
-With a TTL the handles are the same (TL2 to TL4 of docs/spec/ttl.md). Reducing and aggregating state are a value per
+With a TTL the handles are the same (docs/spec/ttl.md). Reducing and aggregating state are a value per
 key to a backend and a checkpoint. Counterpart: a ``state.backend.RowBackend`` holds what the handles show.
 """
 
@@ -195,7 +195,7 @@ class MapState(_State):
         if found is None or own_key not in found:
             return
         if len(found) == 1:
-            self.clear()  # ST7: an empty map is no map
+            self.clear()  # an empty map is no map
         else:
             del self._cells.writable(self._current.key)[own_key]
 
@@ -366,7 +366,7 @@ class _TtlState:
         return stored, self._time.now_ms + self._ttl_ms
 
     def _must_renew(self, oldest: Timed) -> bool:
-        """Whether a read has to renew, where ``oldest`` is the first that expires of what was read (TL4)."""
+        """Whether a read has to renew, where ``oldest`` is the first that expires of what was read."""
         return self._is_renewed_by_reads and oldest[1] != self._time.now_ms + self._ttl_ms
 
 

@@ -1,4 +1,4 @@
-"""Declaration of state in ``open``, and the spec of a function with state, by row and by batch (ST1).
+"""Declaration of state in ``open``, and the spec of a function with state, by row and by batch.
 
 ``open`` runs once in the driver, on a copy of the function, to learn what is declared, and once in each subtask.
 """

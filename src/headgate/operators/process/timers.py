@@ -48,7 +48,7 @@ _MS = timedelta(milliseconds=1)
 class OperatorTime:
     """Event time and processing time as one operator in one subtask sees them.
 
-    Processing time is the date at the start, carried on by a clock that only goes forward (TM8).
+    Processing time is the date at the start, carried on by a clock that only goes forward.
 
     Attributes:
         event_time_ms: the latest watermark of this generation; None before the first.
@@ -256,7 +256,7 @@ def not_a_time(node: str, given: str) -> UsageError:
 
 
 FIRES_AT_END_MAX = 1_000_000
-"""Timers that may fire at the end of the input for each that there was: more register each other for ever (TM9)."""
+"""Timers that may fire at the end of the input for each that there was: more register each other for ever."""
 
 
 class TimedOperator(KeyedOperator):
@@ -275,14 +275,14 @@ class TimedOperator(KeyedOperator):
 
     @abstractmethod
     def _end_firing(self) -> None:
-        """All that fires now has fired (TM4)."""
+        """All that fires now has fired."""
 
     def _begin_call(self) -> None:
-        """A call of the user's function begins: one processing time holds for all state that it sees (TL2)."""
+        """A call of the user's function begins: one processing time holds for all state that it sees."""
         self._backend.time.now_ms = self._time.processing_time_ms
 
     def restore(self, states: Sequence[RestoredState]) -> None:
-        """See ``Operator``. Processing time goes on from the latest of the former subtasks (TM8, TL5)."""
+        """See ``Operator``. Processing time goes on from the latest of the former subtasks."""
         self._begin_call()
         node, found = self.context.node, []
         for _, sections in self._restore_backend(states):
@@ -306,7 +306,7 @@ class TimedOperator(KeyedOperator):
         self._backend.end_restore()
 
     def on_watermark(self, watermark_ms: int) -> None:
-        """Fire the timers that event time has reached, then pass the watermark on (TM3)."""
+        """Fire the timers that event time has reached, then pass the watermark on."""
         self._time.event_time_ms = watermark_ms
         if self._backend.timers is not None and not self._time.has_ended:
             self._fire_event_time(watermark_ms, len(self._backend.timers.event_time))
@@ -332,12 +332,12 @@ class TimedOperator(KeyedOperator):
         return None if due_ms is None else self._time.tick_of(due_ms)
 
     def on_tick(self, now_ms: int) -> None:
-        """Fire some timers of processing time; if more are due, the next tick is at once (TM7)."""
+        """Fire some timers of processing time; if more are due, the next tick is at once."""
         self._fire_some(TimeKind.PROCESSING_TIME, self._time.at_tick(now_ms))
         self._end_firing()
 
     def finish(self) -> None:
-        """No timer fires any more, unless more input comes (TM9)."""
+        """No timer fires any more, unless more input comes."""
         self._time.has_ended = True
 
     def on_resumed(self) -> None:

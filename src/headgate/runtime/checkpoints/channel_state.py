@@ -1,6 +1,6 @@
 """Channel state of unaligned checkpoints: bytes of records that barriers overtook, and their owners after a restore.
 
-Rules UA14–UA18 of docs/spec/unaligned.md. ``runtime.worker.unaligned`` records and replays them, ``snapshot_writer``
+docs/spec/unaligned.md. ``runtime.worker.unaligned`` records and replays them, ``snapshot_writer``
 and ``restore`` write and read the parts. Never decides what is in flight.
 """
 
@@ -25,14 +25,14 @@ from headgate.operators.keys import partition
 from headgate.state.snapshot import FrozenState, SnapshotTarget, decode_stream, encode_batches
 
 PART_BYTES = 8 << 20
-"""About the size of a part, so that one at a time is encoded, and read again (SF10)."""
+"""About the size of a part, so that one at a time is encoded, and read again."""
 
 Replay: TypeAlias = Iterator[tuple[ChannelIndex, pa.RecordBatch]]
 """Restored records and the channel that they count as coming from, in the order in which they are processed."""
 
 
 class EdgeName(msgspec.Struct, frozen=True):
-    """What tells an edge from others, in another version of the pipeline, too (UA16)."""
+    """What tells an edge from others, in another version of the pipeline, too."""
 
     from_node: str
     tag: str
@@ -85,7 +85,7 @@ def named_channels(plan: Plan, subtask: SubtaskId, schemas: Sequence[pa.Schema])
 
 
 def is_broadcast(name: str) -> bool:
-    """Whether a part, named by its edge, was on its way to a broadcast side: every subtask had the same (BC6)."""
+    """Whether a part, named by its edge, was on its way to a broadcast side: every subtask had the same."""
     return msgspec.json.decode(name, type=EdgeName).input == BROADCAST_INPUT
 
 
@@ -108,7 +108,7 @@ class ChannelState(FrozenState):
         return _encoded(self._recorded)
 
     def _write(self, target: SnapshotTarget) -> None:
-        """Write parts of one edge each (UA17)."""
+        """Write parts of one edge each."""
         for part in _parts(self._recorded):
             edge = part[0][0].channel.edge
             keys = target.keys if edge.partitioner is Partitioner.HASH else None
@@ -167,9 +167,9 @@ class RestoredPart:
 def restored_records(
     parts: Iterable[RestoredPart], ways: Sequence[NamedChannel], plan: Plan, subtask: SubtaskId
 ) -> Replay:
-    """Return what ``subtask`` processes before anything else, by channel; parts are read one at a time (UA14).
+    """Return what ``subtask`` processes before anything else, by channel; parts are read one at a time.
 
-    Records to a broadcast side come first, of the same former subtask as the restored copy of its state (BC6).
+    Records to a broadcast side come first, of the same former subtask as the restored copy of its state.
 
     Raises (while it is read):
         CorruptionError, StorageError
@@ -218,7 +218,7 @@ def _owned_rows(batch: pa.RecordBatch, edge: PlanEdge, plan: Plan, subtask: Subt
 
 
 class _Reassignment:
-    """Maps a former subtask to its successor: the owner of its first key group (UA14, UA15)."""
+    """Maps a former subtask to its successor: the owner of its first key group."""
 
     def __init__(self, former_parallelism: int, plan: Plan) -> None:
         self._former = former_parallelism
@@ -238,7 +238,7 @@ class _Reassignment:
 
 
 def channel_state_misfit(manifest: Manifest, definition: PipelineDefinition) -> str | None:
-    """Return why records in flight do not fit a pipeline, as one sentence, or None (UA16)."""
+    """Return why records in flight do not fit a pipeline, as one sentence, or None."""
     names = {p.name for e in manifest.entries for p in e.parts if p.section.startswith(IN_FLIGHT_PREFIX)}
     plan = definition.plan
     schemas = [cast(pa.Schema, definition.schema(edge.from_node, edge.tag)) for edge in plan.edges]

@@ -131,7 +131,7 @@ class LogEntries:
         return f"{self._pipeline}/ids/{number_name(checkpoint)}"
 
     def numbers(self, directory: str) -> list[int]:
-        """Return the numbers that have an object in ``directory``, ascending. Other files there are not ours (O25)."""
+        """Return the numbers that have an object in ``directory``, ascending. Other files there are not ours."""
         return list(list_numbered(self._storage, f"{self._pipeline}/{directory}"))
 
     def newest_id(self) -> CheckpointId:
@@ -139,7 +139,7 @@ class LogEntries:
         return CheckpointId(max(self.numbers("ids"), default=0))
 
     def _read_hint(self) -> int:
-        """Return the hint, 0 if there is none. One read wrongly would tell of an entry that never was (R53)."""
+        """Return the hint, 0 if there is none. One read wrongly would tell of an entry that never was."""
         path = f"{self._pipeline}/log-hint"
         try:
             return read_with_retries(lambda: decode_hint(self._storage.get(path), path))
@@ -229,7 +229,7 @@ class CheckpointLog:
             return None
 
     def life(self, host: str, wall_ms: int) -> PipelineIdentity:
-        """Return the identity of this pipeline for its sinks; drawn at its very first start (LV1).
+        """Return the identity of this pipeline for its sinks; drawn at its very first start.
 
         Of any number of drivers that come at once, all get the same one. See ``identity_after_reset``.
 
@@ -278,7 +278,7 @@ class CheckpointLog:
         ``life`` is the identity that the sinks were checked for; None: they were not.
 
         Raises:
-            FencedError: another driver has claimed after ``mine``: one that was replaced stops (X9).
+            FencedError: another driver has claimed after ``mine``: one that was replaced stops.
             UsageError: everything was given up after ``mine``.
             StorageError: among others, what may be the entry of another driver cannot be read (R56).
         """
@@ -421,7 +421,7 @@ class CheckpointLog:
     def _look_up(self, path: str, data: bytes, manifest: Manifest) -> Outcome:
         """The write reported an error, perhaps after it took effect: read it back.
 
-        That it can be read does not prove that it is durable: only a put that says so does (O11).
+        That it can be read does not prove that it is durable: only a put that says so does.
         """
         try:
             self._storage.get(path)
@@ -460,7 +460,7 @@ class CheckpointLog:
         return Outcome.WRITTEN
 
     def _replaced_after(self, sequence: int) -> Generation | None:
-        """After an append: if anything follows, return the generation that wrote last; take ours back if stale (X8).
+        """After an append: if anything follows, return the generation that wrote last; take ours back if stale.
 
         A number that was used and pruned looks free to a driver that was stopped meanwhile. What counts stays: then
         another driver has *seen* ours, and perhaps restored from it.

@@ -1,9 +1,9 @@
 """Restore of a checkpoint: whether it fits the pipeline, the parts of each worker, the state of each operator.
 
-Small sections are read at once, the state of an operator part by part when it asks for it (SF10). The driver
+Small sections are read at once, the state of an operator part by part when it asks for it. The driver
 (``runtime.driver.supervisor_host``) sends the references, ``runtime.worker.deployment`` builds the subtasks. Source:
-rules R12 and R15–R17 of docs/spec/recovery.md. At the same parallelism subtask i continues from subtask i; only a
-source's chain sees the snapshots of all former subtasks, because a split may have another owner (N1). A subtask
+rules R12 and R15 of docs/spec/recovery.md. At the same parallelism subtask i continues from subtask i; only a
+source's chain sees the snapshots of all former subtasks, because a split may have another owner. A subtask
 restored as finished goes on if there is more input (T10).
 """
 
@@ -47,10 +47,10 @@ from headgate.storage.base import NotFound, Storage
 
 
 def parts_for_worker(manifest: Manifest | None, plan: Plan, worker: WorkerIndex) -> list[Restored]:
-    """Return the parts that the subtasks of ``worker`` continue from (R15), of keyed ones those it owns (SF11).
+    """Return the parts that the subtasks of ``worker`` continue from (R15), of keyed ones those it owns.
 
-    Whatever mode the checkpoint was taken in (GM5). Unions go to everybody (HL13), and so does the first
-    subtask's copy of broadcast state (BC5).
+    Whatever mode the checkpoint was taken in. Unions go to everybody, and so does the first
+    subtask's copy of broadcast state.
     """
     if manifest is None:
         return []
@@ -75,12 +75,12 @@ def is_for_all_workers(part: SnapshotPart, writer: int) -> bool:
 
 
 def is_exact(manifest: Manifest) -> bool:
-    """Whether nothing that followed a barrier is in it (GM20)."""
+    """Whether nothing that followed a barrier is in it."""
     return manifest.mode.alignment is Alignment.ALIGNED
 
 
 def owned_key_groups(plan: Plan, worker: WorkerIndex) -> KeyGroups:
-    """Return the key groups that the subtasks of ``worker`` own (P6)."""
+    """Return the key groups that the subtasks of ``worker`` own."""
     found = key_groups_of_subtask(int(worker), plan.max_parallelism, plan.parallelism)
     return KeyGroups(found.start, len(found))
 
@@ -95,7 +95,7 @@ def _system_temp_dir(node: str) -> None:
 
 
 class NotRestorable(UsageError):  # noqa: N818 - said of the checkpoint
-    """A checkpoint cannot be restored as it is wanted: starting again cannot help (L40)."""
+    """A checkpoint cannot be restored as it is wanted: starting again cannot help."""
 
 
 class RestoredSnapshots:
@@ -119,7 +119,7 @@ class RestoredSnapshots:
         Args:
             formers: small sections by former index.
             parts: the other ones, still to be read.
-            is_exact: none holds what followed the barrier (GM20).
+            is_exact: none holds what followed the barrier.
             in_flight: records that were on their way, by the node that they were on their way to.
             files: of databases, by former index and node.
             directory: where those of a node are put while their rows are read; None: the system's for temporary files.
@@ -136,7 +136,7 @@ class RestoredSnapshots:
         self._owned = owned_key_groups(plan, worker)
 
     def in_flight(self, vertex: Vertex) -> Sequence[RestoredPart]:
-        """Return what was on its way to former subtasks of ``vertex``, as far as this worker was given it (UA14)."""
+        """Return what was on its way to former subtasks of ``vertex``, as far as this worker was given it."""
         return self._in_flight.get(str(vertex.id), ())
 
     def states(self, node: str, vertex: Vertex) -> list[RestoredState]:
@@ -154,7 +154,7 @@ class RestoredSnapshots:
         return own + [part for index in sorted(self._parts) for part in self._parts_of(index, f"{UNION_PREFIX}{node}")]
 
     def broadcast(self, node: str) -> list[RestoredState]:
-        """Return the broadcast state of ``node``: what the first former subtask wrote for all, or copies (BC6)."""
+        """Return the broadcast state of ``node``: what the first former subtask wrote for all, or copies."""
         return [part for index in sorted(self._parts) for part in self._parts_of(index, f"{BROADCAST_PREFIX}{node}")]
 
     @property
@@ -167,7 +167,7 @@ class RestoredSnapshots:
         return [RestoredState(index, self._count, read, self._is_exact) for read in readers]
 
     def _rows_of_files(self, index: int, node: str) -> list[RestoredState]:
-        """Return the rows that a former subtask left in a database: a backend may go on with it instead (RB21)."""
+        """Return the rows that a former subtask left in a database: a backend may go on with it instead."""
         stored = self._files.get((index, node))
         if stored is None:
             return []
@@ -177,7 +177,7 @@ class RestoredSnapshots:
         return [RestoredState(index, self._count, read, self._is_exact, stored) for read in readers]
 
     def positions(self, node: str) -> dict[str, bytes] | None:
-        """Return ``split → position`` of all former subtasks of a source (R16), or None on a first start.
+        """Return ``split → position`` of all former subtasks of a source, or None on a first start.
 
         Raises:
             UsageError: two former readers claimed one split.
@@ -198,13 +198,13 @@ class RestoredSnapshots:
         return found
 
     def is_finished(self, vertex: Vertex) -> bool:
-        """Whether every former subtask had finished every node of ``vertex`` (R17)."""
+        """Whether every former subtask had finished every node of ``vertex``."""
         seen = self._seen_by(vertex, has_own_end=True)
         names = [f"{FINISHED_PREFIX}{node.name}" for node in vertex.nodes]
         return bool(seen) and all(bytes(sections.get(name, b"")) == b"\x01" for _, sections in seen for name in names)
 
     def is_partly_finished(self, vertex: Vertex) -> bool:
-        """Whether some former subtasks of ``vertex`` had finished and it goes on all the same (R17, T10)."""
+        """Whether some former subtasks of ``vertex`` had finished and it goes on all the same (T10)."""
         name = f"{FINISHED_PREFIX}{vertex.head.name}"
         flags = [bytes(sections.get(name, b"")) == b"\x01" for _, sections in self._seen_by(vertex, has_own_end=True)]
         return any(flags) and not self.is_finished(vertex)
@@ -213,7 +213,7 @@ class RestoredSnapshots:
         """Return how far rounds had come in a subtask of ``vertex`` (L36).
 
         Raises:
-            NotRestorable: former subtasks with different progress cannot be merged into one (L40).
+            NotRestorable: former subtasks with different progress cannot be merged into one.
         """
         name = f"{ROUNDS_PREFIX}{vertex.head.name}"
         stored = [sections[name] for _, sections in self._seen_by(vertex) if name in sections]

@@ -154,7 +154,7 @@ def named_log(url: str) -> NamedLog | None:
 
 
 def refuse_unless_newest_is_known(observed: ObservedLog) -> None:
-    """Refuse to take an older checkpoint for the newest one (RS2, SV20).
+    """Refuse to take an older checkpoint for the newest one (SV20).
 
     Raises:
         CorruptionError: what cannot be read, or is lost, may have been a newer one.

@@ -111,7 +111,7 @@ class SinkRegistry:
         self._targets, self._resets = f"{pipeline}/targets", f"{pipeline}/resets"
 
     def note(self, life: int, targets: tuple[Target, ...]) -> None:
-        """Write down what a start of ``life`` writes to (SO1). A start with the same sinks finds it there.
+        """Write down what a start of ``life`` writes to. A start with the same sinks finds it there.
 
         Raises:
             StorageError
@@ -164,7 +164,7 @@ class SinkRegistry:
             self._storage.put_if_absent(f"{self._resets}/{order.token}", [encode_order(order)])
 
     def carried_out(self, life: int, token: str) -> None:
-        """Remove what lives before ``life`` wrote to, then the order: nothing is left to be done (SO7).
+        """Remove what lives before ``life`` wrote to, then the order: nothing is left to be done.
 
         Raises:
             StorageError

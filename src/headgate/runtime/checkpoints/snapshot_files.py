@@ -1,7 +1,7 @@
 """The snapshot files of one pipeline: read with checksums, verified, removed when unneeded, set aside.
 
 ``snapshot_writer`` writes them, ``restore`` reads them, ``log`` says which checkpoints are completed;
-``protocol.checkpoints.retention`` decides what may be removed. At most one part is in memory at a time (SF10).
+``protocol.checkpoints.retention`` decides what may be removed. At most one part is in memory at a time.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def storage_at(place: Place) -> Storage:
 
 
 def read_part(storage: Storage, pipeline: str, part: SnapshotPart) -> memoryview:
-    """Return the bytes of ``part`` after checking their number, their checksum, and the rows of each state (R30).
+    """Return the bytes of ``part`` after checking their number, their checksum, and the rows of each state.
 
-    A read that does not fit is repeated: one bad read is not damage (R50).
+    A read that does not fit is repeated: one bad read is not damage.
 
     Raises:
         CorruptionError, NotFound, StorageError
@@ -52,7 +52,7 @@ def read_part(storage: Storage, pipeline: str, part: SnapshotPart) -> memoryview
 
 
 def verify_part(storage: Storage, pipeline: str, part: SnapshotPart) -> None:
-    """Read ``part`` and check it as ``read_part`` does; what has no rows to be counted is not kept in memory (SF10).
+    """Read ``part`` and check it as ``read_part`` does; what has no rows to be counted is not kept in memory.
 
     Raises:
         CorruptionError, NotFound, StorageError
@@ -73,7 +73,7 @@ def _read_once(storage: Storage, pipeline: str, part: SnapshotPart) -> memoryvie
     chunks = list(_chunks(storage, pipeline, part))
     data = memoryview(chunks[0] if len(chunks) == 1 else b"".join(chunks))
     _check_bytes(part, len(data), xxhash.xxh3_64_intdigest(data), where)
-    if part.rows and not part.section.startswith(FILES_PREFIX):  # these are counted by their reader (RB22)
+    if part.rows and not part.section.startswith(FILES_PREFIX):  # these are counted by their reader
         _check_rows(part, data, where)
     return data
 
@@ -135,7 +135,7 @@ class SnapshotFiles:
         self._retention = FileRetention(Generation(0), CheckpointId(0), {})
 
     def read(self, part: SnapshotPart, place: Place | None = None) -> memoryview:
-        """Return the bytes of ``part`` after checking them; ``place``: where it is, if not here (SV27).
+        """Return the bytes of ``part`` after checking them; ``place``: where it is, if not here.
 
         Raises:
             CorruptionError, NotFound, StorageError
@@ -163,7 +163,7 @@ class SnapshotFiles:
     def verify(self, manifest: Manifest) -> list[Damage]:
         """Read every part of ``manifest``, one at a time, and return what is wrong with their files (I4)."""
         storage, pipeline, at = self._storage, self._pipeline, ""
-        if manifest.place is not None:  # SV27
+        if manifest.place is not None:
             pipeline, at = manifest.place.prefix, f"{manifest.place.url.rstrip('/')}/"
             try:
                 storage = storage_at(manifest.place)

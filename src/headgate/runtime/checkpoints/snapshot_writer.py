@@ -2,7 +2,7 @@
 
 One ``SnapshotWriter`` per subtask: its writes run one after another in checkpoint order, beside the mailbox, in a
 pool that all subtasks of the worker share. A write that fails or is cancelled leaves its sealed output to the next
-one (C17). Small parts stay inline, the others share a few files (SF1, C13). Nothing counts before the manifest that
+one (C17). Small parts stay inline, the others share a few files. Nothing counts before the manifest that
 refers to it is durable, so a failed write is simply repeated: it writes the same files.
 """
 
@@ -88,7 +88,7 @@ class SubtaskTarget:
         """Have ``state`` write itself, to sections of ``node`` that begin with ``prefix``.
 
         Raises:
-            AssertionError: what it wrote is not what was frozen; such a checkpoint must not complete (U7).
+            AssertionError: what it wrote is not what was frozen; such a checkpoint must not complete.
             StorageError
         """
         target = _NodeTarget(self, node, self._to.keys, prefix)
@@ -152,7 +152,7 @@ class SubtaskTarget:
         return tuple(self._parts)
 
     def _placed(self, part: SnapshotPart, buffers: Sequence[memoryview]) -> SnapshotPart:
-        if part.size_bytes <= self._inline_bytes_left:  # C13
+        if part.size_bytes <= self._inline_bytes_left:
             self._inline_bytes_left -= part.size_bytes
             return replace(part, inline=b"".join(buffers))
         placed = replace(part, path=self._path(), offset=self._waiting_bytes)
@@ -236,7 +236,7 @@ def _size_and_checksum(buffers: Sequence[memoryview]) -> tuple[int, int]:
 def write_output(
     to: SnapshotDestination, subtask: SubtaskId, checkpoint: CheckpointId, number: int, payload: bytes
 ) -> SnapshotPart:
-    """Make a large payload durable that was prepared for ``checkpoint``, the ``number``-th of this subtask (SF9).
+    """Make a large payload durable that was prepared for ``checkpoint``, the ``number``-th of this subtask.
 
     Raises:
         StorageError
@@ -255,10 +255,10 @@ def _refuse_difference(node: str, expected: Mapping[str, int], found: Mapping[st
 _T = TypeVar("_T")
 
 RETRY_PAUSES_S = (0.1, 0.3, 0.6)
-"""Pauses between tries of one storage write; after them the checkpoint is declined (U4)."""
+"""Pauses between tries of one storage write; after them the checkpoint is declined."""
 
 PAYLOAD_BYTES_MAX = 64 << 10
-"""What a sink prepares beyond this size is a file of its own; a manifest holds only the reference to it (SF9)."""
+"""What a sink prepares beyond this size is a file of its own; a manifest holds only the reference to it."""
 
 
 PROBLEM_CHARS_MAX = 1_000
@@ -266,7 +266,7 @@ PROBLEM_CHARS_MAX = 1_000
 
 
 class PrepareRefused(Exception):  # noqa: N818 - what the target said
-    """A sink's target refuses the output of a checkpoint for good: neither a retry nor a restart can help (K21)."""
+    """A sink's target refuses the output of a checkpoint for good: neither a retry nor a restart can help."""
 
     def __init__(self, node: str, checkpoint: CheckpointId, cause: str) -> None:
         super().__init__(node, checkpoint, cause)
@@ -303,7 +303,7 @@ class SubtaskSnapshot:
     savepoint: SavepointPart | None = None
 
     def release(self) -> None:
-        """Release the frozen states: they are durable, or given up (U6). Idempotent."""
+        """Release the frozen states: they are durable, or given up. Idempotent."""
         for state in (*self.states.values(), *self.lists.values()):
             state.release()
 
@@ -313,7 +313,7 @@ ReportSnapshot = Callable[[SnapshotWritten | SnapshotFailed, str], None]
 
 
 class SnapshotWriter:
-    """Writes the snapshots of one subtask, in order (U1)."""
+    """Writes the snapshots of one subtask, in order."""
 
     def __init__(
         self,
@@ -349,7 +349,7 @@ class SnapshotWriter:
         self._unprepared: deque[tuple[str, CheckpointId, SealedTransaction]] = deque()
         self._prepared: list[Committable] = []
         self._pieces: list[SnapshotPart] = []
-        """Those of the first of ``_unprepared`` that are durable (SF13)."""
+        """Those of the first of ``_unprepared`` that are durable."""
         self._outputs_count = 0
         self._stop = around.event()
 
@@ -390,18 +390,18 @@ class SnapshotWriter:
             except ThreadEnded:
                 raise
             except BaseException as error:
-                self._on_error(error)  # U5, CS26
+                self._on_error(error)
             finally:
-                job.release()  # U6: if it was given up
+                job.release()  # if it was given up
             with self._lock:  # ids rise: what was cancelled up to here is never asked for again
                 self._cancelled = {c for c in self._cancelled if c > job.checkpoint}
 
     def _write(self, job: SubtaskSnapshot) -> None:
         for node, sealed in job.sealed:
-            self._unprepared.append((node, job.checkpoint, sealed))  # U3
+            self._unprepared.append((node, job.checkpoint, sealed))
         if self._is_cancelled(job.checkpoint):
             return
-        self._prepare_all()  # U2
+        self._prepare_all()
         fault_points.reach("after-prepare")
         if self._is_cancelled(job.checkpoint):
             return
@@ -412,7 +412,7 @@ class SnapshotWriter:
         with self._lock:  # before anybody can hear that it is completed
             self._shared.wrote(job.checkpoint, _of_files(parts))
         copied = None if job.savepoint is None else self._copied(job, job.savepoint)
-        job.release()  # U6: before anybody hears of it, so that the next barrier finds the state in one piece
+        job.release()  # before anybody hears of it, so that the next barrier finds the state in one piece
         fault_points.reach("after-snapshot-before-ack")
         committables, self._prepared = tuple(self._prepared), []
         entry = SubtaskEntry(self._subtask, parts, committables)
@@ -424,7 +424,7 @@ class SnapshotWriter:
             try:
                 self._store_pieces(checkpoint, sealed)
                 payload = self._with_retries(sealed.prepare)
-            except (CorruptionError, UsageError) as error:  # K21: the target knows this output, and it is another
+            except (CorruptionError, UsageError) as error:  # the target knows this output, and it is another
                 raise PrepareRefused(node, checkpoint, str(error)) from error
             self._unprepared.popleft()
             pieces, self._pieces = tuple(self._pieces), []
@@ -433,12 +433,12 @@ class SnapshotWriter:
                 self._prepared.append(Committable(node, checkpoint, index, self._to.generation, payload, pieces=pieces))
 
     def _store_pieces(self, checkpoint: CheckpointId, sealed: SealedTransaction) -> None:
-        """Make the pieces durable, each once; what fails goes on with the next snapshot (SF13)."""
+        """Make the pieces durable, each once; what fails goes on with the next snapshot."""
         while len(self._pieces) < sealed.pieces_count:
             self._pieces.append(self._stored(checkpoint, sealed.piece(len(self._pieces))))
 
     def _store_outputs(self) -> None:
-        """Put large payloads into files, each once (SF9); what fails is tried again by the next snapshot."""
+        """Put large payloads into files, each once; what fails is tried again by the next snapshot."""
         for at, committable in enumerate(self._prepared):
             if committable.stored is None and len(committable.payload) > PAYLOAD_BYTES_MAX:
                 stored = self._stored(committable.checkpoint, committable.payload)
@@ -467,12 +467,12 @@ class SnapshotWriter:
         plain: Mapping[str, bytes],
         shareable: Sequence[SnapshotPart] | None = None,
     ) -> tuple[SnapshotPart, ...]:
-        """Write the snapshot of ``job``. Changes nothing of it, so it can be repeated (U6).
+        """Write the snapshot of ``job``. Changes nothing of it, so it can be repeated.
 
         ``shareable``: files that it may refer to; None: nothing of it may be elsewhere, or in files of a backend (SV3).
 
         Raises:
-            AssertionError: what was written is not what was frozen; such a checkpoint must not complete (U7).
+            AssertionError: what was written is not what was frozen; such a checkpoint must not complete.
         """
         target = SubtaskTarget(to, self._subtask, job.checkpoint, shareable)
         target.put_bundle(plain)

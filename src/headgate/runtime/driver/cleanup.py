@@ -46,7 +46,7 @@ def remove_checkpoints(
         settled = _settle_output(definition, log, takeover, note, around, unsound)
     except ThreadEnded:
         raise
-    except BaseException as error:  # what a sink raises must not keep the run from its end (CS26)
+    except BaseException as error:  # what a sink raises must not keep the run from its end
         note(f"the checkpoints are kept: {_said(error)}")
         return False
     if settled is None:
@@ -153,7 +153,7 @@ def _said(error: BaseException) -> str:
 
 
 def _refuse_incomplete(choice: recovery.Choice) -> None:
-    """Refuse to remove what its user has to decide about (C73).
+    """Refuse to remove what its user has to decide about.
 
     Raises:
         UsageError
@@ -168,7 +168,7 @@ def _refuse_incomplete(choice: recovery.Choice) -> None:
 
 
 def refuse_while_needed(log: CheckpointLog, observed: recovery.ObservedLog) -> None:
-    """Refuse while another pipeline of this storage, restored from here, has no checkpoint of its own (C73, SV27).
+    """Refuse while another pipeline of this storage, restored from here, has no checkpoint of its own.
 
     Also if it is unknown: the origin may be in an entry that cannot be read now.
 

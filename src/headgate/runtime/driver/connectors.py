@@ -2,7 +2,7 @@
 
 One generation's committers commit what completed checkpoints promised (docs/spec/two-phase-commit.md). Ownership is
 asked for, refused or taken before a generation is claimed (docs/spec/lives.md); ``protocol.supervision`` decides.
-Sources that retain their input learn what restorable checkpoints still need (SC30 to SC33): it follows from the log
+Sources that retain their input learn what restorable checkpoints still need: it follows from the log
 alone, so a replaced driver says nothing that its successor would not.
 """
 
@@ -91,8 +91,8 @@ class SinkCommits:
         Args:
             definition: the pipeline with its sinks.
             generation: that they are opened for.
-            read: reads what a manifest refers to (SF9).
-            lose: called with output that its target denies, and that is gone; None: that stops the pipeline (K26).
+            read: reads what a manifest refers to.
+            lose: called with output that its target denies, and that is gone; None: that stops the pipeline.
 
         Raises:
             UsageError: one can never be opened (K5).
@@ -109,7 +109,7 @@ class SinkCommits:
             committer.read_pieces_with(self._output)
 
     def recover(self, permit: CommitPermit | None, keep: Sequence[Committable]) -> None:
-        """Fence older generations, abort what the restored checkpoint does not promise, commit what it does (K6).
+        """Fence older generations, abort what the restored checkpoint does not promise, commit what it does.
 
         Args:
             permit: for the restored checkpoint; None when there is none (then ``keep`` is empty).
@@ -138,7 +138,7 @@ class SinkCommits:
         Args:
             committables: that are to be promised again.
             remembered: those that no target was let forget.
-            may_lose: what is gone may be lost (K26).
+            may_lose: what is gone may be lost.
 
         Raises:
             StorageError: a transient one; repeating is safe.
@@ -167,7 +167,7 @@ class SinkCommits:
             return error.cause
 
     def left_behind(self) -> list[str]:
-        """Return notes about unneeded things that ``recover`` could not remove (K24)."""
+        """Return notes about unneeded things that ``recover`` could not remove."""
         left = {name: committer.left_behind() for name, committer in self._committers.items()}
         return [
             f"could not remove what is left at sink '{name}': {why}; the next start tries again"
@@ -179,7 +179,7 @@ class SinkCommits:
         """Commit sink by sink what one permit covers, each in order of checkpoint (K2). Idempotent as a whole.
 
         A sink gets all of it at once: output of a checkpoint that was aborted belongs to the completed one that
-        carries it, and is not shown before the rest (K19).
+        carries it, and is not shown before the rest.
 
         Raises:
             OutputDenied: a target denies what was promised, or refuses for good (K5).
@@ -201,7 +201,7 @@ class SinkCommits:
                     self._commit(committer, permit, mine)
 
     def _commit(self, committer: Committer, permit: CommitPermit, committables: Sequence[Committable]) -> None:
-        """Commit all at once; if the target denies that, one by one, and lose those that are gone (K26)."""
+        """Commit all at once; if the target denies that, one by one, and lose those that are gone."""
         try:
             committer.commit(permit, [self._with_payload(c) for c in committables])
         except HeadgateError as error:
@@ -244,12 +244,12 @@ class SinkCommits:
                 committer.forget(before, lambda mine=mine: [self._with_payload(c) for c in mine])  # type: ignore[misc]
 
     def close(self) -> None:
-        """Release resources of every target (N73)."""
+        """Release resources of every target."""
         close_all(committer.close for committer in self._committers.values())
 
 
 def make_targets(definition: PipelineDefinition) -> None:
-    """Make the targets that are not there yet: nothing was written before the run began (SC7).
+    """Make the targets that are not there yet: nothing was written before the run began.
 
     Raises:
         UsageError: one cannot be made, or is not what it was when the pipeline was built.
@@ -280,7 +280,7 @@ def _denials(sink: str, checkpoint: int) -> Iterator[None]:
 
 
 def _refuse_listening(name: str, sink: object, committer: object) -> None:
-    """Refuse a committer that listens: only ``commit`` reaches it, unless it is the sink itself (HL20)."""
+    """Refuse a committer that listens: only ``commit`` reaches it, unless it is the sink itself."""
     if isinstance(committer, CheckpointListener) and committer is not sink:
         raise UsageError(
             f"the committer of sink '{name}' is a headgate.CheckpointListener, and would never be told: commit() "

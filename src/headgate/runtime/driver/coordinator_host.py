@@ -39,7 +39,7 @@ from headgate.runtime.surroundings import PROCESS, Surroundings
 
 DROPS_BETWEEN_FORGETTING = 16
 """It reads the log, so it is not done with every checkpoint; targets remember the outcomes of so many more. Each start
-does it, too: a run may have fewer drops (K25)."""
+does it, too: a run may have fewer drops."""
 
 
 IN_DRIVER = WorkerIndex(-1)
@@ -145,7 +145,7 @@ class CoordinatorHost:
             {vertex.id: plan.behind(vertex.id) for vertex in plan.vertices if vertex.is_source},
         )
         if self._rounds is not None:
-            self.machine.handle(coordinator_events.ListenerFound(self.generation, IN_DRIVER))  # HL19
+            self.machine.handle(coordinator_events.ListenerFound(self.generation, IN_DRIVER))
 
     def start(self, first_delay_ms: int) -> None:
         """Every participant runs: begin to take checkpoints."""
@@ -271,7 +271,7 @@ class CoordinatorHost:
     # -- hooks ------------------------------------------------------------------------------------------------------
 
     def _call_hook(self, effect: coordinator_events.CallHook) -> None:
-        """What it answers, it says from its own thread; an answer that comes too late changes nothing (EI6)."""
+        """What it answers, it says from its own thread; an answer that comes too late changes nothing."""
         checkpoint, hook = effect.checkpoint, effect.hook
 
         def failed(error: BaseException) -> None:
@@ -306,7 +306,7 @@ class CoordinatorHost:
             self._rounds.tell(tell, failed, lambda: self._report(event))
 
     def _listener_failed(self, sentence: str) -> None:
-        """As any listener's (HL6, EI11): the checkpoint stays what it is, and the generation starts again."""
+        """As any listener's: the checkpoint stays what it is, and the generation starts again."""
         if self._is_closed:
             self._reports.note(sentence)
         else:
@@ -454,7 +454,7 @@ class CoordinatorHost:
             self._report(coordinator_events.CommitFailed(checkpoint, str(error), is_transient=False))
         except ThreadEnded:
             raise
-        except BaseException as error:  # CS26
+        except BaseException as error:
             self._report(
                 coordinator_events.CommitFailed(checkpoint, f"{type(error).__name__}: {error}", is_transient=False)
             )
@@ -518,7 +518,7 @@ class RoundCallbacks:
         tell: Callable[[CheckpointListener], None],
         failed: Callable[[str, BaseException], None],
     ) -> None:
-        """Notify ``listener`` of the end of a checkpoint, after the earlier callbacks (HL19)."""
+        """Notify ``listener`` of the end of a checkpoint, after the earlier callbacks."""
 
         def call() -> None:
             try:
@@ -602,7 +602,7 @@ class LoopHost:
         failed: Callable[[str, BaseException], None],
         on_done: Callable[[], None],
     ) -> None:
-        """Notify them of the end of a checkpoint, after the rounds so far; then ``on_done`` if none failed (HL19)."""
+        """Notify them of the end of a checkpoint, after the rounds so far; then ``on_done`` if none failed."""
         problems: list[BaseException] = []
 
         def note(listener: str, error: BaseException) -> None:

@@ -115,7 +115,7 @@ def error_of(failure: Failure) -> HeadgateError:
     """Return what is raised for a run that ended with ``failure``."""
     if failure.kind is FailureKind.REPLACED:
         return FencedError(failure.reason)
-    is_for_good = failure.is_permanent or failure.kind is FailureKind.USER_CODE  # KR4
+    is_for_good = failure.is_permanent or failure.kind is FailureKind.USER_CODE
     return with_remedy(PipelineFailed(failure.reason, failure.detail, is_for_good), _remedy_of(failure))
 
 
@@ -252,7 +252,7 @@ class Driver:
         return self._asked(lambda answer: self.supervision.end_with_savepoint(place, answer, drain=drain))
 
     def _new_place(self, url: str) -> Place:
-        """Look at a place; choose a name for the files of one try there (SV4). Nothing is ordered before (SV11)."""
+        """Look at a place; choose a name for the files of one try there (SV4). Nothing is ordered before."""
         local = local_directory(url)
         if local is not None:
             try:
@@ -268,7 +268,7 @@ class Driver:
         return asked
 
     def answer_asks(self) -> None:
-        """Do what others ask for from their processes; returns when they are answered (C63)."""
+        """Do what others ask for from their processes; returns when they are answered."""
         taken = remote_control.take_requests(self._config.checkpoint_root, self._config.name, self._run)
         if any(request.cancels for _, request in taken):
             self.cancel()  # the end of the run answers all of them
@@ -345,7 +345,7 @@ class Driver:
             self.supervision.callbacks.when_done(lambda: self._end_behind_hooks(end))
 
     def _end_behind_hooks(self, end: Callable[[], None]) -> None:
-        """End when hooks have handled their last notification (EI11); a stuck one is not waited for long."""
+        """End when hooks have handled their last notification; a stuck one is not waited for long."""
         hooks = self.supervision.hooks
         if hooks.is_listening:
             self._loop.arm("hooks", hooks.patience_ms, end)
@@ -366,7 +366,7 @@ class Driver:
         self._end.succeed(self._latest, last, how)
 
     def _on_error(self, error: BaseException) -> None:
-        """A bug: nothing here can decide any more (G26)."""
+        """A bug: nothing here can decide any more."""
         self._latest = replace(self._latest, state=PipelineState.FAILED)
         self._end.fail(error)
         self.supervision.end_job()
@@ -385,10 +385,10 @@ class Driver:
         is_waiting = not isinstance(self._end.result.exception(), FencedError)
         for pool in (self._pools.storage, self._pools.commit, self._pools.savepoint):
             pool.shutdown(wait=is_waiting)
-        self.supervision.hooks.close()  # EI12: a claim that was under way may have called them until now
+        self.supervision.hooks.close()  # a claim that was under way may have called them until now
         if self._heart is not None:
             course = self.supervision.course
-            problem = self._heart.stop(self._log.generation, self.result, course)  # after the last commit (SB3)
+            problem = self._heart.stop(self._log.generation, self.result, course)  # after the last commit
             if problem:
                 self._observer.on_note(problem)
 
@@ -436,7 +436,7 @@ class DriverHandle(RunDisplay):
     def wait(self, timeout_s: float | None = None) -> RunResult | None:
         """Wait until the pipeline ended; None when ``timeout_s`` passed before.
 
-        An interrupt (Ctrl-C, a notebook's cell) ends only the waiting: the run goes on (ND6).
+        An interrupt (Ctrl-C, a notebook's cell) ends only the waiting: the run goes on.
 
         Raises:
             PipelineFailed: the restart strategy gave up.

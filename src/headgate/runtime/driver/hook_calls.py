@@ -1,4 +1,4 @@
-"""Calls the coordinator's hooks: each in a thread of its own, so that a stuck one holds up no other (EI2).
+"""Calls the coordinator's hooks: each in a thread of its own, so that a stuck one holds up no other.
 
 Counterparts: ``connectors.base.CoordinatorHook``, which users derive from; ``protocol.checkpoints.completion``, which
 decides when a hook is called and how long it is waited for.
@@ -83,7 +83,7 @@ class HookThread:
             ) from problem
 
     def close(self) -> None:
-        """Close the hook after its waiting calls (EI12); wait for it, but not long."""
+        """Close the hook after its waiting calls; wait for it, but not long."""
         if self._thread is None:
             return
         self._calls.put(lambda hook: hook.close())
@@ -106,7 +106,7 @@ class HookCalls:
     def __init__(
         self, specs: Sequence[HookSpec] = (), around: Surroundings = PROCESS, off: Event | None = None
     ) -> None:
-        """``off`` is set when nothing needs them any more (G16)."""
+        """``off`` is set when nothing needs them any more."""
         self._threads = {spec.name: HookThread(spec, around, off) for spec in specs}
         self._around = around
 
@@ -118,7 +118,7 @@ class HookCalls:
     def begin(
         self, pipeline: str, generation: Generation, restored: Manifest | None, life: str = "", home: str = ""
     ) -> None:
-        """Take every hook to what a generation begins with, whatever it did before (EI8, C37). Waits; may be repeated.
+        """Take every hook to what a generation begins with, whatever it did before (C37). Waits; may be repeated.
 
         ``life`` and ``home`` as in ``HookContext``.
 
@@ -148,7 +148,7 @@ class HookCalls:
     ) -> None:
         """Call a hook for ``checkpoint`` when its turn comes, if that is still wanted; it answers from its thread.
 
-        A hook that answered ``ASK_AGAIN`` is called again after what came meanwhile, such as a new generation (EI40).
+        A hook that answered ``ASK_AGAIN`` is called again after what came meanwhile, such as a new generation.
         """
 
         def call(hook: CoordinatorHook) -> None:
@@ -171,7 +171,7 @@ class HookCalls:
         self._threads[name].put(call)
 
     def tell(self, tell: Callable[[CheckpointListener], None], failed: Callable[[str, BaseException], None]) -> None:
-        """Tell hooks that listen how a checkpoint ended (EI11)."""
+        """Tell hooks that listen how a checkpoint ended."""
         for name, thread in self._threads.items():
             if thread.is_listening:
                 thread.put(_teller(f"hook '{name}'", tell, failed))
@@ -218,7 +218,7 @@ def _teller(
 
 
 def newer_generation(error: BaseException) -> Generation | None:
-    """Return the generation that replaced this one, if that is what a hook says (EI10)."""
+    """Return the generation that replaced this one, if that is what a hook says."""
     return Generation(error.newest) if isinstance(error, FencedError) and error.newest else None
 
 

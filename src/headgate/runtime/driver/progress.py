@@ -1,7 +1,7 @@
 """Progress of one run: the reports of all workers, added up by operator, edge and checkpoint.
 
 Two kinds of totals: what the pipeline's state has counted, from its beginning, which a restart takes back to the
-checkpoint (OM1), and the work that this process has seen, which never decreases (OM3).
+checkpoint (OM1), and the work that this process has seen, which never decreases.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class OperatorTotals:
     """The operators of one run."""
 
     def __init__(self, wall_ms: Callable[[], int], runs_with: Mapping[NodeName, NodeName] | None = None) -> None:
-        """``runs_with``: as ``NodeProgress`` tells it, by operator (OM15)."""
+        """``runs_with``: as ``NodeProgress`` tells it, by operator."""
         self._wall_ms = wall_ms
         self._runs_with = runs_with or {}
         self._before: Totals = {}

@@ -49,7 +49,7 @@ class RequestFile:
         return ask
 
     def _put(self, suffix: str, data: bytes) -> None:
-        """Write atomically, with the permissions of the lock's directory (SE1, SE2)."""
+        """Write atomically, with the permissions of the lock's directory."""
         written = self._path.with_suffix(WRITTEN)
         write_created(written, data, access_in(written.parent))
         written.rename(self._path.with_suffix(suffix))
@@ -102,7 +102,7 @@ def waiting_requests(root: str, pipeline: str) -> list[RequestFile]:
 
 
 def take_requests(root: str, pipeline: str, run: str) -> list[tuple[RequestFile, ControlRequest]]:
-    """Take the requests to ``run``; remove those to a former run, even if their process id is in use again (C76)."""
+    """Take the requests to ``run``; remove those to a former run, even if their process id is in use again."""
     asks = ((ask, ask.take()) for ask in waiting_requests(root, pipeline))
     found = [(ask, request) for ask, request in asks if request is not None]
     for ask, request in found:
@@ -156,7 +156,7 @@ class RunningPipeline:
     def ask(self, *, drain: bool) -> None:
         """Send the signal that stops, or drains. Call at once after ``find``.
 
-        A supervisor gets it, if there is one: else it would start the driver again if that dies over it (KR14).
+        A supervisor gets it, if there is one: else it would start the driver again if that dies over it.
 
         Raises:
             UsageError: the process belongs to another user, or has just ended.

@@ -112,7 +112,7 @@ class Reset:
     ) -> None:
         """``program``: the pipeline as its program makes it; None: only what is written down is known.
 
-        ``leave``: names of sinks with targets that stay as they are (SO10).
+        ``leave``: names of sinks with targets that stay as they are.
         """
         self._leave = frozenset(leave)
         self._storage, self._pipeline, self._around = storage, pipeline, around
@@ -130,7 +130,7 @@ class Reset:
         around: Surroundings = PROCESS,
         leave: Sequence[str] = (),
     ) -> Iterator[Reset]:
-        """Hold the pipeline's lock while the reset is used (SO8).
+        """Hold the pipeline's lock while the reset is used.
 
         Raises:
             AlreadyRunning: it runs.
@@ -188,7 +188,7 @@ class Reset:
         """Return all that is to be emptied: of the program, of what was written down, of an order half carried out.
 
         Raises:
-            UsageError: without the program they are unknown (SO1).
+            UsageError: without the program they are unknown.
         """
         if self._program is None and life is None and not log.entries:
             raise UsageError(f"there is no pipeline '{self._pipeline}' in {self._storage.url}")
@@ -209,7 +209,7 @@ class Reset:
         return self._sinks.is_own((*(() if life is None else (life,)), *before))
 
     def _refuse_to_leave(self, targets: Sequence[Target], found: Sequence[FoundTarget], is_own: Mine) -> None:
-        """Refuse to leave an unknown sink, or one of several that write to a stream, emptied as a whole (SO10).
+        """Refuse to leave an unknown sink, or one of several that write to a stream, emptied as a whole.
 
         Raises:
             UsageError
@@ -228,7 +228,7 @@ class Reset:
                 )
 
     def _unregistered(self, found: Sequence[FoundTarget], is_own: Mine) -> list[Target]:
-        """Return targets of the pipeline at the same places, written to by unregistered sinks (LV9).
+        """Return targets of the pipeline at the same places, written to by unregistered sinks.
 
         Nothing of a stream: it is emptied of all that the pipeline wrote, whatever the sinks were called.
         """
@@ -334,7 +334,7 @@ class Reset:
         return bool(orders) and recovery.decided_reset(log.observe()) in orders
 
     def _finish(self, order: ResetOrder, number: int, generation: Generation) -> None:
-        """Do what is left to be done: every step is done once, however often this begins (SO6)."""
+        """Do what is left to be done: every step is done once, however often this begins."""
         assert generation > NO_GENERATION, "only a claim in the log makes a reset count"
         life = self._retrying(lambda: self._log.identity_after_reset(number, self._around.host, self._around.wall_ms()))
         is_own = self._sinks.is_own((life, *self._retrying(lambda: self._log.identities_before(number))))
@@ -349,7 +349,7 @@ class Reset:
         self._retrying(lambda: self._log.sink_registry.carried_out(number, order.token))
 
     def _remove(self, path: str, order: ResetOrder) -> None:
-        """Remove what the order names, unless it was carried out by now: then it may be a later life's (SO7)."""
+        """Remove what the order names, unless it was carried out by now: then it may be a later life's."""
         if self._decided(self._log.observe()) == order:
             self._storage.delete(path)
 
@@ -362,7 +362,7 @@ class Reset:
         resettable_of(group).start_over(self._pipeline, group[0][0].sink, generation, life, is_own)
 
     def _at(self, target: Target, call: Callable[[], _T]) -> _T:
-        """Return what ``call`` does at ``target``; say what can be done if that stays out of reach (SO10)."""
+        """Return what ``call`` does at ``target``; say what can be done if that stays out of reach."""
         try:
             return self._retrying(call)
         except StorageError as error:
@@ -433,7 +433,7 @@ class TargetSinks:
         """Return the sinks in front of all places of ``target``, its own first.
 
         Where a user's sink writes to is written down nowhere. So each sink of the class is asked, which may be that
-        sink under its present name, or stand where it was before (LV9). ``generation``: as for ``refuse_other_owner``.
+        sink under its present name, or stand where it was before. ``generation``: as for ``refuse_other_owner``.
 
         Raises:
             UsageError: no sink is known; says what to do.

@@ -1,7 +1,7 @@
 """Starts or restarts a pipeline: claim a generation, choose the checkpoint, fence and recover the sinks.
 
 Order: ask the sinks for their owner, claim, restore what the start names, choose the newest sound checkpoint, recover
-the sinks, reset the hooks (R6–R14, K6, LV2). Runs in the driver's storage thread. ``protocol.checkpoints.recovery``
+the sinks, reset the hooks (R6–R14, LV2). Runs in the driver's storage thread. ``protocol.checkpoints.recovery``
 decides which checkpoint is restored.
 """
 
@@ -154,7 +154,7 @@ def choose_checkpoint(
 
     Raises:
         UsageError: nothing sound can be restored.
-        FencedError: what seems to be damaged may have been removed by the driver that replaced this one (X11).
+        FencedError: what seems to be damaged may have been removed by the driver that replaced this one.
         StorageError
     """
     choice = _choose(definition, log, claimed.log, around, unsound or UnrestorableCheckpoints())
@@ -179,7 +179,7 @@ def recover_sinks(
     around: Surroundings,
     note: Callable[[str], None],
 ) -> SinkCommits:
-    """Fence the sinks for ``generation``, abort what ``restored`` does not promise and commit what it does (K6).
+    """Fence the sinks for ``generation``, abort what ``restored`` does not promise and commit what it does.
 
     Raises:
         OutputDenied: a target denies what was promised (K5).
@@ -193,7 +193,7 @@ def recover_sinks(
         lose = log.lost_output.losing(around.wall_ms, note)
     commits = SinkCommits(definition, generation, lambda part: log.files.read(part, place), lose)
     permit = None if restored is None else CommitPermit(restored.checkpoint, generation)
-    keep = () if restored is None else still_promised(restored, definition)  # R18: whatever the parallelism was
+    keep = () if restored is None else still_promised(restored, definition)  # whatever the parallelism was
     with _closed_on_failure(commits):
         retry_transient(lambda: commits.recover(permit, keep), around)
     return commits
@@ -210,13 +210,13 @@ def _closed_on_failure(commits: SinkCommits) -> Iterator[None]:
             commits.close()
         except ThreadEnded:
             raise
-        except BaseException as another:  # N73: it is not why the generation cannot begin
+        except BaseException as another:  # it is not why the generation cannot begin
             error.add_note(f"and closing a sink failed: {another}")
         raise
 
 
 def _repeats_completion(definition: PipelineDefinition, note: Callable[[str], None]) -> bool:
-    """Whether a finished pipeline runs again, to repeat the completion of its last checkpoint to listeners (HL8)."""
+    """Whether a finished pipeline runs again, to repeat the completion of its last checkpoint to listeners."""
     if not has_listeners(definition):
         return False
     note("all input has been processed; checkpoint listeners are notified once more")
@@ -248,7 +248,7 @@ def _adopt_named(adoption: Adoption, claimed: Claimed, note: Callable[[str], Non
 
 
 def has_listeners(definition: PipelineDefinition) -> bool:
-    """Whether a listener may have missed the completion of the final checkpoint (HL8)."""
+    """Whether a listener may have missed the completion of the final checkpoint."""
     return any(catalog.is_listening(node.spec) for vertex in definition.plan.vertices for node in vertex.nodes)
 
 
@@ -288,7 +288,7 @@ def clean_up(call: Callable[[], None], around: Surroundings, note: Callable[[str
 def _forget_outcomes(
     commits: SinkCommits, observed: recovery.ObservedLog, around: Surroundings, note: Callable[[str], None]
 ) -> None:
-    """Let targets forget outcomes that no checkpoint asks for: a run may be too short to do so itself (K25)."""
+    """Let targets forget outcomes that no checkpoint asks for: a run may be too short to do so itself."""
     before = forgettable_before(observed)
     if before is None:
         return
@@ -337,7 +337,7 @@ def claim(
     sinks.check(owners, recovery.next_claim(observed).generation)
     targets = definition.targets
     orders: tuple[str, ...] = ()
-    if not log.generation and targets is not None:  # SO1: the sinks of one process do not change
+    if not log.generation and targets is not None:  # the sinks of one process do not change
         retry_transient(lambda: log.sink_registry.note(number, targets), around)
         orders = retry_transient(log.sink_registry.orders, around)
     floor = max(above, ownership.floor(owners.values()))

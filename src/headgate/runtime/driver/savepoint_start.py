@@ -1,7 +1,7 @@
 """Start from a named savepoint or checkpoint: it becomes the newest checkpoint of the pipeline's own log.
 
-From then on the log alone decides what to restore (SV21 of docs/spec/savepoints.md). The pipeline's identity is never
-restored: its sinks decide about that as at any start (SV28). Runs in the driver's storage thread, as a part of
+From then on the log alone decides what to restore (docs/spec/savepoints.md). The pipeline's identity is never
+restored: its sinks decide about that as at any start. Runs in the driver's storage thread, as a part of
 ``restart``; changes nothing at the named place.
 """
 
@@ -117,7 +117,7 @@ class Adoption:
 
     @property
     def floor(self) -> Generation:
-        """The generation that the next one must exceed (SV22)."""
+        """The generation that the next one must exceed."""
         return Generation(0) if self._found is None else self._found.manifest.generation
 
     def decide(self, observed: ObservedLog) -> Adopt | GoOn:
@@ -164,7 +164,7 @@ class Adoption:
         """
         found = self._found
         assert found is not None, "decide() refuses a place without a checkpoint"
-        checkpoint = CheckpointId(max(claimed.first_checkpoint, found.manifest.checkpoint + 1))  # SV22
+        checkpoint = CheckpointId(max(claimed.first_checkpoint, found.manifest.checkpoint + 1))
         manifest = replace(found.manifest, checkpoint=checkpoint, generation=claimed.next.generation)
         origin = replace(found.origin, adopted=checkpoint)
         manifest = replace(manifest, origin=origin, hooks=found.manifest.hooks_as_called())
@@ -219,7 +219,7 @@ class Adoption:
         return UsageError(f"pipeline '{name}' is not restored from {self._url}: {why}; {ways}")
 
     def adopt(self, claimed: Claimed, adoptable: Adoptable) -> Claimed:
-        """Write it to the log as the newest checkpoint of the generation just claimed (SV21).
+        """Write it to the log as the newest checkpoint of the generation just claimed.
 
         Raises:
             FencedError: another generation was claimed.

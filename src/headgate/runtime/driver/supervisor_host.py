@@ -135,7 +135,7 @@ class LiveGeneration:
                 config.runtime.credit_bytes,
                 config.runtime.flush_ms,
                 config.checkpoints.inline_bytes_max,
-                restored is not None and (restored.is_draining or restored.is_final),  # HL8: what was added is not read
+                restored is not None and (restored.is_draining or restored.is_final),  # what was added is not read
                 self._begun.first_checkpoint,
                 "" if restored is None or restored.place is None else restored.place.text,
                 self._begun.life,
@@ -236,7 +236,7 @@ class SupervisorHost:
     ) -> None:
         """Make it. ``on_finish`` gets the outcome of the run; ``takeover`` has a claimant.
 
-        ``off`` is set when the run is to end at once: what it still does in ``pools`` is called off (G16).
+        ``off`` is set when the run is to end at once: what it still does in ``pools`` is called off.
         """
         self._definition = definition
         self.launcher = launcher
@@ -455,7 +455,7 @@ class SupervisorHost:
             )
         except ThreadEnded:
             raise
-        except BaseException as error:  # of a user's sink or hook, too (CS26)
+        except BaseException as error:  # of a user's sink or hook, too
             failure, jitter = claim_failure(error), self._around.random.random()
             self._timers.post(
                 lambda: self.handle(supervisor_events.ClaimFailed(failure, self._around.monotonic_ms(), jitter))

@@ -3,7 +3,7 @@
 Heartbeats are written beside the log (docs/spec/standby.md); nothing about the run depends on them, and
 ``protocol.supervision.standby`` decides about a takeover. ``cli`` sets which run a driver follows, when a supervisor
 starts it again or a standby takes over. The claim in the checkpoint log fences the replaced driver; one that writes
-learns of it there, an idle one by ``ReplacementWatch`` (C38, X9).
+learns of it there, an idle one by ``ReplacementWatch`` (C38).
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ class HeartbeatWriter:
     def _write(self, beat: Beat) -> None:
         """Runs in the heartbeat thread."""
         try:
-            with suppress(StorageError):  # SB2: the next one is tried anyway
+            with suppress(StorageError):  # the next one is tried anyway
                 self._storage.put(beat_path(self._pipeline, beat.generation), [encode_beat(beat)])
                 self._tidy(beat.generation)
         finally:
             self._is_writing = False
 
     def _tidy(self, generation: Generation) -> None:
-        """Remove what older generations left (SB4), once for each generation."""
+        """Remove what older generations left, once for each generation."""
         if generation == self._tidied:
             return
         prefix = f"{self._pipeline}/heartbeats/"
@@ -79,7 +79,7 @@ class HeartbeatWriter:
         self._tidied = generation
 
     def stop(self, generation: Generation, result: Future[RunResult], course: Course = Course.RUNNING) -> str:
-        """Record how the run ended, if it has claimed anything; return what is wrong with that, or "" (SB3).
+        """Record how the run ended, if it has claimed anything; return what is wrong with that, or "".
 
         ``course``: what its user had asked of it.
         """
@@ -243,12 +243,12 @@ class Takeover:
 
     Attributes:
         claimant: name in the claim; "": differs for every driver. One supervisor's drivers share theirs (KR10).
-        after: the generation that this driver follows: it does not claim after a newer one of another driver (X9).
+        after: the generation that this driver follows: it does not claim after a newer one of another driver.
             None: it follows any.
         on_claim: called with every generation that this driver claims.
         lock_nonce: the silent run that has the lock to be broken, whether its process is there or not (SB8).
         on_course: called with what the user asks of this driver, as soon as it is known (KR13).
-        supervisor_pid: the process that starts this driver again, 0: none. Requests to the driver go to it (KR14).
+        supervisor_pid: the process that starts this driver again, 0: none. Requests to the driver go to it.
         restarts: how often it has done so (KR2).
     """
 

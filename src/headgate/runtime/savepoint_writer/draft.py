@@ -1,4 +1,4 @@
-"""The draft of a savepoint: its base, the states that a pipeline declares, and the changes to them (WS1, WS2, WS3).
+"""The draft of a savepoint: its base, the states that a pipeline declares, and the changes to them.
 
 Collects changes, checks each at once as far as possible, and decides the outcome for every operator. ``writer``
 carries it out; users call the API's savepoint builder.
@@ -69,7 +69,7 @@ class Declared:
 
 
 def declared_in(definition: PipelineDefinition, now_ms: int) -> dict[str, Declared]:
-    """Return what each operator of a pipeline declares. ``now_ms``: processing time of what begins (TM8, TL5)."""
+    """Return what each operator of a pipeline declares. ``now_ms``: processing time of what begins."""
     return {
         str(node.name): _declared(node, vertex, now_ms) for vertex in definition.plan.vertices for node in vertex.nodes
     }
@@ -198,7 +198,7 @@ def _of(stored: Sequence[StoredState], prefix: str) -> dict[str, StoredState]:
 
 
 def _refuse_copies(operator: str, stored: Sequence[StoredState]) -> None:
-    """Refuse to change broadcast state of which each subtask has a copy that lacks what is in flight to it (BC6).
+    """Refuse to change broadcast state of which each subtask has a copy that lacks what is in flight to it.
 
     Raises:
         UsageError
@@ -284,7 +284,7 @@ class _Keyed:
             return None
         stored = self.stored[name].shape
         is_same = stored.shown_keys == shape.shown_keys or not stored.keys
-        forms = [other_form(shape.schema)] if shape.kind in _DECLARED else []  # TL7
+        forms = [other_form(shape.schema)] if shape.kind in _DECLARED else []
         if is_same and any(gains_zones(stored.schema, one) for one in (shape.schema, *forms)):  # EV12
             return stored.schema
         raise UsageError(
@@ -307,7 +307,7 @@ class _Keyed:
         return f"operator '{self.operator}' has no state '{name}'; it has {listed}"
 
     def _text_without(self, shapes: Mapping[str, Shape], gone: Collection[str]) -> str:
-        """Return the identity without states that are dropped; it is only changed where it is understood (WS3)."""
+        """Return the identity without states that are dropped; it is only changed where it is understood."""
         keys = next((list(zip(s.shown_keys, s.schema.types, strict=False)) for s in shapes.values()), [])
         columns = [(name, str(dtype)) for name, dtype in keys]
         states = {name: _state_text(name, shape) for name, shape in sorted(shapes.items())}
@@ -361,7 +361,7 @@ class Base:
         return self.checkpoint.manifest
 
     def read(self, part: SnapshotPart) -> memoryview:
-        """Return the bytes of a part, verified (RS8). Raises as ``StoredCheckpoint.read`` does."""
+        """Return the bytes of a part, verified. Raises as ``StoredCheckpoint.read`` does."""
         return self.checkpoint.read(self.storage, part)
 
     def where(self, part: SnapshotPart) -> str:

@@ -1,4 +1,4 @@
-"""Given rows as the state of subtasks: checked, in stored columns, distributed by the hash of their keys (WS4–WS6).
+"""Given rows as the state of subtasks: checked, in stored columns, distributed by the hash of their keys.
 
 The inverse of ``state_reader.reader``: it takes the columns that reading shows.
 """
@@ -88,7 +88,7 @@ def stored_columns(given: pa.Table, shape: Shape, what: str) -> pa.RecordBatch:
 def subtask_of(given: pa.Table, parallelism: int, kind: Kind) -> np.ndarray:
     """Return which subtask gets each row of a state without a key: as it says, else the first one.
 
-    Of a broadcast map it is always the first one: its copy stands for those of all (BC5).
+    Of a broadcast map it is always the first one: its copy stands for those of all.
     """
     if SUBTASK not in given.column_names or kind is Kind.BROADCAST:
         return np.zeros(given.num_rows, np.int64)
@@ -136,7 +136,7 @@ def _stored(given: pa.Table, shape: Shape, place: int, what: str) -> pa.Array:
         return _windows(_column(given, WINDOW_START, pa.timestamp("us"), what), shape.window_ms, what)
     if field.name == TIME_COLUMN and name not in given.column_names:
         times_us = _microseconds(_column(given, TIME, pa.timestamp("us"), what))
-        return pa.array(-(-times_us // 1_000), pa.int64())  # TM1: never early
+        return pa.array(-(-times_us // 1_000), pa.int64())  # never early
     return _column(given, name, field.type, what)
 
 
@@ -151,7 +151,7 @@ def _column(given: pa.Table, name: str, dtype: pa.DataType, what: str) -> pa.Arr
 
 
 def _expiries(given: pa.Table, what: str) -> pa.Array:
-    """Return until when rows live; without saying so until the TTL of the restore (TL7)."""
+    """Return until when rows live; without saying so until the TTL of the restore."""
     if EXPIRES not in given.column_names:
         return pa.repeat(pa.scalar(NEVER_MS), given.num_rows)
     moments = _column(given, EXPIRES, pa.timestamp("us"), what)
@@ -176,7 +176,7 @@ def _microseconds(moments: pa.Array) -> np.ndarray:
 
 
 def _refuse_nulls(rows: pa.RecordBatch, shape: Shape, what: str) -> None:
-    """Nothing stored is null, and no key is NaN (ST6, OP6); what records have beside their key may be."""
+    """Nothing stored is null, and no key is NaN; what records have beside their key may be."""
     if shape.kind in (Kind.REDUCE, Kind.WINDOW_RECORDS, Kind.WINDOW_RESULTS):
         checked: Sequence[str] = shape.keys
     else:
@@ -202,7 +202,7 @@ def _refuse_repeated(rows: pa.RecordBatch, shape: Shape, what: str) -> None:
 
 
 def _in_order_of_expiry(rows: pa.RecordBatch, shape: Shape, what: str) -> pa.RecordBatch:
-    """Return rows as a snapshot has them: nothing of a key expires before what is in front of it (TL3)."""
+    """Return rows as a snapshot has them: nothing of a key expires before what is in front of it."""
     last = pl.col(EXPIRES_COLUMN)
     frame = _frame(rows, [*shape.keys, EXPIRES_COLUMN])
     by_key = frame.select((last < last.shift(1)).over(list(shape.keys)).any()).item()
@@ -235,7 +235,7 @@ class OwnedRows:
 
 
 def owners_of(rows: pa.RecordBatch, shape: Shape, max_parallelism: int, parallelism: int) -> np.ndarray:
-    """Return which subtask owns the key of each row (KG7, KG8)."""
+    """Return which subtask owns the key of each row (KG8)."""
     groups = key_groups(hash_columns(rows, shape.keys), max_parallelism)
     return groups * parallelism // max_parallelism
 

@@ -1,4 +1,4 @@
-"""Writes a draft as a savepoint: every part, then the file that makes it one (WS6, WS7, WS8).
+"""Writes a draft as a savepoint: every part, then the file that makes it one.
 
 The parts of a base are read with their checksums and written again, so that the savepoint is whole (SV1); those of
 changed operators are made new, a subtask at a time.
@@ -61,7 +61,7 @@ class Former:
     Attributes:
         small: sections of its bundle that are no states.
         others: what reads states that stay, but are written otherwise: those in files of RocksDB are written as rows,
-            so that any backend restores them (RB22).
+            so that any backend restores them.
         changed: the parts of the sections that change.
     """
 
@@ -95,7 +95,7 @@ def former_of(base: Base, entry: SubtaskEntry, changed: Collection[str]) -> Form
 
 
 def _take_files(former: Former, base: Base, entry: SubtaskEntry, node: str, changed: Collection[str]) -> None:
-    """Take the rows of an operator with state in files of RocksDB (RB22)."""
+    """Take the rows of an operator with state in files of RocksDB."""
     parts = [part for part in entry.parts if part.section == f"{FILES_PREFIX}{node}"]
     manifest, where = base.manifest, f"{FILES_PREFIX}{node} of {entry.subtask}"
     owned = key_groups_of_subtask(entry.subtask.index, manifest.max_parallelism, manifest.parallelism)
@@ -227,7 +227,7 @@ class _Writer:
             carried=self._copied_outputs(base, former.carried),
             left=(*former.left, *left_by_giving_up(former, self._given_up(former.committables))),
             state_texts=dict(resolved.texts),
-            is_final=former.is_final and not resolved.positions and not resolved.gone,  # WS9
+            is_final=former.is_final and not resolved.positions and not resolved.gone,
             origin=None,
             follows=None,
             log_start=0,
@@ -313,7 +313,7 @@ class _Writer:
                 stored = [sections[name] for sections in former if name in sections]
                 where = f"state '{name}' of {subtask}"
                 kept = [batch for data in stored for batch in decode_batches(data, becomes.stays, where)]
-                declared = [as_declared(batch, becomes.shape.schema) for batch in kept]  # TL7
+                declared = [as_declared(batch, becomes.shape.schema) for batch in kept]
                 batches = [in_zones_of(batch, becomes.shape.schema) for batch in declared]  # EV12
             found.append((change.stored(name), batches))
         meta = dict(change.meta)

@@ -1,8 +1,8 @@
 """Finds a checkpoint or savepoint by its path, and the pieces of each state in it, without reading large parts.
 
 A piece is what one part of one subtask's snapshot holds of one state. Of parts beyond ``WHOLE_BYTES`` only the header
-is read, which has a checksum of its own (RS4). Takes no lock, makes nothing, and never takes another checkpoint for
-the one that was meant (RS1–RS3 of docs/spec/reading-state.md).
+is read, which has a checksum of its own. Takes no lock, makes nothing, and never takes another checkpoint for
+the one that was meant (docs/spec/reading-state.md).
 """
 
 from __future__ import annotations
@@ -87,11 +87,11 @@ class StoredCheckpoint:
             raise CorruptionError(error.path, 0, f"the files of {self.what}", "no directory") from error
 
     def read(self, storage: Storage, part: SnapshotPart) -> memoryview:
-        """Return the bytes of ``part``, verified (RS8).
+        """Return the bytes of ``part``, verified.
 
         Raises:
             CorruptionError: it is damaged, or its file is missing.
-            StorageError: it was removed, because newer checkpoints were completed meanwhile (RS9), or cannot be read.
+            StorageError: it was removed, because newer checkpoints were completed meanwhile, or cannot be read.
         """
         try:
             return read_part(storage, self.place.prefix, part)
@@ -139,7 +139,7 @@ class StoredCheckpoint:
 
 
 def find_checkpoint(path: str, checkpoint: int | None = None) -> StoredCheckpoint:
-    """Return what is at ``path``: a savepoint, or a checkpoint of a pipeline, the newest unless one is named (RS1).
+    """Return what is at ``path``: a savepoint, or a checkpoint of a pipeline, the newest unless one is named.
 
     Args:
         path: a savepoint, ``DIRECTORY/PIPELINE``, or ``DIRECTORY/PIPELINE/chk-ID``; a directory or URL.
@@ -147,7 +147,7 @@ def find_checkpoint(path: str, checkpoint: int | None = None) -> StoredCheckpoin
 
     Raises:
         UsageError: there is no such thing.
-        CorruptionError: the newest one is unknown, because the log is damaged (RS2); or it is damaged itself.
+        CorruptionError: the newest one is unknown, because the log is damaged; or it is damaged itself.
         StorageError
     """
     if not path:
@@ -224,7 +224,7 @@ class Piece:
         key_groups: that its keys can be in, if it has keys.
         sender: of records in flight: the subtask that had sent them.
         committable: of prepared output.
-        files: of the database that it is in, ``part`` among them, which says what they are (RS16).
+        files: of the database that it is in, ``part`` among them, which says what they are.
     """
 
     subtask: SubtaskId
@@ -252,7 +252,7 @@ def pieces_of(
         checkpoint: what is looked at.
         storage: of its files.
         operator: that the pieces are of; None: all.
-        is_counted: how many rows and bytes each has. If not, of parts that hold the same states one is looked at (RS7).
+        is_counted: how many rows and bytes each has. If not, of parts that hold the same states one is looked at.
 
     Raises:
         CorruptionError: a header, or a small part, is damaged.
@@ -308,7 +308,7 @@ def operators_of(checkpoint: StoredCheckpoint) -> list[str]:
 
 
 def _alike(part: SnapshotPart) -> object:
-    """Return what is equal for parts that hold the same states: those that are cut by key group (SF11); else None."""
+    """Return what is equal for parts that hold the same states: those that are cut by key group; else None."""
     if part.key_groups is None or not part.section.startswith(STATE_PREFIX) or part.rows is None:
         return None
     return part.section, tuple((node, tuple(sorted(states))) for node, states in sorted(part.rows.items()))
@@ -406,7 +406,7 @@ def _head_of(checkpoint: StoredCheckpoint, storage: Storage, part: SnapshotPart,
 
 
 def _owned(checkpoint: StoredCheckpoint, entry: SubtaskEntry, part: SnapshotPart) -> KeyGroups:
-    """Return the key groups of a part: its own, else those that its subtask owned (SF11)."""
+    """Return the key groups of a part: its own, else those that its subtask owned."""
     if part.key_groups is not None:
         return part.key_groups
     manifest = checkpoint.manifest
@@ -440,7 +440,7 @@ def _named(section: str) -> tuple[str, str]:
 
 
 def _channel_name(section: str) -> tuple[str, int]:
-    """Return what records in flight from an output to an input are called, and the subtask that sent them (RS12)."""
+    """Return what records in flight from an output to an input are called, and the subtask that sent them."""
     sender, tag, input_, copy, index = section.rsplit("/", 4)
     is_plain = (tag, input_, copy) == (MAIN, MAIN_INPUT, "0")
     return f"{IN_FLIGHT_PREFIX}{sender}" + ("" if is_plain else f"/{tag}/{input_}/{copy}"), int(index)

@@ -1,7 +1,7 @@
 """The states of a checkpoint, with kinds, columns, rows and bytes, and the rows of one of them as Arrow batches.
 
-Of each state one piece is read, the one in the smallest part, to know its columns (RS4). Only the parts that can hold
-the wanted columns, keys and key groups are read (RS7), one at a time.
+Of each state one piece is read, the one in the smallest part, to know its columns. Only the parts that can hold
+the wanted columns, keys and key groups are read, one at a time.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class StoredState:
 
     @property
     def rows(self) -> int | None:
-        """How many rows it has in all subtasks; None if some were never counted, or may have expired (RB24)."""
+        """How many rows it has in all subtasks; None if some were never counted, or may have expired."""
         counts = [piece.rows for piece in self.pieces if piece.rows is not None and not self._may_have_expired(piece)]
         return sum(counts) if len(counts) == len(self.pieces) else None
 
@@ -395,7 +395,7 @@ def _column(batch: pa.RecordBatch, shape: Shape, name: str, piece: Piece, max_pa
         return pc.multiply(number, shape.window_ms * 1_000).view(pa.timestamp("us"))
     if name == TIME and shape.kind in OF_TIMERS.values():
         return _dates(batch.column(TIME_COLUMN))
-    if name == EXPIRES and shape.expires:  # TL9
+    if name == EXPIRES and shape.expires:
         return _dates(batch.column(EXPIRES_COLUMN))
     if name == SUBTASK:
         return pa.repeat(pa.scalar(piece.subtask.index, pa.int32()), batch.num_rows)

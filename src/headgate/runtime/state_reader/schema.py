@@ -1,8 +1,7 @@
 """Columns of stored states, and the rows of a piece as Arrow batches.
 
-The identity of an operator's state says which columns are the key, and what they are called for people (RS5, RS6,
-RS15, TL9). Nothing is unpickled (RS10): what is no Arrow stream and no JSON stays bytes. Every byte was verified
-before it comes here (RS8).
+The identity of an operator's state says which columns are the key, and what they are called for people. Nothing is
+unpickled: what is no Arrow stream and no JSON stays bytes. Every byte was verified before it comes here.
 """
 
 from __future__ import annotations
@@ -126,7 +125,7 @@ class Shape:
 
     @property
     def shown(self) -> pa.Schema:
-        """Return the columns that people see unless they choose others (RS5)."""
+        """Return the columns that people see unless they choose others."""
         fields: list[pa.Field] = []
         stored = self.schema.remove(len(self.schema) - 1) if self.expires else self.schema
         for field, name in zip(stored, self.names, strict=False):
@@ -171,7 +170,7 @@ def shape_of(identity: StateIdentity, prefix: str, name: str, schema: pa.Schema)
 
 
 def _declared(identity: StateIdentity, name: str, schema: pa.Schema) -> Shape:
-    """Return the shape of a state that a process function declared (ST3), or of its timers (RS15): keys by position."""
+    """Return the shape of a state that a process function declared, or of its timers: keys by position."""
     stored = tuple(n for i, n in enumerate(schema.names) if n == f"key{i}" and n not in (MAP_KEY, "value"))
     named = identity.key_names([str(schema.field(key).type) for key in stored])
     rest = tuple(schema.names[len(stored) :])
@@ -192,7 +191,7 @@ def _apart(stored: Sequence[str], named: Sequence[str], others: Sequence[str]) -
 
 
 def _merged(identity: StateIdentity, schema: pa.Schema) -> Shape:
-    """Return the shape of what windows have merged: the key, the window, and accumulators (RS6)."""
+    """Return the shape of what windows have merged: the key, the window, and accumulators."""
     keys = tuple(schema.names[: schema.get_field_index(WINDOW)])
     shown = [name.removeprefix("__") if name in (ROWS,) or name.startswith(PARTIAL) else name for name in schema.names]
     of_windows = {WINDOW_START, WINDOW_END, "window"}
@@ -272,7 +271,7 @@ def _arrow(piece: Piece, data: memoryview, identity: StateIdentity, where: str) 
 
 
 def _log(data: memoryview, where: str) -> Decoded | None:
-    """Return the records of a loop's log, None if it is none (L19). It says itself what its key is."""
+    """Return the records of a loop's log, None if it is none. It says itself what its key is."""
     try:
         sections = decode_sections(data, where)
     except CorruptionError:  # the checksum of the part was right: it is something else

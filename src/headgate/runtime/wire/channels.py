@@ -2,7 +2,7 @@
 
 A sender's credit is what the receiver has room for, in bytes, so queues between subtasks are bounded. The receiving
 end of a back edge is not: it keeps batches in memory first and then on disk, because a loop head that waits for room
-could wait for itself (CH11).
+could wait for itself.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class InputChannel:
             quick and thread-safe. May be called when there is nothing to read any more.
         return_credit: called in the mailbox thread with bytes that the sender may use again.
         on_arrival: called in the putting thread when a barrier or a cancel marker has come, which ``arrived`` tells
-            of; as quick as ``on_ready``. None: not needed (UA1).
+            of; as quick as ``on_ready``. None: not needed.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class InputChannel:
         self._on_arrival = on_arrival
         self._arrived: deque[Barrier | Cancel] = deque()
         self._credit_bytes = credit_bytes
-        self._return_at = max(1, credit_bytes // 2)  # CH9: half a window at a time
+        self._return_at = max(1, credit_bytes // 2)  # half a window at a time
         self._on_ready = on_ready
         self._return_credit = return_credit
         self._queue: deque[Element] = deque()
@@ -77,7 +77,7 @@ class InputChannel:
 
     @property
     def fill(self) -> float:
-        """The share of the sender's credit that waits to be read, 0 to 1 (OM14)."""
+        """The share of the sender's credit that waits to be read, 0 to 1."""
         return min(self.size_bytes / self._credit_bytes, 1.0)
 
     @property
@@ -138,7 +138,7 @@ class InputChannel:
 
     def block(self) -> None:
         """Set the channel aside: ``poll`` returns None, nothing is copied, the sender runs out of credit."""
-        self._is_blocked = True  # CH14
+        self._is_blocked = True
 
     def unblock(self) -> None:
         """Make the channel readable again."""
@@ -179,17 +179,17 @@ class OutputChannel:
 
     @property
     def can_send(self) -> bool:
-        """Whether a batch may be sent. Control elements always may (CH7)."""
+        """Whether a batch may be sent. Control elements always may."""
         return self._granted_bytes > self._sent_bytes
 
     def send(self, element: Element) -> None:
         """Send ``element`` after everything sent before.
 
         The sender looks at ``can_send`` before it *begins* to process an input; what that one input (or a flush in
-        front of a barrier) produces may overdraw the credit (CH8).
+        front of a barrier) produces may overdraw the credit.
         """
         if type(element) is BatchElement:
-            # Charged first: the other end may give credit back before transmit returns (CH8).
+            # Charged first: the other end may give credit back before transmit returns.
             self._sent_bytes += element.size_bytes
         self._transmit(element)
 
@@ -208,7 +208,7 @@ def local_channel(
     on_credit: Callable[[OutputChannel], None],
     on_arrival: Callable[[], None] | None = None,
 ) -> tuple[InputChannel, OutputChannel]:
-    """Return both ends of a channel inside one worker: elements by reference, the same credit (CH10)."""
+    """Return both ends of a channel inside one worker: elements by reference, the same credit."""
 
     def return_credit(size_bytes: int) -> None:
         output.add_credit(size_bytes)
@@ -221,7 +221,7 @@ def local_channel(
 MERGE_BYTES_MAX = 2 << 20
 """Batches that wait are read together up to this size: each shuffle cuts them, and late rounds are small anyway."""
 FEEDBACK_CREDIT_BYTES = 1 << 62
-"""Credit of the sender of a feedback channel: never used up, so it can always send (L22)."""
+"""Credit of the sender of a feedback channel: never used up, so it can always send."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,13 +350,13 @@ class FeedbackChannel:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of batches that wait to be read, in memory and on disk. L25: what a high-water mark looks at."""
+        """Bytes of batches that wait to be read, in memory and on disk: what a high-water mark looks at."""
         with self._lock:
             return self._memory_bytes + self._spilled_bytes
 
     @property
     def outstanding_bytes(self) -> int:
-        """Always 0: a sender of feedback cannot overdraw, it has unlimited credit (L14, L22)."""
+        """Always 0: a sender of feedback cannot overdraw, it has unlimited credit."""
         return 0
 
     @property
@@ -377,7 +377,7 @@ class FeedbackChannel:
 
     @property
     def taken_total(self) -> int:
-        """Elements that were read so far: what ``poll`` merged counts as often as it was put (L24)."""
+        """Elements that were read so far: what ``poll`` merged counts as often as it was put."""
         return self._taken_total
 
     @property
@@ -393,7 +393,7 @@ class FeedbackChannel:
             )
 
     def __len__(self) -> int:
-        """Number of elements that wait, readable or not. L24: a turn reads as many as this says at its begin."""
+        """Number of elements that wait, readable or not. A turn reads as many as this says at its begin."""
         return self._elements
 
     def put(self, element: Element) -> None:
@@ -402,7 +402,7 @@ class FeedbackChannel:
         After ``close`` the element is dropped.
 
         Raises:
-            StorageError: it had to go to disk, and the disk share is used up or the disk full (L25). The element is
+            StorageError: it had to go to disk, and the disk share is used up or the disk full. The element is
                 lost, so the generation must fail; every later use of the channel gets the same error.
         """
         if self._failure is not None:
@@ -448,7 +448,7 @@ class FeedbackChannel:
     def take_sentinels(self, last: CheckpointId) -> WaitingFeedback | None:
         """Take the sentinel of ``last``, and older ones, out of the queue; None if it does not wait there.
 
-        What is in front of it stays to be read, and is returned: it circulated when the sentinel was sent (L41). None
+        What is in front of it stays to be read, and is returned: it circulated when the sentinel was sent. None
         also if the end of data is in front of it: then little waits, and it is read in order.
         """
         with self._lock:
@@ -496,7 +496,7 @@ class FeedbackChannel:
             self._on_ready(self)
 
     def close(self) -> None:
-        """Free memory and files; elements not read are lost (L26). Idempotent; the putting thread has ended."""
+        """Free memory and files; elements not read are lost. Idempotent; the putting thread has ended."""
         with self._lock:
             self._is_closed = True
             self._queue.clear()

@@ -3,12 +3,12 @@
 ``codec.handshake`` decides which peer is let in; ``control`` and ``exchange`` use the connections. A newcomer is a
 stranger until its first message shows that it knows the job's secret; a flood of strangers cannot push out a
 handshake that has begun, and the accepting thread never waits for a peer. Everything else blocks; ``close`` from any
-thread ends the waiting. Rules CN1–CN10 and SE10–SE13: docs/spec/connections.md. Never hands out a byte that is not
+thread ends the waiting. Source: docs/spec/connections.md. Never hands out a byte that is not
 authentic.
 
 Streams are full duplex: one thread may receive while another sends. A peer that falls silent, because a cable was
-pulled or a machine lost its power, fails here (CN15). Python's ``SSLSocket`` is not full duplex (OpenSSL forbids two
-threads in one session), so TLS runs on memory buffers under a lock that is never held while the socket blocks (SE14).
+pulled or a machine lost its power, fails here. Python's ``SSLSocket`` is not full duplex (OpenSSL forbids two
+threads in one session), so TLS runs on memory buffers under a lock that is never held while the socket blocks.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from headgate.runtime.surroundings import PROCESS, Surroundings
 from headgate.tls import Tls
 
 SILENCE_S_MAX = 30
-"""Within about this time a connection fails if the other end's system answers nothing any more (CN15)."""
+"""Within about this time a connection fails if the other end's system answers nothing any more."""
 
 _PROBES_COUNT = 3
 _PARTS_MAX = 512
@@ -105,7 +105,7 @@ def _notice_silence(stream: socket.socket) -> None:
 
     An idle connection is probed; on a busy one what was sent must be acknowledged in time. Linux also gives up a peer
     that takes nothing for so long although its system answers. A receiver of ours takes what comes at once, because
-    credit bounds it, so that is a process that stands still, and the driver has noticed it long before (CN13).
+    credit bounds it, so that is a process that stands still, and the driver has noticed it long before.
     """
     probe_s = SILENCE_S_MAX // (_PROBES_COUNT + 1) or 1
     stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -215,7 +215,7 @@ def _agreed(stream: TlsStream, deadline: float) -> TlsStream:
 
 
 HANDSHAKE_SECONDS = 5.0
-"""Deadline of a whole handshake, however slowly its bytes drip in (CN3)."""
+"""Deadline of a whole handshake, however slowly its bytes drip in."""
 
 _BUFFER_BYTES = 1 << 16
 _RECORD = struct.Struct("<IQ")
@@ -237,7 +237,7 @@ class Connection:
     """An authenticated connection. Any thread may send; one thread at a time may receive.
 
     What travels are *blocks*: what one argument of ``send`` holds, one ``receive_into`` takes. Its tag follows
-    each block (SE13), or TLS authenticates instead.
+    each block, or TLS authenticates instead.
     """
 
     def __init__(
@@ -330,7 +330,7 @@ class Connection:
         return count
 
     def send_message(self, payload: bytes) -> None:
-        """Send ``payload`` as one record with length and checksum (CN7), a block each.
+        """Send ``payload`` as one record with length and checksum, a block each.
 
         Raises:
             ConnectionLost
@@ -342,7 +342,7 @@ class Connection:
 
         Raises:
             ConnectionLost
-            ProtocolViolation: longer than ``size_bytes_max``; nothing was allocated for it (CN8).
+            ProtocolViolation: longer than ``size_bytes_max``; nothing was allocated for it.
             CorruptionError: its checksum does not match.
         """
         head = bytearray(_RECORD.size)
@@ -397,7 +397,7 @@ def connect(
         raise ConnectionLost(peer, _text(error)) from error
     try:
         machine = ClientHandshake(secret, purpose, around.token(NONCE_BYTES), is_tls=context is not None)
-        stream.sendall(machine.start())  # in front of TLS: strangers get no further (SE10)
+        stream.sendall(machine.start())  # in front of TLS: strangers get no further
         secured = client_stream(stream, host, context, deadline, around)
         if isinstance(secured, TlsStream):
             machine.bind(secured.peer_certificate())
@@ -449,17 +449,17 @@ def _text(error: BaseException) -> str:
 
 
 STRANGERS_MAX = 256
-"""Connections that have not shown the secret; one more closes the oldest of them (CN5)."""
+"""Connections that have not shown the secret; one more closes the oldest of them."""
 HANDSHAKES_MAX = 512
-"""Handshakes of those that have shown it; one more is closed, and tries again (SE12)."""
+"""Handshakes of those that have shown it; one more is closed, and tries again."""
 NONCES_MAX = 1 << 16
-"""First messages remembered, so that one recorded on the way cannot be used again (SE11)."""
+"""First messages remembered, so that one recorded on the way cannot be used again."""
 
 _PAUSE_SECONDS = 0.05
 
 
 class Listener:
-    """Accepts connections of this job on one port (CN4).
+    """Accepts connections of this job on one port.
 
     ``on_connection`` is called with each connection and with its thread, in which it runs and which it may keep.
     """
@@ -575,7 +575,7 @@ class Listener:
         machine = ServerHandshake(self._secret, self._purpose, self._around.token(NONCE_BYTES), is_tls=tls is not None)
         if tls is not None:
             machine.bind(tls.certificate)
-        answer = machine.receive(self._first_message(stream, machine, deadline))  # SE10
+        answer = machine.receive(self._first_message(stream, machine, deadline))
         self._know(stream, machine.client_nonce)
         secured = server_stream(stream, None if tls is None else tls.context, deadline, self._around)
         send_before(secured, answer, deadline)
@@ -601,7 +601,7 @@ class Listener:
         """The peer is of this job: from now on it is not closed to make room.
 
         Raises:
-            ProtocolViolation: its message was used before (SE11), or there are too many.
+            ProtocolViolation: its message was used before, or there are too many.
         """
         with self._lock:
             if nonce in self._nonces or len(self._handshakes) >= HANDSHAKES_MAX or stream not in self._strangers:

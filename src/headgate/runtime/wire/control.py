@@ -1,6 +1,6 @@
 """The control channel: workers register with the coordinator in the driver and take its orders.
 
-``ControlClient`` in each worker, ``ControlServer`` in the driver; messages: ``codec.messages``. Rules CN7–CN14:
+``ControlClient`` in each worker, ``ControlServer`` in the driver; messages: ``codec.messages``. Source:
 docs/spec/connections.md. Both ends notice silence, so that a stopped or cut-off process is reported within the
 heartbeat time-out. Each end sends through an ``Outbox``, so that a peer that does not read blocks only itself. Never
 decides anything about the pipeline.
@@ -103,7 +103,7 @@ class ControlClient:
         secret: of the job.
         on_message: called with each order, in the receive thread.
         on_close: called once when the connection is gone, with the reason; never after ``close``. The worker
-            exits at once (CN12).
+            exits at once.
         heartbeat_ms, heartbeat_timeout_ms: period of the signs of life, and the silence that counts as loss.
 
     Raises:
@@ -175,7 +175,7 @@ class ControlClient:
             self._lose(lost.reason)
         except HeadgateError as error:
             self._lose(str(error))
-        except Exception as error:  # CN9: whatever it is, the worker must hear of it
+        except Exception as error:  # whatever it is, the worker must hear of it
             self._lose(f"the control channel failed: {error!r}")
 
     def _heartbeat_loop(self) -> None:
@@ -224,7 +224,7 @@ class WorkerConnection:
         self._outbox = Outbox(connection, self._send_failed, name=f"headgate-control-send-{self.peer}", around=around)
 
     def send(self, message: ToWorker) -> None:
-        """Send ``message`` after the earlier ones; never blocks, drops it when the worker is gone (CN11).
+        """Send ``message`` after the earlier ones; never blocks, drops it when the worker is gone.
 
         Raises:
             ProtocolViolation: it is too large.
@@ -248,7 +248,7 @@ class WorkerConnection:
         self._on_lost(self, loss)
 
     def _send_failed(self, reason: str) -> None:
-        """Take what has come until now, then lose the worker: it may have said why it left (CN11)."""
+        """Take what has come until now, then lose the worker: it may have said why it left."""
         with self._lock:
             self._unsent_reason = self._unsent_reason or reason
         self._connection.interrupt()  # ends the receive thread after what is queued
@@ -267,7 +267,7 @@ class WorkerConnection:
             self.lose(Loss(self._unsent_reason or lost.reason))
         except HeadgateError as error:
             self.lose(Loss(str(error)))
-        except Exception as error:  # CN9: one worker's message must not end the coordinator silently
+        except Exception as error:  # one worker's message must not end the coordinator silently
             self.lose(Loss(f"its message could not be processed: {error!r}"))
         finally:
             self._outbox.close(0.0)
@@ -350,7 +350,7 @@ class ControlServer:
                 self._workers.pop(worker, None)
 
     def _watch_loop(self) -> None:
-        """Report workers that are silent: stopped, frozen, or cut off without a reset (CN13)."""
+        """Report workers that are silent: stopped, frozen, or cut off without a reset."""
         while not self._closed.wait(self._timeout_seconds / 10):
             now = _now_s(self._around)
             with self._lock:

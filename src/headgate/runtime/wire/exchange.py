@@ -1,8 +1,8 @@
 """The exchange of one worker: all its channels, and one connection per other worker for the remote ones.
 
 Life: construct (listens; the address goes into ``Register``), ``start`` with what ``Deploy`` says, move elements,
-``close``. Rules CH1–CH14: docs/spec/channels.md. The mailbox thread encodes and sends; one receive thread per peer
-always drains its socket into the input channels, which credit bounds, so that a blocking send cannot deadlock (CH11).
+``close``. Source: docs/spec/channels.md. The mailbox thread encodes and sends; one receive thread per peer
+always drains its socket into the input channels, which credit bounds, so that a blocking send cannot deadlock.
 Never looks into an element.
 """
 
@@ -69,7 +69,7 @@ class ExchangeCallbacks:
         on_ready: an input channel became readable (spurious calls are possible).
         on_credit: an output channel can send (spurious calls are possible).
         on_lost: the connection with a worker is gone; at most once per worker, never after ``close``.
-        on_error: this worker cannot take what comes (the disk share of its loops is used up, L25); the peer is well.
+        on_error: this worker cannot take what comes (the disk share of its loops is used up); the peer is well.
         on_arrival: a barrier or a cancel marker has come (UA4); None: not needed.
     """
 
@@ -89,7 +89,7 @@ class EdgeOfPeer:
 
 
 OVERDRAWN_BYTES_MAX = 1 << 30
-"""What one input or one flush may produce beyond the credit (CH8): more than any sound operator, far from endless."""
+"""What one input or one flush may produce beyond the credit: more than any sound operator, far from endless."""
 
 
 @dataclass(slots=True)
@@ -119,9 +119,9 @@ class Peer:
     Args:
         worker: this worker.
         other: the other one.
-        generation: of both; frames of any other are dropped and counted (CH13).
+        generation: of both; frames of any other are dropped and counted.
         edges: the shuffled ones, by edge index.
-        credit_bytes: initial credit of each channel; feedback channels need none (L22).
+        credit_bytes: initial credit of each channel; feedback channels need none.
         callbacks: of the exchange.
         budget: of the feedback channels.
     """
@@ -183,7 +183,7 @@ class Peer:
         return self._connection.bytes_out if self._connection else 0
 
     def reserve(self) -> bool:
-        """Claim the only place for a connection; False when it is taken (CH1)."""
+        """Claim the only place for a connection; False when it is taken."""
         with self._lock:
             is_free = not self._is_reserved and not self._is_over
             self._is_reserved = True
@@ -191,7 +191,7 @@ class Peer:
 
     def attach(self, connection: Connection) -> None:
         """Use ``connection``: announce the schemas and begin to receive. The peer owns it from now on."""
-        assert self._connection is None, "one connection per pair of workers (CH1)"
+        assert self._connection is None, "one connection per pair of workers"
         self._connection = connection
         for edge, outgoing in self._outgoing.items():
             self._send(edge, outgoing, FrameKind.OPEN, outgoing.fingerprint)
@@ -289,7 +289,7 @@ class Peer:
             self._callbacks.on_error(error)
         except HeadgateError as error:
             self._lose(str(error))
-        except (Exception, MemoryError) as error:  # CH12: whatever it is, the worker must hear of it
+        except (Exception, MemoryError) as error:  # whatever it is, the worker must hear of it
             self._lose(f"the receive thread failed: {error!r}")
 
     def _receive_frames(self, connection: Connection) -> None:
@@ -302,7 +302,7 @@ class Peer:
             if header.payload_bytes:
                 payload = pa.allocate_buffer(header.payload_bytes)
                 connection.receive_into(memoryview(payload))
-            if header.generation != self._generation:  # CH13
+            if header.generation != self._generation:
                 self.frames_refused += 1
                 continue
             self.frames_in += 1
@@ -315,10 +315,10 @@ class Peer:
         if header.kind is FrameKind.CREDIT:
             self._on_credit(header, incoming)
             return
-        if header.sequence != incoming.sequence:  # CH6
+        if header.sequence != incoming.sequence:
             raise self._violation(header, f"sequence {header.sequence} where {incoming.sequence} was due")
         incoming.sequence += 1
-        if (header.kind is FrameKind.OPEN) != (header.sequence == 0):  # CH4
+        if (header.kind is FrameKind.OPEN) != (header.sequence == 0):
             raise self._violation(header, "a channel begins with its schema, once")
         if header.kind is FrameKind.OPEN:
             if header.value != schema_fingerprint(incoming.schema):
@@ -327,13 +327,13 @@ class Peer:
         if header.kind is not FrameKind.BATCH:
             incoming.channel.put(control_element(header, payload, source))
             return
-        if incoming.channel.outstanding_bytes >= self._credit_bytes + OVERDRAWN_BYTES_MAX:  # CH11
+        if incoming.channel.outstanding_bytes >= self._credit_bytes + OVERDRAWN_BYTES_MAX:
             raise self._violation(header, "a batch was sent without credit")
         incoming.channel.put(decode_batch(header, payload, incoming.schema, source))
 
     def _on_credit(self, header: FrameHeader, incoming: _Incoming) -> None:
         if isinstance(incoming.channel, FeedbackChannel):
-            raise self._violation(header, "feedback is sent without credit (L22)")
+            raise self._violation(header, "feedback is sent without credit")
         if header.sequence != incoming.credit_sequence or header.value <= 0:
             raise self._violation(header, f"credit {header.sequence} of {header.value} bytes was not due")
         incoming.credit_sequence += 1
@@ -466,7 +466,7 @@ class Exchange:
             self._generation = generation
             self._changed.notify_all()
         for other, peer in self._peers.items():
-            if other < self._worker:  # CH1: one connection per pair, the higher connects
+            if other < self._worker:  # one connection per pair, the higher connects
                 peer.attach(self._connect(other, addresses[other], deadline))
         with self._changed:
             peers = self._peers.values()
@@ -587,7 +587,7 @@ class Exchange:
                 connection.close()
 
     def _welcome(self, connection: Connection) -> bool:
-        """Attach the connection to its peer if it belongs to this generation (CH13)."""
+        """Attach the connection to its peer if it belongs to this generation."""
         hello = _receive_greeting(connection)
         if not isinstance(hello, DataHello):
             return False

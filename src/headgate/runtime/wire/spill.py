@@ -1,9 +1,8 @@
 """Loop data beyond the memory share goes to disk: the budget of one worker and the anonymous files.
 
-Used by ``runtime.wire.channels`` and ``runtime.worker.loop_head``. Rules L22, L25 and L26 of
-docs/spec/loops.md: memory first and then disk, a clear error at a hard limit, and nothing that a later generation could
-find, because a spill file has no name from the start. A record is one Arrow IPC message and its xxh3-64. Never decides
-what is spilled.
+Used by ``runtime.wire.channels`` and ``runtime.worker.loop_head``. docs/spec/loops.md: memory first and then disk, a
+clear error at a hard limit, and nothing that a later generation could find, because a spill file has no name from the
+start. A record is one Arrow IPC message and its xxh3-64. Never decides what is spilled.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class SpillBudget:
 
     Args:
         memory_bytes: their batches in memory; more goes to disk.
-        disk_bytes_max: their spill files; more is an error (L25).
+        disk_bytes_max: their spill files; more is an error.
         directory: of the spill files; the system's directory for temporary files by default. Should be a disk, not
             a file system in memory.
         piece_bytes: size of one piece of a file; for tests.
@@ -140,7 +139,7 @@ class SpillFile:
         """Append ``batch``; afterwards it is wanted until ``free``.
 
         Raises:
-            StorageError: the disk share is used up (L25), or the disk is full.
+            StorageError: the disk share is used up, or the disk is full.
         """
         message = batch.serialize()
         checksum = _CHECKSUM.pack(xxhash.xxh3_64_intdigest(message))
@@ -215,7 +214,7 @@ class SpillFile:
     def _open_piece(self) -> Piece:
         """Return the piece that takes the next record."""
         if self._current is None or self._current.size_bytes >= self._budget.piece_bytes:
-            # L26: no name, so that no other generation can find it and the kernel frees it after any death
+            # no name, so that no other generation can find it and the kernel frees it after any death
             file = tempfile.TemporaryFile(dir=self._budget.directory, buffering=0)  # noqa: SIM115 (closed when read)
             self._current = Piece(file)
             self._pieces.add(self._current)

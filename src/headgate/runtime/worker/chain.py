@@ -39,7 +39,7 @@ BATCH_BYTES_MAX = 8 << 20
 class EdgeOutlet:
     """One plan edge, seen from one upstream subtask.
 
-    ``channels`` are ordered by downstream subtask (a FORWARD edge has one). Measured of it (OM14): ``records`` sent,
+    ``channels`` are ordered by downstream subtask (a FORWARD edge has one). Measured of it: ``records`` sent,
     and ``held_back``, which the subtask runner notes.
     """
 
@@ -231,7 +231,7 @@ class Link:
         self.has_ticks = type(operator).next_tick_ms is not Operator.next_tick_ms
 
     def measured(self) -> list[NodeTotals]:
-        """Return the totals of the node, after those of the operators that run in one pass with it (OM15).
+        """Return the totals of the node, after those of the operators that run in one pass with it.
 
         The pass is one call of the operator, which counts what its steps keep; its time is that of the node.
         """
@@ -253,7 +253,7 @@ class Link:
             self.operator.process_input(name, batch)
         except (NodeError, BadRecord, ThreadEnded):
             raise
-        except BaseException as error:  # CS26
+        except BaseException as error:
             raise NodeError(str(self.node.name), error) from error
         self._switch(before)
 
@@ -272,7 +272,7 @@ class Link:
             return self.timed(call)
         except (NodeError, BadRecord, ThreadEnded):
             raise
-        except BaseException as error:  # CS26
+        except BaseException as error:
             raise NodeError(str(self.node.name), error) from error
 
     def timed(self, call: Callable[[], _T]) -> _T:
@@ -413,7 +413,7 @@ class Chain:
         return frozen
 
     def freeze_broadcast(self, *, is_own: bool) -> dict[tuple[str, str], FrozenState]:
-        """Freeze broadcast state, by prefix and node. ``is_own``: each subtask writes its own copy (BC6)."""
+        """Freeze broadcast state, by prefix and node. ``is_own``: each subtask writes its own copy."""
         found = {
             (BROADCAST_PREFIX, str(link.node.name)): link.run(partial(link.operator.freeze_broadcast, is_own=is_own))
             for link in self.links
@@ -453,7 +453,7 @@ class Chain:
             call()
         except (NodeError, BadRecord, ThreadEnded):
             raise
-        except BaseException as error:  # CS26
+        except BaseException as error:
             raise NodeError(str(link.node.name), error) from error
 
 

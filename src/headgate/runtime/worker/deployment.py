@@ -65,7 +65,7 @@ class SinkHead(Operator):
         self._writer.write(batch)
 
     def freeze(self) -> FrozenState | None:
-        """Return what the writer holds back; its transaction has been sealed (D13)."""
+        """Return what the writer holds back; its transaction has been sealed."""
         return self._writer.freeze()
 
     def restore(self, states: Sequence[RestoredState]) -> None:
@@ -135,7 +135,7 @@ class Deployment:
         """
         plan, pipeline = self._definition.plan, self._definition.config.name
         storage = self._storage
-        if self._message.place:  # SV27
+        if self._message.place:
             place = Place.parse(self._message.place)
             try:
                 storage, pipeline = storage_at(place), place.prefix
@@ -217,7 +217,7 @@ class Deployment:
         return UnalignedOptions(timeout_ms, self._clock.monotonic_ms, self._is_interrupted)
 
     def _loop_state(self, chain: Chain, subtask: SubtaskId, log: Sequence[RestoredState]) -> LoopState:
-        """Return what a loop head has beside an ordinary subtask; ``log``: of the former heads (L17, L19)."""
+        """Return what a loop head has beside an ordinary subtask; ``log``: of the former heads."""
         plan = self._definition.plan
         spec = cast(LoopHeadSpec, chain.vertex.head.spec)
         owner = log_owner(spec.keys, plan.max_parallelism, plan.parallelism, subtask.index)

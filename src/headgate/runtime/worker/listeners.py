@@ -1,4 +1,4 @@
-"""Checkpoint listeners and operator state of one subtask: users' functions, readers and writers (HL1–HL14).
+"""Checkpoint listeners and operator state of one subtask: users' functions, readers and writers (HL7).
 
 Found once, when the subtask is built: a subtask without any is called for nothing. Everything happens in the mailbox
 thread. ``subtask_runner`` says when; users derive from ``operators.checkpointed``.
@@ -28,7 +28,7 @@ from headgate.state.snapshot import FrozenState
 
 
 class SubtaskListeners:
-    """The objects of one subtask that listen or keep lists, each in the order of the chain (HL4)."""
+    """The objects of one subtask that listen or keep lists, each in the order of the chain."""
 
     def __init__(self, chain: Chain) -> None:
         """Find them; ``chain`` is open."""
@@ -79,7 +79,7 @@ class SubtaskListeners:
                 restored(function, lists, is_restored=is_restored)
             except ThreadEnded:
                 raise
-            except BaseException as error:  # CS26
+            except BaseException as error:
                 raise NodeError(lists.node, error) from error
 
     def snapshot(self, checkpoint: CheckpointId) -> dict[tuple[str, str], FrozenState]:
@@ -94,7 +94,7 @@ class SubtaskListeners:
                 function.snapshot(SnapshotContext(int(checkpoint)))
             except ThreadEnded:
                 raise
-            except BaseException as error:  # CS26
+            except BaseException as error:
                 raise _error(lists.node, f"snapshot() for checkpoint {checkpoint}", error, may_pass=False) from error
             for prefix, is_union in ((LISTS_PREFIX, False), (UNION_PREFIX, True)):
                 state = lists.freeze(is_union=is_union)
@@ -103,7 +103,7 @@ class SubtaskListeners:
         return frozen
 
     def completed(self, checkpoint: CheckpointId) -> None:
-        """Tell all listeners; ids rise, and nothing is said twice (HL5).
+        """Tell all listeners; ids rise, and nothing is said twice.
 
         Raises:
             NodeError: naming the operator.
@@ -116,7 +116,7 @@ class SubtaskListeners:
                 listener.notify_checkpoint_complete(int(checkpoint))
             except ThreadEnded:
                 raise
-            except BaseException as error:  # CS26
+            except BaseException as error:
                 raise _error(node, f"notify_checkpoint_complete({checkpoint})", error) from error
 
     def aborted(self, checkpoint: CheckpointId) -> None:
@@ -130,7 +130,7 @@ class SubtaskListeners:
                 listener.notify_checkpoint_aborted(int(checkpoint))
             except ThreadEnded:
                 raise
-            except BaseException as error:  # CS26
+            except BaseException as error:
                 raise _error(node, f"notify_checkpoint_aborted({checkpoint})", error) from error
 
 

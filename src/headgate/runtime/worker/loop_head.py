@@ -1,7 +1,7 @@
 """The head of a loop: replay first, feedback in turns with regular input, and the log of feedback.
 
 Decisions are those of ``protocol.subtasks.subtask`` with its loop machines; here are queues, throttling and the log's
-memory (rules L17–L26 of docs/spec/loops.md). The loop log holds feedback between a barrier and its sentinels, until
+memory (rules L21 of docs/spec/loops.md). The loop log holds feedback between a barrier and its sentinels, until
 the checkpoint has it; ``codec.loop_log`` has its bytes. There is one physical sequence of batches: the logs of
 overlapping checkpoints share them by reference, in memory within the worker's share, beyond it on disk.
 """
@@ -140,7 +140,7 @@ class LoopLog:
         """Append ``batch`` to the open logs of ``checkpoints``, before it is forwarded (L2).
 
         Raises:
-            StorageError: the disk share is used up or the disk full: the generation must fail (L25).
+            StorageError: the disk share is used up or the disk full: the generation must fail.
         """
         if not checkpoints or not batch.num_rows:
             return
@@ -176,7 +176,7 @@ class LoopLog:
             self._release(log.entries)
 
     def close(self) -> None:
-        """Free memory and files (L26). Idempotent. Spilled parts of sealed logs can no longer be encoded."""
+        """Free memory and files. Idempotent. Spilled parts of sealed logs can no longer be encoded."""
         for checkpoint in self.pending:
             self.drop(checkpoint)
         self._reclaim()
@@ -309,10 +309,10 @@ class SealedLog(FrozenState):
 def replay_logs(
     states: Sequence[RestoredState], schema: pa.Schema, owner: LogOwner, name: str
 ) -> Iterator[pa.RecordBatch]:
-    """Return, in order, what the head ``owner`` replays after a restore (L17), as batches of ≤ 8192 rows.
+    """Return, in order, what the head ``owner`` replays after a restore, as batches of ≤ 8192 rows.
 
     The bytes are verified before this returns; batches are decoded one chunk at a time as they are taken. A keyed
-    loop replays the records of the key groups that it owns now, from every former log (L19). A loop without a key
+    loop replays the records of the key groups that it owns now, from every former log. A loop without a key
     replays the whole logs of the former heads i with i mod parallelism = its index.
 
     Args:
@@ -373,7 +373,7 @@ class LoopState:
         operator: the live head operator of the chain.
         log: of what came back.
         replay: the restored log.
-        high_water_bytes: queued feedback above which regular input waits (L25).
+        high_water_bytes: queued feedback above which regular input waits.
     """
 
     operator: LoopHeadOperator
@@ -428,13 +428,13 @@ class LoopHeadRunner(SubtaskRunner):
         )
 
     def expect(self, checkpoint: CheckpointId) -> None:
-        """A checkpoint was triggered: its barrier must not wait for throttled input (L25).
+        """A checkpoint was triggered: its barrier must not wait for throttled input.
 
         The barrier may have been quicker than the message.
         """
         if checkpoint > self._last_snapshot:
             self._expected.add(checkpoint)
-            self._turn = [min(left, 1) for left in self._turn]  # a long queue delays no barrier (L24)
+            self._turn = [min(left, 1) for left in self._turn]  # a long queue delays no barrier
 
     def handle(self, event: machine.Event, text: str = "") -> None:
         """See ``SubtaskRunner``."""
@@ -453,11 +453,11 @@ class LoopHeadRunner(SubtaskRunner):
 
     def _step_input(self) -> bool:
         if self._is_replaying:
-            return self._replay_next()  # L17, L18: nothing else is read before
+            return self._replay_next()  # nothing else is read before
         self._log_what_waits()
-        if self._read_feedback():  # L23
+        if self._read_feedback():
             return True
-        # L24: a turn is over; one regular element, then what has come back by now
+        # a turn is over; one regular element, then what has come back by now
         self._turn = [0 if channel.is_blocked else len(channel) for channel in self._feedback]
         if self._expected:
             self._turn = [min(left, 1) for left in self._turn]
@@ -466,7 +466,7 @@ class LoopHeadRunner(SubtaskRunner):
         return self._read_feedback()
 
     def _is_throttled(self) -> bool:
-        """Whether regular input waits for the loop to drain (L25)."""
+        """Whether regular input waits for the loop to drain."""
         is_throttled = not self._expected and self.queued_bytes > self._loop.high_water_bytes
         now_ns = self._clock_ns()
         if self._throttled_since_ns:
@@ -507,7 +507,7 @@ class LoopHeadRunner(SubtaskRunner):
         return False
 
     def _log_what_waits(self) -> None:
-        """Complete open logs with sentinels in the queue: a long queue delays no checkpoint (L41)."""
+        """Complete open logs with sentinels in the queue: a long queue delays no checkpoint."""
         if not self._opened:
             return
         for at, channel in enumerate(self._feedback):
@@ -534,7 +534,7 @@ class LoopHeadRunner(SubtaskRunner):
 
     def _on_feedback(self, channel: ChannelIndex, came_back: pa.RecordBatch) -> None:
         batch, round_ = self._loop.operator.returning(came_back)
-        if batch.num_rows == 0:  # L38
+        if batch.num_rows == 0:
             return
         if self._is_end_out:
             raise UsageError(
@@ -618,7 +618,7 @@ class LoopHeadRunner(SubtaskRunner):
         self._loop.log.drop(checkpoint)
         self._writer.cancel(checkpoint)
         frozen = self._waiting[checkpoint]
-        frozen.release()  # U6
+        frozen.release()
         self._release(replace(frozen, states={}, lists={}, savepoint=None))
 
     def _release(self, frozen: SubtaskSnapshot) -> None:

@@ -119,7 +119,7 @@ def _of_node(link: Link, runner: SubtaskRunner, ran_ns: int) -> Iterator[Sample]
 
 
 def _of_edges(runner: SubtaskRunner) -> Iterator[Sample]:
-    """What leaves the subtask and what comes to it: of each edge its two ends are in the same worker (OM14)."""
+    """What leaves the subtask and what comes to it: of each edge its two ends are in the same worker."""
     for outlet in runner.outlets:
         labels = ((EDGE, str(outlet.edge.index)),)
         yield Sample(RECORDS, labels, outlet.records)

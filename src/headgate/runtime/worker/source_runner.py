@@ -1,8 +1,8 @@
 """Reads the source of one subtask: gives its records to the chain, and tells the machine of markers and the end.
 
 Everything happens in the mailbox thread. ``AheadReader`` reads ahead of what is processed, for pipelines that count
-every record at most once: records wait in memory until a checkpoint has recorded a position after them (GM30–GM37 of
-docs/spec/guarantees.md). ``protocol.subtasks.induced`` decides when a source that sets its own barrier is cut.
+every record at most once: records wait in memory until a checkpoint has recorded a position after them (GM30, GM32,
+GM35 of docs/spec/guarantees.md). ``protocol.subtasks.induced`` decides when a source that sets its own barrier is cut.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from headgate.protocol.subtasks.weaker_guarantees import ReadAhead
 from headgate.runtime.worker.subtask_parts import SubtaskParts
 
 HELD_BYTES_MAX = 64 << 20
-"""What one subtask holds; reading waits beyond it (GM36)."""
+"""What one subtask holds; reading waits beyond it."""
 
 WAIT_MS = 1_000
 """Where nothing can be read, a completed checkpoint wakes the mailbox earlier."""
@@ -58,7 +58,7 @@ class AheadReader:
     # -- what a source cannot know ------------------------------------------------------------------------------
 
     def cut(self, checkpoint: CheckpointId, *, is_last: bool) -> dict[str, bytes]:
-        """Return the positions of a snapshot that is taken now (GM31, GM32)."""
+        """Return the positions of a snapshot that is taken now (GM32)."""
         is_ahead = self._gate.cut(checkpoint, is_last=is_last)
         return self._inner.positions() if is_ahead else self.unprocessed_from
 
@@ -72,7 +72,7 @@ class AheadReader:
         self._gate.completed(checkpoint)
 
     def end(self) -> None:
-        """Read nothing more; what is held is still to be processed (GM37)."""
+        """Read nothing more; what is held is still to be processed."""
         self._is_ended = True
 
     # -- what a source does ---------------------------------------------------------------------------------------
@@ -84,7 +84,7 @@ class AheadReader:
     def poll(self) -> Polled:
         """Read on, if there is room, and hand the next batch over, if it may be processed.
 
-        A marker is returned when it is read: the positions of its snapshot are those of reading (GM31, EI30).
+        A marker is returned when it is read: the positions of its snapshot are those of reading.
         """
         marker = self._read_on()
         if marker is not None:
@@ -118,7 +118,7 @@ class AheadReader:
 
     @property
     def is_full(self) -> bool:
-        """Whether reading waits until something of what is held may be processed (GM36)."""
+        """Whether reading waits until something of what is held may be processed."""
         return self._held_bytes >= HELD_BYTES_MAX
 
     def is_finished(self) -> bool:
@@ -227,7 +227,7 @@ class SourceState:
         return self._polled_count if self.ahead is None else self.ahead.read_count
 
     def splits_now(self) -> SplitsSeen:
-        """Return which splits a marker may still come from (EI25, EI26, EI30)."""
+        """Return which splits a marker may still come from (EI25, EI26)."""
         assert self.markers is not None, "only sources that set barriers have markers"
         if self.is_over or (self.ahead is not None and self.ahead.is_ended):
             return SplitsSeen((), is_read=False)
@@ -309,7 +309,7 @@ class SourceRunner:
         self.see_splits()
 
     def drain(self) -> None:
-        """Read nothing more: it ends with the next step, and its positions stay where they are (E7, E8)."""
+        """Read nothing more: it ends with the next step, and its positions stay where they are (E7)."""
         if self.source.ahead is not None:
             self.source.ahead.end()
         else:

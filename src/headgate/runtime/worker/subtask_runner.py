@@ -82,7 +82,7 @@ class SnapshotTaker:
             self._align_started = {checkpoint: self._clock_ns()}
 
     def take(self, checkpoint: CheckpointId, options: CheckpointOptions) -> Durations:
-        """The synchronous part: flush (U8), then seal what the sinks were given, and take references (ST5)."""
+        """The synchronous part: flush, then seal what the sinks were given, and take references."""
         assert self._frozen is None, "the snapshot before has been handed over to the writer"
         fault_points.reach("before-snapshot")
         begun_ns = self._clock_ns()
@@ -90,7 +90,7 @@ class SnapshotTaker:
         flushed_ns = self._clock_ns()
         plain = self._plain(checkpoint, options)
         sealed = [(node, sink.seal(checkpoint)) for node, sink in self.sinks.items()]
-        lists = self._listeners.snapshot(checkpoint)  # HL11: it may still change what the chain freezes
+        lists = self._listeners.snapshot(checkpoint)  # it may still change what the chain freezes
         savepoint = None if options.target is None else SavepointPart(options.target, self._copied(plain))
         others = {**lists, **self._chain.freeze_broadcast(is_own=options.alignment.may_overtake)}
         self._frozen = SubtaskSnapshot(checkpoint, self._chain.freeze(), plain, sealed, others, savepoint)
@@ -139,7 +139,7 @@ class SnapshotTaker:
 
 
 ELEMENTS_PER_TURN_MAX = 16
-"""Elements one subtask may process before the mailbox looks at the others: bounds a barrier's wait (C48)."""
+"""Elements one subtask may process before the mailbox looks at the others: bounds a barrier's wait."""
 
 
 class SubtaskRunner:
@@ -180,7 +180,7 @@ class SubtaskRunner:
         if source is not None:
             self._source = SourceRunner(source, parts, self._machine, self.handle, self._resume)
         place, rounds = parts.place, parts.rounds
-        has_rounds = max(rounds.started, rounds.closed) >= 0  # L39: they are about input that had ended
+        has_rounds = max(rounds.started, rounds.closed) >= 0  # they are about input that had ended
         self._entrances_closed = place.outside if place is not None and has_rounds else frozenset()
         self._clock_ns = parts.clock_ns
         self.held_back = HeldBack(parts.clock_ns)
@@ -202,7 +202,7 @@ class SubtaskRunner:
             self.handle(machine.InputResumed())
 
     def drain(self) -> None:
-        """Read nothing more: the source, if there is one, ends with the next step (E7, E8)."""
+        """Read nothing more: the source, if there is one, ends with the next step (E7)."""
         if self._source is not None:
             self._source.drain()
 
@@ -287,7 +287,7 @@ class SubtaskRunner:
         return self._alignment_timer.deadline_ms
 
     def note_trigger(self, checkpoint: CheckpointId) -> None:
-        """The driver has triggered ``checkpoint``: its barriers are on their way (UA19)."""
+        """The driver has triggered ``checkpoint``: its barriers are on their way."""
         self._alignment_timer.triggered(checkpoint)
 
     def tick(self, now_ms: int) -> None:
@@ -324,7 +324,7 @@ class SubtaskRunner:
             self._source.completed(event.checkpoint)
         for effect in self._machine.handle(event):
             self._run(effect, text)
-        match event:  # HL9: whether or not it has finished
+        match event:  # whether or not it has finished
             case alignment.AbortReceived():
                 self._counted.pop(event.checkpoint, None)
                 self._listeners.aborted(event.checkpoint)
@@ -333,14 +333,14 @@ class SubtaskRunner:
                 self._listeners.completed(event.checkpoint)
 
     def close(self) -> None:
-        """Release everything (N73); never commits or aborts prepared output."""
+        """Release everything; never commits or aborts prepared output."""
         readers = () if self._source is None else (self._source,)
         close_all(one.close for one in (self._writer, *readers, *self._snapshots.sinks.values(), self.chain))
 
     # -- input --------------------------------------------------------------------------------------------------
 
     def _step_input(self) -> bool:
-        if self._recorder.is_replaying:  # UA12
+        if self._recorder.is_replaying:
             return self._replay_next()
         count = len(self._origins)
         for offset in range(count):
@@ -464,7 +464,7 @@ class SubtaskRunner:
                 raise AssertionError(f"only loop heads are given {effect}")
 
     def _pass_probe(self, probe: Probe) -> None:
-        """Send a probe after everything that operators hold back (L27); it does not leave its nest (L32)."""
+        """Send a probe after everything that operators hold back (L27); it does not leave its nest."""
         self.chain.before_barrier()
         for outlet in self._outlets:
             if outlet.edge.nest is not None:
@@ -484,7 +484,7 @@ class SubtaskRunner:
     def _emit_barrier(self, effect: alignment.EmitBarrier) -> None:
         """Barrier first, then the write: the barrier is on the critical path of everybody downstream.
 
-        It needs no credit, here or anywhere (UA9). On a feedback edge it is the sentinel (L8).
+        It needs no credit, here or anywhere. On a feedback edge it is the sentinel.
         """
         for outlet in self._outlets:
             outlet.send_element(Barrier(effect.checkpoint, effect.options))
@@ -495,7 +495,7 @@ class SubtaskRunner:
         self._begin_write(self._snapshots.hand_over())
 
     def _write_recorded(self) -> None:
-        """The snapshot is whole: before that nothing of it is durable (UA11)."""
+        """The snapshot is whole: before that nothing of it is durable."""
         self._begin_write(self._snapshots.hand_over_with(self._recorder.take_recorded()))
 
     def _drop_recording(self, checkpoint: CheckpointId) -> None:

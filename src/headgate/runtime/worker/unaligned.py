@@ -1,7 +1,7 @@
 """Unaligned checkpoints in one subtask: when barriers overtake, the records that they overtook, and their replay.
 
 ``protocol.checkpoints`` decides, ``runtime.checkpoints.channel_state`` has the bytes. Recording copies references
-only: recorded batches stand in the queues anyway, and credit bounds them (UA4–UA19).
+only: recorded batches stand in the queues anyway, and credit bounds them (UA4–UA8, UA10).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class UnalignedOptions:
 
 
 class DelayClock:
-    """How long the newest checkpoint took to come here, and then to be taken (UA19)."""
+    """How long the newest checkpoint took to come here, and then to be taken."""
 
     def __init__(self) -> None:
         self._triggered: dict[CheckpointId, int] = {}
@@ -104,7 +104,7 @@ class AlignmentTimer:
         return begun_ms + overtaking.timeout_ms
 
     def triggered(self, checkpoint: CheckpointId) -> None:
-        """The driver has triggered ``checkpoint`` (UA19)."""
+        """The driver has triggered ``checkpoint``."""
         if self._overtaking is not None:
             self._delays.triggered(checkpoint, self._overtaking.clock_ms())
 
@@ -135,7 +135,7 @@ class ChannelRecorder:
 
     @property
     def is_replaying(self) -> bool:
-        """Whether something was restored that may still have to be processed (UA12)."""
+        """Whether something was restored that may still have to be processed."""
         return self._replay is not None or bool(self._rest)
 
     def next(self) -> tuple[ChannelIndex, pa.RecordBatch] | None:
@@ -150,7 +150,7 @@ class ChannelRecorder:
         return self._rest.popleft() if self._rest else None
 
     def begin(self) -> None:
-        """A snapshot was taken, and barriers overtake: what is left of the replay is in front of them (UA13)."""
+        """A snapshot was taken, and barriers overtake: what is left of the replay is in front of them."""
         self._recorded = {}
         if self._replay is not None:
             self._rest.extend(self._replay)

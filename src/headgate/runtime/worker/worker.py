@@ -194,7 +194,7 @@ class Worker:
             raise WorkerStopped(self._stopping.reason if self._stopping else "stopped")
 
     def leave(self) -> None:
-        """End soon and in silence, as if killed (TR4). For a worker that is not a process. From any thread."""
+        """End soon and in silence, as if killed. For a worker that is not a process. From any thread."""
         self._is_leaving = True
         self._mail.append(messages.Refused("it was asked to leave"))
         self._wake.set()
@@ -320,7 +320,7 @@ class Worker:
             for runner in runners:  # downstream first: drain before producing more
                 if runner.step():
                     did = True
-            now = self._around.monotonic_ms()  # W18
+            now = self._around.monotonic_ms()
             for runner in runners:
                 runner.tick(now)
             if not did:
@@ -331,7 +331,7 @@ class Worker:
                 self._give_up_without(*self._peer_lost)
 
     def _give_up_without(self, since_ms: int, lost: PeerLost) -> None:
-        """Raise ``lost`` after the grace, unless the coordinator has said why the peer left (CN16)."""
+        """Raise ``lost`` after the grace, unless the coordinator has said why the peer left."""
         if self._stopping is None and not self._mail and self._around.monotonic_ms() - since_ms > PEER_GRACE_MS:
             raise lost
 
@@ -467,7 +467,7 @@ class Worker:
                 runner.close()
             except ThreadEnded:
                 raise
-            except BaseException as error:  # N73
+            except BaseException as error:
                 print(f"headgate: closing {runner.subtask} failed: {error!r}", file=sys.stderr)
         if self._states is not None:
             self._states.close(is_left=self._is_state_left)
@@ -476,7 +476,7 @@ class Worker:
 
 
 def keeps_local_files(error: BaseException) -> bool:
-    """Return whether a worker that ends because of ``error`` may leave files of its state to the next one (RB21).
+    """Return whether a worker that ends because of ``error`` may leave files of its state to the next one.
 
     Not if its disk is what failed: the next one is to find room there, and nothing that is damaged.
     """
@@ -493,21 +493,19 @@ def failure_of(error: BaseException) -> Failure:
         case PeerLost() | ConnectionLost() | FencedError():  # fenced: the driver learns from the log whether it is, too
             return Failure(FailureKind.LOST, str(error))
         case HookError():
-            kind = FailureKind.LOST if error.may_pass else FailureKind.USER_CODE  # HL6
+            kind = FailureKind.LOST if error.may_pass else FailureKind.USER_CODE
             return Failure(kind, f"{error.record} of operator '{error.node}' failed", error.traceback_text)
         case UserFunctionError():
             reason = f"the function of operator '{error.node}' failed on the record {error.record}"
             return Failure(FailureKind.USER_CODE, reason, error.traceback_text)
-        case (
-            PrepareRefused() | BadRecord() | TruncatedError() | OtherSchemaError() | NotRestorable()
-        ):  # SC32, SC50, L40
+        case PrepareRefused() | BadRecord() | TruncatedError() | OtherSchemaError() | NotRestorable():
             return Failure(FailureKind.DETERMINISTIC, str(error))
     where = f"operator '{node}': " if node else ""
     if isinstance(error, UnsoundFiles):  # R57
         return Failure(FailureKind.DAMAGED, f"{where}{error}", path=error.path)
-    if isinstance(error, LocalDamage):  # RB23: as a machine that fails; the checkpoints have what is needed
+    if isinstance(error, LocalDamage):  # as a machine that fails; the checkpoints have what is needed
         return Failure(FailureKind.LOST, f"{where}{error}")
-    if isinstance(error, StorageError) and error.is_transient:  # G25
+    if isinstance(error, StorageError) and error.is_transient:
         return Failure(FailureKind.LOST, f"{where}{error}")
     if isinstance(error, HeadgateError):
         return Failure(FailureKind.USER_CODE, f"{where}{error}")

@@ -158,7 +158,7 @@ class SimFiles:
 class BusyFiles(SimFiles):
     """Files with an owner that writes, renames, removes and replaces them between any two looks at them.
 
-    The inode of a removed file is used again, but not for a file of the same name: that could not be noticed (N19).
+    The inode of a removed file is used again, but not for a file of the same name: that could not be noticed.
     """
 
     def __init__(self, tasks: Tasks, faults: Faults, step_ms: int, turns: random.Random, directory: str) -> None:

@@ -1,4 +1,4 @@
-"""A store that a process serves, in the machine room: clients ask over simulated connections (SM93).
+"""A store that a process serves, in the machine room: clients ask over simulated connections.
 
 Client and server are the product's own, from the verb to the bytes (``store.served``, ``store.serving``): a greeting,
 questions by HTTP, and questions for news. Connections break and fall silent, also between a question and its answer;

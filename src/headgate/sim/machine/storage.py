@@ -3,7 +3,7 @@
 A ``Disk`` is what is stored; a ``SimStorage`` is the way of one process to it, with the interface of
 ``storage.base.Storage``. Every operation parks: a process may die before it and after it, others act in between.
 A store has its chunks on a disk; its catalogue is the product's own SQL, in memory. A verb is atomic, and durable when
-it took effect; its answer may be lost (CT7 of docs/spec/stream-store.md).
+it took effect; its answer may be lost (docs/spec/stream-store.md).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Disk:
         self.objects: dict[str, Stored] = {}
         self.watchers: list[Watcher] = []
         self.is_afar = False
-        """Whether each request travels (O27): readers of the store fetch ahead."""
+        """Whether each request travels: readers of the store fetch ahead."""
         self.names = random.Random(f"names on {name}")
         """Names are random, and decide nothing: they have a stream of their own."""
 
@@ -201,14 +201,14 @@ class SimStorage:
             self._disk.write(path, Stored(data))
 
     def _sync(self, path: str) -> None:
-        """What is shown is durable (O11, O14)."""
+        """What is shown is durable."""
         stored = self._disk.objects[path]
         if not stored.is_durable and self._disk.faults.strikes(Fault.SYNC_FAILS):
             raise StorageError("sync", path, "injected", is_transient=True)
         stored.is_durable = True
 
     def _store(self, path: str, data: bytes) -> None:
-        """Local files: written and visible; only if the directory's sync fails they are not durable (O15)."""
+        """Local files: written and visible; only if the directory's sync fails they are not durable."""
         stored = Stored(data)
         self._disk.write(path, stored)
         if not self._disk.faults.puts_land_late and self._disk.faults.strikes(Fault.SYNC_FAILS):

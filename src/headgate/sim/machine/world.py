@@ -1,4 +1,4 @@
-"""What a seed decides: virtual time, random numbers, faults, and the story of a run (SM1).
+"""What a seed decides: virtual time, random numbers, faults, and the story of a run.
 
 Everything that happens in a simulation is a call at a virtual millisecond, in an order that the seed decides.
 ``machine.tasks`` puts processes and their threads on top. Never reads a clock.

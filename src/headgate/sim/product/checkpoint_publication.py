@@ -1,4 +1,4 @@
-"""A function that publishes on completion, and the outside world that it publishes to (HL17).
+"""A function that publishes on completion, and the outside world that it publishes to.
 
 Drawn from a generator of its own, so that seeds without it stay what they are. It stands in a branch beside the job and
 sees what the sources deliver. The outside world takes time, fails before and after its effect, and checks what it
@@ -53,7 +53,7 @@ class Outside:
         self.kept: dict[int, dict[tuple[str, int], list[int]]] = {}
         """What each subtask of each publisher had seen when a checkpoint was taken."""
         self.disorder: Callable[[], Messenger | None] = lambda: None
-        """Makes who stands between the runtime and a publisher (HL21)."""
+        """Makes who stands between the runtime and a publisher."""
 
     def __deepcopy__(self, memo: object) -> Self:
         """It is one, whichever process has a copy of the function."""

@@ -121,7 +121,7 @@ class History:
             return
         if isinstance(entry, Claim):
             if was_pruned:
-                return  # its driver slept since it looked: it is not the newest, and will be taken back (X8)
+                return  # its driver slept since it looked: it is not the newest, and will be taken back
             if entry.order is None:
                 self._gives_up(path, entry)
             else:
@@ -192,7 +192,7 @@ class History:
         return bool(self.steps) and generation_of(name) < self.steps[-1]
 
     def _former(self, manifest: Manifest) -> int | None:
-        """Return the older checkpoint of this pipeline that a start has written to the log once more (SV21)."""
+        """Return the older checkpoint of this pipeline that a start has written to the log once more."""
         origin = manifest.origin
         old = None if origin is None or manifest.place is not None else self.manifest(origin.checkpoint)
         if old is None or _taken(manifest) != _taken(old):
@@ -256,7 +256,7 @@ class History:
             self._published[sink][path] = data or b""
 
     def _may_be_taken_back(self, sink: str, name: str) -> bool:
-        """Whether a start may go back to before the checkpoint of a published file that no process lists (D16)."""
+        """Whether a start may go back to before the checkpoint of a published file that no process lists."""
         found = _FILE.fullmatch(name)
         assert found is not None
         is_listed = any(name in names for names in self._listed.get(sink, {}).values())

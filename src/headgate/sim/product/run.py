@@ -208,7 +208,7 @@ class Run(Simulation):
             put_in_focus(self.focus, self.settings, self.faults)
             self._safety_ms = LASTS_MS
         outside = Outside(seed, self.tasks, self.faults, lambda: self.history)
-        if outside.is_drawn and not is_plain and not self.settings.grows:  # HL8: then nothing that was added is read
+        if outside.is_drawn and not is_plain and not self.settings.grows:  # then nothing that was added is read
             self.settings.outside = outside
         openers = {**urls.OPENERS, "sim": lambda name: SimStorage(self._disk(name.split("/")[0]))}
         self.bounds += [(urls, "OPENERS", openers), *self.files.bounds]
@@ -342,7 +342,7 @@ class Run(Simulation):
         self.world.tell(process.name, words)
         self._judge(words)
         if isinstance(error, PipelineFailed) and error.is_for_good and started.restored_from:
-            self.settings.parallelism = started.restored_from  # another one was perhaps what was wrong (L40)
+            self.settings.parallelism = started.restored_from  # another one was perhaps what was wrong
         if isinstance(error, HeadgateError):
             self._heed(error)
         return error

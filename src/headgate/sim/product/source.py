@@ -86,7 +86,7 @@ class PacedReader:
 
 
 class PacedSplits(Source):
-    """Rows by split. What the driver lists is what is read, as with files (N1)."""
+    """Rows by split. What the driver lists is what is read, as with files."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """What must hold when a pipeline has finished: each sink has what it must have, once, and nothing else is left.
 
-``Verdict`` reads the output. ``StoredStates`` reads the state of checkpoints and savepoints (SM72). The ``of_``
-functions look for what must not be left on disks and in processes (I6, SM13); each yields a sentence for every find.
+``Verdict`` reads the output. ``StoredStates`` reads the state of checkpoints and savepoints. The ``of_``
+functions look for what must not be left on disks and in processes (I6); each yields a sentence for every find.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ _BEAT = re.compile(rf"{NAME}/heartbeats/([0-9]{{10}})(-ended)?")
 _ENTRY = re.compile(rf"{NAME}/log/\d{{10,}}")
 _ID = re.compile(rf"{NAME}/ids/\d{{10,}}")
 _RECORD = re.compile(rf"{NAME}/targets/\d{{10,}}-[0-9a-f]{{16}}")
-"""What the sinks write to, for who starts over: one for each life and each set of sinks (SO1)."""
+"""What the sinks write to, for who starts over: one for each life and each set of sinks."""
 
 _NOTES = (f"{NAME}/life", f"{NAME}/log-hint")
 
@@ -253,7 +253,7 @@ ASKING = "asking"
 
 
 def of_process(process: SimProcess, tasks: Tasks, network: Network, budget: SpillBudget | None) -> Iterator[str]:
-    """Look at a process with work that is done; ``budget`` is that of a worker's loops (L26)."""
+    """Look at a process with work that is done; ``budget`` is that of a worker's loops."""
     yield from (f"thread {name}" for name in tasks.of(process) if name != ASKING)
     yield from network.of(process)
     if budget is not None and (budget.memory_used_bytes or budget.disk_used_bytes):
@@ -261,7 +261,7 @@ def of_process(process: SimProcess, tasks: Tasks, network: Network, budget: Spil
 
 
 def of_sink(objects: Mapping[str, bytes]) -> Iterator[str]:
-    """Look at a directory of committed files: everything is decided, and listed (D4, D8, D11)."""
+    """Look at a directory of committed files: everything is decided, and listed."""
     rooms = Counter(path.split("/", 1)[0] for path in objects if "/" in path)
     for room in (STAGING, PUBLISHING):
         if rooms.pop(room, 0):

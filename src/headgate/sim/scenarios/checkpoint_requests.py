@@ -1,4 +1,4 @@
-"""Pipelines with users that ask for checkpoints (SM47), or cancel and give up their checkpoints (SM45).
+"""Pipelines with users that ask for checkpoints, or cancel and give up their checkpoints.
 
 An answer can be relied on: the checkpoint began after the question, is in the log, and nothing older is restored from
 then on; every question is answered when the run has ended (C60 to C62 of docs/spec/coordinator.md). When checkpoints

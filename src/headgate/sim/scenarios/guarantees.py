@@ -1,7 +1,7 @@
 """Pipelines that count at least or at most once: what the verdict allows them, and seeds that draw a mode.
 
 The mode and the branches come from a generator of their own; everything else a seed decides as without a mode. Rules
-GM18, GM19, GM31 of docs/spec/guarantees.md. Counterpart: ``sim.product.verdict``.
+docs/spec/guarantees.md. Counterpart: ``sim.product.verdict``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Pipelines with sources that set their own barriers (SM40), also in other guarantees and with savepoints (SM42)."""
+"""Pipelines with sources that set their own barriers, also in other guarantees and with savepoints."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What listeners hear, twice, late and out of order: more than the runtime does to them (HL21).
+"""What listeners hear, twice, late and out of order: more than the runtime does to them.
 
-The runtime tells each completion once, and ids rise (HL5); ``publishing.Outside`` judges that. ``PublishOnCheckpoint``
+The runtime tells each completion once, and ids rise; ``publishing.Outside`` judges that. ``PublishOnCheckpoint``
 must not depend on it. So here everybody publishes, and between the runtime and each publisher stands a user who
 keeps words back, repeats them and mixes them up; what is public in the end is judged as ever. All of it is drawn from a
 generator of its own. Rules of docs/spec/listeners.md.
@@ -65,7 +65,7 @@ class ListeningRun(Run):
     def _draw(self) -> None:
         rng = random.Random(f"disorder of seed {self.seed}")
         self.disorders: list[Disorder] = []
-        self.settings.grows, self.settings.hidden = False, set()  # HL8: what is added would not be read
+        self.settings.grows, self.settings.hidden = False, set()  # what is added would not be read
         outside = self.settings.outside
         if outside is None:
             outside = self.settings.outside = Outside(self.seed, self.tasks, self.faults, lambda: self.history)

@@ -214,7 +214,7 @@ class Logs:
         if self._is_known(file):
             series.is_copy = False
         if series.is_copy or any(series.path in late.names for late in self._late):
-            return False  # N18: files behind one another are told by when they were written to last
+            return False  # files behind one another are told by when they were written to last
         return self._form is not Form.NAMED or any(map(self._is_known, self._of(series)))
 
     def _of(self, series: Series) -> list[SimFile]:
@@ -300,11 +300,11 @@ class Logs:
         series.is_copy = True
 
     def _truncate(self, series: Series) -> None:
-        """Copy a file elsewhere, and truncate it: refused, until its owner puts it back (N6)."""
+        """Copy a file elsewhere, and truncate it: refused, until its owner puts it back."""
         file = series.file
         if file is None or series.is_held:
             return
-        # behind a copy that nobody has seen, what is truncated could as well be a new file (N19)
+        # behind a copy that nobody has seen, what is truncated could as well be a new file
         offset = max((at.offset for at in self._known().values() if _is_in(at, file)), default=0)
         if not offset:
             return  # nobody could tell

@@ -1,9 +1,9 @@
-"""Pipelines that are reset by their users, whatever process runs them then (SO1 to SO7 of docs/spec/starting-over.md).
+"""Pipelines that are reset by their users, whatever process runs them then (SO2–SO5 of docs/spec/starting-over.md).
 
 A command resets the pipeline, with its program or without; it may be stopped for long or killed over it, and it may
 meet drivers that live. Judged beside everything else: the process that claims after the step finds empty targets,
 nothing of before is committed from then on, none of the checkpoints before is restored, and what is committed in the
-end is what one run makes, once. Everything drawn here comes from a generator of its own (SM81).
+end is what one run makes, once. Everything drawn here comes from a generator of its own.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class ResettingRun(Run):
         self.world.at(self._chance.randint(1, 200), self._start_if_none)
 
     def _ready(self, definition: PipelineDefinition, around: SimSurroundings) -> PipelineDefinition:
-        """Finish a reset that was cut short, and have the first claim write down what the sinks write to (SO1, SO3)."""
+        """Finish a reset that was cut short, and have the first claim write down what the sinks write to (SO3)."""
         self._steps_at[self.tasks.current.process] = len(self.history.steps)
         definition = replace(definition, targets=targets_of(definition.graph))
         if Reset.is_unfinished(ROOT, NAME):

@@ -3,7 +3,7 @@
 Three things are judged beside everything else. When there is a savepoint, all output in front of it is visible, and
 everything it refers to is there (SV2, SV3). A pipeline that was stopped with one goes on from it in another checkpoint
 directory, in front of the same sinks, which had to be made to forget: exactly once, however often it is started with
-the same command (SV21, SV24). And the process that begins at any savepoint with empty sinks produces what the first
+the same command (SV24). And the process that begins at any savepoint with empty sinks produces what the first
 pipeline had not committed at that moment, once (SV1). In some runs users drain with one, too: then it is of the final
 checkpoint, and the process that begins at it finds nothing left to do (SV10, E9). Everything drawn here comes from
 generators of its own.

@@ -1,4 +1,4 @@
-"""Pipelines that are kept running: drivers that beat, keepers that start them again, and standbys (SM73).
+"""Pipelines that are kept running: drivers that beat, keepers that start them again, and standbys.
 
 A site is a computer with a keeper, which runs a driver, or a standby that waits for its turn. Keeper, standby, lookout,
 heart and succession are the product's; here is what ``cli.supervisor`` and ``cli.run`` do for them with processes,

@@ -1,4 +1,4 @@
-"""Pipelines with keyed state in RocksDB (SM48), or with checkpoints that refer to chunks of state in memory (SM89).
+"""Pipelines with keyed state in RocksDB, or with checkpoints that refer to chunks of state in memory.
 
 RocksDB is native, and its files are real ones, in a directory that goes with the run. It can run here because no other
 process sees them: what survives a process is in checkpoints, on simulated disks. State is small in these runs: files
@@ -48,7 +48,7 @@ class RocksRun(Run):
 
 
 class RocksFilesRun(RocksRun):
-    """A run with checkpoints that share the files of databases, however small these are (RB20).
+    """A run with checkpoints that share the files of databases, however small these are.
 
     RocksDB compacts nothing here: when it did would be up to its own threads, and a seed would not be repeated exactly.
     Its files have numbers of their own in them, so checksums differ from run to run: none is damaged, which would tell.
@@ -82,11 +82,11 @@ class RocksExpiringRun(RocksRun, ExpiringRun):
 
 
 class RocksTimedFilesRun(RocksFilesRun, TimedRun):
-    """A run with timers in files that checkpoints share (RB24)."""
+    """A run with timers in files that checkpoints share."""
 
 
 class RocksExpiringFilesRun(RocksFilesRun, ExpiringRun):
-    """A run with state that expires in files that checkpoints share (RB24)."""
+    """A run with state that expires in files that checkpoints share."""
 
 
 ROCKSDB_KINDS = (

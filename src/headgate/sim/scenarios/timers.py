@@ -1,9 +1,8 @@
-"""Pipelines with functions that have timers (SM60) or state with a TTL (SM61), restored at other parallelisms.
+"""Pipelines with functions that have timers or state with a TTL, restored at other parallelisms.
 
 Each record of a key registers the timer of its window and a reminder after it, which the window deletes or leaves. So
-what must come out follows from the records alone (TM2 to TM9). What a function sees of state with a TTL depends on
-when it sees it, so its results say what time it was: the judge replays them against plain dicts with that clock (TL2
-to TL7 of docs/spec/ttl.md).
+what must come out follows from the records alone (TM6). What a function sees of state with a TTL depends on
+when it sees it, so its results say what time it was: the judge replays them against plain dicts with that clock.
 """
 
 from __future__ import annotations

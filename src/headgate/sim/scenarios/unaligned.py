@@ -1,6 +1,6 @@
-"""Pipelines under back-pressure, with unaligned checkpoints (SM50), also with a broadcast side (SM97).
+"""Pipelines under back-pressure, with unaligned checkpoints, also with a broadcast side.
 
-Small credit and a function that takes its time make the queues (UA7 to UA15 of docs/spec/unaligned.md). With a
+Small credit and a function that takes its time make the queues (UA7, UA8, UA10 of docs/spec/unaligned.md). With a
 broadcast side every subtask makes of each record of the side a digest that depends on all before it and on their order:
 the digests of all subtasks must be one (docs/spec/broadcast.md).
 """
@@ -296,7 +296,7 @@ class Going(Told):
 
 @dataclass(frozen=True)
 class Looped(Sided):
-    """Events go round a loop, in which a function has a broadcast side (BC13).
+    """Events go round a loop, in which a function has a broadcast side.
 
     Attributes:
         how: where the side comes from: ``outside`` of the loop, or ``inside``, where some events of each trip are sent.

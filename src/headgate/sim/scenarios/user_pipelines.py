@@ -1,9 +1,9 @@
-"""Pipelines that write through sinks of users into a database outside, and read from a source of a user's own (SM80).
+"""Pipelines that write through sinks of users into a database outside, and read from a source of a user's own.
 
 The connectors are what the guide tells users to write, and no more. Judged beside everything else: each record is in
 the database once; nothing is visible that no completed checkpoint promises, and nothing after what a later one
-promised; a replaced generation changes nothing; and when the pipeline has ended nothing is prepared or open (CS1 to
-CS7).
+promised; a replaced generation changes nothing; and when the pipeline has ended nothing is prepared or open
+(docs/spec/connectors.md).
 """
 
 from __future__ import annotations
@@ -218,10 +218,10 @@ DEATH_RATE = 0.15
 """How often a process dies soon after output that was prepared, or promised."""
 
 STORED_BYTES = 400
-"""In some runs what a sink prepares beyond this size is a file of its own (SF9)."""
+"""In some runs what a sink prepares beyond this size is a file of its own."""
 
 PIECES_RATE = 0.4
-"""Of the runs, so many have ledgers that go in pieces of ``PIECE_BYTES`` (SF13)."""
+"""Of the runs, so many have ledgers that go in pieces of ``PIECE_BYTES``."""
 
 PIECE_BYTES = 200
 
@@ -321,7 +321,7 @@ class CustomRun(Run):
         settings = CustomSettings(**{**values, "files": None, "outside": None})
         settings.chance, settings.kinds = rng, {}
         settings.acknowledges = rng.random() < 0.4
-        if settings.acknowledges:  # HL8: a finished pipeline runs again, for those who may not have heard of it
+        if settings.acknowledges:  # a finished pipeline runs again, for those who may not have heard of it
             settings.hidden, settings.grows = set(), False
             self.faults.on -= {Fault.DAMAGE}  # nobody goes back behind what was acknowledged
         settings.at_once, settings.stores_output = rng.random() < 0.6, rng.random() < 0.3

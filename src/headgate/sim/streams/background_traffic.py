@@ -1,4 +1,4 @@
-"""Another program in the store of a simulated pipeline: appends, transactions, streams that come and go (SM12).
+"""Another program in the store of a simulated pipeline: appends, transactions, streams that come and go.
 
 Events are of many types, and small bounds make them large. Everything that was confirmed is there, once and in order;
 what was refused changed nothing. Drawn from a generator of its own, so that seeds without it stay what they are.

@@ -1,4 +1,4 @@
-"""Programs of users that run in a store, again and again, until they have done their work (SM90, SM92).
+"""Programs of users that run in a store, again and again, until they have done their work.
 
 A program dies at any moment, is stopped, and is started again, perhaps beside the one that was stopped; all of them die
 with the power. What its calls raise, it heeds as a user would. A run has two phases: faults, then none.

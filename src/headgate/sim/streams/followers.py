@@ -1,9 +1,9 @@
-"""Programs that follow a whole stream, and wait for what comes, in the machine room (SM92).
+"""Programs that follow a whole stream, and wait for what comes, in the machine room.
 
 Each keeps its cut with what it has returned, as a user would, and goes on from there when it was killed. The writer now
 and then goes on only when everybody has read what it wrote: then nothing else changes in the store, so the process that
-overlooks it waits for ever. Streams are scaled and truncated meanwhile. Counterpart: ``store.following`` (FW1 to FW8 of
-docs/spec/stream-clients.md). Nothing here is drawn by other kinds of runs.
+overlooks it waits for ever. Streams are scaled and truncated meanwhile. Counterpart: ``store.following`` (FW1, FW2,
+FW5–FW7 of docs/spec/stream-clients.md). Nothing here is drawn by other kinds of runs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Readers that share streams as a group (SM90), and what must hold of the group (SM91).
+"""Readers that share streams as a group, and what must hold of the group.
 
 Readers join, read, commit, pass markers, leave, die, and are stopped for longer than their leases; streams are written,
 with transactions, scaled and truncated meanwhile; a user asks for checkpoints, goes back to them, and begins again.

@@ -1,4 +1,4 @@
-"""Programs with a store that is afar: its events are on an object store, or all of it is on a server (SM93, SM94).
+"""Programs with a store that is afar: its events are on an object store, or all of it is on a server.
 
 Everything else is as ``groups`` and ``following`` have it, and so is what must hold. Readers fetch ahead where requests
 travel, with little room here, so that bounds are met by short streams. Counterparts: ``machine.serving``,

@@ -1,4 +1,4 @@
-"""Transactions that two processes share, which die, beside a pipeline between streams (SM99).
+"""Transactions that two processes share, which die, beside a pipeline between streams.
 
 Round after round two processes write into one transaction of a stream of their own; one of them begins it, and
 prepares, commits, aborts or leaves it when both are done. Both are killed and stopped at any moment, and come again

@@ -53,7 +53,7 @@ def _check(manifest: Manifest, source: str, stream: Callable[[], StreamInfo]) ->
         at = decode_position(split, position).position
         is_closed = info.is_sealed or int(segment) not in {present.segment_id for present in info.segments}
         has_ended = is_closed and at == info.ends[int(segment)]
-        wanted = cut.get(segment, 0)  # of a segment that came later it has nothing (SC44)
+        wanted = cut.get(segment, 0)  # of a segment that came later it has nothing
         if at != wanted and not has_ended:
             raise Violation("SC21", f"checkpoint {manifest.checkpoint} has {split} at {at}, not {wanted}")
     return rows.height

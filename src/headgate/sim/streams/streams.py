@@ -1,4 +1,4 @@
-"""Pipelines between streams of the store, read by positions (SM12) or by a reader group (SM96).
+"""Pipelines between streams of the store, read by positions or by a reader group.
 
 A producer appends, the pipeline copies and counts, readers look on. The store is the product's, with its chunks on a
 simulated disk. What must hold: the input stream has every event of the producer once, the output streams what one run
@@ -65,7 +65,7 @@ class StreamSettings(Settings):
     """The settings of any run, for a pipeline that reads a stream and writes two."""
 
     cuts = False
-    """Whether every checkpoint cuts the stream at one moment (SC20)."""
+    """Whether every checkpoint cuts the stream at one moment."""
     group = ""
     """By which reader group the stream is read; "": by positions."""
 
@@ -274,7 +274,7 @@ class StreamRun(Run):
             if there != wanted:
                 lost, more = sorted((wanted - there).elements()), sorted((there - wanted).elements())
                 raise Violation("I1", f"{name} lost {len(lost)} {lost[:4]}, has {len(more)} more {more[:4]}")
-            if not (self.cuts and is_scaled):  # then order across segments is not promised (SC43)
+            if not (self.cuts and is_scaled):  # then order across segments is not promised
                 _check_order(name, found[name])
         for reader in self._onlookers:
             for segment, seen in enumerate(reader.events):
@@ -294,7 +294,7 @@ class StreamRun(Run):
         return self.settings.definition(self.settings.listed(), lambda: self.world.now_ms, lambda: False)
 
     def _truncate(self) -> None:
-        """Truncate the input as its retention says: only the pipeline keeps it (SC31)."""
+        """Truncate the input as its retention says: only the pipeline keeps it."""
         try:
             store = Store.shared(STORE)
             if not store.holds(INPUT):  # the pipeline did not begin yet

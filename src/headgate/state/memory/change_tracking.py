@@ -1,8 +1,8 @@
-"""Tracking of what changed since a snapshot (MC2), and objects by key with copy-on-write freeze (ST5).
+"""Tracking of what changed since a snapshot, and objects by key with copy-on-write freeze.
 
 Time is counted in *intervals*: one ends with each freeze, and the snapshot at its end has its number. So "what
 changed since snapshot 7" is what changed in an interval after 7, however many snapshots failed or are still being
-written. Each state knows on its own since when it knows what has changed (MC11). Counterparts:
+written. Each state knows on its own since when it knows what has changed. Counterparts:
 ``incremental_snapshot``, which says since which snapshot, and the backends, which note each change.
 """
 
@@ -168,7 +168,7 @@ class MemoryCells:
     """One state: see ``backend.RowCells``."""
 
     def __init__(self, interval: Interval | None = None) -> None:
-        """``interval``: what changes is noted by it (MC2); None: not tracked."""
+        """``interval``: what changes is noted by it; None: not tracked."""
         self._changes = None if interval is None else ChangedKeys(interval)
         self._changed: dict[Any, None] | None = None
         self._base: dict[Any, Any] = {}
@@ -252,7 +252,7 @@ class MemoryCells:
             self._overlay = None
 
     def freeze(self) -> FrozenCells:
-        """Put the objects aside. Copies the dict only when a snapshot before is still held (ST5)."""
+        """Put the objects aside. Copies the dict only when a snapshot before is still held."""
         self.absorb()
         if self._overlay is not None:
             self._base = dict(self._base)
@@ -264,7 +264,7 @@ class MemoryCells:
         return frozen
 
     def track_changes(self) -> None:
-        """Everything that there is was restored from a snapshot that the next one may refer to (MC7)."""
+        """Everything that there is was restored from a snapshot that the next one may refer to."""
         assert self._changes is not None
         self._changes.start()
         self._changed = self._changes.now

@@ -1,7 +1,7 @@
 """Keyed state by column in memory: one index from keys to slots, and arrays by slot for each state.
 
 Counterpart: ``operators.process.batch_process``. Keys that have lost all their state keep their slots until they are
-the majority; then the living ones are renumbered (ST7).
+the majority; then the living ones are renumbered.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _changed(frozen: FrozenRows) -> FrozenChanges:
 
 
 def _change(state: Replaced, frozen: FrozenRows, keys: Sequence[pa.Array], after: int | None) -> Change:
-    """Return what changed of a state after a snapshot, or all of it (MC11)."""
+    """Return what changed of a state after a snapshot, or all of it."""
     schema = state.section.schema
     places = None if after is None else _changed(frozen).after(after)
     if places is None:
@@ -215,7 +215,7 @@ class MemoryColumnBackend:
         self._renumber_at = max(_RENUMBER_MIN, 2 * len(self._index))
 
     def _drop_some_that_expired(self) -> None:
-        """Go on through the states with a TTL; when all keys were seen, see whether most have lost all state (TL8)."""
+        """Go on through the states with a TTL; when all keys were seen, see whether most have lost all state."""
         if not self._expiring:
             return
         for state in self._expiring:

@@ -1,8 +1,8 @@
-"""Value, list and map state by column in memory, for many keys at once (ST11 to ST13).
+"""Value, list and map state by column in memory, for many keys at once.
 
 A value state is a vector by slot. Lists are blocks in one pool, doubled when they are full: appending costs O(rows)
 amortised, reading O(rows + elements), and a position of the pool is written once, so that a snapshot needs no copy of
-the elements (ST5). Map entries are numbered by (key slot, map key slot), with a list of them per key; a removed entry
+the elements. Map entries are numbered by (key slot, map key slot), with a list of them per key; a removed entry
 keeps its number until there are more removed than living ones. Counterpart: ``operators.process.batch_state``.
 Arguments have no nulls; rows are in the batch's order.
 """

@@ -1,4 +1,4 @@
-"""The rows that a snapshot made of chunks has, as any backend restores them (MC6).
+"""The rows that a snapshot made of chunks has, as any backend restores them.
 
 ``incremental_snapshot`` wrote it. Chunks are read from the newest one to the oldest: what a newer one has, or
 says has gone, is left out of those before it. A range of key groups is read at a time, those of one file of the first
@@ -77,7 +77,7 @@ def schema_of(stored: StoredFiles, state: str) -> pa.Schema:
 def continue_from(
     backend: StateBackend, log: ChunkLog, states: Sequence[Replaced], stored: StoredFiles, owner: Ownership
 ) -> bool:
-    """Restore chunks in ``backend``, so that its next snapshot refers to them, if it has the same states (MC7).
+    """Restore chunks in ``backend``, so that its next snapshot refers to them, if it has the same states.
 
     Args:
         backend: is empty, and notes what changes in ``log``.
@@ -107,7 +107,7 @@ def continue_from(
 
 
 class PortableChunks:
-    """What chunks come to, in parts by key group (ST3). When all were read, their rows are counted (R30)."""
+    """What chunks come to, in parts by key group. When all were read, their rows are counted."""
 
     def __init__(self, stored: StoredFiles, description: Description, groups: KeyGroups) -> None:
         """``groups``: the wanted rows are theirs."""
@@ -218,7 +218,7 @@ def _within(batch: pa.RecordBatch, state: Replaced, groups: KeyGroups, keys: Own
 
 
 def _living(batch: pa.RecordBatch, now_ms: int | None) -> pa.RecordBatch:
-    """Return the rows that had not expired (TL6)."""
+    """Return the rows that had not expired."""
     if now_ms is None or EXPIRES_COLUMN not in batch.schema.names:
         return batch
     return _filtered(batch, to_numpy(batch.column(EXPIRES_COLUMN)) > now_ms)

@@ -1,4 +1,4 @@
-"""Incremental snapshots of the state in memory: changes since a snapshot, written as a chain of chunks (MC1 to MC5).
+"""Incremental snapshots of the state in memory: changes since a snapshot, written as a chain of chunks.
 
 A *chunk* is what changed between two snapshots. The first one of a chain is everything that there was; each of the
 others begins where the one before it ends. A snapshot is a chain that ends with its chunk. A chunk is a
@@ -47,7 +47,7 @@ class Chunk:
     Attributes:
         rows: how many rows it has, and keys that have gone.
         files: which hold it, each some key groups.
-        whole: the states of which it has all that there was: older chunks say nothing of them (MC11).
+        whole: the states of which it has all that there was: older chunks say nothing of them.
     """
 
     after: int
@@ -189,7 +189,7 @@ class Change:
         state: which one.
         rows: all that there are of each identity that changed.
         gone: the identities, or groups, of which no older row is there any more.
-        is_whole: these are all rows that there are, and no older one is there any more (MC11).
+        is_whole: these are all rows that there are, and no older one is there any more.
     """
 
     state: Replaced
@@ -280,7 +280,7 @@ class Description:
         states: that are in the chunks.
         keys: that are in it.
         chunks: the oldest one first, which has all that there was then.
-        now_ms: what time it was: what had expired is not among the rows (TL6). None: nothing expires.
+        now_ms: what time it was: what had expired is not among the rows. None: nothing expires.
         meta: sections that belong to no key, which a restore of the rows needs beside them.
     """
 
@@ -371,7 +371,7 @@ class ChunkedState(KeyedState):
     def _changes(self, after: int | None) -> Sequence[Change]:
         """Return what changed after a snapshot, of all states, in the same order each time; None: everything.
 
-        Of a state of which that is not known, return all that there is (MC11).
+        Of a state of which that is not known, return all that there is.
         """
 
     @abstractmethod
@@ -390,7 +390,7 @@ class ChunkedState(KeyedState):
         return _portable_rows(self._changes(None))
 
     def _write(self, target: SnapshotTarget) -> None:
-        """Write the changes since what may be shared, or everything (MC1)."""
+        """Write the changes since what may be shared, or everything."""
         keys, shareable = target.keys, target.files
         if keys is None or shareable is None:
             super()._write(target)

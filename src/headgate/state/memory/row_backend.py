@@ -1,7 +1,7 @@
 """Keyed state by row in memory: a dict from key to object for each state, and an overlay while a snapshot is held.
 
 Counterparts: ``operators.process.row_process`` and ``reduce``, which has one record per key. Freezing only puts
-the dict aside; a later change of a key goes to the overlay (ST5). A list or dict of a key is copied when it is first
+the dict aside; a later change of a key goes to the overlay. A list or dict of a key is copied when it is first
 changed after a barrier.
 """
 
@@ -47,7 +47,7 @@ class _Barrier:
 
     Attributes:
         states: the objects of each.
-        time_ms: what time it was: what had expired is not among the rows (TL6).
+        time_ms: what time it was: what had expired is not among the rows.
         timers: of each kind.
         meta: of timers.
     """
@@ -163,7 +163,7 @@ class MemoryRowBackend:
         for timers in self._timers.values():
             timers.absorb()
         for expiring in self._expiring:
-            expiring.sweep()  # TL8
+            expiring.sweep()
 
     def expect(self, columns: Sequence[pa.Array]) -> None:
         """See ``RowBackend``: everything is here."""
@@ -252,7 +252,7 @@ def _count_rows(descriptor: StateDescriptor, objects: dict[Any, Any], now_ms: in
 def _batches(
     schema: pa.Schema, descriptor: StateDescriptor, objects: Iterable[tuple[Any, Any]]
 ) -> Iterator[pa.RecordBatch]:
-    """Return the rows of a section: one per value, element or entry (ST3)."""
+    """Return the rows of a section: one per value, element or entry."""
     load = conversion(descriptor.type).load
     items = iter(objects)
     while part := list(islice(items, _ENCODE_KEYS)):  # in parts, because each holds up the processing thread
@@ -334,7 +334,7 @@ class MemoryRecords:
         self._cells.put_all(records)
 
     def freeze(self) -> FrozenState:
-        """See ``StateBackend``; until a release, changes go to an overlay (OP8)."""
+        """See ``StateBackend``; until a release, changes go to an overlay."""
         cells = self._cells.freeze()
         return _FrozenRecords(self._log, self._log.end_interval(), self._replaced, cells)
 

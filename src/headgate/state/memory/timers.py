@@ -2,8 +2,8 @@
 
 By column, timers are sorted runs of what was done to them. Registering and deleting append to a tail; a full tail
 becomes a run, sorted by time and slot; runs of like size are merged, and of what was done to one timer the latest
-counts. So each timer is sorted a few times in its life. Arrays are never written twice: snapshots refer to them (ST5,
-TM12), and so do the changes noted for the next checkpoints (MC9).
+counts. So each timer is sorted a few times in its life. Arrays are never written twice: snapshots refer to them, and so
+do the changes noted for the next checkpoints.
 
 By row, they are the keys of each time and a heap of the times. The keys of a time are a dict, or the key itself while
 there is only one, which is the usual case.
@@ -270,7 +270,7 @@ class MemoryColumnTimers:
 
         Args:
             hashes: of the keys of slots.
-            interval: what is done to timers is noted by it (MC9); None: not tracked.
+            interval: what is done to timers is noted by it; None: not tracked.
         """
         self._hashes = hashes
         self._noted = None if interval is None else NotedTimers(interval)
@@ -361,7 +361,7 @@ class MemoryColumnTimers:
             self._noted.add(times, changes, len(self))
 
     def track_changes(self) -> None:
-        """All timers were restored from a snapshot that the next one may refer to (MC7)."""
+        """All timers were restored from a snapshot that the next one may refer to."""
         assert self._noted is not None
         self._noted.start()
 
@@ -501,7 +501,7 @@ class MemoryRowTimers:
     """See ``timers.RowTimers``."""
 
     def __init__(self, keys: KeyColumns, interval: Interval | None = None) -> None:
-        """``interval``: which timers come and go is noted by it (MC9); None: not tracked."""
+        """``interval``: which timers come and go is noted by it; None: not tracked."""
         self._changes = None if interval is None else ChangedKeys(interval)
         self._changed: dict[Any, None] | None = None
         self._key_columns = keys
@@ -602,7 +602,7 @@ class MemoryRowTimers:
             self._changed = self._changes.bounded(self._count)
 
     def track_changes(self) -> None:
-        """All timers were restored from a snapshot that the next one may refer to (MC7)."""
+        """All timers were restored from a snapshot that the next one may refer to."""
         assert self._changes is not None
         self._changes.start()
         self._changed = self._changes.now
@@ -651,7 +651,7 @@ class MemoryRowTimers:
             heapify(self._heap)
 
     def _ordered(self, keys: list[Any]) -> list[Any]:
-        """Return keys in the order of their hashes (TM5)."""
+        """Return keys in the order of their hashes."""
         if self._hash is not None and len(keys) <= _HASHED_ONE_BY_ONE:
             return sorted(keys, key=self._hash)
         order = np.argsort(self._hashes(keys), kind="stable")

@@ -3,7 +3,7 @@
 The states without one, and beside them the expiry of what they hold (docs/spec/ttl.md).
 
 Each state leaves out what has expired in all that it returns, sets expiries when it is written, and renews them when
-it is read, if its TTL says so. ``sweep`` drops a bounded amount of what has expired (TL8).
+it is read, if its TTL says so. ``sweep`` drops a bounded amount of what has expired.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LONG_AGO_MS = -(1 << 63)
 
 
 class Expiries:
-    """An expiry per slot: from this processing time on there is no value (TL2)."""
+    """An expiry per slot: from this processing time on there is no value."""
 
     def __init__(self, ttl: TTL, time: StateTime) -> None:
         self._ttl_ms = ttl.duration_ms
@@ -59,7 +59,7 @@ class Expiries:
         self._at.written(size)[slots] = self.next_ms
 
     def on_read(self, slots: Slots, size: int) -> bool:
-        """What is in ``slots`` was read, and none of it has expired (TL4); return whether that renews it."""
+        """What is in ``slots`` was read, and none of it has expired; return whether that renews it."""
         if self._is_renewed_by_reads and (self._at.read(size).take(slots) != self.next_ms).any():
             self.renew(slots, size)
             return True
@@ -70,7 +70,7 @@ class Expiries:
         self._at.written(size)[slots] = column.to_numpy()
 
     def end_restore(self, size: int) -> Slots:
-        """Nothing lives longer than a TTL from now on (TL7); return the slots that would have."""
+        """Nothing lives longer than a TTL from now on; return the slots that would have."""
         longer = np.flatnonzero(self._at.read(size)[:size] > self.next_ms)
         if len(longer):
             self._at.written(size)[longer] = self.next_ms
@@ -86,7 +86,7 @@ class Expiries:
 
 
 class Sweep:
-    """Goes round through slots, a bounded number at a turn (TL8)."""
+    """Goes round through slots, a bounded number at a turn."""
 
     def __init__(self) -> None:
         self._at = 0
@@ -105,9 +105,9 @@ class Sweep:
 
 
 def live_rows(frozen: FrozenRows, expiries: Callable[[Slots | None], Array], now_ms: int) -> FrozenRows:
-    """Return the rows of ``frozen`` that had not expired, with one more column that says when they do (TL6).
+    """Return the rows of ``frozen`` that had not expired, with one more column that says when they do.
 
-    Those that changed are there although they have expired: a restore of chunks leaves them out (MC6).
+    Those that changed are there although they have expired: a restore of chunks leaves them out.
 
     Args:
         frozen: without expiries.
@@ -170,7 +170,7 @@ class ExpiringValues(MemoryValues):
         self._expiries.renew(slots, self._size)
 
     def replace(self, slots: Slots, values: pa.Array) -> Mask:
-        """See ``MemoryValues``. A value that stays the same is written all the same (TL4)."""
+        """See ``MemoryValues``. A value that stays the same is written all the same."""
         changed = super().replace(slots, values)
         self._mark(slots)
         return changed
@@ -296,7 +296,7 @@ class ExpiringMaps(MemoryMaps):
 
 
 class ExpiringLists:
-    """Lists by slot: see ``backend.ListColumns``. Beside the elements stand their expiries, which only rise (TL3).
+    """Lists by slot: see ``backend.ListColumns``. Beside the elements stand their expiries, which only rise.
 
     What a list had when it was read lives until one time, which is one number for each list, whatever its length.
     """
@@ -455,7 +455,7 @@ class ExpiringCells(MemoryCells):
         return (key for key in held if last_expiry(self.get(key)) > now_ms)
 
     def sweep(self) -> None:
-        """Forget what has expired of some keys (TL8)."""
+        """Forget what has expired of some keys."""
         if not self._to_see:
             self._to_see, self._seen = self._seen, {}
         now_ms = self._time.now_ms

@@ -1,8 +1,8 @@
 """Rows by window and key in memory: see ``backend.WindowBackend``. Counterpart: ``operators.tumbling_windows``.
 
 Two kinds: rows that are kept as they came, and partial results that are merged per key. What is frozen never changes:
-batches are immutable, and a table of accumulators is copied when it next changes (ST5). Of both it is known what came
-since a snapshot, and which windows have been taken (MC5, MC10).
+batches are immutable, and a table of accumulators is copied when it next changes. Of both it is known what came
+since a snapshot, and which windows have been taken.
 """
 
 from __future__ import annotations
@@ -230,7 +230,7 @@ class MemoryWindowRows(_Windows[list[_WindowBatch]]):
         return [one.batch for one in self._removed(window)]
 
     def freeze(self) -> KeyedState:
-        """See ``StateBackend`` (WN11)."""
+        """See ``StateBackend``."""
         kept = tuple(one for window in self.windows() for one in self._held[window])
         return _FrozenRows(self._barrier(), kept)
 

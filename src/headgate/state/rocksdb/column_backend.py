@@ -1,7 +1,7 @@
 """Keyed state by column in RocksDB: see ``backend.ColumnBackend``. Counterpart: ``operators.process.batch_process``.
 
 The cache in front is state by column in memory, of the keys that were used lately: what they have is loaded when their
-slots are first asked for, thousands at once, and goes back when it is much, or to a checkpoint (RB4).
+slots are first asked for, thousands at once, and goes back when it is much, or to a checkpoint.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ from headgate.state.ttl import TTL_SECTION, StateTime, TtlMeta
 from headgate.state.vectors import FrozenRows, SlotArray, is_fixed, storage_type
 
 CHANGES_MAX = 65_536
-"""So many keys, or entries of maps, may differ from the database: the pause of a checkpoint is bounded by it (RB4)."""
+"""So many keys, or entries of maps, may differ from the database: the pause of a checkpoint is bounded by it."""
 
 SLOT_BYTES = 8
-"""What is noted of a key in the cache takes so much, beside its part of the index of keys (RB5)."""
+"""What is noted of a key in the cache takes so much, beside its part of the index of keys."""
 
 _COPIES = 3
 """A heap of values may hold as much again that is no longer referred to, and is copied when it is tidied."""
@@ -97,7 +97,7 @@ class RocksColumnBackend:
         self._expiring = [state for state in self._states.values() if isinstance(state, CachedExpiring)]
         self._tables = ExpiringTables(local.database, keys, list(tables.values()), self.time)
         self._uncached_counts = dict.fromkeys(self._states, 0)
-        """How many rows of each state are not in the cache: so a row that is lost on its way is found missing (U7)."""
+        """How many rows of each state are not in the cache: so a row that is lost on its way is found missing."""
         self._is_loaded = SlotArray(np.bool_)
         self._used = SlotArray(np.uint16)
         """The turn in which each slot was last asked for."""
@@ -221,7 +221,7 @@ class RocksColumnBackend:
             self.write_back()
             self._evict()
             left = self._cached_bytes()
-            self._evict_at = 2 * left if left > self._kept_bytes else 0  # keys with timers in memory stay (RB9)
+            self._evict_at = 2 * left if left > self._kept_bytes else 0  # keys with timers in memory stay
 
     def _next_turn(self) -> None:
         if self._turn >= TURNS_MAX:
@@ -230,7 +230,7 @@ class RocksColumnBackend:
         self._turn += 1
 
     def _drop_some_that_expired(self) -> None:
-        """Go on through the database; what has expired of keys that are in the cache goes with the next write (TL8)."""
+        """Go on through the database; what has expired of keys that are in the cache goes with the next write."""
         found = list(self._tables.sweep())
         for _, columns in found:
             self.slots(columns)

@@ -1,4 +1,4 @@
-"""Cache of states by slot in front of a database: those of memory, and what of each differs from the database (RB4).
+"""Cache of states by slot in front of a database: those of memory, and what of each differs from the database.
 
 Counterparts: ``column_backend``, which decides which slots are in the cache, and ``state.memory``, which does the
 work. A slot is used only when everything that its key has was loaded.

@@ -1,4 +1,4 @@
-"""One RocksDB database, sorted rows of bytes on a local disk, and the memory that all of a worker share (RB3 to RB6).
+"""One RocksDB database, sorted rows of bytes on a local disk, and the memory that all of a worker share.
 
 Nothing here survives its process on purpose: what counts is in checkpoints, so there is no write-ahead log. Every
 error of RocksDB becomes one sentence with the directory. Half of the memory is RocksDB's, a quarter if all databases
@@ -27,31 +27,31 @@ from headgate.state.rocksdb.sst_checksums import FORMAT_VERSION
 from headgate.state.snapshot import LocalDamage
 
 _ENGINE_SHARE, _ENGINE_SHARE_OF_NUMBERS = 2, 4
-"""One part in so many is RocksDB's. It reads numbers where they are (RB28), and keeps no blocks of them."""
+"""One part in so many is RocksDB's. It reads numbers where they are, and keeps no blocks of them."""
 _WRITE_SHARE = 8
 """Of the memory, one part in so many is for rows that are not in a file yet."""
 _WRITE_BUFFER_MAX = 64 << 20
 _WRITE_BUFFER_MIN = 64 << 10
 _LOG_BYTES_MAX = 1 << 20
 _MERGED_FILES = 16
-"""So many new files wait to be merged with all others, where a row is found by its name (RB14): a filter tells at once
+"""So many new files wait to be merged with all others, where a row is found by its name: a filter tells at once
 that a file has not got it. Each file that waits costs a search its time; each merge writes the whole database."""
 _MERGED_FILES_OF_NUMBERS = 8
-"""The same where reading a row costs little more than asking the filters of the files that wait (RB28)."""
+"""The same where reading a row costs little more than asking the filters of the files that wait."""
 _SLOW, _STOP = 2, 3
 """So many times as many slow writing down, and stop it."""
 _NEW_ROWS_FILTER = 0.03
 """Of the memory of rows that are not in a file yet, for a filter: most rows that are looked up are not there."""
 METADATA_BYTES = 64 << 10
-"""Of a part of a filter or index, about. Smaller ones are more to search, larger ones more to read (RB25)."""
+"""Of a part of a filter or index, about. Smaller ones are more to search, larger ones more to read."""
 _OPEN_FILES_MAX = 128
 """Of one database, unless a worker has many of them."""
 _OPEN_FILES_MIN = 16
 _INSPECTION_FILES = 20
 """So many at least: fewer are opened to see whether the files of a database fit together, and all have their sizes."""
 MANIFEST_BYTES_MAX = 12 << 10
-"""Of a MANIFEST, to which RocksDB adds a note of each file that comes or goes; then it begins a new one (RB26). So what
-describes a database of some GB has room in the manifest of a checkpoint (C13), and is no file of its own."""
+"""Of a MANIFEST, to which RocksDB adds a note of each file that comes or goes; then it begins a new one. So what
+describes a database of some GB has room in the manifest of a checkpoint, and is no file of its own."""
 _FILES_LIMIT_MAX = 1 << 16
 
 
@@ -156,7 +156,7 @@ class SharedMemory:
         blocks.set_cache_index_and_filter_blocks(True)
         blocks.set_pin_l0_filter_and_index_blocks_in_cache(True)
         blocks.set_bloom_filter(10, False)
-        # in parts (RB25): in one it is some MB of a large file, read again for every few rows when it has no room
+        # in parts: in one it is some MB of a large file, read again for every few rows when it has no room
         blocks.set_index_type(rocksdict.BlockBasedIndexType.two_level_index_search())
         blocks.set_partition_filters(True)
         blocks.set_metadata_block_size(METADATA_BYTES)
@@ -168,7 +168,7 @@ class SharedMemory:
         options.set_block_based_table_factory(blocks)
         options.set_write_buffer_manager(self._buffers)
         options.set_write_buffer_size(self._buffer_bytes)
-        if use is Use.NUMBERS:  # little is saved by packing them, and what is not packed is read where it is (RB28)
+        if use is Use.NUMBERS:  # little is saved by packing them, and what is not packed is read where it is
             options.set_compression_type(rocksdict.DBCompressionType.none())
             options.set_allow_mmap_reads(True)
         else:
@@ -217,7 +217,7 @@ _DIRECTORY_HINT = "give headgate.RocksDB(dir=) a directory that the workers may 
 SCAN_ROWS = 8_192
 
 GROUP_BYTES = 2
-"""With so many bytes each row says in which key group its key is (RB1)."""
+"""With so many bytes each row says in which key group its key is."""
 
 Scanned: TypeAlias = tuple[list[bytes], list[bytes]]
 """Rows and their values."""
@@ -311,7 +311,7 @@ class Rows:
         return [row for row, _ in rows], [value for _, value in rows]
 
     def _check_end(self, last: bytes, options: rocksdict.ReadOptions) -> None:
-        """Make sure that there is nothing after ``last``, and that this could be seen (RB6)."""
+        """Make sure that there is nothing after ``last``, and that this could be seen."""
         rest = self._db.iter(options)
         rest.seek(last + b"\0")
         rest.status()
@@ -413,7 +413,7 @@ class Database(Rows):
         with rocksdb_errors("open", self._path):
             self._db = Rdict(str(self._path), self._memory.options(is_new=is_new, use=self._use))
         options = rocksdict.WriteOptions()
-        options.disable_wal = True  # RB4
+        options.disable_wal = True
         self._db.set_write_options(options)
 
     def write(self, changes: Changes) -> None:
@@ -519,7 +519,7 @@ def directory_error(path: Path, error: OSError) -> StorageError:
 
 @contextmanager
 def rocksdb_errors(operation: str, path: Path) -> Iterator[None]:
-    """Say what RocksDB says in the words of this project: one sentence, with the directory (RB8)."""
+    """Say what RocksDB says in the words of this project: one sentence, with the directory."""
     try:
         yield
     except rocksdict.DbClosedError as error:

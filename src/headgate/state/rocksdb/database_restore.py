@@ -1,15 +1,14 @@
-"""Restore the files of a database from a checkpoint: continue with them, or read their rows (RB21, RB22, RB29).
+"""Restore the files of a database from a checkpoint: continue with them, or read their rows.
 
 Files that a worker of this machine left are linked instead of fetched, if they are the same ones. Nothing is opened
 before every file is there and verified, and nothing of it is used before its rows are counted. What is wrong then,
 and again in files that were fetched once more, is the checkpoint's, unless the files here have changed (R57).
 
-For some key groups only the files with rows of theirs are fetched: a database is in the order of its key groups
-(RB1). The library cannot open a database of which only some files are there, so an edit that removes the others is
-added to its MANIFEST. The format is that of LevelDB: records in blocks of 32 KiB, and no piece crosses the end of a
-block, each with a checksum (Castagnoli's CRC of 32 bits, rotated and shifted); in an edit, tag 6 says "at
-this level, the file with this number was removed". Source: the pages "MANIFEST" and "Write-Ahead-Log-File-Format" of
-RocksDB's wiki.
+For some key groups only the files with rows of theirs are fetched: a database is in the order of its key groups. The
+library cannot open a database of which only some files are there, so an edit that removes the others is added to its
+MANIFEST. The format is that of LevelDB: records in blocks of 32 KiB, and no piece crosses the end of a block, each with
+a checksum (Castagnoli's CRC of 32 bits, rotated and shifted); in an edit, tag 6 says "at this level, the file with this
+number was removed". Source: the pages "MANIFEST" and "Write-Ahead-Log-File-Format" of RocksDB's wiki.
 """
 
 from __future__ import annotations
@@ -151,7 +150,7 @@ def _may_have(file: FileRange, groups: KeyGroups) -> bool:
 def check_files(rows: Rows, description: Description, where: str) -> None:
     """Make sure that an opened database has the files that ``description`` tells of, where it says, and no others.
 
-    Its rows cannot be counted (R30): it is unknown how many of them are in the files that are not here.
+    Its rows cannot be counted: it is unknown how many of them are in the files that are not here.
 
     Raises:
         UnsoundFiles: it is not so.
@@ -224,7 +223,7 @@ def fetch(stored: StoredFiles, description: Description, to: Path, near: LocalCo
 
 
 def _is_linked(path: Path, to: Path, part: SnapshotPart) -> bool:
-    """Link ``path`` if it is what ``part`` says: what is near may be damaged, or of another database (RB21)."""
+    """Link ``path`` if it is what ``part`` says: what is near may be damaged, or of another database."""
     try:
         if path.stat().st_size != part.size_bytes:
             return False
@@ -251,7 +250,7 @@ def _write(path: Path, data: Buffer) -> None:
 
 
 def check_rows(rows: Rows, tables: Sequence[AnyTable], wanted: Mapping[str, int], where: str) -> None:
-    """Make sure that each state has as many rows as its manifest says, and that there are no other states (R30).
+    """Make sure that each state has as many rows as its manifest says, and that there are no other states.
 
     Raises:
         UnsoundFiles: it is not so.
@@ -264,7 +263,7 @@ def check_rows(rows: Rows, tables: Sequence[AnyTable], wanted: Mapping[str, int]
 
 
 def _count_rows(rows: Rows, tables: Sequence[AnyTable]) -> dict[str, int]:
-    """Return how many rows each section has. Values are looked at only if several states share them (RB27)."""
+    """Return how many rows each section has. Values are looked at only if several states share them."""
     by_number = {table.number: table for table in tables}
     found = {section.name: 0 for table in tables for section in sections_of(table)}
     has_packed = any(isinstance(table, PackedTable) for table in tables)
@@ -336,7 +335,7 @@ def recorded_counts(stored: StoredFiles) -> dict[str, int]:
 def continue_from(
     local: LocalDatabase, stored: StoredFiles, tables: Sequence[AnyTable], owner: Ownership
 ) -> Continued | None:
-    """Have in the empty database ``local`` what a checkpoint holds, if it is of the same states and keys (RB21).
+    """Have in the empty database ``local`` what a checkpoint holds, if it is of the same states and keys.
 
     Returns:
         What it is; None: it is of others, and nothing was done.
@@ -380,7 +379,7 @@ def _fetch_and_check(
 
 
 class PortableRows:
-    """The rows of a database as any backend restores them, in parts by key group (ST3).
+    """The rows of a database as any backend restores them, in parts by key group.
 
     The database is opened in a directory of its own when the first part is asked for, and goes after the last one.
     """

@@ -1,9 +1,9 @@
-"""Snapshot of a database: a RocksDB checkpoint at a barrier, written as its files or as portable rows (RB7, RB20).
+"""Snapshot of a database: a RocksDB checkpoint at a barrier, written as its files or as portable rows.
 
 The checkpoint's files are links. It is read in the upload thread, through a handle of its own: whatever becomes of
 the database, nothing here changes. Files that earlier checkpoints hold are referred to instead of written; which may
 be shared is decided by ``protocol.checkpoints``. Large files are parts of their own; the small ones that change with
-every checkpoint are in the description, with the tables and the keys. As portable rows, in canonical sections (ST3),
+every checkpoint are in the description, with the tables and the keys. As portable rows, in canonical sections,
 any backend restores it at any parallelism. Counterpart: ``database_restore``.
 """
 
@@ -67,7 +67,7 @@ _PACK = "pack"
 
 _LARGE_NAME = re.compile(r"[0-9]{6,20}\.sst")
 _SMALL_NAME = re.compile(r"CURRENT|MANIFEST-[0-9]{6,20}|rocksdict-config\.json")
-"""What RocksDB and its library call files: opening a database writes files with these names (SE8)."""
+"""What RocksDB and its library call files: opening a database writes files with these names."""
 
 _SOME_TTL = TTL("1ms")
 
@@ -88,8 +88,8 @@ class Description:
         ranges: where each of these is, in the same order.
         small: its other files.
         meta: sections that belong to no key: a restore of rows needs them.
-        now_ms: what time it was: what had expired is not part of the state (TL6).
-        is_whole: whether all rows of ``keys`` are in these files; not if some were left out (RB29).
+        now_ms: what time it was: what had expired is not part of the state.
+        is_whole: whether all rows of ``keys`` are in these files; not if some were left out.
     """
 
     tables: Sequence[AnyTable]
@@ -107,7 +107,7 @@ class Description:
 
     @property
     def latest_ms(self) -> dict[int, int]:
-        """When the last row of each table expires, at the latest, by its number (TL7)."""
+        """When the last row of each table expires, at the latest, by its number."""
         return {one.number: self.now_ms + one.ttl.duration_ms for one in self.tables if one.ttl is not None}
 
     def encode(self) -> list[Buffer]:
@@ -256,10 +256,10 @@ KnownFiles: TypeAlias = dict[str, tuple[int, int]]
 
 SST_SUFFIX = ".sst"
 _UNDESCRIBED_ENDINGS = (SST_SUFFIX, ".log", "LOG", "LOCK", "IDENTITY")
-"""Endings of what is in no description: nothing was logged (RB4), and opening it makes the others."""
+"""Endings of what is in no description: nothing was logged, and opening it makes the others."""
 
 _OPTIONS_PREFIX = "OPTIONS-"
-"""Files of options are in no description either: a restored database is opened with options of its own (RB21)."""
+"""Files of options are in no description either: a restored database is opened with options of its own."""
 
 
 def can_write_files(checkpoint: Path, tables: Sequence[object]) -> bool:
@@ -291,7 +291,7 @@ def write_files(
         rows: of each state.
 
     Raises:
-        LocalDamage: a file is not as it was written; nothing of it is (RB23).
+        LocalDamage: a file is not as it was written; nothing of it is.
         StorageError
     """
     large = sorted(checkpoint.glob(f"*{SST_SUFFIX}"))
@@ -318,7 +318,7 @@ def _is_described(name: str) -> bool:
 
 
 def _check(path: Path, data: bytes, known: tuple[int, int] | None) -> None:
-    """Make sure that ``data`` is what it was when it was ``known``, or else that it is what RocksDB wrote (RB23)."""
+    """Make sure that ``data`` is what it was when it was ``known``, or else that it is what RocksDB wrote."""
     if known is None:
         check_blocks(data, path)
         return
@@ -362,13 +362,13 @@ def expired_counts(rows: DatabaseRows, tables: Sequence[AnyTable], now_ms: int) 
 
 @dataclass(frozen=True)
 class ExtraSections:
-    """What a snapshot has that is not in the database: timers in memory (RB11), and what belongs to no key.
+    """What a snapshot has that is not in the database: timers in memory, and what belongs to no key.
 
     Attributes:
         rows: returns rows of sections, which the database may have more of.
         counts: returns how many each of these has.
         meta: sections that belong to no key.
-        now_ms: what time it was: what had expired is in no snapshot (TL6).
+        now_ms: what time it was: what had expired is in no snapshot.
         forget: gives all of it up.
     """
 
@@ -410,7 +410,7 @@ class FrozenDatabase(FrozenState):
         self._removal = weakref.finalize(self, shutil.rmtree, path, ignore_errors=True)
 
     def _rows(self) -> Mapping[str, int]:
-        """Return what was counted; in files, what has expired and did not go yet is there, and counts (RB24)."""
+        """Return what was counted; in files, what has expired and did not go yet is there, and counts."""
         beside, counts = self._extra.counts(), self._counts if self._has_files else self._living_counts
         return {**beside, **{name: count + beside.get(name, 0) for name, count in counts.items()}}
 
@@ -428,7 +428,7 @@ class FrozenDatabase(FrozenState):
             return self._encoded(rows.scan(b"", None), self._extra.rows())[0]
 
     def _write(self, target: SnapshotTarget) -> None:
-        """Write the files of the database (RB20), or a part for each range of key groups (SF11)."""
+        """Write the files of the database, or a part for each range of key groups."""
         keys, shareable, beside = target.keys, target.files, self._extra.rows()
         if keys is not None and shareable is not None and can_write_files(self._path, list(self._tables.values())):
             self._write_files(target, keys, shareable, beside)
@@ -483,7 +483,7 @@ def encode_sections_of(
 ) -> tuple[list[Buffer], dict[str, int]]:
     """Return a container of the sections of all tables, and of ``beside``, and how many rows each has.
 
-    A section that a table and ``beside`` have holds the rows of both. What has expired at ``now_ms`` is left out (TL6).
+    A section that a table and ``beside`` have holds the rows of both. What has expired at ``now_ms`` is left out.
     """
     by_number = {table.number: table for table in tables}
     sections = {section.name: section for table in tables for section in sections_of(table)}

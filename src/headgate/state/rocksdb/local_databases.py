@@ -1,7 +1,7 @@
-"""Where the databases of one worker are: a directory of its own, which is gone when the worker has ended well (RB3).
+"""Where the databases of one worker are: a directory of its own, which is gone when the worker has ended well.
 
 Counterpart: ``state.worker_backends``, through which a worker gets it. Two workers on one machine have two directories.
-What a worker left that was killed, or failed, may serve the next ones: a restore takes what fits (RB21). The first
+What a worker left that was killed, or failed, may serve the next ones: a restore takes what fits. The first
 worker of that machine that takes a snapshot removes it: by then all have restored.
 """
 
@@ -86,7 +86,7 @@ class LocalDatabase:
         return path
 
     def keep(self, checkpoint: Path) -> None:
-        """Keep the files of a snapshot for the process that restores after this one (RB21); of older ones they go."""
+        """Keep the files of a snapshot for the process that restores after this one; of older ones they go."""
         self._kept.append(checkpoint)
         while len(self._kept) > _KEPT_MAX:
             shutil.rmtree(self._kept.pop(0), ignore_errors=True)
@@ -153,7 +153,7 @@ class LocalDatabases:
     def close(self, *, is_left: bool = False) -> None:
         """Close everything, and remove it. Idempotent. Snapshots that are still being written fail.
 
-        ``is_left``: not the last snapshots, which a restore on this machine may use (RB21).
+        ``is_left``: not the last snapshots, which a restore on this machine may use.
         """
         for local in self._open:
             local.database.close()

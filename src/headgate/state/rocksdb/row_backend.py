@@ -1,4 +1,4 @@
-"""Keyed state by row in RocksDB: see ``backend.RowBackend`` and ``backend.RecordBackend``; and its cache (RB4).
+"""Keyed state by row in RocksDB: see ``backend.RowBackend`` and ``backend.RecordBackend``; and its cache.
 
 What is used stays in memory, what changed is written back. Two generations of a dict make the cache: what is used
 moves to the young one, and the old one is given up when the young one is full. Objects are read and written thousands
@@ -259,7 +259,7 @@ class StoredLists(_StoredEntries):
 
 
 class StoredMaps(_StoredEntries):
-    """Maps: a row per entry, in the order of the map keys' bytes. Those with a TTL come in that of expiry (TL3)."""
+    """Maps: a row per entry, in the order of the map keys' bytes. Those with a TTL come in that of expiry."""
 
     def load(self, keys: Sequence[Any]) -> Mapping[Any, Any]:
         """See ``Stored``."""
@@ -324,7 +324,7 @@ def _objects(table: Table, column: pa.Array) -> list[Any]:
 
 
 CHANGES_MAX = 16_384
-"""So many keys may differ from the database: the pause of a checkpoint is bounded by it (RB4)."""
+"""So many keys may differ from the database: the pause of a checkpoint is bounded by it."""
 
 CACHE_ROW_BYTES = 512
 """A row in the cache, Python objects with their places in dicts, is taken to be so large, beside its value."""
@@ -388,7 +388,7 @@ class CachedObjects:
                 cells.age()
 
     def drop_some_that_expired(self) -> None:
-        """Go on through the database; what has expired of the keys that are met goes with the next write (TL8)."""
+        """Go on through the database; what has expired of the keys that are met goes with the next write."""
         cells = {stored.table.number: cells for cells, stored in self._stored}
         for table, columns in list(self._expiring.sweep()):
             keys, found = dict.fromkeys(keys_of(columns)), cells[table.number]

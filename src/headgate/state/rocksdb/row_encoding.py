@@ -1,6 +1,6 @@
 """Keys and values as bytes.
 
-``key group | table | key | suffix`` and typed values (RB1, RB2 of docs/spec/rocksdb.md).
+``key group | table | key | suffix`` and typed values (docs/spec/rocksdb.md).
 
 The key group comes first, so that a range of key groups is a range of the database. Within a key, rows are in the
 order of their suffix: the place in a list, the key of a map's entry. Values of a fixed width are their bytes, text is
@@ -59,7 +59,7 @@ def encoded_keys(columns: Sequence[pa.Array], keys: KeyColumns, max_parallelism:
 
 
 def disk_order(columns: Sequence[pa.Array], keys: KeyColumns, max_parallelism: int) -> npt.NDArray[np.int64]:
-    """Return the places of keys in about the order of their rows: by group, numbers by their first column (RB14)."""
+    """Return the places of keys in about the order of their rows: by group, numbers by their first column."""
     names = keys.section_names
     hashes = hash_columns(pa.RecordBatch.from_arrays(list(columns), names=names), names)
     groups = key_groups(hashes, max_parallelism).astype(np.uint16)  # of 16 bits: sorted in one go

@@ -1,8 +1,8 @@
-"""Whether the bytes of a file are those that RocksDB wrote: each block by its checksum (RB23 of docs/spec/rocksdb.md).
+"""Whether the bytes of a file are those that RocksDB wrote: each block by its checksum (docs/spec/rocksdb.md).
 
 The library offers no such look at one file. A file is blocks without gaps (data, filter, index, properties), then an
 index of those that hold no data, then a footer; each block has a trailer of its kind of compression and a checksum.
-The index, and the filter, are either one block or many with an index of their own (RB25).
+The index, and the filter, are either one block or many with an index of their own.
 The options in ``database`` say how files are written; ``database_snapshot`` calls this before it uploads a file.
 """
 

@@ -1,4 +1,4 @@
-"""What the rows of a database mean: each state has a table, and its rows are those of its section (RB1, RB27, ST3).
+"""What the rows of a database mean: each state has a table, and its rows are those of its section.
 
 A table of values has a row per key. One of lists or maps has a row per element or entry, and a *head* in the table
 after it with their number: most keys that are looked up have nothing, and a head can be looked up without a search.
@@ -69,7 +69,7 @@ class Table:
         return value_codec(self.dtype) if self.ttl is None else timed_codec(self.dtype)
 
     def batch(self, rows: Sequence[bytes], values: Sequence[bytes], now_ms: int) -> pa.RecordBatch:
-        """Return rows of the database as rows of the section, without what has expired (TL6)."""
+        """Return rows of the database as rows of the section, without what has expired."""
         return self.batch_of(rows, self.codec.decode(values), now_ms)
 
     def batch_of(self, rows: Sequence[bytes], stored: pa.Array, now_ms: int) -> pa.RecordBatch:

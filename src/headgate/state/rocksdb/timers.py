@@ -1,7 +1,7 @@
-"""Timers in RocksDB: the next ones in memory, the others in the database (RB11 of docs/spec/rocksdb.md).
+"""Timers in RocksDB: the next ones in memory, the others in the database (docs/spec/rocksdb.md).
 
 In the database a timer is ``key group | table | time | hash of the key | key``, without a value. So within a key group
-timers are in the order in which they fire (TM5), and the first ones are read without the others. Timers before a
+timers are in the order in which they fire, and the first ones are read without the others. Timers before a
 place, the *horizon*, are in memory, as state in memory holds them, so that they fire in the same order. When none is
 left, the next ones are read; when there are too many, the last ones are stored, and the horizon comes nearer.
 """
@@ -133,7 +133,7 @@ class StoredTimers:
             self._write(columns, times_ms, is_wanted, None)
 
     def continue_from(self, count: int, groups: range) -> None:
-        """The database has ``count`` timers now, of keys in ``groups`` (RB24)."""
+        """The database has ``count`` timers now, of keys in ``groups``."""
         self.count = count
         self._has[groups.start : groups.stop] = count > 0
         self._from_ms[:], self._from_hash[:] = BEGINNING_OF_TIME

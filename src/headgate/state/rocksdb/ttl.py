@@ -1,6 +1,6 @@
 """State in RocksDB with a TTL.
 
-The sweep through expired rows, and caches that drop what has expired (RB10, TL7, TL8).
+The sweep through expired rows, and caches that drop what has expired.
 
 The sweep removes no row: keys with expired rows come into the cache in front, which drops them as state in memory
 does, and writes that back. So there is one place that knows what a key has, and the cache and the database agree.
@@ -71,7 +71,7 @@ class ExpiringTables:
             self._latest_ms[number] = max(self._latest_ms[number], found_ms)
 
     def end_restore(self) -> None:
-        """Nothing lives longer than its TTL from now on (TL7). Reads the database only if something would."""
+        """Nothing lives longer than its TTL from now on. Reads the database only if something would."""
         limits = {number: self._time.now_ms + ttl.duration_ms for number, (_, ttl) in self._ttls.items()}
         limits = {number: limit_ms for number, limit_ms in limits.items() if self._latest_ms[number] > limit_ms}
         if not limits:

@@ -1,4 +1,4 @@
-"""Rows by window in RocksDB: ``key group | table | window | suffix``, the whole row as the value (RB12).
+"""Rows by window in RocksDB: ``key group | table | window | suffix``, the whole row as the value.
 
 In front are the windows of the backend in memory. When they have no room any more, all that they hold goes to the
 database; what comes later is held in memory again, and goes there, too, when it is much, or to a checkpoint. A window
@@ -198,7 +198,7 @@ class _RocksWindows(ABC, Generic[FrontT]):
         return max(1, self._local.cache_bytes // self._local.row_bytes(MERGED_ROW_BYTES, _COPIES))
 
     def freeze(self) -> FrozenState:
-        """See ``StateBackend``. As soon as anything is in the database, everything is (RB12)."""
+        """See ``StateBackend``. As soon as anything is in the database, everything is."""
         if self._stored.count:
             self._write_back()
         if not self._stored.count:
@@ -208,7 +208,7 @@ class _RocksWindows(ABC, Generic[FrontT]):
         return FrozenDatabase(self._local, self._local.checkpoint(), [self._stored.table], counts, beside)
 
     def continue_from(self, stored: StoredFiles, owner: Ownership) -> bool:
-        """See ``ContinuingBackend``. Chunks are what was in memory (MC7), and come there again."""
+        """See ``ContinuingBackend``. Chunks are what was in memory, and come there again."""
         if self.windows():
             return False
         if stored.are_chunks:

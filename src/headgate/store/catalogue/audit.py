@@ -1,7 +1,7 @@
 """Audit of a catalogue: its rows must agree with each other, those of reader groups included.
 
 Counterparts: ``integrity`` has left out what makes no sense at all, ``fsck`` compares the rest with the files.
-Source: S40 of docs/spec/stream-store.md, RG24 and RG25 of docs/spec/reader-groups.md. Whatever cannot be checked is a
+Source: docs/spec/stream-store.md, RG24 of docs/spec/reader-groups.md. Whatever cannot be checked is a
 problem, and the others are checked all the same. Never changes anything but holds of groups, when it is asked to mend
 them.
 """
@@ -249,7 +249,7 @@ class SqlAudit:
         ]
 
     def _positions(self, stream: StreamInfo) -> Findings:
-        """Parts of a segment follow each other from its head, or before it, to its end (LY4, S65)."""
+        """Parts of a segment follow each other from its head, or before it, to its end (S65)."""
         found: Findings = []
         of_stream = t.segments.c.stream_id == stream.stream_id
         query = sa.select(t.segments).where(of_stream)
@@ -301,7 +301,7 @@ class SqlAudit:
         return found + self._leases()
 
     def _leases(self) -> Findings:
-        """Exactly the open transactions have a lease, and participants write what is there (TX7)."""
+        """Exactly the open transactions have a lease, and participants write what is there."""
         shared = t.shared_transactions
         known = sa.select(t.transactions.c.id, t.transactions.c.name, t.transactions.c.status, shared.c.due_ms)
         joined = known.join_from(t.transactions, shared, t.transactions.c.id == shared.c.transaction_id, isouter=True)

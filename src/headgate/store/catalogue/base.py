@@ -3,7 +3,7 @@
 Each verb is declared once, here, with its types: ``reads`` or ``writes`` say what it does, and every kind of catalogue
 carries all of them out by its one method ``carry_out``. Counterparts: ``records`` are what they take and give;
 ``sql.SqlCatalogue`` runs the function of the tables that ``tables.implements`` the verb, ``client.remote_store`` asks a
-server. Source: CT7 of docs/spec/stream-store.md. Each verb is one database transaction: it took effect as a whole,
+server. Source: docs/spec/stream-store.md. Each verb is one database transaction: it took effect as a whole,
 durably, when it returns, and not at all when it raises, unless it raises StorageError, which may come after the effect.
 No verb reads a clock, touches a chunk file, or waits for another verb.
 """
@@ -47,7 +47,7 @@ from headgate.store.streams import StreamDefinition, StreamInfo, StreamReset
 
 
 class Audit(Protocol):
-    """A catalogue as it was at one moment, for the check of a store (S40)."""
+    """A catalogue as it was at one moment, for the check of a store."""
 
     def streams(self) -> list[StreamInfo]:
         """Return all streams, without their counts."""
@@ -141,7 +141,7 @@ class Catalogue(ABC):
     @property
     @abstractmethod
     def is_untouched(self) -> bool:
-        """Whether this process reads a copy of it, because it may not write it (CT8)."""
+        """Whether this process reads a copy of it, because it may not write it."""
 
     @abstractmethod
     def close(self) -> None:
@@ -280,7 +280,7 @@ class Catalogue(ABC):
 
     @writes
     def append(self, stream: StreamInfo, chunk: ChunkRecord, numbers: Numbers | None, now_ms: int) -> dict[int, int]:
-        """Make the parts of a durable chunk visible at the ends of their segments (LY3), once.
+        """Make the parts of a durable chunk visible at the ends of their segments, once.
 
         Not to be repeated before ``find_append`` said that it did not take effect.
 
@@ -316,7 +316,7 @@ class Catalogue(ABC):
 
     @reads
     def cut_at(self, stream: StreamInfo, date_ms: int) -> dict[int, int]:
-        """Return, of every segment, the first event that became visible at ``date_ms`` or later, or its end (S66)."""
+        """Return, of every segment, the first event that became visible at ``date_ms`` or later, or its end."""
 
     @writes_repeatably
     def truncate(self, stream: StreamInfo, cut: Mapping[int, int], *, anyway: bool) -> dict[int, int]:
@@ -345,7 +345,7 @@ class Catalogue(ABC):
 
     @writes
     def sweep(self, stream: StreamInfo, limit: int) -> Swept:
-        """Forget at most ``limit`` parts before the heads; what holds no part any more becomes garbage (S68)."""
+        """Forget at most ``limit`` parts before the heads; what holds no part any more becomes garbage."""
 
     @writes
     def swept(self, paths: Sequence[str]) -> None:
@@ -357,7 +357,7 @@ class Catalogue(ABC):
 
     @writes
     def hold(self, stream: StreamInfo, hold: Hold) -> None:
-        """Let ``hold`` take the place of what its holder held in the stream before (S69).
+        """Let ``hold`` take the place of what its holder held in the stream before.
 
         Raises:
             TruncatedError: a segment begins after its position; then nothing has changed.
@@ -373,7 +373,7 @@ class Catalogue(ABC):
     def holds(self, stream: StreamInfo) -> list[Hold]:
         """Return who holds what in the stream, by holder."""
 
-    # -- markers of checkpoints (S60 to S64) ---------------------------------------------------------------------------
+    # -- markers of checkpoints ---------------------------------------------------------------------------
 
     @writes
     def mark(self, stream: str, owner: str, generation: int, checkpoint: int) -> dict[int, int]:
@@ -404,7 +404,7 @@ class Catalogue(ABC):
     def unmark_others(self, owner: str, generation: int) -> None:
         """Forget the markers of all generations of ``owner`` but this one."""
 
-    # -- what pipelines have passed (SC40 to SC42) ---------------------------------------------------------------------
+    # -- what pipelines have passed ---------------------------------------------------------------------
 
     @writes
     def pass_segments(self, stream: StreamInfo, reader: Reading, segments: Collection[int]) -> None:
@@ -526,7 +526,7 @@ class Catalogue(ABC):
 
     @writes
     def recover(self, stream: str, owner: str, epoch: int, keep: Collection[str], now_ms: int) -> Recovered:
-        """Fence older epochs and abort what ``owner`` prepared, or has open, beside ``keep``, in every stream (S43).
+        """Fence older epochs and abort what ``owner`` prepared, or has open, beside ``keep``, in every stream.
 
         Raises:
             FencedError: a newer epoch exists.
@@ -542,7 +542,7 @@ class Catalogue(ABC):
 
     @writes
     def forget_outcomes(self, names: Sequence[str], owner: str, epoch: int) -> None:
-        """Forget how these transactions of ``owner`` were decided (S17).
+        """Forget how these transactions of ``owner`` were decided.
 
         Raises:
             FencedError: a newer epoch exists.
@@ -602,7 +602,7 @@ class Catalogue(ABC):
 
     @writes
     def ping_shared(self, wanted: Shared, now_ms: int) -> None:
-        """Renew the lease (TX7).
+        """Renew the lease.
 
         Raises:
             FencedError, UsageError: see ``join_shared``; one that is prepared or committed has no lease, and is fine.
@@ -610,7 +610,7 @@ class Catalogue(ABC):
 
     @writes
     def decide_shared(self, wanted: Shared, verdict: Verdict, now_ms: int) -> tuple[str, ...]:
-        """Prepare, commit or abort (TX2); return the files that nothing refers to any more. Repeating is fine.
+        """Prepare, commit or abort; return the files that nothing refers to any more. Repeating is fine.
 
         Raises:
             FencedError: it has ended otherwise, or a newer epoch of its owner exists.
@@ -662,7 +662,7 @@ class Catalogue(ABC):
 
     @writes
     def condemn(self, paths: Collection[str]) -> set[str]:
-        """Return those of these files that are no recorded chunks: they cannot be recorded any more (S89).
+        """Return those of these files that are no recorded chunks: they cannot be recorded any more.
 
         ``append``, ``prepare`` and ``write_shared`` raise RemovedFileError for them, for ever. Repeating is fine.
         """

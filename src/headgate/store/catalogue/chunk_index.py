@@ -1,6 +1,6 @@
 """Chunks, their parts and the numbers of their writers in the tables: where every event is.
 
-Counterpart: ``sql`` calls these inside its transactions. Source: rules LY3, LY4, S7, S9 and S14 of
+Counterpart: ``sql`` calls these inside its transactions. Source: rules S9 and S14 of
 docs/spec/stream-store.md. Never reads or writes a chunk file, and never lets an older epoch of a writer pass.
 """
 
@@ -39,7 +39,7 @@ def register_writer(connection: Connection, stream: StreamInfo, writer_id: str, 
 
 
 def advance_writer(connection: Connection, stream: StreamInfo, numbers: Numbers) -> None:
-    """Compare-and-set the last sequence number, in the transaction that appends (S7)."""
+    """Compare-and-set the last sequence number, in the transaction that appends."""
     where = (t.writers.c.stream_id == stream.stream_id, t.writers.c.writer_id == numbers.writer_id)
     row = connection.execute(sa.select(t.writers).where(*where)).one_or_none()
     who = f"writer '{numbers.writer_id}' of stream '{stream.name}'"
@@ -71,7 +71,7 @@ def insert_chunk(connection: Connection, stream_id: int, chunk: ChunkRecord) -> 
     """Record a chunk file, without its parts; return its number.
 
     Raises:
-        RemovedFileError: it was condemned (S89).
+        RemovedFileError: it was condemned.
     """
     if _is_condemned(connection, chunk.path):
         raise RemovedFileError(
@@ -92,7 +92,7 @@ def assign_positions(
 ) -> dict[int, int]:
     """Make (chunk number, part) visible at the ends of their segments, in order (S14: all with this transaction).
 
-    The date that is recorded with them is never before that of what the stream has already (S66).
+    The date that is recorded with them is never before that of what the stream has already.
 
     Returns:
         segment → position of its first new event.
@@ -150,7 +150,7 @@ def known_chunks(connection: Connection, paths: Collection[str]) -> set[str]:
 
 @t.implements(Catalogue.condemn)
 def condemn(connection: Connection, paths: Collection[str]) -> set[str]:
-    """Return those of these files that are not recorded. They never will be from now on (S89)."""
+    """Return those of these files that are not recorded. They never will be from now on."""
     condemned = set(paths) - known_chunks(connection, paths)
     left = sorted(condemned)
     for at in range(0, len(left), _PATHS_AT_A_TIME):
@@ -171,7 +171,7 @@ _OF_GARBAGE = sa.select(t.garbage.c.stream_id).where(t.garbage.c.path == sa.bind
 
 @t.implements(Catalogue.find_append)
 def find_append(connection: Connection, path: str) -> AppendFound:
-    """Return what became of the append of a chunk (S68)."""
+    """Return what became of the append of a chunk."""
     chunk_id = connection.scalar(sa.select(t.chunks.c.id).where(t.chunks.c.file == path))
     if chunk_id is None:
         of_stream = connection.scalar(_OF_GARBAGE, {"path": path})
@@ -187,11 +187,11 @@ def find_append(connection: Connection, path: str) -> AppendFound:
 
 @t.implements(Catalogue.parts)
 def find_parts(connection: Connection, stream: StreamInfo, segment: int, position: int, limit: int) -> PartsFound:
-    """Return the parts of a segment that hold events from ``position`` on. One that is closed has an end (S74).
+    """Return the parts of a segment that hold events from ``position`` on. One that is closed has an end.
 
     Raises:
         UsageError: the stream was deleted.
-        TruncatedError: the segment begins after ``position`` (S67).
+        TruncatedError: the segment begins after ``position``.
         CorruptionError: the row of the next one holds what it never holds.
     """
     head = connection.scalar(_HEAD, {"stream_id": stream.stream_id, "segment": segment})
@@ -238,7 +238,7 @@ def stored_part(row: Any) -> StoredPart:
 
 
 def is_sound_part(row: Any) -> bool:
-    """Whether a row for ``stored_part`` holds what it must: SQLite keeps anything in any column (CT14)."""
+    """Whether a row for ``stored_part`` holds what it must: SQLite keeps anything in any column."""
     return tuple(map(type, row)) == _TYPES
 
 

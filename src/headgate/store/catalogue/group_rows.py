@@ -1,7 +1,7 @@
 """Reader groups in the tables: one row holds the state of each, as JSON, and its holds lie beside those of others.
 
 Counterparts: ``sql`` calls these inside its transactions; ``protocol.store.reader_group`` and
-``protocol.store.group_holds`` decide. Source: RG16, RG17, RG28 and RG29 of docs/spec/reader-groups.md. Never reads
+``protocol.store.group_holds`` decide. Source: RG17 and RG28 of docs/spec/reader-groups.md. Never reads
 events, and never moves a head.
 """
 
@@ -350,7 +350,7 @@ def delete_group(connection: Connection, name: str) -> bool:
 def group_cuts(connection: Connection, name: str, checkpoint: str | None) -> dict[str, dict[int, int]]:
     """Return, by stream, the cut of a completed checkpoint, or of the durable positions (RG10).
 
-    A stream that was deleted has none (RG26).
+    A stream that was deleted has none.
 
     Raises:
         UsageError: there is no such checkpoint, or it is not complete.

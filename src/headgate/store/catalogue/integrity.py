@@ -2,7 +2,7 @@
 
 SQLite keeps anything in any column, so a damaged file may be sound to it and make no sense to us. Counterparts:
 ``database`` and ``private`` ask here when a verb tripped over something; the check of a store asks always, and goes on
-with what is left. Source: CT14 and S40 of docs/spec/stream-store.md. Never changes the file.
+with what is left. Source: docs/spec/stream-store.md. Never changes the file.
 """
 
 from __future__ import annotations

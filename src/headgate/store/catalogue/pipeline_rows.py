@@ -29,9 +29,9 @@ from headgate.store.streams import StreamDefinition, StreamInfo, StreamReset
 
 @t.implements(Catalogue.mark)
 def mark(connection: Connection, stream: str, owner: str, generation: int, checkpoint: int) -> dict[int, int]:
-    """Record where every segment ends now that takes events, once for each checkpoint (S60, S61); return it.
+    """Record where every segment ends now that takes events, once for each checkpoint; return it.
 
-    Closed ones have ended for good: of those nothing has to be recorded (S85).
+    Closed ones have ended for good: of those nothing has to be recorded.
     """
     info = find_stream(connection, stream)
     found = _find_markers(connection, info, owner, generation, checkpoint)
@@ -50,7 +50,7 @@ def mark(connection: Connection, stream: str, owner: str, generation: int, check
 def frontier(
     connection: Connection, stream: str, owner: str, generation: int, segments: Sequence[int] | None = None
 ) -> Frontier:
-    """Return how far a reader of ``segments``, or of all, may read, and what markers lie in between (S62)."""
+    """Return how far a reader of ``segments``, or of all, may read, and what markers lie in between."""
     info = find_stream(connection, stream)
     query = sa.select(t.markers.c.segment_id, t.markers.c.checkpoint, t.markers.c.position).where(
         t.markers.c.stream_id == info.stream_id, t.markers.c.owner == owner, t.markers.c.generation == generation
@@ -62,7 +62,7 @@ def frontier(
         newest[checkpoint] = max(segment, newest.get(checkpoint, segment))
     ends, closed = _ends(connection, info, segments)
     for segment in closed:
-        # S85: it was there when a marker names later ones, and closed when it does not name this one.
+        # it was there when a marker names later ones, and closed when it does not name this one.
         before = {checkpoint: ends[segment] for checkpoint, last in newest.items() if segment <= last}
         if before:
             found[segment] = before | found.get(segment, {})
@@ -72,7 +72,7 @@ def frontier(
 
 @t.implements(Catalogue.unmark)
 def unmark(connection: Connection, owner: str, generation: int, first: int, last: int) -> None:
-    """Forget the markers of checkpoints ``first`` to ``last`` of one generation, in all streams (S63)."""
+    """Forget the markers of checkpoints ``first`` to ``last`` of one generation, in all streams."""
     connection.execute(
         t.markers.delete().where(
             t.markers.c.owner == owner,
@@ -84,7 +84,7 @@ def unmark(connection: Connection, owner: str, generation: int, first: int, last
 
 @t.implements(Catalogue.unmark_others)
 def unmark_others(connection: Connection, owner: str, generation: int) -> None:
-    """Forget the markers of every generation of ``owner`` but this one (S63)."""
+    """Forget the markers of every generation of ``owner`` but this one."""
     connection.execute(t.markers.delete().where(t.markers.c.owner == owner, t.markers.c.generation != generation))
 
 
@@ -135,7 +135,7 @@ def find_owner(connection: Connection, owner: str) -> Owner:
 
 
 def _other_sinks(connection: Connection, info: StreamInfo, owner: str, of: str) -> tuple[OtherSink, ...]:
-    """Return the others that begin with ``of`` and have written to the stream: the directory of a chunk tells (LV9)."""
+    """Return the others that begin with ``of`` and have written to the stream: the directory of a chunk tells."""
     names = sorted(name for name in names_of(connection, of) if name != owner and _has_written(connection, info, name))
     return tuple(OtherSink(name.removeprefix(of), find_owner(connection, name)) for name in names)
 
@@ -215,7 +215,7 @@ def start_over(connection: Connection, reset: StreamReset, mine: Mine, now_ms: i
     """Fence, empty the streams and record another life as their owner; a stream that others wrote to is returned."""
     known = find_owner(connection, reset.owner).life
     if known is not None and known.id == reset.life.id:
-        return None  # done before: its streams were emptied, or are its own by now (SO6)
+        return None  # done before: its streams were emptied, or are its own by now
     # What is there is looked at before its owner is fenced.
     found = {stream: contents(connection, stream, reset.of, mine) for stream in reset.streams}
     shared = next((stream for stream in found if found[stream].is_shared), None)
@@ -224,7 +224,7 @@ def start_over(connection: Connection, reset: StreamReset, mine: Mine, now_ms: i
     fence(connection, reset.owner, reset.epoch)
     for stream in found:
         _empty_stream(connection, reset, stream, found[stream], now_ms)
-    _set_life(connection, reset.owner, reset.life)  # of all of them: it is one owner (SO6)
+    _set_life(connection, reset.owner, reset.life)  # of all of them: it is one owner
     return None
 
 

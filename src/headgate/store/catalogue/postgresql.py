@@ -165,10 +165,10 @@ BUSY_TIMEOUT_S = 60.0
 """How long a verb waits for those of others before it reports a transient error."""
 
 STALLED_S = 20.0
-"""A process that holds the store's lock and is idle for so long, stopped or cut off, loses its transaction (DB7)."""
+"""A process that holds the store's lock and is idle for so long, stopped or cut off, loses its transaction."""
 
 PATIENCE_S = 30.0
-"""How long a verb of which nothing has happened yet waits for a server that went (DB8)."""
+"""How long a verb of which nothing has happened yet waits for a server that went."""
 
 OPENING_PATIENCE_S = 10.0
 """How long opening waits for it: the address may be wrong."""
@@ -234,7 +234,7 @@ class PostgresDatabase:
 
     @contextlib.contextmanager
     def making(self) -> Iterator[Connection]:
-        """Give a transaction that makes the tables; one process at a time is in it (DB3)."""
+        """Give a transaction that makes the tables; one process at a time is in it."""
         with self._transaction("make", _making(self._address.schema), checks_version=False) as connection:
             yield connection
 
@@ -272,7 +272,7 @@ class PostgresDatabase:
             self._put_back(connection)
 
     def _begun(self, operation: str, begin: str) -> Connection:
-        """Return a connection in a transaction that has changed nothing yet, if the server is there in time (DB8)."""
+        """Return a connection in a transaction that has changed nothing yet, if the server is there in time."""
         deadline_s, pause_s = time.monotonic() + self.patience_s, _PAUSES_S[0]
         while True:
             try:
@@ -313,7 +313,7 @@ class PostgresDatabase:
             )
 
     def _commit(self, connection: Connection, operation: str) -> None:
-        """Commit; when that raises, the outcome is unknown (CT7), unless the server has refused it."""
+        """Commit; when that raises, the outcome is unknown, unless the server has refused it."""
         if _client_connection(connection).info.transaction_status == psycopg.pq.TransactionStatus.INERROR:
             raise AssertionError("a transaction goes on after a statement that failed")
         try:
@@ -364,7 +364,7 @@ class PostgresDatabase:
         return connection
 
     def _notice_fork(self) -> None:
-        """Make new connections and locks in a child (CT4): before any lock, the parent may hold one."""
+        """Make new connections and locks in a child: before any lock, the parent may hold one."""
         if os.getpid() != self._pid:
             self._pid = os.getpid()
             self._engine.dispose(close=False)
@@ -380,7 +380,7 @@ def _client_connection(connection: Connection) -> psycopg.Connection:
 
 
 def _session(schema: str) -> str:
-    """Return the settings of every connection. Commits wait for the disk, also on a server set not to (DB5)."""
+    """Return the settings of every connection. Commits wait for the disk, also on a server set not to."""
     return (
         f'SET search_path TO "{schema}"; '
         f"SET lock_timeout TO {int(BUSY_TIMEOUT_S * 1_000)}; "
@@ -391,11 +391,11 @@ def _session(schema: str) -> str:
 
 _LOOK = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _READ = f"{_LOOK}; SELECT value FROM meta WHERE key = 'version'"
-"""All that it sees is of one moment (DB6)."""
+"""All that it sees is of one moment."""
 
 
 def _write(channel: str) -> str:
-    """Begin a transaction that changes something: with the store's lock, which is the row of its version (DB4).
+    """Begin a transaction that changes something: with the store's lock, which is the row of its version.
 
     READ COMMITTED, because what a transaction of a higher level sees is as old as its first statement, and that waits
     for the lock.
@@ -417,7 +417,7 @@ def _begin_change() -> str:
 
 
 _TEXT = sa.Text(collation="C")
-"""Compared as bytes, as everywhere (CT10): the order of the database may be that of some language."""
+"""Compared as bytes, as everywhere: the order of the database may be that of some language."""
 
 
 @functools.cache
@@ -448,7 +448,7 @@ class PostgresCatalogue(SqlCatalogue):
             return int(connection.execute(asked).scalar_one())
 
     def carry_out(self, verb: Verb, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-        """See ``Catalogue``. A verb that was interrupted before it changed anything is carried out again (DB8)."""
+        """See ``Catalogue``. A verb that was interrupted before it changed anything is carried out again."""
         deadline_s = time.monotonic() + PATIENCE_S
         while True:
             try:

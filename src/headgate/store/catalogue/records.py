@@ -46,7 +46,7 @@ class PartsFound:
     Attributes:
         parts: some of them, in order.
         is_at_end: none follow, it takes no more: closed, or of a sealed stream.
-        end: where the segment ends, if there are none: nothing lies in front of it then, or something was lost (S35).
+        end: where the segment ends, if there are none: nothing lies in front of it then, or something was lost.
     """
 
     parts: tuple[StoredPart, ...]
@@ -56,12 +56,12 @@ class PartsFound:
 
 @dataclass(frozen=True, slots=True)
 class AppendFound:
-    """Outcome of an append with a lost answer (S68).
+    """Outcome of an append with a lost answer.
 
     Attributes:
         starts: segment → position of its first event; None: the catalogue does not have it.
         is_truncated: it took effect, and its events were truncated since.
-        is_condemned: it never took effect and never will: its file was removed (S89).
+        is_condemned: it never took effect and never will: its file was removed.
     """
 
     starts: dict[int, int] | None = None
@@ -79,7 +79,7 @@ class Marker:
 
 @dataclass(frozen=True, slots=True)
 class Frontier:
-    """A stream at one moment, for one who looks for markers: none that is unknown lies before ``ends`` (S62).
+    """A stream at one moment, for one who looks for markers: none that is unknown lies before ``ends``.
 
     Attributes:
         ends: of each segment that was asked for.
@@ -105,7 +105,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """The numbers of one writer's appends in a chunk, from ``first`` to ``last`` (S7)."""
+    """The numbers of one writer's appends in a chunk, from ``first`` to ``last``."""
 
     writer_id: str
     epoch: int

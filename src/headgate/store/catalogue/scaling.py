@@ -1,7 +1,7 @@
 """Scaling of streams, by hand or by their policy; and what pipelines have read of closed segments.
 
 Counterpart: ``sql`` calls these inside its transactions; ``protocol.store.layouts``
-decides. Source: S72 to S75, S79 to S81 and SC40 to SC42 of docs/spec/stream-store.md.
+decides. Source: S72 and S75–S81 of docs/spec/stream-store.md.
 Never moves an event.
 """
 
@@ -139,7 +139,7 @@ def _apply_change(connection: Connection, stream: StreamInfo, change: Change, no
             "key_high": segment.key_high,
             "created_epoch": segment.created_epoch,
             "end_position": 0,
-            "latest_ms": latest_ms,  # no date goes back past it (S66)
+            "latest_ms": latest_ms,  # no date goes back past it
         }
         for segment in change.opened
     ]

@@ -1,8 +1,9 @@
 """Transactions that several processes write, in the tables: what is decided is applied where it was decided.
 
 Counterpart: ``sql`` calls these inside its transactions; ``protocol.store.transactions`` decides. Source: rules
-TX1 to TX13 of docs/spec/shared-transactions.md. An open one has a row in ``transactions`` from its beginning on, and
-its events are hidden as those of prepared ones are: committing, aborting and recovering are the same for both.
+TX1, TX3, TX4, TX8, TX11 of docs/spec/shared-transactions.md. An open one has a row in ``transactions`` from its
+beginning on, and its events are hidden as those of prepared ones are: committing, aborting and recovering are the same
+for both.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def find_shared(connection: Connection, stream: str, name: str) -> Shared:
 
 
 def _find(connection: Connection, present: StreamInfo, name: str) -> Shared:
-    """Return a transaction with its stream as it was when it began: layout and schema (TX12).
+    """Return a transaction with its stream as it was when it began: layout and schema.
 
     Raises:
         UsageError: there is none of this name, or its outcome was forgotten.
@@ -127,7 +128,7 @@ def write_shared(
     chunk: ChunkRecord | None,
     now_ms: int,
 ) -> None:
-    """Record a durable chunk of a participant's writes, hidden, after all that is recorded already (TX3, TX5)."""
+    """Record a durable chunk of a participant's writes, hidden, after all that is recorded already (TX3)."""
     answer = _decide(connection, wanted, machine.Write(token, *numbers), participant)
     if not isinstance(answer, machine.Apply):
         return
@@ -162,14 +163,14 @@ def _hide(connection: Connection, shared: Shared, transaction_id: int, chunk: Ch
 
 @t.implements(Catalogue.ping_shared)
 def ping_shared(connection: Connection, wanted: Shared, now_ms: int) -> None:
-    """Renew the lease (TX7)."""
+    """Renew the lease."""
     if isinstance(_decide(connection, wanted, machine.Ping(), ""), machine.Apply):
         _renew(connection, wanted, now_ms)
 
 
 @t.implements(Catalogue.decide_shared)
 def decide_shared(connection: Connection, wanted: Shared, verdict: Verdict, now_ms: int) -> tuple[str, ...]:
-    """Prepare, commit or abort (TX2); return the files that nothing refers to any more."""
+    """Prepare, commit or abort; return the files that nothing refers to any more."""
     answer = _decide(connection, wanted, verdict, "")
     newest = fence_of(connection, wanted.owner)
     set_fence(connection, wanted.owner, newest, machine.next_fence(newest, wanted.epoch))
@@ -272,7 +273,7 @@ def _participant(connection: Connection, transaction_id: int, name: str) -> Part
 
 
 def _renew(connection: Connection, shared: Shared, now_ms: int) -> int:
-    """Note a sign of life (TX7); return the number of the transaction."""
+    """Note a sign of life; return the number of the transaction."""
     row = _row(connection, shared.stream.stream_id, shared.name)
     assert row is not None
     _set(connection, row.transaction_id, due_ms=now_ms + row.lease_ms, suspected_ms=None)

@@ -146,7 +146,7 @@ class CatalogueFile:
         """Return the version of the tables; None: there are none yet.
 
         Raises:
-            CorruptionError: tables that were there are gone, or their version is. They must not be made again (CT14).
+            CorruptionError: tables that were there are gone, or their version is. They must not be made again.
         """
         if not file.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'meta'").fetchone():
             if file.execute("PRAGMA page_count").fetchone()[0] <= _PAGES_WITHOUT_TABLES:
@@ -324,14 +324,14 @@ class ReadonlyDatabase:
         self._look.close()
 
     def _notice_fork(self) -> None:
-        """Look again in a child (CT4): before any lock, the parent may hold one."""
+        """Look again in a child: before any lock, the parent may hold one."""
         if os.getpid() != self._pid:
             self._pid = os.getpid()
             self._lock, self._copy, self._look = threading.Lock(), None, CatalogueFile(self._where, self._look.last)
 
 
 def open_database(path: Path) -> Database:
-    """Open the catalogue at ``path``, creating it when there is none. One that is there is not changed (CT8).
+    """Open the catalogue at ``path``, creating it when there is none. One that is there is not changed.
 
     Raises:
         UsageError: another release wrote it, it may not be read, or it is to be created and its place is not writable.
@@ -360,7 +360,7 @@ def open_to_write(path: Path) -> FileDatabase:
     try:
         with os.fdopen(open_lock(path.with_suffix(".lock")), "ab") as lock:
             wait_for_create_lock(lock, path)  # two first openers: switching to WAL does not wait by itself
-            if not os.path.exists(path):  # CT9: closing another descriptor would free the locks of this process
+            if not os.path.exists(path):  # closing another descriptor would free the locks of this process
                 # SQLite gives its other files (-wal, -shm) the mode of this one.
                 os.close(open_created(path, os.O_RDWR | os.O_CREAT, access_in(path.parent)))
             elif not has_access(path, os.W_OK):

@@ -1,7 +1,7 @@
 """Databases of a catalogue: what all promise, and those in SQLite, in a file or in memory.
 
-Counterparts: ``sql`` runs its verbs in one; ``postgresql`` is the other kind. Source: rules CT1, CT2, CT4,
-CT7 and CT8 of docs/spec/stream-store.md. Never keeps a transaction open across a call of its own.
+Counterparts: ``sql`` runs its verbs in one; ``postgresql`` is the other kind. Source: docs/spec/stream-store.md. Never
+keeps a transaction open across a call of its own.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Database(Protocol):
         """
 
     def readable_part(self, connection: Connection) -> AbstractContextManager[tuple[Connection, list[str]]]:
-        """Give what can be made sense of, within a transaction of ``read``, and what is wrong with the rest (S40)."""
+        """Give what can be made sense of, within a transaction of ``read``, and what is wrong with the rest."""
 
     def changes(self) -> int:
         """See ``base.Catalogue.changes``."""
@@ -61,10 +61,10 @@ BUSY_TIMEOUT_S = 60.0
 """How long a writer waits for other processes' short transactions before it reports a transient error."""
 
 SYNCHRONOUS = "FULL"
-"""The WAL is synced before a commit returns: it survives a power cut (CT1). With NORMAL it is synced now and then."""
+"""The WAL is synced before a commit returns: it survives a power cut. With NORMAL it is synced now and then."""
 
 CASE_SENSITIVE_LIKE = "PRAGMA case_sensitive_like=ON"
-"""LIKE finds names by their prefix; by default it takes "App/" for "app/" (CT10)."""
+"""LIKE finds names by their prefix; by default it takes "App/" for "app/"."""
 
 _CHANGES_OF_A_TAIL = 1 << 32
 """More than one connection counts: numbers of two connections are never equal, so a new one always means to look."""
@@ -113,7 +113,7 @@ class FileDatabase:
 
     @contextlib.contextmanager
     def _translating_errors(self, operation: str) -> Iterator[None]:
-        """Translate errors; where the content makes no sense, check the file: a damaged one may hold anything (S35)."""
+        """Translate errors; where the content makes no sense, check the file: a damaged one may hold anything."""
         with translate_errors(self.path, operation), integrity.report_damage(self.path, self._engine.connect):
             yield
 
@@ -144,7 +144,7 @@ class FileDatabase:
         return connection
 
     def _notice_fork(self) -> None:
-        """Make new connections and locks in a child (CT4): before any lock, the parent may hold one."""
+        """Make new connections and locks in a child: before any lock, the parent may hold one."""
         if os.getpid() != self._pid:
             self._pid = os.getpid()
             self._engine.dispose(close=False)

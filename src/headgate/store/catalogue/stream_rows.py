@@ -188,7 +188,7 @@ def find_layout(connection: Connection, stream: StreamInfo) -> Layout:
     """Return the segments of a stream, those of former layouts included.
 
     Raises:
-        CorruptionError: in some layout, not every key is in one of them: who read the others would miss events (CT14).
+        CorruptionError: in some layout, not every key is in one of them: who read the others would miss events.
     """
     layout = recorded_layout(connection, stream)
     _check_layout(stream, layout.problems())
@@ -242,7 +242,7 @@ def stream_info(connection: Connection, row: Any) -> StreamInfo:
 
 
 def with_counts(connection: Connection, infos: Sequence[StreamInfo]) -> list[StreamInfo]:
-    """Return streams with segments, heads, ends, sizes and prepared transactions filled in (S88: many at once)."""
+    """Return streams with segments, heads, ends, sizes and prepared transactions filled in (many at once)."""
     some = [infos[at : at + _STREAMS_AT_A_TIME] for at in range(0, len(infos), _STREAMS_AT_A_TIME)]
     return [info for each in some for info in _with_counts(connection, each)]
 
@@ -314,7 +314,7 @@ def check_writable(connection: Connection, stream: StreamInfo) -> None:
     """Check that events may be added that were routed by the layout that ``stream`` says.
 
     Raises:
-        OtherLayoutError: it has another one by now (S73).
+        OtherLayoutError: it has another one by now.
         UsageError: the stream is sealed or was deleted.
     """
     if check_takes_events(connection, stream) != stream.layout_epoch:

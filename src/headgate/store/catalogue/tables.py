@@ -1,6 +1,6 @@
 """Tables of the catalogue, and checks of what their rows hold.
 
-Counterpart: ``sql`` makes them. Source: CT14 and §3 of docs/spec/stream-store.md. SQLite keeps anything in any
+Counterpart: ``sql`` makes them. Source: docs/spec/stream-store.md. SQLite keeps anything in any
 column, so values that a verb only hands on are checked here. Never holds events, only where they are.
 """
 
@@ -48,7 +48,7 @@ def checked_values(values: Iterable[Any], kind: type[_T]) -> list[_T]:
 
 
 CATALOGUE_VERSION = 1
-"""Raised with every change of a table; a store of another version is refused (CT3)."""
+"""Raised with every change of a table; a store of another version is refused."""
 
 STORE_OPTION = "headgate_store"
 """Execution option of each connection: where its store is, for messages."""
@@ -136,7 +136,7 @@ parts = sa.Table(
     sa.Column("visible_ms", sa.BigInteger, nullable=False, server_default="0"),
     sqlite_with_rowid=False,
 )
-"""Events readers may see: ``events_count`` from position ``start`` of a segment, since ``visible_ms`` (S66)."""
+"""Events readers may see: ``events_count`` from position ``start`` of a segment, since ``visible_ms``."""
 
 prepared_parts = sa.Table(
     "prepared_parts",
@@ -223,7 +223,7 @@ markers = sa.Table(
     sa.Column("position", sa.BigInteger, nullable=False),
     sqlite_with_rowid=False,
 )
-"""Where a stream ended when a checkpoint of ``owner`` began (S60)."""
+"""Where a stream ended when a checkpoint of ``owner`` began."""
 
 passed = sa.Table(
     "passed",
@@ -235,7 +235,7 @@ passed = sa.Table(
     sa.Column("segment_id", sa.Integer, primary_key=True),
     sqlite_with_rowid=False,
 )
-"""Closed segments that a pipeline has read to their end, so that others may read their successors (SC40)."""
+"""Closed segments that a pipeline has read to their end, so that others may read their successors."""
 
 writers = sa.Table(
     "writers",
@@ -245,7 +245,7 @@ writers = sa.Table(
     sa.Column("epoch", sa.BigInteger, nullable=False),
     sa.Column("sequence", sa.BigInteger, nullable=False),
 )
-"""Stable writers: the newest epoch and the last sequence number appended (S7)."""
+"""Stable writers: the newest epoch and the last sequence number appended."""
 
 holds = sa.Table(
     "holds",
@@ -258,7 +258,7 @@ holds = sa.Table(
     sa.Column("epoch", sa.BigInteger, nullable=False),
     sqlite_with_rowid=False,
 )
-"""Who needs the events of a stream, and from where on (S69)."""
+"""Who needs the events of a stream, and from where on."""
 
 garbage = sa.Table(
     "garbage",
@@ -267,8 +267,8 @@ garbage = sa.Table(
     sa.Column("stream_id", sa.Integer, nullable=False, index=True),
     sqlite_with_rowid=False,
 )
-"""Chunk files that no part refers to any more and that are to be deleted; a row goes after its file (S68). Those of no
-stream, ``NOBODYS``, were removed as orphans: their rows stay, and the files are never recorded (S89)."""
+"""Chunk files that no part refers to any more and that are to be deleted; a row goes after its file. Those of no
+stream, ``NOBODYS``, were removed as orphans: their rows stay, and the files are never recorded."""
 
 NO_STREAM = 0
 """Number of no stream: those of streams begin with 1."""
@@ -280,7 +280,7 @@ former_authors = sa.Table(
     sa.Column("directory", sa.String, primary_key=True),
     sqlite_with_rowid=False,
 )
-"""Who wrote what was truncated: the directories of the chunks (LV9)."""
+"""Who wrote what was truncated: the directories of the chunks."""
 
 reader_groups = sa.Table(
     "reader_groups",
@@ -297,7 +297,7 @@ def open_segments(stream_id: int) -> tuple[sa.ColumnElement[bool], ...]:
     """Return the conditions that rows of ``segments`` are those of a stream that take events.
 
     Asked for their numbers only, SQLite takes them from ``present_segments``; for all of them at once it would look
-    through every segment that the stream ever had (CT15).
+    through every segment that the stream ever had.
     """
     own = segments.alias()
     numbers = sa.select(own.c.segment_id).where(own.c.stream_id == stream_id, own.c.closed_epoch.is_(None))

@@ -1,7 +1,7 @@
 """Transactions in the tables: what ``protocol.store.transactions`` decides is applied where it was decided.
 
 Counterpart: ``sql`` calls these inside its transactions, so that nothing comes between a decision and its record.
-Source: S12 to S18 and S43 of docs/spec/stream-store.md, TX14 of docs/spec/shared-transactions.md. An open transaction
+Source: S12–S14 and S18 of docs/spec/stream-store.md, docs/spec/shared-transactions.md. An open transaction
 of one process is in no table; ``shared_transaction_rows`` has those of several.
 """
 
@@ -63,7 +63,7 @@ def _clean_up_outcomes(connection: Connection, transaction_id: int) -> None:
 
 
 def forget_oldest_outcomes(connection: Connection, owner: str) -> None:
-    """Forget the oldest outcomes of ``owner`` beyond the bound, unless it is a pipeline, which says itself (S17)."""
+    """Forget the oldest outcomes of ``owner`` beyond the bound, unless it is a pipeline, which says itself."""
     if connection.scalar(sa.select(t.owners.c.owner).where(t.owners.c.owner == owner)) is not None:
         return
     newest = (
@@ -269,7 +269,7 @@ def drop(connection: Connection, stream: StreamInfo, name: str, now_ms: int) -> 
 def recover(
     connection: Connection, stream: str, owner: str, epoch: int, keep: Collection[str], now_ms: int
 ) -> Recovered:
-    """Abort what ``owner`` has prepared or open and is not in ``keep``, in ``stream`` and wherever it wrote (S43)."""
+    """Abort what ``owner`` has prepared or open and is not in ``keep``, in ``stream`` and wherever it wrote."""
     fence(connection, owner, epoch)  # before it says that there is no stream
     present = find_stream(connection, stream)
     orphans: list[str] = []

@@ -26,7 +26,7 @@ from headgate.store.streams import StreamInfo
 
 @t.implements(Catalogue.cut_at)
 def cut_at(connection: Connection, stream: StreamInfo, date_ms: int) -> dict[int, int]:
-    """Return the first event of every segment that became visible at ``date_ms`` or later, or its end (S66)."""
+    """Return the first event of every segment that became visible at ``date_ms`` or later, or its end."""
 
     of_stream = t.parts.c.stream_id == stream.stream_id
     query = (

@@ -1,7 +1,7 @@
 """One connection to the server of a store: a handshake first, then requests go there and responses come back.
 
 The handshake is that of all connections of ours (``codec.handshake``), carried by two requests. Counterpart:
-``server.connections``. Source: SS3, SS5 and SS6 of docs/spec/served-store.md. The token never travels. Never repeats
+``server.connections``. Source: docs/spec/served-store.md. The token never travels. Never repeats
 a request: that is for ``requests``, which knows what may be repeated.
 """
 
@@ -94,7 +94,7 @@ CONNECT_S = 10.0
 ANSWER_S = 120.0
 """So long a server may be silent before it is given up: longer than any verb waits for others."""
 SILENCE_S = 30
-"""The loss of the server's machine is noticed within this time (CN15)."""
+"""The loss of the server's machine is noticed within this time."""
 
 
 class ConnectionLostError(Exception):
@@ -216,7 +216,7 @@ class ServerConnection:
         return Response(response.status, data)
 
     def _greet(self, token: bytes | None, *, is_tls: bool) -> ServerFacts:
-        """Show each other that both know the token (CN1); without one, the same steps with what everybody knows."""
+        """Show each other that both know the token; without one, the same steps with what everybody knows."""
         nonce = self._around.token(NONCE_BYTES)
         machine = ClientHandshake(token or NO_TOKEN, Purpose.STORE, nonce, is_tls=is_tls)
         if isinstance(self._http.sock, ssl.SSLSocket):

@@ -1,6 +1,6 @@
 """Messages between a server of a store and its clients: values, errors, and the signatures of verbs.
 
-Counterparts: ``remote_store`` asks, ``server.handlers`` carries out. Source: SS5, SS6 and SS18 of docs/spec/served-
+Counterparts: ``remote_store`` asks, ``server.handlers`` carries out. Source: SS18 of docs/spec/served-
 store.md. A verb that the catalogue gets is offered, too: its declaration is all that there is to say. Never makes
 anything of bytes but values of the type that was asked for, and errors of one list.
 """
@@ -95,7 +95,7 @@ Argument: TypeAlias = str | int | bool
 
 
 class UnjudgedError(Exception):
-    """The server asks whether what ``owner`` wrote is the caller's own (SS17). Expected: not a HeadgateError."""
+    """The server asks whether what ``owner`` wrote is the caller's own. Expected: not a HeadgateError."""
 
     def __init__(self, owner: Owner) -> None:
         super().__init__(owner)
@@ -157,11 +157,11 @@ def decode_failure(data: bytes, root: str, url: str) -> Exception:
 
 PROTOCOL_VERSION = 1
 """Of all that client and server say to each other. Raised with every change of a type that is sent, and with every
-version of the catalogue's tables: a release that does not know what is in them must not write there (SS5)."""
+version of the catalogue's tables: a release that does not know what is in them must not write there."""
 
 OF_THE_CATALOGUE, OF_THE_STORAGE = "catalogue", "storage"
 
-"""Of the catalogue, what is no verb. The server checks its store by itself (SS16)."""
+"""Of the catalogue, what is no verb. The server checks its store by itself."""
 
 """Verbs that change nothing: asked again when an answer is lost."""
 
@@ -176,7 +176,7 @@ Named: TypeAlias = tuple[str, Any]
 """One of several kinds of values: the name of its kind, and its fields."""
 
 Judged: TypeAlias = list[tuple[Owner, bool]]
-"""Owners that a pipeline was asked about, and whether what they wrote is its own (SS17)."""
+"""Owners that a pipeline was asked about, and whether what they wrote is its own."""
 
 
 """Questions are answered where they come from: what is sent instead."""
@@ -188,7 +188,7 @@ class Signature:
 
     Attributes:
         kinds: of an argument that is one of several kinds of values, the kinds by name.
-        judge: the argument that is a question about owners, which is answered where it comes from (SS17); its answers
+        judge: the argument that is a question about owners, which is answered where it comes from; its answers
             are sent instead. Empty: there is none.
         takes: a struct of its arguments, by name.
         gives: type of its answer.

@@ -1,7 +1,7 @@
 """A store on a store server: its catalogue, its chunks, its change feed, its check, and how it is opened.
 
 Counterparts: ``catalogue.base`` says what each verb means, ``server.handlers`` carries them out; ``location`` is
-given the URL. Source: SS1, SS6 to SS13, SS16 and SS17 of docs/spec/served-store.md.
+given the URL. Source: SS9 of docs/spec/served-store.md.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class ServerChangeListener(ChangeListener):
             connection.interrupt()
 
     def _notice_fork(self) -> None:
-        """Listen again in a child: before any lock, the parent may hold one (SS19)."""
+        """Listen again in a child: before any lock, the parent may hold one."""
         if self._client.around.process_id != self._pid:
             self._begin_in_this_process(self._number + _CHANGES_OF_A_PROCESS)
 
@@ -201,11 +201,11 @@ class RemoteCatalogue(Catalogue):
         raise UsageError(f"the store at {self.path} is checked by its server: headgate streams check, or Store.fsck")
 
     def check(self, *, verify_events: bool) -> list[Problem]:
-        """Have the server check its store, and wait for what it finds (SS16)."""
+        """Have the server check its store, and wait for what it finds."""
         return check_on_server(self._client, verify_events)
 
     def carry_out(self, verb: Verb, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-        """See ``Catalogue``. Of owners that only the caller can judge, the server asks, one by one (SS17)."""
+        """See ``Catalogue``. Of owners that only the caller can judge, the server asks, one by one."""
         signature = CATALOGUE_SIGNATURES[verb.name]
         given = signature.bound(arguments, named)
         if not signature.judge:

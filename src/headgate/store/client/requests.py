@@ -1,8 +1,7 @@
 """Asks the server of a store, and waits for one that is away; a lost answer is looked for before anything is repeated.
 
-Counterparts: ``serving.settling`` knows what became of a question, ``connection`` carries it. Source: SS9, SS10, SS11
-and SS19 of docs/spec/served-store.md. Never repeats what may have taken effect: that is its caller's, who knows how
-(CT7).
+Counterparts: ``serving.settling`` knows what became of a question, ``connection`` carries it. Source:
+docs/spec/served-store.md. Never repeats what may have taken effect: that is its caller's, who knows how.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from headgate.store.client.connection import (
 from headgate.store.client.messages import decode, decode_failure, encode
 
 PATIENCE_S = 30.0
-"""How long a question of which nothing has happened yet waits for a server that went (SS10)."""
+"""How long a question of which nothing has happened yet waits for a server that went."""
 
 OPENING_PATIENCE_S = 10.0
 """How long opening waits for it: the address may be wrong."""
@@ -142,7 +141,7 @@ class Client:
                 self._facts = made.facts
                 return made
         made.close()
-        raise RefusedError("it serves another store than when this one was opened; open it again")  # SS11
+        raise RefusedError("it serves another store than when this one was opened; open it again")
 
     def close(self) -> None:
         """Let go of the connections; another question makes new ones."""
@@ -264,7 +263,7 @@ class Client:
         connection.close()
 
     def _notice_fork(self) -> None:
-        """Make new connections and locks in a child (SS19): before any lock, the parent may hold one."""
+        """Make new connections and locks in a child: before any lock, the parent may hold one."""
         if self.around.process_id != self._pid:
             inherited = self._idle
             self._begin_in_this_process()

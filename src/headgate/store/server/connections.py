@@ -1,7 +1,7 @@
 """Connection of a client: a handshake first, then one request after the other, in a thread of its own.
 
 Counterparts: ``client.connection``; ``server``, which has the threads, ``handlers``, which has the answers. Source:
-SS3 to SS8 of docs/spec/served-store.md. An unknown client gets no answer, and can make no thread read or wait for
+docs/spec/served-store.md. An unknown client gets no answer, and can make no thread read or wait for
 much. Never shows a chunk that did not arrive whole and undamaged, and never holds more than a piece in memory.
 """
 
@@ -125,7 +125,7 @@ class Range:
 
 
 HANDSHAKE_TIMEOUT_S = 10.0
-"""So long a newcomer may take until it is known (CN3)."""
+"""So long a newcomer may take until it is known."""
 
 IDLE_S = 90.0
 """So long a known client may be silent between two questions, or two pieces of one."""
@@ -134,7 +134,7 @@ TLS_HANDSHAKE = b"\x16"
 """First byte of every TLS connection, and of no request."""
 
 HANDSHAKE_BYTES_MAX = 4_096
-"""Of all that a newcomer says until it is known (SS4)."""
+"""Of all that a newcomer says until it is known."""
 
 HEAD_BYTES_MAX = 16 << 10
 """Of the first lines of a question of a known client."""
@@ -166,7 +166,7 @@ class ConnectionServer(Protocol):
 
     @property
     def allows_plain_loopback(self) -> bool:
-        """Whether clients on this machine may do without TLS, as on every loopback connection of ours (SE14)."""
+        """Whether clients on this machine may do without TLS, as on every loopback connection of ours."""
 
     @property
     def is_closing(self) -> bool:
@@ -252,7 +252,7 @@ class Connection(BaseHTTPRequestHandler):
             self.request.close()  # the server closes the bytes below it only
 
     def handle_one_request(self) -> None:
-        """Answer a question, or end a connection that says more than it may (SS4)."""
+        """Answer a question, or end a connection that says more than it may."""
         if self._is_known:
             self._input.left = HEAD_BYTES_MAX
         self.requestline, self.request_version, self.command = "", self.protocol_version, ""
@@ -342,7 +342,7 @@ class Connection(BaseHTTPRequestHandler):
             self._reply(*self.desk.answer(path, self._name(), self._body(BODY_BYTES_MAX)))
 
     def _hello(self, first: bytes) -> tuple[int, bytes]:
-        """Answer the first message with the token that its client knows (CN1)."""
+        """Answer the first message with the token that its client knows."""
         tokens, tls = self.desk.tokens(), self._tls
         if not tokens and not is_loopback(host_of(self.headers.get("Host", ""))):
             raise RefusalError(http.HTTPStatus.FORBIDDEN, "this server is for this machine, called by its own name")

@@ -1,7 +1,7 @@
 """Request handlers: verbs of catalogue and storage, long polls, and what the server counts.
 
 Counterparts: ``connections`` brings the requests; ``client.requests`` and ``client.remote_store`` send them. Source:
-SS6, SS9, SS12 and SS15 to SS18 of docs/spec/served-store.md. Never calls anything that is no verb. Outcomes, changes
+SS9 and SS18 of docs/spec/served-store.md. Never calls anything that is no verb. Outcomes, changes
 and findings of checks may be lost with the process: then an outcome is unknown, and a check begins again.
 """
 
@@ -44,7 +44,7 @@ _T = TypeVar("_T")
 
 ANSWERS_MAX = 1_024
 ANSWER_BYTES_MAX = 1 << 16
-"""So many answers are kept, and none that is larger: then its caller hears that the outcome is unknown (CT7)."""
+"""So many answers are kept, and none that is larger: then its caller hears that the outcome is unknown."""
 
 VOID_MAX = 1 << 16
 """Questions that were asked for and had not come; a connection that was cut delivers nothing for longer."""

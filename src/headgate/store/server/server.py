@@ -1,7 +1,7 @@
 """The server of a store: its directory lock, known connections, and how it listens and ends.
 
 Counterparts: ``connections`` and ``handlers``; ``cli.store`` starts it; the simulator has its ``ServerState``, too.
-Source: SS2, SS4, SS7, SS11, SS14 and SS15 of docs/spec/served-store.md. What it knows of clients may be lost at any
+Source: docs/spec/served-store.md. What it knows of clients may be lost at any
 moment.
 """
 
@@ -88,7 +88,7 @@ def _store_id(storage: Storage) -> str:
 
 
 STRANGERS_MAX = 256
-"""Connections without an authenticated client; one more closes the oldest of them (CN5)."""
+"""Connections without an authenticated client; one more closes the oldest of them."""
 
 GRACE_S = 10.0
 """So long questions that are under way may take when the server ends."""
@@ -331,7 +331,7 @@ def serve_store(
 
 
 def _check_token(options: ServerOptions) -> None:
-    """Others must be known, and are not to be heard by those in between (SE14)."""
+    """Others must be known, and are not to be heard by those in between."""
     if not is_loopback(options.host) and not options.tokens():
         raise UsageError(
             f"a server on {options.host} can be reached from other machines: give it a token of {SECRET_BYTES_MIN} "

@@ -185,7 +185,7 @@ CALLS_MAX = 1_000
 
 
 def check_interruptions(fresh: Callable[[], Target]) -> str | None:
-    """Fail each call in turn; return why not, at a target that does not say how it fails (KT3)."""
+    """Fail each call in turn; return why not, at a target that does not say how it fails."""
     for is_killed, is_after in itertools.product((False, True), repeat=2):
         for number in range(1, CALLS_MAX):
             target = failing_target(fresh())
@@ -243,7 +243,7 @@ def _recover(pipeline: FakePipeline, is_killed: bool) -> None:
 
 
 def check_lost_prepared(target: Target) -> str | None:
-    """B13, K5: the target lost what a completed checkpoint counts on: the commit raises instead of going on."""
+    """K5: the target lost what a completed checkpoint counts on: the commit raises instead of going on."""
     if target.lose_prepared is None:
         return missing_option("lose_prepared")
     pipeline, run, done = _lose_output(target, "the target lost what was prepared")
@@ -252,7 +252,7 @@ def check_lost_prepared(target: Target) -> str | None:
 
 
 def check_lost_prepared_in_recovery(target: Target) -> str | None:
-    """B13, K5: the same, found by the next generations, each of which gets the error."""
+    """K5: the same, found by the next generations, each of which gets the error."""
     if target.lose_prepared is None:
         return missing_option("lose_prepared")
     pipeline, _, _ = _lose_output(target, "the target lost what was prepared, and the pipeline was started again")
@@ -273,7 +273,7 @@ def _lose_output(target: Target, story: str) -> tuple[FakePipeline, SinkGenerati
 
 
 def check_taken_away(target: Target) -> str | None:
-    """D5: a consumer takes committed output away; commits that are repeated then neither fail nor bring it back."""
+    """A consumer takes committed output away; commits that are repeated then neither fail nor bring it back."""
     if target.take is None:
         return missing_option("take")
     pipeline = FakePipeline(target, 4, "a consumer took committed output away")
@@ -319,7 +319,7 @@ MAY_BE_DENIED = (Moment.OPEN, Moment.CARRIED, Moment.PROMISED, Moment.PROMISED_A
 
 
 def check_outages(fresh: Callable[[], Target]) -> str | None:
-    """Every moment, away for a little less than the target waits, and for longer; why not if it has no clock (KT3)."""
+    """Every moment, away for a little less than the target waits, and for longer; why not if it has no clock."""
     for moment in Moment:
         target = fresh()
         if target.advance_clock is None:

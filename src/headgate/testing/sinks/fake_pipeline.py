@@ -38,7 +38,7 @@ HasFailed: TypeAlias = Callable[[], bool]
 
 
 def missing_option(name: str) -> str:
-    """Return why a step is left out that needs ``Target(name=…)`` (KT3)."""
+    """Return why a step is left out that needs ``Target(name=…)``."""
     return f"Target({name}=...) is not given"
 
 
@@ -196,7 +196,7 @@ class SinkGeneration:
         return Checkpoint(checkpoint, self.position, tuple(self.pending), tuple(states), self._parallelism)
 
     def _stored(self, sealed: SealedTransaction) -> tuple[SnapshotPart, ...]:
-        """Keep the pieces of a transaction that is prepared piece by piece (SF13)."""
+        """Keep the pieces of a transaction that is prepared piece by piece."""
         found: list[SnapshotPart] = []
         for number in range(sealed.pieces_count):
             tries = {bytes(sealed.piece(number)) for _ in range(self._calls)}

@@ -47,7 +47,7 @@ def check_owner(target: Target) -> str | None:
 
 
 def _others_are_known(sink: Sink, another: Owner, first: PipelineIdentity) -> str | None:
-    """LV9: the target knows the output of a sink's former name, and its owner."""
+    """The target knows the output of a sink's former name, and its owner."""
     if not another.others:
         return "that a sink with a former name is known: the target lists none"
     assert another.others == (OtherSink(NODE, Owner(first, Generation(1))),), f"a target remembers {another.others}"
@@ -101,7 +101,7 @@ STORY = "the pipeline starts over"
 
 
 def check_remove_output(fresh: Callable[[], Target]) -> str | None:
-    """Remove the output of a sink: alone, beside others, and with each call failing once (KT7)."""
+    """Remove the output of a sink: alone, beside others, and with each call failing once."""
     sink = fresh().sink
     if not sink.can_be_reset:
         return "the sink cannot start over"

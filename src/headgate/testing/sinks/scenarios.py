@@ -31,7 +31,7 @@ NEIGHBOURS = (Name(PIPELINE, f"{NODE}2", NUMBERS_MAX), Name(f"{PIPELINE}2", NODE
 
 
 def check_stale_generation(target: Target) -> None:
-    """B18, B19: two generations at once: the older one changes nothing; its commit and recovery are fenced."""
+    """Two generations at once: the older one changes nothing; its commit and recovery are fenced."""
     pipeline = FakePipeline(target, 6, "a stale generation goes on")
     old = pipeline.start(2)
     pipeline.advance(old)
@@ -52,7 +52,7 @@ def check_stale_generation(target: Target) -> None:
 
 
 def check_commit_in_flight(target: Target, *, is_late: bool) -> None:
-    """B5: the commit of a dead driver arrives while the next generation recovers, or after that."""
+    """The commit of a dead driver arrives while the next generation recovers, or after that."""
     pipeline = FakePipeline(
         target, 6, "the commit of a dead driver arrives " + ("late" if is_late else "in the recovery")
     )
@@ -82,7 +82,7 @@ def expect_fenced(attempt: Callable[[], None], what: str) -> None:
 
 
 def check_neighbours(target: Target) -> None:
-    """B3: another sink and another pipeline, with names that begin as ours, prepare at the same target."""
+    """Another sink and another pipeline, with names that begin as ours, prepare at the same target."""
     others = [
         FakePipeline(target, 4, f"{name.pipeline}/{name.node} shares the target", name=name) for name in NEIGHBOURS
     ]
@@ -131,7 +131,7 @@ def check_kill(
 
 
 def check_first_epoch(target: Target, point: KillPoint) -> None:
-    """B14: killed before the first checkpoint completed, then started with fewer subtasks: nothing blocks."""
+    """Killed before the first checkpoint completed, then started with fewer subtasks: nothing blocks."""
     pipeline = FakePipeline(target, 7, f"killed in its first epoch, {point.value}")
     _die(pipeline, pipeline.start(5), point, 1)
     run = pipeline.start(1)
@@ -170,7 +170,7 @@ PENDING_MANY = 20
 
 
 def check_lost_answers(target: Target) -> None:
-    """B6, B11: the answer to every call is lost once: the repeated call changes nothing and gets the same answer."""
+    """The answer to every call is lost once: the repeated call changes nothing and gets the same answer."""
     pipeline = FakePipeline(target, 6, "every answer was lost once", calls=2)
     run = pipeline.start(2)
     pipeline.advance(run)
@@ -182,7 +182,7 @@ def check_lost_answers(target: Target) -> None:
 
 
 def check_end_of_input(target: Target) -> None:
-    """B8: all input ends in a run that has gone on for some time: everything is shown, without a restart."""
+    """All input ends in a run that has gone on for some time: everything is shown, without a restart."""
     pipeline = FakePipeline(target, 5, "all input ended")
     run = pipeline.start(2)
     pipeline.advance(run)
@@ -194,7 +194,7 @@ def check_end_of_input(target: Target) -> None:
 
 
 def check_restarts_in_a_row(target: Target) -> None:
-    """B22: several generations begin, at any parallelism, and die before they write anything."""
+    """Several generations begin, at any parallelism, and die before they write anything."""
     pipeline = FakePipeline(target, 5, "restarted again and again")
     run = pipeline.start(3)
     pipeline.advance(run)
@@ -207,7 +207,7 @@ def check_restarts_in_a_row(target: Target) -> None:
 
 
 def check_rescaling(target: Target) -> None:
-    """B25: one parallelism after the other, each time with output that is promised, and output that is not."""
+    """One parallelism after the other, each time with output that is promised, and output that is not."""
     pipeline = FakePipeline(target, 12, "started at one parallelism after the other")
     for number, parallelism in enumerate(PARALLELISMS):
         run = pipeline.start(parallelism)
@@ -221,7 +221,7 @@ def check_rescaling(target: Target) -> None:
 
 
 def check_many_pending(target: Target) -> None:
-    """B17: many checkpoints in a row are prepared and given up; the one that completes commits all of them."""
+    """Many checkpoints in a row are prepared and given up; the one that completes commits all of them."""
     pipeline = FakePipeline(target, 2, f"{PENDING_MANY} checkpoints were given up in a row")
     run = pipeline.start(2)
     for _ in range(PENDING_MANY):
@@ -233,7 +233,7 @@ def check_many_pending(target: Target) -> None:
 
 
 def check_late_commits(target: Target) -> None:
-    """B9, K7: output of an earlier checkpoint is committed after that of a later one."""
+    """K7: output of an earlier checkpoint is committed after that of a later one."""
     pipeline = FakePipeline(target, 4, "earlier output was committed after later output")
     run = pipeline.start(2)
     run.finish()
@@ -251,7 +251,7 @@ def check_late_commits(target: Target) -> None:
 
 
 def check_older_checkpoint(target: Target) -> None:
-    """K6: newer checkpoints were completed, nothing of them was committed, and an older one is restored."""
+    """Newer checkpoints were completed, nothing of them was committed, and an older one is restored."""
     pipeline = FakePipeline(target, 5, "restored from an older checkpoint")
     run = pipeline.start(2)
     pipeline.advance(run)
@@ -267,7 +267,7 @@ def check_older_checkpoint(target: Target) -> None:
 
 
 def check_rewound(target: Target) -> None:
-    """B1, K7: an older checkpoint is restored after newer commits: later ones have ids that the target has seen."""
+    """K7: an older checkpoint is restored after newer commits: later ones have ids that the target has seen."""
     pipeline = FakePipeline(target, 5, "restored from a checkpoint older than the newest commit")
     run = pipeline.start(2)
     run.finish()
@@ -290,7 +290,7 @@ def check_rewound(target: Target) -> None:
 
 
 def check_forgetting(target: Target) -> str | None:
-    """K20, CS24: the target forgets what no retained checkpoint promises; what one promises is known for ever."""
+    """K20: the target forgets what no retained checkpoint promises; what one promises is known for ever."""
     pipeline = FakePipeline(target, 5, "the target removed outcomes that no checkpoint promises")
     neighbour = FakePipeline(target, 5, "another sink removed outcomes that no checkpoint promises", name=NEIGHBOURS[0])
     run, beside = pipeline.start(2), neighbour.start(2)
@@ -330,7 +330,7 @@ def remembered(target: Target) -> set[str]:
 
 
 def _check_forgotten(pipeline: FakePipeline, known: set[str], promised: int) -> None:
-    """CS24: of what was ``known`` no more is left than is ``promised``; forgetting again changes nothing."""
+    """Of what was ``known`` no more is left than is ``promised``; forgetting again changes nothing."""
     sink, left = pipeline.target.sink, remembered(pipeline.target)
     assert len(left) <= promised, f"{pipeline.story}: it still has outcomes that it was to remove: {sorted(left)[:3]}"
     if isinstance(sink, TwoPhaseSink) and known > left:
