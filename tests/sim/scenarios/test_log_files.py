@@ -30,7 +30,7 @@ def test_followed_files_are_read_once_whoever_renames_them() -> None:
             run = FollowedRun(seed)
             assert (seed, run.run()) == (seed, None)
             done.update(run.logs.done)
-            forms[run.settings.form] += 1
+            forms[run.form] += 1
     assert usual == (line_file.BLOCK_BYTES, line_file.HEAD_BYTES, rotation.HEAD_BYTES)
     assert set(forms) == set(Form)
     assert done.keys() == {"rotated", "removed", "copied", "truncated", "renamed to another series"}

@@ -20,7 +20,7 @@ def test_users_sinks_have_every_record_once() -> None:
         run = CustomRun(seed)
         assert (seed, run.run()) == (seed, None)
         assert len(run.history.completed) > 2
-        kinds.update(run.settings.kinds.values())
+        kinds.update(run.kinds.values())
         database = run.database
         aborted, refused = aborted + database.aborted_count, refused + database.refused_count
         forgotten += database.forgotten_count
@@ -40,7 +40,7 @@ def test_ledgers_go_in_pieces_and_databases_forget_what_is_prepared() -> None:
     for seed in LIMITED:
         run = CustomRun(seed)
         assert (seed, run.run()) == (seed, None)
-        in_pieces += run.settings.piece_bytes is not None and Kind.LEDGER in run.settings.kinds.values()
+        in_pieces += run.piece_bytes is not None and Kind.LEDGER in run.kinds.values()
         expired += run.expired_count
     assert in_pieces > 0
     assert expired > 0, "what was promised was gone, and somebody brought it back"

@@ -41,8 +41,8 @@ class Started:
     restored_from: int = 0
 
 
-class Struck(Protocol):
-    """The run that is struck."""
+class Running(Protocol):
+    """A run, as faults and verdicts see it."""
 
     world: World
     tasks: Tasks
@@ -52,7 +52,10 @@ class Struck(Protocol):
     started: list[Started]
     is_finished: bool
     clock_shift_ms: int
+    settings: Settings
     history: History
+    listed_at: dict[int, list[Splits]]
+    rng: random.Random
 
     def start(self) -> None:
         """Start the pipeline, whatever else runs it."""
@@ -64,7 +67,7 @@ class Struck(Protocol):
 class Strikes:
     """Every few milliseconds something may happen to a process."""
 
-    def __init__(self, run: Struck) -> None:
+    def __init__(self, run: Running) -> None:
         self._run = run
         rng = run.world.random
         self._rate = rng.choice((0.005, 0.02, 0.05))
@@ -319,35 +322,67 @@ def put_in_focus(focus: Focus, settings: Settings, faults: Faults) -> None:
     )
 
 
-RATE = 0.5
-
 SLOW = frozenset({Fault.WORKER_PAUSE, Fault.DRIVER_PAUSE, Fault.STORAGE_GONE, Fault.SLOW})
-"""What keeps a pipeline from getting anywhere is switched off."""
+"""What keeps a pipeline from getting anywhere."""
 
 
-class Ends:
-    """Kills drivers of a run, or has their user stop them; not too often."""
+class Kills:
+    """Kills processes of a run in moments that matter, so that what checkpoints hold is restored; not too often."""
 
-    def __init__(self, run: Struck, chance: random.Random, count: int, least: int = 1, *, stops: bool = False) -> None:
-        """``least``: so many checkpoints must have been completed before. ``stops``: some are stopped instead."""
+    def __init__(
+        self,
+        run: Running,
+        count: int,
+        rate: float,
+        within_ms: int = 10,
+        *,
+        drivers_rate: float | None = None,
+    ) -> None:
+        """``drivers_rate``: how often it is a driver, if one lives; None: any process."""
         self._run = run
-        self._chance = chance
-        self._left = count
-        self._least = least
-        self._stops = stops
+        self.left = count
+        self.drivers_rate = drivers_rate
+        self._rate, self._within_ms = rate, within_ms
+        self._rng = run.rng
+
+    def perhaps(self) -> None:
+        """This is such a moment: perhaps a process dies soon."""
+        if self.left and not self._run.faults.is_healed and self._rng.random() < self._rate:
+            self._strike_soon()
+
+    def _strike_soon(self) -> None:
+        self.left -= 1
+        self._run.world.at(self._rng.randint(0, self._within_ms), self._strike)
+
+    def _strike(self) -> None:
+        started, rate = self._run.started, self.drivers_rate
+        drivers = [one.process for one in started if one.process.is_alive]
+        if rate is None:
+            living = [p for one in started for p in (one.process, *one.spark.workers) if p.is_alive]
+        elif drivers and (rate == 1 or self._rng.random() < rate):
+            living = drivers
+        else:
+            living = [p for one in started for p in one.spark.workers if p.is_alive]
+        if living and not self._run.faults.is_healed:
+            self._rng.choice(living).kill()
+
+
+class Ends(Kills):
+    """Kills all drivers of a run after checkpoints, or has their user stop them."""
+
+    def __init__(self, run: Running, count: int, least: int = 1, *, stops: bool = False) -> None:
+        """``least``: so many checkpoints must have been completed before. ``stops``: some are stopped instead."""
+        super().__init__(run, count, 0.5, 15)
+        self._least, self._stops = least, stops
         run.faults.on -= SLOW
-        self._on_manifest = run.history.on_manifest
-        run.history.on_manifest = self._on_written
 
-    def _on_written(self, manifest: Manifest, files: Mapping[str, frozenset[str]]) -> None:
-        """A checkpoint is complete, and enough were before: perhaps the driver ends."""
-        if len(self._run.history.standing) >= self._least and self._left and self._chance.random() < RATE:
-            self._left -= 1
-            self._run.world.at(self._chance.randint(0, 15), self._end)
-        self._on_manifest(manifest, files)
+    def perhaps(self) -> None:
+        """A checkpoint is complete: perhaps the driver ends, if enough were before."""
+        if len(self._run.history.standing) >= self._least and self.left and self._rng.random() < self._rate:
+            self._strike_soon()
 
-    def _end(self) -> None:
-        stops = self._stops and self._chance.random() < 0.5
+    def _strike(self) -> None:
+        stops = self._stops and self._rng.random() < 0.5
         for one in self._run.started:
             if not one.process.is_alive or self._run.faults.is_healed:
                 continue

@@ -7,15 +7,19 @@ errors say: by their remedies, never by their words. A seed decides everything.
 
 from __future__ import annotations
 
+import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import headgate as hg
+from headgate.connectors.base import Sink, Source
 from headgate.connectors.files.file_committer import committed_files
 from headgate.errors import HeadgateError, PipelineFailed
 from headgate.model.ids import CheckpointId
+from headgate.model.manifest import Committable, Manifest
 from headgate.model.plan import PipelineDefinition
 from headgate.model.progress import Continuation, Progress, RunResult
 from headgate.runtime.driver.driver import Driver
@@ -28,9 +32,9 @@ from headgate.sim.machine.world import Bound, Fault, Faults, Violation, World, r
 from headgate.sim.product import verdict as verdict_module
 from headgate.sim.product.checkpoint_publication import Outside
 from headgate.sim.product.fault_injection import LASTS_MS, Harm, Started, Strikes, draw_focus, put_in_focus
-from headgate.sim.product.history import History
-from headgate.sim.product.settings import CHECKPOINTS, Exactly, draw_settings
-from headgate.sim.product.source import FileInputs
+from headgate.sim.product.history import History, files_of
+from headgate.sim.product.settings import CHECKPOINTS, NAME, Exactly, draw_settings
+from headgate.sim.product.source import FileInputs, PacedSplits
 from headgate.sim.product.spark import FINGERPRINT, SimSpark
 from headgate.sim.product.verdict import StoredStates, Verdict
 from headgate.sim.product.workloads import Splits, with_typed
@@ -155,6 +159,24 @@ class Simulation:
         if not is_done:
             raise Violation("I5", f"{problem} at {world.now_ms} ms after {world.events_count} events")
 
+    def _until_verified(self, name: str, problem: str) -> None:
+        """Have a process of this name judge what is there."""
+
+        def verify() -> None:
+            self._verify()
+            self._is_verified = True
+
+        self.tasks.spawn(SimProcess(self.tasks, name), verify, "main")
+        self._until(lambda: self._is_verified, problem)
+
+    def _verify(self) -> None:
+        """Judge what is there when all is over, in a process of its own.
+
+        Raises:
+            Violation
+        """
+        raise NotImplementedError
+
     def _repeat(self, name: str, call: Callable[[], None], pause_ms: Callable[[], int]) -> None:
         """Have a process of this name make ``call`` now, and again after each pause, until nothing fails any more."""
         if not self._is_quiet():
@@ -173,6 +195,15 @@ class Run(Simulation):
     """
 
     IS_PLAIN = False
+    SUBJECT = ""
+    """In the name of the generator of this kind of runs."""
+    RESCALE_RATE = 0.0
+    """How often a start has another parallelism."""
+    RESCALES_FIRST = False
+    """Whether the first start may have another one, too."""
+    VERDICT = Verdict
+    READS_STATE = True
+    """Whether the state in checkpoints is read at the end by some seeds."""
 
     def __init__(
         self, seed: int, *, is_traced: bool = False, is_plain: bool | None = None, events_max: int = EVENTS_MAX
@@ -189,7 +220,7 @@ class Run(Simulation):
         self.settings = draw_settings(rng, self._on_round)
         self.strikes = Strikes(self)
         self.harm = Harm(self.faults, rng, self._disk)
-        self.history = History(self.settings.checkpointing.retained, self.harm.on_manifest)
+        self.history = History(0, self._on_manifest, self._promised)
         self.clock_shift_ms = 0
         self.is_finished = False
         self._looks_again = rng.random() < 0.7
@@ -212,7 +243,9 @@ class Run(Simulation):
             self.settings.outside = outside
         openers = {**urls.OPENERS, "sim": lambda name: SimStorage(self._disk(name.split("/")[0]))}
         self.bounds += [(urls, "OPENERS", openers), *self.files.bounds]
+        self.rng = random.Random(f"{self.SUBJECT} of seed {seed}")
         self._draw()
+        self.history.retained = self.settings.checkpointing.retained
 
     @classmethod
     def packed(cls, seed: int, **options: Any) -> Run:
@@ -223,6 +256,12 @@ class Run(Simulation):
 
     def _draw(self) -> None:
         """Draw what is different in this scenario, from generators of its own."""
+
+    def _draw_deaths(self, rate: float, faults: Sequence[Fault], budget: int) -> None:
+        """Mostly have processes die, and new drivers start."""
+        if self.rng.random() < rate:
+            self.faults.on |= {self.rng.choice(faults), Fault.WORKER_CRASH}
+            self.faults.budget += budget
 
     def _begin(self) -> None:
         """Have everything begin that is not the pipeline."""
@@ -237,7 +276,7 @@ class Run(Simulation):
         world = self.world
         try:
             self._begin()
-            self.settings.update_files()
+            self._update_files()
             self.start()
             world.at(10, self.strikes.strike)
             world.at(world.random.randint(50, 2_000), self._look)
@@ -251,8 +290,7 @@ class Run(Simulation):
                 self.start()
                 self._until(lambda: self.is_finished and not self._living(), "not finished when started once more")
                 self._check_disks()
-            self.tasks.spawn(SimProcess(self.tasks, "reader"), self._verify, "main")
-            self._until(lambda: self._is_verified, "the output cannot be read")
+            self._until_verified("reader", "the output cannot be read")
         finally:
             self.tasks.take_down()
 
@@ -296,10 +334,65 @@ class Run(Simulation):
         """Return those that die when the power is cut."""
         return [process for one in self.started for process in (*one.spark.workers, one.process)]
 
+    def _update_files(self) -> None:
+        """No process runs the pipeline: something may happen to the input."""
+        self.settings.update_files()
+
+    # -- the program ------------------------------------------------------------------------------------------------
+
+    def definition(
+        self, listed: Sequence[Splits] | None = None, trouble: Callable[[], bool] = lambda: False
+    ) -> PipelineDefinition:
+        """Build the pipeline as a user's program does, but for limits that the public API does not offer."""
+        settings = self.settings
+        p = hg.Pipeline(
+            NAME,
+            parallelism=settings.parallelism,
+            max_parallelism=8,
+            checkpointing=settings.checkpointing,
+            restart=settings.restart,
+            bad_records=hg.DeadLetter(self._sink_to("bad-records")) if settings.job.is_picky else None,
+            on_damaged_checkpoint=settings.on_damaged,
+            loop_memory_bytes=settings.loop_memory_bytes,
+        )
+        self._build(p, settings.listed() if listed is None else listed, trouble)
+        found = p.definition(settings.parallelism)
+        checkpoints = replace(found.config.checkpoints, inline_bytes_max=settings.inline_bytes_max)
+        runtime = found.config.runtime
+        if settings.credit_bytes is not None:
+            runtime = replace(runtime, credit_bytes=settings.credit_bytes)
+        config = replace(
+            found.config, checkpoints=checkpoints, runtime=runtime, start=settings.start, state=settings.state
+        )
+        return replace(found, config=config)
+
+    def _build(self, p: hg.Pipeline, listed: Sequence[Splits], trouble: Callable[[], bool]) -> None:
+        """Add sources, steps and sinks."""
+        sources = [p.source(self._source(splits, i, trouble), name=f"source{i}") for i, splits in enumerate(listed)]
+        self.settings.job.build(sources, self._sink_to)
+        if self.settings.outside is not None:
+            for i, source in enumerate(sources):
+                self.settings.outside.watch(source, i)
+
+    def _source(self, listed: Splits, index: int, trouble: Callable[[], bool]) -> Source:
+        """Return the source with this number."""
+        if self.settings.files is not None:
+            return self.settings.files.source(index)
+        return PacedSplits(listed, self.settings.pace, self._now_ms, trouble)
+
+    def _sink_to(self, name: str) -> Sink:
+        return hg.FileSink(f"sim://{name}", roll_interval=self.settings.roll_interval)
+
+    def _now_ms(self) -> int:
+        return self.world.now_ms
+
     # -- the user ---------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Start the pipeline, whatever else runs it."""
+        may_rescale = self.RESCALE_RATE and (self.started or self.RESCALES_FIRST)
+        if may_rescale and self.rng.random() < self.RESCALE_RATE:
+            self.settings.parallelism = self.rng.choice((1, 2, 3))
         if len(self.started) >= DRIVERS_MAX:
             raise Violation("I5", f"{DRIVERS_MAX} drivers in a row did not finish the pipeline")
         process = SimProcess(self.tasks, f"d{len(self.started)}", self._on_driver_gone)
@@ -317,9 +410,8 @@ class Run(Simulation):
         """Run the pipeline; return what was wrong. ``beats``: with signs of life. ``drains``: ask it to, at once."""
         process = started.process
         around = self._surroundings(process)
-        now_ms = lambda: self.world.now_ms  # noqa: E731
         try:
-            definition = self.settings.definition(started.listed, now_ms, lambda: self.faults.strikes(Fault.USER_CODE))
+            definition = self.definition(started.listed, lambda: self.faults.strikes(Fault.USER_CODE))
             started.spark.definition = definition = self._ready(definition, around)
             watcher = Watcher(self, started)
             driver = Driver(definition, started.spark, watcher, FINGERPRINT, beats=beats, around=around)
@@ -350,6 +442,14 @@ class Run(Simulation):
     def _ready(self, definition: PipelineDefinition, around: SimSurroundings) -> PipelineDefinition:
         """Do what a program does in front of its driver; return what that runs."""
         return definition
+
+    def _on_manifest(self, manifest: Manifest, files: Mapping[str, frozenset[str]]) -> None:
+        """A checkpoint completes, and promises ``files``, by sink."""
+        self.harm.on_manifest(manifest, files)
+
+    def _promised(self, committables: Sequence[Committable]) -> dict[str, frozenset[str]]:
+        """Return what committables promise, by sink."""
+        return files_of(committables)
 
     def on_restored(self, started: Started, said: Continuation) -> None:
         """A driver says what a generation continues from."""
@@ -384,7 +484,7 @@ class Run(Simulation):
             return
         if self.history.standing:
             self.harm.strike(self.history)
-        self.settings.update_files()
+        self._update_files()
         self.start()
 
     def _on_round(self, loop: str, number: int) -> None:
@@ -414,11 +514,11 @@ class Run(Simulation):
         self._start_if_none()
 
     def _verify(self) -> None:
-        verdict = Verdict(self.settings, self.history, self.listed_at)
+        verdict = self.VERDICT(self)
         verdict.check()
-        self.harm.mend()
-        self.stored.check(self.settings.job, verdict.read, is_exact=isinstance(self.settings.judge, Exactly))
-        self._is_verified = True
+        if self.READS_STATE:
+            self.harm.mend()
+            self.stored.check(self.settings.job, verdict.read, is_exact=isinstance(self.settings.judge, Exactly))
 
 
 def run_seed(seed: int, *, is_traced: bool = False, is_plain: bool = False, events_max: int = EVENTS_MAX) -> Result:

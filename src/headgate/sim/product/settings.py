@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import headgate as hg
-from headgate.connectors.base import Sink, Source
 from headgate.model.config import Duration, MemoryState, StartConfig, StateConfig
-from headgate.model.plan import PipelineDefinition
 from headgate.sim.product.checkpoint_publication import Outside
 from headgate.sim.product.graphs import draw_graph
-from headgate.sim.product.source import FileInputs, Pace, PacedSplits
+from headgate.sim.product.source import FileInputs, Pace
 from headgate.sim.product.workloads import WORKLOADS, Branches, Job, Splits, Values, draw_splits
 
 CHECKPOINTS = "checkpoints"
@@ -87,6 +85,11 @@ class Settings:
         for splits in self.inputs:
             self.hidden.discard(min(splits))
 
+    def fix_input(self) -> None:
+        """Have all input be listed from the beginning."""
+        self.hidden.clear()
+        self.grows = False
+
     def update_files(self) -> None:
         """No process runs the pipeline: something may happen to the input."""
         if self.files is not None:
@@ -100,53 +103,6 @@ class Settings:
         rows_count = sum(len(rows) for splits in self.inputs for rows in splits.values())
         times = 4 if rows_count > 240 else 2 if rows_count > 120 else 1
         self.pace = replace(self.pace, batch_rows=self.pace.batch_rows * times, pause_ms=self.pace.pause_ms * times)
-
-    def definition(
-        self, listed: Sequence[Splits], now_ms: Callable[[], int], trouble: Callable[[], bool]
-    ) -> PipelineDefinition:
-        """Build the pipeline as a user's program does, but for limits that the public API does not offer."""
-        found = self._pipeline(listed, now_ms, trouble).definition(self.parallelism)
-        checkpoints = replace(found.config.checkpoints, inline_bytes_max=self.inline_bytes_max)
-        runtime = found.config.runtime
-        if self.credit_bytes is not None:
-            runtime = replace(runtime, credit_bytes=self.credit_bytes)
-        config = replace(found.config, checkpoints=checkpoints, runtime=runtime, start=self.start, state=self.state)
-        return replace(found, config=config)
-
-    def _pipeline(
-        self, listed: Sequence[Splits], now_ms: Callable[[], int], trouble: Callable[[], bool]
-    ) -> hg.Pipeline:
-        p = hg.Pipeline(
-            NAME,
-            parallelism=self.parallelism,
-            max_parallelism=8,
-            checkpointing=self.checkpointing,
-            restart=self.restart,
-            bad_records=hg.DeadLetter(self._sink_to("bad-records")) if self.job.is_picky else None,
-            on_damaged_checkpoint=self.on_damaged,
-            loop_memory_bytes=self.loop_memory_bytes,
-        )
-        self._add_hooks(p)
-        sources = [
-            p.source(self._source(splits, i, now_ms, trouble), name=f"source{i}") for i, splits in enumerate(listed)
-        ]
-        self.job.build(sources, self._sink_to)
-        if self.outside is not None:
-            for i, source in enumerate(sources):
-                self.outside.watch(source, i)
-        return p
-
-    def _add_hooks(self, p: hg.Pipeline) -> None:
-        """Add hooks of the coordinator; an ordinary pipeline has none."""
-
-    def _source(self, listed: Splits, index: int, now_ms: Callable[[], int], trouble: Callable[[], bool]) -> Source:
-        """Return the source with this number."""
-        if self.files is not None:
-            return self.files.source(index)
-        return PacedSplits(listed, self.pace, now_ms, trouble)
-
-    def _sink_to(self, name: str) -> Sink:
-        return hg.FileSink(f"sim://{name}", roll_interval=self.roll_interval)
 
 
 def draw_settings(rng: random.Random, on_round: Callable[[str, int], None]) -> Settings:

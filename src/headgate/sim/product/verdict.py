@@ -38,8 +38,8 @@ from headgate.runtime.wire.spill import SpillBudget
 from headgate.sim.machine.sockets import Network
 from headgate.sim.machine.tasks import SimProcess, Tasks
 from headgate.sim.machine.world import Violation
-from headgate.sim.product.history import History
-from headgate.sim.product.settings import NAME, ROOT, Exactly, Settings
+from headgate.sim.product.fault_injection import Running
+from headgate.sim.product.settings import NAME, ROOT, Exactly
 from headgate.sim.product.source import POSITION
 from headgate.sim.product.steps import Row
 from headgate.sim.product.workloads import Branches, Job, Splits, Values
@@ -49,10 +49,9 @@ from headgate.storage.urls import open_storage
 class Verdict:
     """Reads what is there at the end. Runs in a process of its own, when nothing fails any more."""
 
-    def __init__(self, settings: Settings, history: History, listed_at: Mapping[int, list[Splits]]) -> None:
-        self._settings = settings
-        self._history = history
-        self._listed_at = listed_at
+    def __init__(self, run: Running) -> None:
+        self._run = run
+        self._settings, self._history = run.settings, run.history
         self.read: list[list[Row]] = []
         """The rows that the final checkpoint says were read, by source: known when they were checked."""
 
@@ -140,7 +139,7 @@ class Verdict:
         return found
 
     def _check_complete(self, checkpoint: int, source: int, positions: Mapping[str, int]) -> None:
-        listed = self._listed_at.get(checkpoint)
+        listed = self._run.listed_at.get(checkpoint)
         if listed is None and self._settings.files is not None and self._settings.grows:
             return  # its driver died before it could tell of it: nobody knows what was in the files
         splits = self._settings.inputs[source]

@@ -8,7 +8,6 @@ C74 of docs/spec/retaining.md).
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -38,12 +37,11 @@ class AskingRun(Run):
     """A run with a user that asks for checkpoints."""
 
     IS_PLAIN = True
+    SUBJECT = "asking"
 
     def _draw(self) -> None:
-        chance = self._chance = random.Random(f"asking of seed {self.seed}")
-        settings = self.settings
-        settings.hidden.clear()
-        settings.grows = False
+        chance, settings = self.rng, self.settings
+        settings.fix_input()
         settings.pace = Pace(4, 20, idle_ms=100)
         self.has_interval = chance.random() < 0.3
         if not self.has_interval:
@@ -54,14 +52,7 @@ class AskingRun(Run):
         self._safety_ms = SAFETY_MS
         self.faults.on -= set(WITHOUT)
         self.faults.budget = chance.choice((0, 3, 6))
-        self._ends = Ends(self, chance, 4)
-        on_manifest = self.history.on_manifest
-
-        def watch(manifest: Manifest, files: Mapping[str, frozenset[str]]) -> None:
-            self._on_manifest(manifest)
-            on_manifest(manifest, files)
-
-        self.history.on_manifest = watch
+        self._ends = Ends(self, 4)
         self.asked: list[tuple[Started, Future[CheckpointOutcome]]] = []
         self.told: list[int] = []
         """Checkpoints that users who asked were notified of."""
@@ -75,9 +66,9 @@ class AskingRun(Run):
             return
         newest = self.started[-1]
         if newest.driver is not None and newest.process.is_alive:
-            for _ in range(self._chance.choice((1, 1, 1, 2, 3))):
+            for _ in range(self.rng.choice((1, 1, 1, 2, 3))):
                 self.tasks.spawn(newest.process, lambda: self._order(newest), ASKING)
-        self.world.at(self._chance.randint(10, 120), self._ask)
+        self.world.at(self.rng.randint(10, 120), self._ask)
 
     def _order(self, started: Started) -> None:
         driver = started.driver
@@ -107,13 +98,14 @@ class AskingRun(Run):
         if checkpoint not in history.completed:
             history.fail("C61", f"{checkpoint} is the answer, and is not completed")
 
-    def _on_manifest(self, manifest: Manifest) -> None:
+    def _on_manifest(self, manifest: Manifest, files: Mapping[str, frozenset[str]]) -> None:
         """A checkpoint is complete: a user must have asked for it."""
-        if self.has_interval or manifest.is_final:
-            return
-        self._unasked_max -= 1
-        if self._unasked_max < 0:
-            self.history.fail("C2", f"there is no interval, and nobody asked for checkpoint {manifest.checkpoint}")
+        if not self.has_interval and not manifest.is_final:
+            self._unasked_max -= 1
+            if self._unasked_max < 0:
+                self.history.fail("C2", f"there is no interval, and nobody asked for checkpoint {manifest.checkpoint}")
+        self._ends.perhaps()
+        super()._on_manifest(manifest, files)
 
     def _run_driver(self, started: Started, *, beats: bool = False, drains: bool = False) -> BaseException | None:
         problem = super()._run_driver(started, beats=beats, drains=drains)
@@ -137,19 +129,18 @@ class CancellingRun(Run):
     """A run with a user that cancels, with checkpoints that are removed then."""
 
     IS_PLAIN = True
+    SUBJECT = "cancelling"
 
     def _draw(self) -> None:
-        self._chance = random.Random(f"cancelling of seed {self.seed}")
         settings = self.settings
-        settings.hidden.clear()
-        settings.grows = False
+        settings.fix_input()
         settings.checkpointing = replace(settings.checkpointing, retain_on_cancel=False)
         settings.roll_interval = 0  # every checkpoint promises something
         self.faults.on -= set(WITHOUT_WHEN_CANCELLED)
         self.asked_count = 0
         self.is_given_up = False
         self._completed_count = 0
-        self._patience_ms = self._chance.randint(50, 400)
+        self._patience_ms = self.rng.randint(50, 400)
         self.world.at(LOOK_MS, self._look_at_it)
 
     def _look_at_it(self) -> None:
@@ -157,9 +148,9 @@ class CancellingRun(Run):
         if self.faults.is_healed or self.is_finished:
             return
         completed_count, self._completed_count = self._completed_count, len(self.history.completed)
-        is_new = self._completed_count > completed_count and self._chance.random() < 0.2
+        is_new = self._completed_count > completed_count and self.rng.random() < 0.2
         if is_new or self.world.now_ms > self._patience_ms:
-            self._patience_ms = self.world.now_ms + self._chance.randint(50, 400)
+            self._patience_ms = self.world.now_ms + self.rng.randint(50, 400)
             self._cancel(self.started[-1])
         self.world.at(LOOK_MS, self._look_at_it)
 
@@ -170,8 +161,8 @@ class CancellingRun(Run):
         self.asked_count += 1
         self.world.tell("user", f"cancels {started.process.name}")
         self.tasks.spawn(started.process, started.driver.cancel, "signal")
-        if self._chance.random() < 0.4:
-            self.world.at(self._chance.randint(1, 300), self._kill, started)
+        if self.rng.random() < 0.4:
+            self.world.at(self.rng.randint(1, 300), self._kill, started)
 
     def _kill(self, started: Started) -> None:
         if started.process.is_alive and not self.faults.is_healed:
@@ -200,8 +191,7 @@ class CancellingRun(Run):
         if self.is_given_up and candidates(log):
             raise Violation("C72", f"{len(candidates(log))} checkpoints that were given up can be restored")
         if self.is_given_up:
-            Part(self.settings, self.history, self.listed_at).check()
-            self._is_verified = True
+            Part(self).check()
         else:
             super()._verify()
 

@@ -176,13 +176,12 @@ GRAPHS_RATE = 0.3
 """Of the seeds that have a graph, so many keep it, where their mode is possible for it."""
 
 
-def _keeps_graph(run: Run, seed: int) -> bool:
-    """Whether the run keeps its graph: nested loops, broadcasts, unions, of which no rule says what is too much."""
-    settings = run.settings
-    if not isinstance(settings.job, Graph) or random.Random(f"graph of seed {seed}").random() >= GRAPHS_RATE:
+def keeps_graph(run: Run, rng: random.Random, rate: float) -> bool:
+    """Whether a run keeps its graph, if it has one and what was drawn is possible for it."""
+    if not isinstance(run.settings.job, Graph) or rng.random() >= rate:
         return False
     try:
-        settings.definition(settings.listed(), lambda: 0, lambda: False)
+        run.definition()
     except UsageError:
         return False
     return True
@@ -198,14 +197,13 @@ def draw_mode(run: Run, seed: int, mode: Guarantee | None = None) -> Judge:
     settings.checkpointing = replace(settings.checkpointing, mode=mode.value)
     if mode is Guarantee.AT_MOST_ONCE:  # GM35
         settings.on_damaged = None
-    if _keeps_graph(run, seed):
+    if keeps_graph(run, random.Random(f"graph of seed {seed}"), GRAPHS_RATE):  # of which no rule says what is too much
         judge.compares = False
         return judge
     workloads = [w for w in WORKLOADS if mode is not Guarantee.AT_MOST_ONCE or w.name not in LOOPS]
     settings.job = Noted(tuple(rng.sample(workloads, rng.choice((1, 2, 3)))), judge=judge)
     settings.inputs = settings.inputs[:1]
-    settings.hidden.clear()
-    settings.grows = False
+    settings.fix_input()
     return judge
 
 

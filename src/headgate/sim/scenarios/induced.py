@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -14,9 +14,7 @@ from headgate.connectors.base import CheckpointMarker, InducedReader, Source, So
 from headgate.model.config import Guarantee
 from headgate.model.manifest import Manifest
 from headgate.sim.machine.world import Fault
-from headgate.sim.product.history import History
 from headgate.sim.product.run import Run
-from headgate.sim.product.settings import Settings
 from headgate.sim.product.source import SCHEMA, Pace, PacedReader, positions_of
 from headgate.sim.product.steps import Row
 from headgate.sim.product.verdict import Verdict
@@ -249,28 +247,13 @@ class _TapeReader(PacedReader, hg.CheckpointedFunction):
         self._still -= set(splits)
 
 
-class InducedSettings(Settings):
-    """The settings of any run, for a pipeline some of with sources that set their own barriers."""
-
-    tapes: Outside
-    induced: frozenset[int]
-
-    def _add_hooks(self, p: hg.Pipeline) -> None:
-        p.add_hook(HOOK, TapeHook(self.tapes), timeout=f"{HOOK_TIMEOUT_MS}ms")
-
-    def _source(self, listed: Splits, index: int, now_ms: Callable[[], int], trouble: Callable[[], bool]) -> Source:
-        if index in self.induced:
-            return TapeSource(self.tapes, list(listed), self.pace, now_ms)
-        return super()._source(listed, index, now_ms, trouble)
-
-
 class _Verdict(Verdict):
     """Positions on tapes count markers too."""
 
     def _rows_read(self, splits: Splits, positions: Mapping[str, bytes]) -> dict[str, int]:
         found = super()._rows_read(splits, positions)
-        assert isinstance(self._settings, InducedSettings)
-        tapes = self._settings.tapes.tapes
+        assert isinstance(self._run, InducedRun)
+        tapes = self._run.tapes.tapes
         return {name: tapes[name].rows_before(at) if name in tapes else at for name, at in found.items()}
 
 
@@ -278,39 +261,35 @@ class InducedRun(Run):
     """A run with hooks and markers."""
 
     IS_PLAIN = True
+    VERDICT = _Verdict
+    READS_STATE = False
+    induced: frozenset[int]
 
     def _draw(self) -> None:
-        drawn = self.settings
+        settings = self.settings
         rng = random.Random(f"induced of seed {self.seed}")
         self.faults.on -= {Fault.DRAIN}  # a drained source is cut where it is
         self._safety_ms = SPREAD_MS
         self.faults.budget = 6
-        values = {each.name: getattr(drawn, each.name) for each in fields(Settings)}
-        settings = self.settings = InducedSettings(
-            **{**values, "hidden": set(), "grows": False, "files": None, "outside": None}
-        )
+        settings.fix_input()
+        settings.files = settings.outside = None
         count = len(settings.inputs)
         rows_count = rng.choice((60, 150, 300)) // count
         settings.inputs = [draw_splits(rng, i, rng.choice((1, 2, 3)), rows_count) for i in range(count)]
         induced = frozenset(range(count)) if rng.random() < 0.5 else frozenset({rng.randrange(count)})
         settings.checkpointing = replace(
-            drawn.checkpointing, tolerable_failures=20, timeout=f"{rng.choice((200, 500))}ms"
+            settings.checkpointing, tolerable_failures=20, timeout=f"{rng.choice((200, 500))}ms"
         )
         self._put_on_tapes(induced)
-        on_manifest = self.history.on_manifest
-        self.history = History(drawn.checkpointing.retained, lambda manifest, files: self._on_manifest(manifest, files))
-        self._harm_on_manifest = on_manifest
 
     def _put_on_tapes(self, induced: frozenset[int]) -> None:
         """Have these sources read tapes."""
-        settings = self.settings
-        assert isinstance(settings, InducedSettings)
-        settings.induced = induced
-        self.tapes = settings.tapes = Outside(self, self.seed, {i: settings.inputs[i] for i in sorted(induced)})
+        self.induced = induced
+        self.tapes = Outside(self, self.seed, {i: self.settings.inputs[i] for i in sorted(induced)})
 
     def _on_manifest(self, manifest: Manifest, files: Mapping[str, frozenset[str]]) -> None:
         self.tapes.on_manifest(manifest)
-        self._harm_on_manifest(manifest, files)
+        super()._on_manifest(manifest, files)
 
     def start(self) -> None:
         """See ``Run``."""
@@ -318,9 +297,14 @@ class InducedRun(Run):
             self.tapes.begin()
         super().start()
 
-    def _verify(self) -> None:
-        _Verdict(self.settings, self.history, self.listed_at).check()
-        self._is_verified = True
+    def _build(self, p: hg.Pipeline, listed: Sequence[Splits], trouble: Callable[[], bool]) -> None:
+        p.add_hook(HOOK, TapeHook(self.tapes), timeout=f"{HOOK_TIMEOUT_MS}ms")
+        super()._build(p, listed, trouble)
+
+    def _source(self, listed: Splits, index: int, trouble: Callable[[], bool]) -> Source:
+        if index in self.induced:
+            return TapeSource(self.tapes, list(listed), self.settings.pace, self._now_ms)
+        return super()._source(listed, index, trouble)
 
 
 class AtLeastOnceRun(InducedRun):
@@ -349,10 +333,6 @@ class TapesOvertakenRun(OvertakingRun, InducedRun):
     def _draw(self) -> None:
         super()._draw()
         self._put_on_tapes(frozenset(range(len(self.settings.inputs))))
-
-    def _on_manifest(self, manifest: Manifest, files: Mapping[str, frozenset[str]]) -> None:
-        self.tapes.on_manifest(manifest)
-        super()._on_manifest(manifest, files)
 
 
 class TapesSavedRun(SavepointRun, InducedRun):

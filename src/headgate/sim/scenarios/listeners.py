@@ -62,16 +62,17 @@ class Disorder:
 class ListeningRun(Run):
     """Everybody publishes, and is informed out of order."""
 
+    SUBJECT = "disorder"
+
     def _draw(self) -> None:
-        rng = random.Random(f"disorder of seed {self.seed}")
         self.disorders: list[Disorder] = []
-        self.settings.grows, self.settings.hidden = False, set()  # what is added would not be read
+        self.settings.fix_input()  # what is added would not be read
         outside = self.settings.outside
         if outside is None:
             outside = self.settings.outside = Outside(self.seed, self.tasks, self.faults, lambda: self.history)
 
         def disorder() -> Disorder:
-            self.disorders.append(Disorder(rng))
+            self.disorders.append(Disorder(self.rng))
             return self.disorders[-1]
 
         outside.disorder = disorder

@@ -6,7 +6,7 @@ import contextlib
 import json
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from posixpath import basename
 
@@ -25,7 +25,7 @@ from headgate.sim.machine.files import BusyFiles, SimFile
 from headgate.sim.machine.storage import Disk, SimStorage
 from headgate.sim.machine.world import Bound, Fault, Violation, World
 from headgate.sim.product.run import Run
-from headgate.sim.product.settings import CHECKPOINTS, NAME, Settings
+from headgate.sim.product.settings import CHECKPOINTS, NAME
 from headgate.sim.product.source import SCHEMA
 from headgate.sim.product.steps import KEYS, Row
 from headgate.sim.product.verdict import Verdict
@@ -92,7 +92,7 @@ class Logs:
         self._world = world
         self._rng = rng
         self._files = files
-        self._form = form
+        self.form = form
         self._known = known
         files.on_listed = self._perhaps_rotate
         self._series: list[Series] = []
@@ -114,7 +114,7 @@ class Logs:
         for name, own in rows.items():
             series = Series(f"{DIRECTORY}/{name}.log", own, self._rng.random() < 0.5)
             pause_ms = max(1, spread_ms * 3 // max(1, len(own)))
-            if self._form is Form.NAMED:
+            if self.form is Form.NAMED:
                 self._files.append(series.path, b"")
                 series.file = self._files.at(series.path)
             self._series.append(series)
@@ -215,7 +215,7 @@ class Logs:
             series.is_copy = False
         if series.is_copy or any(series.path in late.names for late in self._late):
             return False  # files behind one another are told by when they were written to last
-        return self._form is not Form.NAMED or any(map(self._is_known, self._of(series)))
+        return self.form is not Form.NAMED or any(map(self._is_known, self._of(series)))
 
     def _of(self, series: Series) -> list[SimFile]:
         """Return the files of a log that are there."""
@@ -231,7 +231,7 @@ class Logs:
         series.file = None
         if self._rng.random() < 0.3:  # it is not the last time for long
             self._world.at(self._rng.randint(1, 8), self._rotate_again, series)
-        if self._form is Form.NAMED:  # a start needs it to be there
+        if self.form is Form.NAMED:  # a start needs it to be there
             self._world.at(self._rng.choice((0, 10, 60)), self._make_anew, series)
         elif self._rng.random() < 0.5:  # whoever rotates makes the new file
             self._make_anew(series)
@@ -352,8 +352,6 @@ PATIENCE_MS = 30_000
 """When all lines are there, the user drains after so much virtual time, whatever was read: far longer than it takes to
 find out that a worker is silent, and to start again."""
 
-RESCALE_RATE = 0.5
-
 WITHOUT = (Fault.DRAIN, Fault.DAMAGE, Fault.AWAY, Fault.DENIED, Fault.POWER_CUT)
 """Who removes what was read must be able to rely on it."""
 
@@ -377,54 +375,36 @@ class FollowedLines(hg.JsonLines):
         )
 
 
-class FollowedSettings(Settings):
-    """The settings of any run, for a pipeline that follows files."""
+class _Verdict(Verdict):
+    """All lines were read."""
 
-    logs: Logs
-    system: BusyFiles
-    form: Form
-    discovery_ms: int
-
-    def _source(
-        self, listed: Splits, index: int, now_ms: Callable[[], int], trouble: Callable[[], bool]
-    ) -> FollowedLines:
-        match self.form:
-            case Form.DIRECTORY:
-                paths: str | list[str] = DIRECTORY
-            case Form.GLOB:
-                paths = f"{DIRECTORY}/*.log*"
-            case Form.NAMED:
-                paths = [f"{DIRECTORY}/{name}.log" for name in self.inputs[0]]
-        return FollowedLines(paths, self.system, self.discovery_ms)
-
-    def update_files(self) -> None:
-        """See ``Settings``."""
-        self.logs.while_nobody_runs()
+    def _read_inputs(self, final: Manifest) -> list[list[dict[str, int]]]:
+        return [[row for rows in self._settings.inputs[0].values() for row in rows]]
 
 
 class FollowedRun(Run):
     """The user of one such pipeline."""
 
     IS_PLAIN = True
+    SUBJECT = "followed files"
+    RESCALE_RATE = 0.5
+    VERDICT = _Verdict
+    READS_STATE = False
 
     def _draw(self) -> None:
-        rng = self._rng = random.Random(f"followed files of seed {self.seed}")
-        values = {each.name: getattr(self.settings, each.name) for each in fields(Settings)}
-        settings = self.settings = FollowedSettings(
-            **{**values, "files": None, "outside": None, "hidden": set(), "grows": False}
-        )
+        rng, settings = self.rng, self.settings
+        settings.fix_input()
+        settings.files = settings.outside = None
         # no windows: what comes with a file that is found late may be late, too
         jobs = [workload for workload in WORKLOADS if workload.name != "windowed"]
         settings.job = Branches(rng.sample(jobs, rng.choice((1, 1, 2))), is_picky=True)
         settings.inputs = [draw_splits(rng, 0, rng.choice((1, 2, 4)), rng.choice((60, 160, 300)))]
         settings.checkpointing = replace(settings.checkpointing, interval=f"{rng.choice((20, 40, 80))}ms")
-        settings.form, settings.discovery_ms = rng.choice(list(Form)), rng.choice((0, 20, 100))
-        settings.system = BusyFiles(self.tasks, self.faults, rng.choice((1, 2, 4)), rng, DIRECTORY)
-        self.logs = settings.logs = Logs(self.world, rng, settings.system, settings.form, self.positions)
+        self.form, self._discovery_ms = rng.choice(list(Form)), rng.choice((0, 20, 100))
+        self._system = BusyFiles(self.tasks, self.faults, rng.choice((1, 2, 4)), rng, DIRECTORY)
+        self.logs = Logs(self.world, rng, self._system, self.form, self.positions)
         self.faults.on -= set(WITHOUT)
-        if rng.random() < 0.7:
-            self.faults.on |= {rng.choice((Fault.DRIVER_CRASH, Fault.STOP, Fault.CANCEL)), Fault.WORKER_CRASH}
-            self.faults.budget += 4
+        self._draw_deaths(0.7, (Fault.DRIVER_CRASH, Fault.STOP, Fault.CANCEL), 4)
         self._safety_ms = SAFETY_MS
         self._patience_ends_ms: int | None = None
         self._read: tuple[int, dict[str, FilePosition]] = (0, {})
@@ -433,11 +413,16 @@ class FollowedRun(Run):
     def _begin(self) -> None:
         self.logs.begin(self.settings.inputs[0], WRITING_MS)
 
-    def start(self) -> None:
-        """See ``Run``."""
-        if self.started and self._rng.random() < RESCALE_RATE:
-            self.settings.parallelism = self._rng.choice((1, 2, 3))
-        super().start()
+    def _source(self, listed: Splits, index: int, trouble: Callable[[], bool]) -> FollowedLines:
+        paths: dict[Form, str | list[str]] = {
+            Form.DIRECTORY: DIRECTORY,
+            Form.GLOB: f"{DIRECTORY}/*.log*",
+            Form.NAMED: [f"{DIRECTORY}/{name}.log" for name in self.settings.inputs[0]],
+        }
+        return FollowedLines(paths[self.form], self._system, self._discovery_ms)
+
+    def _update_files(self) -> None:
+        self.logs.while_nobody_runs()
 
     # -- what was read ----------------------------------------------------------------------------------------------
 
@@ -475,18 +460,10 @@ class FollowedRun(Run):
         self.world.at(again_ms, self._look_at_end)
 
     def _verify(self) -> None:
-        _Verdict(self.settings, self.history, self.listed_at).check()
+        super()._verify()
         for row in letters():
             if row["position"].rpartition(" line ")[0] not in self.logs.losses:
                 raise Violation("N21", f"a bad record that is none: {row}")
-        self._is_verified = True
-
-
-class _Verdict(Verdict):
-    """All lines were read."""
-
-    def _read_inputs(self, final: Manifest) -> list[list[dict[str, int]]]:
-        return [[row for rows in self._settings.inputs[0].values() for row in rows]]
 
 
 def letters() -> Sequence[Mapping[str, str]]:

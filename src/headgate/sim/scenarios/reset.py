@@ -8,7 +8,6 @@ end is what one run makes, once. Everything drawn here comes from a generator of
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 
 from headgate.codec.json_files import decode_log_entry
@@ -56,11 +55,10 @@ class ResettingRun(Run):
     """A run with user has that the pipeline start over, now and then."""
 
     IS_PLAIN = True
+    SUBJECT = "starting over"
 
     def _draw(self) -> None:
-        self._chance = random.Random(f"starting over of seed {self.seed}")
-        self.settings.hidden.clear()
-        self.settings.grows = False
+        self.settings.fix_input()
         self.faults.on -= set(WITHOUT)
         self._resets: list[SimProcess] = []
         self._steps_at: dict[SimProcess, int] = {}
@@ -69,7 +67,7 @@ class ResettingRun(Run):
         """Resets that came to their end, and those that the next start finished."""
         self._steps_count = 0
         self._disk(CHECKPOINTS).watchers.append(self._on_change)
-        self.world.at(self._chance.randint(50, 500), self._want)
+        self.world.at(self.rng.randint(50, 500), self._want)
 
     # -- the user who starts over -----------------------------------------------------------------------------------
 
@@ -77,28 +75,28 @@ class ResettingRun(Run):
         """Have the user start over now, and perhaps again later."""
         if self.faults.is_healed or self.is_finished or len(self._resets) >= RESETS_MAX:
             return
-        if not self.history.completed and self._chance.random() < WAITS_RATE:
+        if not self.history.completed and self.rng.random() < WAITS_RATE:
             self.world.at(20, self._want)
             return
         process = SimProcess(self.tasks, f"reset{len(self._resets)}", self._on_reset_gone)
         self._resets.append(process)
         self.world.tell("user", f"starts {process.name}")
-        if self._chance.random() < ENDS_RATE:
+        if self.rng.random() < ENDS_RATE:
             for other in super().processes():
                 other.kill()
-        has_program = self._chance.random() < PROGRAM_RATE
+        has_program = self.rng.random() < PROGRAM_RATE
         self.tasks.spawn(process, lambda: self._reset(process, has_program=has_program), "main")
-        self._strike(process, self._chance.choice((20, 80, 400)))
-        self.world.at(self._chance.randint(100, 900), self._want)
+        self._strike(process, self.rng.choice((20, 80, 400)))
+        self.world.at(self.rng.randint(100, 900), self._want)
 
     def _strike(self, process: SimProcess, within_ms: int) -> None:
         """Perhaps have the command die soon, or stop for a while."""
-        at_ms = self._chance.randint(1, within_ms)
-        if self._chance.random() < KILL_RATE:
+        at_ms = self.rng.randint(1, within_ms)
+        if self.rng.random() < KILL_RATE:
             self.world.at(at_ms, process.kill)
-        elif self._chance.random() < PAUSE_RATE:
+        elif self.rng.random() < PAUSE_RATE:
             self.world.at(at_ms, process.pause)
-            self.world.at(at_ms + self._chance.choice((100, 700, 7_000)), process.resume)
+            self.world.at(at_ms + self.rng.choice((100, 700, 7_000)), process.resume)
 
     def _on_change(self, path: str, data: bytes | None) -> None:
         """Something of the checkpoints changed: if that was the step of a reset, perhaps strike in the middle of it."""
@@ -119,7 +117,7 @@ class ResettingRun(Run):
         """Do what the command does in its process; return whether it ended well."""
         steps_count = len(self.history.steps)
         try:
-            program = self._program() if has_program else None
+            program = self.definition() if has_program else None
             with Reset.holding_the_lock(ROOT, NAME, program, self._surroundings(process)) as resetting:
                 resetting.finish()
                 plan = resetting.plan()
@@ -132,9 +130,6 @@ class ResettingRun(Run):
             return False
         return True
 
-    def _program(self) -> PipelineDefinition:
-        return self.settings.definition(self.settings.listed(), lambda: self.world.now_ms, lambda: False)
-
     def _carried_out(self, steps_count: int) -> None:
         """The command says that everything is gone: it is, unless another process has begun to start over since."""
         self.carried_out_count += 1
@@ -143,11 +138,11 @@ class ResettingRun(Run):
 
     def _start_if_none(self) -> None:
         is_reset = any(process.is_alive for process in self._resets)
-        if not is_reset or self.faults.is_healed or self._chance.random() >= ENDS_RATE:
+        if not is_reset or self.faults.is_healed or self.rng.random() >= ENDS_RATE:
             super()._start_if_none()
 
     def _on_reset_gone(self, code: int) -> None:
-        self.world.at(self._chance.randint(1, 200), self._start_if_none)
+        self.world.at(self.rng.randint(1, 200), self._start_if_none)
 
     def _ready(self, definition: PipelineDefinition, around: SimSurroundings) -> PipelineDefinition:
         """Finish a reset that was cut short, and have the first claim write down what the sinks write to (SO3)."""

@@ -33,11 +33,11 @@ from headgate.sim.machine.storage import Disk, Stored
 from headgate.sim.machine.tasks import SimProcess
 from headgate.sim.machine.world import Fault, Violation
 from headgate.sim.product.fault_injection import Started
-from headgate.sim.product.history import History, sealed_by
+from headgate.sim.product.history import sealed_by
 from headgate.sim.product.run import EVENTS_MAX, Result, Run
-from headgate.sim.product.settings import CHECKPOINTS, NAME, Settings
+from headgate.sim.product.settings import CHECKPOINTS, NAME
 from headgate.sim.product.verdict import Verdict
-from headgate.sim.product.workloads import Splits, Values
+from headgate.sim.product.workloads import Values
 from headgate.storage.urls import open_storage
 
 PLACES = "savepoint"
@@ -80,10 +80,10 @@ class SavepointRun(Run):
     """A run in which savepoints are taken."""
 
     IS_PLAIN = True
+    SUBJECT = "savepoints"
 
     def _draw(self) -> None:
         super()._draw()
-        self._chance = random.Random(f"savepoints of seed {self.seed}")
         self._count = 0
         self._moves_to: Taken | None = None
         self._forgets = False
@@ -96,11 +96,9 @@ class SavepointRun(Run):
         self._stopped: set[SimProcess] = set()
         """Drivers that were asked to stop with a savepoint, which wins over a drain (E10)."""
         self.kept: Kept | None = None
-        settings = self.settings
-        settings.hidden.clear()
-        settings.grows = False
+        self.settings.fix_input()
         self.faults.on -= {*WITHOUT, *([Fault.STOP] if self.has_drains else [])}
-        self.world.at(self._chance.randint(5, 100), self._ask)
+        self.world.at(self.rng.randint(5, 100), self._ask)
 
     def _disk(self, name: str) -> Disk:
         if name.startswith(PLACES) and name not in self.disks:
@@ -114,16 +112,16 @@ class SavepointRun(Run):
         """Ask the process that runs the pipeline for a savepoint, now and then for one to end with."""
         if self.faults.is_healed or self.is_finished:
             return
-        newest, again_ms = self.started[-1], self._chance.randint(2, 20)
+        newest, again_ms = self.started[-1], self.rng.randint(2, 20)
         if newest.driver is not None and newest.process.is_alive and newest.driver.running_generation is not None:
-            self._count, again_ms = self._count + 1, self._chance.randint(20, 400)
+            self._count, again_ms = self._count + 1, self.rng.randint(20, 400)
             url, ends = f"sim://{PLACES}{self._count}", self._draw_end()
             self.world.tell("user", f"wants a savepoint {ends.value}at {url}")
             self.tasks.spawn(newest.process, lambda: self._order(newest, url, ends), "savepoint")
         self.world.at(again_ms, self._ask)
 
     def _draw_end(self) -> Ends:
-        if self._chance.random() >= 0.4:
+        if self.rng.random() >= 0.4:
             return Ends.NOTHING
         return Ends.DRAIN if self.has_drains and self._drains.random() < 0.5 else Ends.STOP
 
@@ -233,7 +231,7 @@ class SavepointRun(Run):
             if now != taken.objects:
                 raise Violation("SV5", f"{taken.url} was changed")
         if self.taken:
-            chosen = self._chance.choice(self.taken)
+            chosen = self.rng.choice(self.taken)
             checkpoint = chosen.savepoint.manifest.checkpoint
             rows = {sink: _rows_until(sink, columns, checkpoint) for sink, columns in self.settings.job.columns.items()}
             self.kept = Kept(chosen.savepoint.manifest, self.disks[chosen.url.removeprefix("sim://")].objects, rows)
@@ -242,49 +240,38 @@ class SavepointRun(Run):
         super()._verify()
 
 
+class Both(Verdict):
+    """Counts what was committed before, too."""
+
+    def _committed(self, sink: str, columns: tuple[str, ...]) -> Counter[Values]:
+        found = super()._committed(sink, columns)
+        assert isinstance(self._run, BeginningRun)
+        kept = self._run.kept
+        if found and kept.manifest.is_final:
+            raise Violation("E9", f"{sink} has {found.total()} records of a pipeline that began at the end of another")
+        return found + kept.rows[sink]
+
+
 class BeginningRun(Run):
     """A run that begins at a savepoint of another one, with empty sinks. It adds up to what that one had to make."""
 
     IS_PLAIN = True
+    SUBJECT = "beginning"
+    VERDICT = Both
+    READS_STATE = False
 
     def __init__(self, seed: int, kept: Kept, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> None:
-        self._kept = kept
+        self.kept = kept
         super().__init__(seed, is_traced=is_traced, events_max=events_max)
 
     def _draw(self) -> None:
-        chance = random.Random(f"beginning of seed {self.seed}")
         settings = self.settings
-        settings.hidden.clear()
-        settings.grows = False
-        settings.parallelism = chance.choice((1, 2, 3))
+        settings.fix_input()
+        settings.parallelism = self.rng.choice((1, 2, 3))
         settings.start = StartConfig(f"sim://{PLACES}")
         self.faults.on -= set(WITHOUT)
         disk = self.disks[PLACES] = Disk(self.tasks, self.faults, PLACES)
-        disk.objects = dict(self._kept.objects)
-
-    def _verify(self) -> None:
-        Both(self.settings, self.history, self.listed_at, self._kept).check()
-        self._is_verified = True
-
-
-class Both(Verdict):
-    """Counts what was committed before, too."""
-
-    def __init__(
-        self,
-        settings: Settings,
-        history: History,
-        listed_at: Mapping[int, list[Splits]],
-        kept: Kept,
-    ) -> None:
-        super().__init__(settings, history, listed_at)
-        self._kept = kept
-
-    def _committed(self, sink: str, columns: tuple[str, ...]) -> Counter[Values]:
-        found = super()._committed(sink, columns)
-        if found and self._kept.manifest.is_final:
-            raise Violation("E9", f"{sink} has {found.total()} records of a pipeline that began at the end of another")
-        return found + self._kept.rows[sink]
+        disk.objects = dict(self.kept.objects)
 
 
 def _rows_until(sink: str, columns: tuple[str, ...], checkpoint: int) -> Counter[Values]:

@@ -9,7 +9,6 @@ and are asked to stop. Drawn from a generator of its own.
 from __future__ import annotations
 
 import queue
-import random
 from dataclasses import dataclass, field, replace
 
 from headgate.codec.json_files import end_path
@@ -69,9 +68,9 @@ class StandbyRun(Run):
     """The users of one pipeline, who keep it running."""
 
     IS_PLAIN = True
+    SUBJECT = "standing by"
 
     def _draw(self) -> None:
-        self._chance = random.Random(f"standing by of seed {self.seed}")
         self.sites: list[Site] = []
         self.takeovers_count = self.restarts_count = 0
         self._stopped: set[int] = set()
@@ -79,15 +78,15 @@ class StandbyRun(Run):
         self._leaders: dict[int, Started] = {}
         """Who has claimed each generation."""
         self._healed_ms: int | None = None
-        self._losses = self._chance.choice((0, 1, 2, 4))
-        self._wishes = self._chance.choice((0, 1, 3))
-        self._standbys_count = self._chance.choice((0, 1, 1, 1, 2))
+        self._losses = self.rng.choice((0, 1, 2, 4))
+        self._wishes = self.rng.choice((0, 1, 3))
+        self._standbys_count = self.rng.choice((0, 1, 1, 1, 2))
         self._safety_ms = LASTS_MS
         settings = self.settings
-        settings.pace = replace(settings.pace, pause_ms=self._chance.choice((20, 100, 200)))
-        settings.checkpointing = replace(settings.checkpointing, interval=self._chance.choice(("80ms", "300ms", "1s")))
+        settings.pace = replace(settings.pace, pause_ms=self.rng.choice((20, 100, 200)))
+        settings.checkpointing = replace(settings.checkpointing, interval=self.rng.choice(("80ms", "300ms", "1s")))
         self.faults.on -= set(WITHOUT)
-        self.faults.on |= {self._chance.choice((Fault.DRIVER_CRASH, Fault.DRIVER_PAUSE, Fault.STOP, Fault.POWER_CUT))}
+        self.faults.on |= {self.rng.choice((Fault.DRIVER_CRASH, Fault.DRIVER_PAUSE, Fault.STOP, Fault.POWER_CUT))}
         self.faults.budget += 3
 
     # -- people -----------------------------------------------------------------------------------------------------
@@ -99,9 +98,9 @@ class StandbyRun(Run):
         self._open_site(is_standby=False)
         if is_first:
             for _ in range(self._standbys_count):
-                self.world.at(self._chance.randint(0, 3_000), self._open_standby)
-            self.world.at(self._chance.randint(100, 3_000), self._lose_a_site)
-            self.world.at(self._chance.randint(100, 2_000), self._ask_a_keeper)
+                self.world.at(self.rng.randint(0, 3_000), self._open_standby)
+            self.world.at(self.rng.randint(100, 3_000), self._lose_a_site)
+            self.world.at(self.rng.randint(100, 2_000), self._ask_a_keeper)
             self.world.at(PERSON_MS, self._look_after_it)
 
     def _open_standby(self) -> None:
@@ -116,13 +115,13 @@ class StandbyRun(Run):
         if living:
             self._losses -= 1
             leading = [site for site in living if not site.is_waiting]
-            lost = self._chance.choice(leading or living)
+            lost = self.rng.choice(leading or living)
             self.world.tell("world", f"{lost.name} is lost")
             lost.process.kill()
             if lost.child is not None:
                 lost.child.process.kill()
-            self.world.at(self._chance.randint(100, 9_000), self._open_standby)
-        self.world.at(self._chance.randint(500, 9_000), self._lose_a_site)
+            self.world.at(self.rng.randint(100, 9_000), self._open_standby)
+        self.world.at(self.rng.randint(500, 9_000), self._lose_a_site)
 
     def _ask_a_keeper(self) -> None:
         """A user sends a signal to a keeper."""
@@ -131,13 +130,13 @@ class StandbyRun(Run):
             return
         if living:
             self._wishes -= 1
-            asked = self._chance.choice(living)
+            asked = self.rng.choice(living)
             commands = [Command.CHECKPOINT, Command.CHECKPOINT, Command.STOP, Command.INTERRUPT]
             drain = [Command.DRAIN] if self.faults.has(Fault.DRAIN) else []
-            command = self._chance.choice([*commands, *drain])
+            command = self.rng.choice([*commands, *drain])
             self.world.tell("user", f"asks {asked.name} to {command.value}")
             asked.events.put(driver_supervisor.CommandReceived(command))
-        self.world.at(self._chance.randint(100, 4_000), self._ask_a_keeper)
+        self.world.at(self.rng.randint(100, 4_000), self._ask_a_keeper)
 
     def _heal(self) -> None:
         self._healed_ms = self.world.now_ms
@@ -155,7 +154,7 @@ class StandbyRun(Run):
             return
         if any(site.process.is_alive and not site.is_waiting for site in self.sites):
             return
-        self.settings.update_files()
+        self._update_files()
         self.start()
 
     # -- keepers ----------------------------------------------------------------------------------------------------
@@ -163,9 +162,9 @@ class StandbyRun(Run):
     def _open_site(self, *, is_standby: bool) -> None:
         name = f"k{len(self.sites)}"
         process = SimProcess(self.tasks, name, self._on_keeper_gone)
-        strategy = self._chance.choice(
+        strategy = self.rng.choice(
             (
-                FixedDelay(self._chance.choice((None, 3)), 300),
+                FixedDelay(self.rng.choice((None, 3)), 300),
                 ExponentialDelay(100, 2_000, reset_after_ms=3_000),
                 FailureRate(4, 3_000, 200),
             )
@@ -177,7 +176,7 @@ class StandbyRun(Run):
     def _on_keeper_gone(self, code: int) -> None:
         """Who asked it to stop starts it again some time; standbys do so without anybody when a machine was lost."""
         if code >= 0:
-            self.world.at(self._chance.randint(50, 9_000), self._start_if_none)
+            self.world.at(self.rng.randint(50, 9_000), self._start_if_none)
 
     def _keep(self, site: Site) -> None:
         """As ``cli.keeping`` does."""
@@ -225,7 +224,7 @@ class StandbyRun(Run):
         def gone(code: int) -> None:
             site.is_waiting = False
             if site.process.is_alive:
-                site.events.put(driver_supervisor.ChildEnded(code, self.world.now_ms, self._chance.random()))
+                site.events.put(driver_supervisor.ChildEnded(code, self.world.now_ms, self.rng.random()))
 
         process = SimProcess(self.tasks, f"d{len(self.started)}", gone)
         attempts = self.settings.attempts

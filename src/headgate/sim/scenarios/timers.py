@@ -20,7 +20,7 @@ import headgate as hg
 from headgate.connectors.base import Sink
 from headgate.model.manifest import Manifest
 from headgate.sim.machine.world import Fault
-from headgate.sim.product.history import History
+from headgate.sim.product.fault_injection import Kills
 from headgate.sim.product.run import Run
 from headgate.sim.product.settings import Exactly
 from headgate.sim.product.steps import OUT_OF_ORDER_MS, WINDOW_MS, Row
@@ -32,7 +32,6 @@ REMINDER_MS = 1_001
 NEXT_MS = 11
 REMINDERS = 3
 FLUSH_MS = 10**12
-RESCALE_RATE = 0.6
 EVENT_TIMERS = f"{TIMERS}.{TimeKind.EVENT_TIME.value}"
 
 
@@ -184,24 +183,21 @@ class TimedRun(Run):
     """The user of one such pipeline, with drivers that die after checkpoints that hold something to be restored."""
 
     IS_PLAIN = True
-
     SUBJECT = "timers"
+    RESCALE_RATE = 0.6
+    RESCALES_FIRST = True
 
     def _draw(self) -> None:
-        rng = self._rng = random.Random(f"{self.SUBJECT} of seed {self.seed}")
-        settings = self.settings
+        rng, settings = self.rng, self.settings
         settings.job = self._draw_job(rng)
         settings.inputs = settings.inputs[:1]
         if settings.files is None:
             settings.inputs = [draw_splits(rng, 0, rng.choice((1, 2, 4)), rng.choice((60, 200, 400)))]
-        settings.hidden.clear()
-        settings.grows = False
+        settings.fix_input()
         settings.checkpointing = replace(settings.checkpointing, interval=f"{rng.choice((10, 20, 40))}ms")
-        if rng.random() < 0.8:  # somebody dies, and a new driver starts
-            self.faults.on |= {rng.choice((Fault.DRIVER_CRASH, Fault.POWER_CUT, Fault.STOP)), Fault.WORKER_CRASH}
-            self.faults.budget += 6
-        self._kills_left = rng.choice((1, 2, 4))
-        self.history = History(settings.checkpointing.retained, self._on_manifest)
+        self._draw_deaths(0.8, (Fault.DRIVER_CRASH, Fault.POWER_CUT, Fault.STOP), 6)
+        # mostly the driver: the next one may have another parallelism
+        self._kills = Kills(self, rng.choice((1, 2, 4)), 0.4, drivers_rate=0.7)
 
     def _draw_job(self, rng: random.Random) -> Job:
         return Timed(tuple(rng.sample(TIMED, rng.choice((1, 2, 3)))))
@@ -210,32 +206,12 @@ class TimedRun(Run):
         """Whether what a checkpoint holds of an operator, the rows of each state, is worth a restore."""
         return bool(rows.get(EVENT_TIMERS))
 
-    def start(self) -> None:
-        """See ``Run``."""
-        if self._rng.random() < RESCALE_RATE:
-            self.settings.parallelism = self._rng.choice((1, 2, 3))
-        super().start()
-
     def _on_manifest(self, manifest: Manifest, files: Mapping[str, frozenset[str]]) -> None:
         """A checkpoint completes. Perhaps a process dies, so that what it holds is restored."""
-        self.harm.on_manifest(manifest, files)
+        super()._on_manifest(manifest, files)
         held = [rows for part in manifest.parts for rows in (part.rows or {}).values()]
-        if (
-            any(map(self._is_of_interest, held))
-            and self._kills_left
-            and not self.faults.is_healed
-            and self._rng.random() < 0.4
-        ):
-            self._kills_left -= 1
-            self.world.at(self._rng.randint(0, 10), self._kill)
-
-    def _kill(self) -> None:
-        """Mostly the driver: the next one may have another parallelism."""
-        drivers = [one.process for one in self.started if one.process.is_alive]
-        workers = [p for one in self.started for p in one.spark.workers if p.is_alive]
-        living = drivers if drivers and self._rng.random() < 0.7 else workers
-        if living and not self.faults.is_healed:
-            self._rng.choice(living).kill()
+        if any(map(self._is_of_interest, held)):
+            self._kills.perhaps()
 
 
 SLOTS = 3
@@ -424,7 +400,7 @@ class ExpiringRun(TimedRun):
 
     def start(self) -> None:
         """See ``Run``. The workers of each start may be on machines with dates that differ from those before."""
-        self.clock_shift_ms += self._rng.choice((0, 0, -40, 40, -3_600_000, 5_000))
+        self.clock_shift_ms += self.rng.choice((0, 0, -40, 40, -3_600_000, 5_000))
         super().start()
 
     def _is_of_interest(self, rows: Mapping[str, int]) -> bool:

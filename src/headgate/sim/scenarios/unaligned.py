@@ -18,21 +18,17 @@ import pyarrow as pa
 import headgate as hg
 from headgate.codec.snapshot import IN_FLIGHT_PREFIX
 from headgate.connectors.base import Sink
-from headgate.errors import UsageError
 from headgate.model.manifest import Manifest
 from headgate.sim.machine.world import Fault
-from headgate.sim.product.graphs import Graph
-from headgate.sim.product.history import History
+from headgate.sim.product.fault_injection import Kills
 from headgate.sim.product.run import Run
 from headgate.sim.product.steps import OUT_OF_ORDER_MS, WINDOW_MS, FirstOfEqual, Row
 from headgate.sim.product.workloads import WORKLOADS, Branches, Values, draw_splits
-from headgate.sim.scenarios.guarantees import LOOPS
+from headgate.sim.scenarios.guarantees import LOOPS, keeps_graph
 
 GRAPHS_RATE = 0.5
 """Of the seeds that have a graph without a loop, so many keep it."""
 ROWS = 400
-RESCALE_RATE = 0.6
-"""How often a start has another parallelism."""
 
 
 @dataclass(frozen=True)
@@ -70,11 +66,13 @@ class OvertakingRun(Run):
     """The user of one such pipeline."""
 
     IS_PLAIN = True
+    SUBJECT = "overtaking"
+    RESCALE_RATE = 0.6
+    RESCALES_FIRST = True
 
     def _draw(self) -> None:
         super()._draw()
-        rng = self._rng = random.Random(f"overtaking of seed {self.seed}")
-        settings = self.settings
+        rng, settings = self.rng, self.settings
         settings.checkpointing = replace(
             settings.checkpointing,
             max_concurrent=1,
@@ -85,52 +83,25 @@ class OvertakingRun(Run):
         settings.credit_bytes = rng.choice((1, 2_000, 40_000))
         settings.pace = replace(settings.pace, batch_rows=rng.choice((2, 8)), pause_ms=1)
         self._slow_rate, self._pause_ms = rng.choice((0.2, 0.6, 1.0)), rng.choice((2, 10, 80))
-        if not self._keeps_graph():
+        if not keeps_graph(self, rng, GRAPHS_RATE):
             found = rng.sample([w for w in WORKLOADS if w.name not in LOOPS], rng.choice((1, 1, 2)))
             settings.job = Slowed(tuple(found), slow=self._take_time, is_joined=rng.random() < 0.5)
             settings.inputs = settings.inputs[:1]
             if settings.files is None:
                 settings.inputs = [draw_splits(rng, 0, rng.choice((1, 2, 4)), ROWS)]
-            settings.hidden.clear()
-            settings.grows = False
-        if rng.random() < 0.8:  # somebody dies, and a new driver starts
-            self.faults.on |= {rng.choice((Fault.DRIVER_CRASH, Fault.POWER_CUT, Fault.STOP)), Fault.WORKER_CRASH}
-            self.faults.budget += 6
-        self._kills_left = rng.choice((0, 2, 5))
-        self.history = History(settings.checkpointing.retained, self._on_manifest)
-
-    def start(self) -> None:
-        """See ``Run``."""
-        if self._rng.random() < RESCALE_RATE:
-            self.settings.parallelism = self._rng.choice((1, 2, 3))
-        super().start()
+            settings.fix_input()
+        self._draw_deaths(0.8, (Fault.DRIVER_CRASH, Fault.POWER_CUT, Fault.STOP), 6)
+        self._kills = Kills(self, rng.choice((0, 2, 5)), 0.6)
 
     def _on_manifest(self, manifest: Manifest, files: Mapping[str, frozenset[str]]) -> None:
         """A checkpoint completes. If something was in flight, perhaps a process dies, so that it is restored."""
-        self.harm.on_manifest(manifest, files)
-        has_records = any(part.section.startswith(IN_FLIGHT_PREFIX) for part in manifest.parts)
-        if has_records and self._kills_left and not self.faults.is_healed and self._rng.random() < 0.6:
-            self._kills_left -= 1
-            self.world.at(self._rng.randint(0, 10), self._kill)
-
-    def _kill(self) -> None:
-        living = [p for one in self.started for p in (one.process, *one.spark.workers) if p.is_alive]
-        if living and not self.faults.is_healed:
-            self._rng.choice(living).kill()
+        super()._on_manifest(manifest, files)
+        if any(part.section.startswith(IN_FLIGHT_PREFIX) for part in manifest.parts):
+            self._kills.perhaps()
 
     def _take_time(self) -> None:
-        if not self.faults.is_healed and self._rng.random() < self._slow_rate:
-            self.tasks.park(self._rng.randint(0, self._pause_ms))
-
-    def _keeps_graph(self) -> bool:
-        settings = self.settings
-        if not isinstance(settings.job, Graph) or self._rng.random() >= GRAPHS_RATE:
-            return False
-        try:
-            settings.definition(settings.listed(), lambda: 0, lambda: False)
-        except UsageError:
-            return False
-        return True
+        if not self.faults.is_healed and self.rng.random() < self._slow_rate:
+            self.tasks.park(self.rng.randint(0, self._pause_ms))
 
 
 SINK = "sided"
@@ -353,8 +324,7 @@ class SidedRun(OvertakingRun):
         super()._draw()
         rng = random.Random(f"sides of seed {self.seed}")
         settings = self.settings
-        settings.hidden.clear()
-        settings.grows = False
+        settings.fix_input()
         if settings.files is None:
             settings.inputs = [draw_splits(rng, 0, rng.choice((1, 2, 3)), EVENTS)]
             for source in range(1, rng.choice((1, 2, 3))):

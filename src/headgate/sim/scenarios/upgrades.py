@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -145,9 +145,10 @@ class ChangingCodeRun(Run):
     """A run with user edits that the pipeline."""
 
     IS_PLAIN = True
+    SUBJECT = "changing code"
 
     def _draw(self) -> None:
-        chance = self._chance = random.Random(f"changing code of seed {self.seed}")
+        chance = self.rng
         self.version = Version(0, chance.random() < 0.5, chance.random() < 0.5)
         self.judge = EditedJudge(has_left=not self.version.has_extra)
         self.refused: Counter[str] = Counter()
@@ -159,25 +160,29 @@ class ChangingCodeRun(Run):
         settings.job = Edited(tuple(chance.sample(branches, chance.choice((1, 2)))), now=lambda: self.version)
         settings.judge = self.judge
         settings.inputs = [draw_splits(chance, 0, chance.choice((1, 2, 3)), chance.choice((150, 300)))]
-        settings.hidden.clear()
-        settings.grows, settings.files = False, None
+        settings.fix_input()
+        settings.files = None
         settings.pace = Pace(2, 20, idle_ms=100)
         self._safety_ms = SAFETY_MS
         settings.checkpointing = replace(settings.checkpointing, interval=f"{chance.choice((10, 20, 40))}ms")
         self.faults.on -= set(WITHOUT)
         self.faults.budget = chance.choice((0, 3, 6))
-        self._ends = Ends(self, chance, 6, stops=True)
+        self._ends = Ends(self, 6, stops=True)
 
     def start(self) -> None:
         """Start the pipeline, perhaps with other code; what is left over is mostly allowed at once."""
         number = len(self.started)
         self.version = replace(self.version, number=number)
-        if self.started and not self.faults.is_healed and self._chance.random() < CHANGE_RATE:
+        if self.started and not self.faults.is_healed and self.rng.random() < CHANGE_RATE:
             self._edit()
         super().start()
 
+    def _on_manifest(self, manifest: Manifest, files: Mapping[str, frozenset[str]]) -> None:
+        self._ends.perhaps()
+        super()._on_manifest(manifest, files)
+
     def _edit(self) -> None:
-        chance, version = self._chance, self.version
+        chance, version = self.rng, self.version
         has_extra, has_front = chance.random() < 0.5, chance.random() < 0.5
         is_named = version.is_named if version.has_front and has_front else chance.random() >= FORGETS_RATE
         self.version = replace(version, has_extra=has_extra, has_front=has_front, is_named=is_named)
@@ -235,20 +240,18 @@ class GoingBackRun(Run):
     """A run with user goes that back."""
 
     IS_PLAIN = True
+    SUBJECT = "going back"
 
     def _draw(self) -> None:
-        self._chance = random.Random(f"going back of seed {self.seed}")
         settings = self.settings
-        settings.hidden.clear()
-        settings.grows = False
-        interval = f"{self._chance.choice((10, 20))}ms"
+        settings.fix_input()
+        interval = f"{self.rng.choice((10, 20))}ms"
         settings.checkpointing = replace(settings.checkpointing, interval=interval, retained=RETAINED)
         if settings.files is None:
-            rows_count = self._chance.choice((150, 300)) // len(settings.inputs)
-            settings.inputs = [draw_splits(self._chance, i, 2, rows_count) for i in range(len(settings.inputs))]
-        self.history.retained = RETAINED
+            rows_count = self.rng.choice((150, 300)) // len(settings.inputs)
+            settings.inputs = [draw_splits(self.rng, i, 2, rows_count) for i in range(len(settings.inputs))]
         self.faults.on = (self.faults.on - set(NOT_IN_FORMER)) | {Fault.DRIVER_CRASH}
-        self._ends = Ends(self, self._chance, 5, least=2)
+        self._ends = Ends(self, 5, least=2)
         settings.pace = Pace(4, 20, idle_ms=100)
         self._safety_ms = SAFETY_MS
         self.refused_count = self.repeated_count = 0
@@ -260,13 +263,17 @@ class GoingBackRun(Run):
         is_alone = not any(one.process.is_alive for one in self.started)
         newest, *others = self._retained() or [0]
         older = [one for one in others if one in self.history.standing]  # of what was left, promises are aborted
-        if older and is_alone and not self.faults.is_healed and self._chance.random() < GOES_BACK_RATE:
-            self._go_back(self._chance.choice(older), newest)
-        elif self._chance.random() >= REPEATS_RATE:
+        if older and is_alone and not self.faults.is_healed and self.rng.random() < GOES_BACK_RATE:
+            self._go_back(self.rng.choice(older), newest)
+        elif self.rng.random() >= REPEATS_RATE:
             self.settings.start = StartConfig()
         self._must_go_on = is_alone and self._has_gone_back(newest)
         self.repeated_count += self._must_go_on
         super().start()
+
+    def _on_manifest(self, manifest: Manifest, files: Mapping[str, frozenset[str]]) -> None:
+        self._ends.perhaps()
+        super()._on_manifest(manifest, files)
 
     def _has_gone_back(self, newest: int) -> bool:
         """Whether the newest checkpoint descends from what the start names (SV24)."""
@@ -277,7 +284,7 @@ class GoingBackRun(Run):
     def _go_back(self, to: int, behind: int) -> None:
         self.world.tell("user", f"goes back behind checkpoint {behind} to {to}")
         self.history.may_go_back.add((to, behind))
-        says = None if self._chance.random() < 0.2 else CheckpointId(behind)  # some have to be told
+        says = None if self.rng.random() < 0.2 else CheckpointId(behind)  # some have to be told
         self.settings.start = StartConfig(f"{ROOT}/{NAME}/chk-{to}", says)
 
     def _retained(self) -> list[int]:
@@ -349,16 +356,16 @@ class ChangingModeRun(Run):
     """A run with user changes that the mode."""
 
     IS_PLAIN = True
+    SUBJECT = "changing mode"
 
     def _draw(self) -> None:
-        self._chance = random.Random(f"changing mode of seed {self.seed}")
-        has_loops = self._chance.random() < 0.2
+        has_loops = self.rng.random() < 0.2
         self._modes = tuple(mode for mode in Guarantee if not has_loops or mode is not MOST)
         self._lasts: set[int] = set()
         """Checkpoints that a stop ended with."""
         self.modes: set[Guarantee] = set()
         """Of checkpoints that a start with another mode restored."""
-        self.judge = EpochsJudge(self._chance.choice(self._modes))
+        self.judge = EpochsJudge(self.rng.choice(self._modes))
         self._draw_settings(has_loops=has_loops)
 
     def _draw_settings(self, *, has_loops: bool) -> None:
@@ -366,16 +373,13 @@ class ChangingModeRun(Run):
         settings = self.settings
         settings.judge = self.judge
         settings.on_damaged = None  # GM35
-        settings.job = Noted(tuple(self._chance.sample(workloads, self._chance.choice((1, 2, 3)))), judge=self.judge)
-        settings.inputs = [
-            draw_splits(self._chance, 0, self._chance.choice((1, 2, 3)), self._chance.choice((100, 250)))
-        ]
+        settings.job = Noted(tuple(self.rng.sample(workloads, self.rng.choice((1, 2, 3)))), judge=self.judge)
+        settings.inputs = [draw_splits(self.rng, 0, self.rng.choice((1, 2, 3)), self.rng.choice((100, 250)))]
         settings.files = None
-        settings.hidden.clear()
-        settings.grows = False
+        settings.fix_input()
         self._use_mode()
         self.faults.on = (self.faults.on - {Fault.CANCEL}) | {Fault.STOP}
-        self.faults.rates[Fault.STOP] = self._chance.choice((1.0, 2.0))
+        self.faults.rates[Fault.STOP] = self.rng.choice((1.0, 2.0))
         self.faults.budget += 6
 
     def _use_mode(self) -> None:
@@ -383,8 +387,8 @@ class ChangingModeRun(Run):
 
     def start(self) -> None:
         """Start the pipeline, perhaps with another mode."""
-        if self.started and self._chance.random() < GUARANTEE_CHANGE_RATE:
-            self.judge.mode = self._chance.choice(self._modes)
+        if self.started and self.rng.random() < GUARANTEE_CHANGE_RATE:
+            self.judge.mode = self.rng.choice(self._modes)
             self._use_mode()
             self.world.tell("user", f"wants {self.judge.mode.value}")
         super().start()

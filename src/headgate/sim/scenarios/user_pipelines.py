@@ -12,7 +12,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from enum import Enum
 
 import pyarrow as pa
@@ -27,10 +27,10 @@ from headgate.protocol.supervision import restart_policy
 from headgate.runtime.checkpoints import snapshot_writer
 from headgate.sim.machine.database import LATE_MS, Database, Feed, Session, Unreachable
 from headgate.sim.machine.world import Fault, Violation
-from headgate.sim.product import history as histories
-from headgate.sim.product.history import History
+from headgate.sim.product.fault_injection import Kills
+from headgate.sim.product.history import files_of
 from headgate.sim.product.run import Run
-from headgate.sim.product.settings import NAME, Settings
+from headgate.sim.product.settings import NAME
 from headgate.sim.product.source import SCHEMA, Pace, PacedReader, positions_of
 from headgate.sim.product.steps import Row
 from headgate.sim.product.verdict import Order, Verdict
@@ -213,7 +213,6 @@ SAFETY_MS = 3_000
 GOES_BACK_RATE = 0.2
 """Of the runs, so many may restore a checkpoint before damaged ones."""
 
-RESCALE_RATE = 0.5
 DEATH_RATE = 0.15
 """How often a process dies soon after output that was prepared, or promised."""
 
@@ -241,53 +240,40 @@ class Kind(Enum):
     FILES = "files"
 
 
-class CustomSettings(Settings):
-    """The settings of any run, for a pipeline between a user's own source and sinks."""
+class _Verdict(Verdict):
+    """Reads the database, too."""
 
-    database: Database
-    feed: Feed[Row]
-    acknowledges: bool
-    at_once: bool
-    stores_output: bool
-    piece_bytes: int | None = None
-    chance: random.Random
-    kinds: dict[str, Kind]
-
-    def kind_of(self, sink: str) -> Kind:
-        """Return what a sink writes through; some run beside sinks of files."""
-        if sink not in self.kinds:
-            kinds = [Kind.TWO_PHASES, Kind.LEDGER] * 2 + [Kind.FILES] * (bool(self.kinds) and not self.stores_output)
-            self.kinds[sink] = self.chance.choice(kinds)
-        return self.kinds[sink]
-
-    def _sink_to(self, name: str) -> Sink:
-        match self.kind_of(name):
-            case Kind.TWO_PHASES:
-                return PreparingSink(self.database, at_once=self.at_once)
-            case Kind.LEDGER:
-                return PublishingSink(self.database, self.piece_bytes)
-            case Kind.FILES:
-                return super()._sink_to(name)
-
-    def _source(self, listed: Splits, index: int, now_ms: Callable[[], int], trouble: Callable[[], bool]) -> FeedSource:
-        return FeedSource(self.feed, list(listed), self.pace, now_ms, acknowledges=self.acknowledges)
+    def _committed(self, sink: str, columns: tuple[str, ...]) -> Counter[Values]:
+        run = self._run
+        assert isinstance(run, CustomRun)
+        if not run.is_own(sink):
+            return super()._committed(sink, columns)
+        found: Counter[Values] = Counter()
+        order = Order(sink)
+        for rows in run.rows_of(sink):
+            values = [tuple(row[column] for column in columns) for row in rows]
+            found.update(values)
+            if sink in self._settings.job.rising:
+                order.follow(values)
+        return found
 
 
 class CustomRun(Run):
     """The user of one such pipeline."""
 
     IS_PLAIN = True
-
-    settings: CustomSettings
+    SUBJECT = "custom"
+    RESCALE_RATE = 0.5
+    VERDICT = _Verdict
+    READS_STATE = False
 
     def _draw(self) -> None:
-        rng = self._rng = random.Random(f"custom of seed {self.seed}")
-        self._draw_faults(rng)
-        self.settings = self._draw_settings(self.settings, rng)
-        self.database = self.settings.database
-        retained = self.settings.checkpointing.retained
-        self.history = History(retained, self._on_manifest, files_of=self._names)
-        self._kills_left = rng.choice((0, 3, 6))
+        rng = self.rng
+        if rng.random() < 0.5:
+            self.faults.on |= {Fault.PUT_FAILS, Fault.PUT_FAILS_AFTER, Fault.PUT_LANDS_LATE}
+        self._draw_deaths(0.7, (Fault.DRIVER_CRASH, Fault.DRIVER_PAUSE, Fault.STOP), 4)
+        self._draw_settings()
+        self._kills = Kills(self, rng.choice((0, 3, 6)), DEATH_RATE, 12, drivers_rate=0.6)
         self._safety_ms = SAFETY_MS
         self._promises: dict[str, int] = {}
         """Names that manifests promise, with their checkpoints."""
@@ -296,76 +282,79 @@ class CustomRun(Run):
         self._latest: Counter[str] = Counter()
         """The newest generation that did anything in the database, by owner."""
         self._rolled_back: dict[str, tuple[Row, ...]] = {}
-        self._goes_back = False
         self.expired_count = 0
         """What had been promised, and was not kept for long enough."""
         self._draw_damage(random.Random(f"custom damage of seed {self.seed}"))
         self._draw_limits(random.Random(f"custom limits of seed {self.seed}"))
         self.world.at(rng.randint(50, 800), self._restart_database)
         self.bounds.append((restart_policy, "TAKEOVER_MS", 0))  # no standby is here
-        if self.settings.stores_output:
+        if self.stores_output:
             self.bounds.append((snapshot_writer, "PAYLOAD_BYTES_MAX", STORED_BYTES))
-        if self.settings.piece_bytes is not None:
+        if self.piece_bytes is not None:
             self.bounds.append((ledger_sink, "INLINE_BYTES_MAX", 0))
 
-    def _draw_faults(self, rng: random.Random) -> None:
-        faults = self.faults
-        if rng.random() < 0.5:
-            faults.on |= {Fault.PUT_FAILS, Fault.PUT_FAILS_AFTER, Fault.PUT_LANDS_LATE}
-        if rng.random() < 0.7:  # somebody dies, and a new driver starts
-            faults.on |= {rng.choice((Fault.DRIVER_CRASH, Fault.DRIVER_PAUSE, Fault.STOP)), Fault.WORKER_CRASH}
-            faults.budget += 4
-
-    def _draw_settings(self, drawn: Settings, rng: random.Random) -> CustomSettings:
-        values = {each.name: getattr(drawn, each.name) for each in fields(Settings)}
-        settings = CustomSettings(**{**values, "files": None, "outside": None})
-        settings.chance, settings.kinds = rng, {}
-        settings.acknowledges = rng.random() < 0.4
-        if settings.acknowledges:  # a finished pipeline runs again, for those who may not have heard of it
-            settings.hidden, settings.grows = set(), False
+    def _draw_settings(self) -> None:
+        rng, settings = self.rng, self.settings
+        settings.files = settings.outside = None
+        self.kinds: dict[str, Kind] = {}
+        self._acknowledges = rng.random() < 0.4
+        if self._acknowledges:  # a finished pipeline runs again, for those who may not have heard of it
+            settings.fix_input()
             self.faults.on -= {Fault.DAMAGE}  # nobody goes back behind what was acknowledged
-        settings.at_once, settings.stores_output = rng.random() < 0.6, rng.random() < 0.3
-        settings.checkpointing = replace(drawn.checkpointing, tolerable_failures=rng.choice((5, 20)))
+        self._at_once, self.stores_output = rng.random() < 0.6, rng.random() < 0.3
+        settings.checkpointing = replace(settings.checkpointing, tolerable_failures=rng.choice((5, 20)))
         if not settings.grows:
-            count, rows_count = len(drawn.inputs), rng.choice((1, 100, 200, 300))
+            count, rows_count = len(settings.inputs), rng.choice((1, 100, 200, 300))
             settings.inputs = [draw_splits(rng, i, rng.choice((1, 2, 3)), rows_count // count) for i in range(count)]
-        settings.database = Database(
-            self.tasks, self.faults, rng, self._on_visible, self._on_change, rng.choice((0, 2, 4))
-        )
+        self.database = Database(self.tasks, self.faults, rng, self._on_visible, self._on_change, rng.choice((0, 2, 4)))
         parts = {name: rows for splits in settings.inputs for name, rows in splits.items()}
-        settings.feed = Feed(self.tasks, self.faults, rng, parts)
-        return settings
+        self._feed = Feed(self.tasks, self.faults, rng, parts)
 
     def _draw_damage(self, rng: random.Random) -> None:
         """Have some runs go back past damaged checkpoints: what they promised stays, and is made again (K18)."""
         settings = self.settings
-        if not settings.acknowledges and rng.random() < GOES_BACK_RATE:
+        if not self._acknowledges and rng.random() < GOES_BACK_RATE:
             self.faults.on |= {Fault.DAMAGE, Fault.DRIVER_CRASH}
             self.faults.on -= {Fault.AWAY}
             self.faults.rates[Fault.DAMAGE] = 1.0
-            self._goes_back, self._kills_left = True, 6
+            self._kills.drivers_rate, self._kills.left = 1, 6
             self.faults.budget += 4
             settings.on_damaged = "previous"
             settings.checkpointing = replace(settings.checkpointing, retained=3)
-            self.history.retained = 3
 
     def _draw_limits(self, rng: random.Random) -> None:
         """Have some ledgers go in pieces, and some databases end what is prepared for too long."""
         settings = self.settings
-        if rng.random() < PIECES_RATE:
-            settings.piece_bytes = PIECE_BYTES
+        self.piece_bytes = PIECE_BYTES if rng.random() < PIECES_RATE else None
         if rng.random() < KEEPS_RATE:
-            settings.database.keeps_ms = KEEPS_MS
+            self.database.keeps_ms = KEEPS_MS
             settings.checkpointing = replace(settings.checkpointing, timeout="500ms", tolerable_failures=0)
             settings.restart = hg.FixedDelay(delay="20ms")
 
     def start(self) -> None:
         """See ``Run``."""
         if not self.started:
-            self.settings.feed.begin(SAFETY_MS // 2)
-        elif self._rng.random() < RESCALE_RATE:
-            self.settings.parallelism = self._rng.choice((1, 2, 3))
+            self._feed.begin(SAFETY_MS // 2)
         super().start()
+
+    def kind_of(self, sink: str) -> Kind:
+        """Return what a sink writes through; some run beside sinks of files."""
+        if sink not in self.kinds:
+            kinds = [Kind.TWO_PHASES, Kind.LEDGER] * 2 + [Kind.FILES] * (bool(self.kinds) and not self.stores_output)
+            self.kinds[sink] = self.rng.choice(kinds)
+        return self.kinds[sink]
+
+    def _sink_to(self, name: str) -> Sink:
+        match self.kind_of(name):
+            case Kind.TWO_PHASES:
+                return PreparingSink(self.database, at_once=self._at_once)
+            case Kind.LEDGER:
+                return PublishingSink(self.database, self.piece_bytes)
+            case Kind.FILES:
+                return super()._sink_to(name)
+
+    def _source(self, listed: Splits, index: int, trouble: Callable[[], bool]) -> FeedSource:
+        return FeedSource(self._feed, list(listed), self.settings.pace, self._now_ms, acknowledges=self._acknowledges)
 
     # -- what happens outside ---------------------------------------------------------------------------------------
 
@@ -374,32 +363,19 @@ class CustomRun(Run):
             return
         self.world.tell("world", "the database starts anew")
         self.database.restart()
-        self.world.at(self._rng.randint(300, 3_000), self._restart_database)
+        self.world.at(self.rng.randint(300, 3_000), self._restart_database)
 
     def _on_manifest(self, manifest: Manifest, files: Mapping[str, frozenset[str]]) -> None:
         """A checkpoint is complete: perhaps a process dies, or rolls back by hand what it promises."""
-        promised = [(self._name(c), int(c.checkpoint)) for c in manifest.committables if self._is_own(c.sink)]
+        promised = [(self._name(c), int(c.checkpoint)) for c in manifest.committables if self.is_own(c.sink)]
         self._promises.update(promised)
         waiting = [name for name, _ in promised if name in self.database.prepared]
         if waiting and not self._rolled_back and self.faults.strikes(Fault.DENIED):
-            name = self._rng.choice(waiting)
+            name = self.rng.choice(waiting)
             self.world.tell("world", f"{name} is rolled back by hand")
             self._rolled_back[name] = self.database.prepared.pop(name)
         elif promised:
-            self._perhaps_kill()
-
-    def _perhaps_kill(self) -> None:
-        """Something is prepared, or promised: perhaps a process dies before it is decided."""
-        if self._kills_left and not self.faults.is_healed and self._rng.random() < DEATH_RATE:
-            self._kills_left -= 1
-            self.world.at(self._rng.randint(0, 12), self._kill)
-
-    def _kill(self) -> None:
-        drivers = [one.process for one in self.started if one.process.is_alive]
-        workers = [p for one in self.started for p in one.spark.workers if p.is_alive]
-        living = drivers if drivers and (self._goes_back or self._rng.random() < 0.6) else workers
-        if living and not self.faults.is_healed:
-            self._rng.choice(living).kill()
+            self._kills.perhaps()
 
     def _judge(self, words: str) -> None:
         if _GIVES_UP.match(words):
@@ -417,21 +393,22 @@ class CustomRun(Run):
 
     # -- what is visible --------------------------------------------------------------------------------------------
 
-    def _is_own(self, sink: str) -> bool:
-        return self.settings.kind_of(sink) is not Kind.FILES
+    def is_own(self, sink: str) -> bool:
+        """Whether a sink is a user's own."""
+        return self.kind_of(sink) is not Kind.FILES
 
     def _name(self, committable: Committable) -> str:
         """Return under which name the output of a user's sink becomes visible."""
-        if self.settings.kind_of(committable.sink) is Kind.TWO_PHASES:
+        if self.kind_of(committable.sink) is Kind.TWO_PHASES:
             return committable.payload.removeprefix(b"1\n").decode()
         where = owner_of(NAME, committable.sink)
         return str(OutputName(where, committable.checkpoint, committable.subtask_index, committable.generation))
 
-    def _names(self, committables: Sequence[Committable]) -> dict[str, frozenset[str]]:
-        found = histories.files_of([c for c in committables if not self._is_own(c.sink)])
+    def _promised(self, committables: Sequence[Committable]) -> dict[str, frozenset[str]]:
+        found = files_of([c for c in committables if not self.is_own(c.sink)])
         own: dict[str, set[str]] = {}
         for committable in committables:
-            if self._is_own(committable.sink):
+            if self.is_own(committable.sink):
                 own.setdefault(committable.sink, set()).add(self._name(committable))
         return found | {sink: frozenset(names) for sink, names in own.items()}
 
@@ -441,7 +418,7 @@ class CustomRun(Run):
             self.history.fail("I8", f"generation {fence.generation} of {fence.owner} was replaced, and may {what}")
         self._latest[fence.owner] = fence.generation
         if what == "prepare":
-            self._perhaps_kill()
+            self._kills.perhaps()
 
     def _on_visible(self, owner: str, names: Sequence[str], generation: int) -> None:
         """Something became visible, in one step."""
@@ -454,7 +431,7 @@ class CustomRun(Run):
             elif checkpoint < self._newest[sink]:
                 history.fail("I1", f"{sink} commits {name} of {checkpoint} behind {self._newest[sink]}")
             self._newest[sink] = max(self._newest[sink], checkpoint or 0)
-        if self.settings.at_once and self.settings.kind_of(sink) is Kind.TWO_PHASES:
+        if self._at_once and self.kind_of(sink) is Kind.TWO_PHASES:
             history.on_read(sink, [one.name for one in self.database.visible[owner]])
 
     def _list_committed(self) -> None:
@@ -462,11 +439,10 @@ class CustomRun(Run):
 
     def _verify(self) -> None:
         self.tasks.park(LATE_MS)
-        _Verdict(self, self.listed_at).check()
+        super()._verify()
         left = [*self.database.prepared, *(session.name for session in self.database.sessions)]
         if left:
             raise Violation("I6", f"prepared or open in the database: {sorted(left)[:4]}")
-        self._is_verified = True
 
     def rows_of(self, sink: str) -> list[tuple[Row, ...]]:
         """Return what became visible of a sink, in order, but for what was made again after damage."""
@@ -477,23 +453,3 @@ class CustomRun(Run):
         parsed = OutputName.parse(name)
         assert parsed is not None, name
         return self.history.is_taken_back(self._promises[name], parsed.generation)
-
-
-class _Verdict(Verdict):
-    """Reads the database, too."""
-
-    def __init__(self, run: CustomRun, listed_at: Mapping[int, list[Splits]]) -> None:
-        super().__init__(run.settings, run.history, listed_at)
-        self._run = run
-
-    def _committed(self, sink: str, columns: tuple[str, ...]) -> Counter[Values]:
-        if not self._run._is_own(sink):
-            return super()._committed(sink, columns)
-        found: Counter[Values] = Counter()
-        order = Order(sink)
-        for rows in self._run.rows_of(sink):
-            values = [tuple(row[column] for column in columns) for row in rows]
-            found.update(values)
-            if sink in self._settings.job.rising:
-                order.follow(values)
-        return found

@@ -167,8 +167,7 @@ class ProgramsRun(Simulation):
             self._heal()
             self._until(lambda: all(place.is_over for place in self._places()), "not everything is read")
             self._end()
-            self.tasks.spawn(SimProcess(self.tasks, "verifier"), self._verify, "main")
-            self._until(lambda: self._is_verified, "the store cannot be verified")
+            self._until_verified("verifier", "the store cannot be verified")
         except AssertionError as error:
             raise Violation("assertion", str(error)) from error
         finally:
@@ -192,10 +191,6 @@ class ProgramsRun(Simulation):
 
     def _begin(self) -> None:
         """Have everything that happens in the first phase begin."""
-        raise NotImplementedError
-
-    def _verify(self) -> None:
-        """Look at the store when all is over, and set ``_is_verified``."""
         raise NotImplementedError
 
     def _end(self) -> None:

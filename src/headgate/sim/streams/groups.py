@@ -485,4 +485,3 @@ class GroupRun(ProgramsRun):
         left = [name for name in self.streams if store.holds(name)]
         if problems or mended or left:
             self.judge.fail("RG24", f"the check finds {problems[:3]}, mends {mended}; the deleted group holds {left}")
-        self._is_verified = True

@@ -86,10 +86,11 @@ class SharingRun(StreamRun):
     """A run of streams with two processes that share transactions."""
 
     IS_PLAIN = True
+    SUBJECT = "shared transactions"
 
     def _draw(self) -> None:
         super()._draw()
-        rng = self._rng = random.Random(f"shared transactions of seed {self.seed}")
+        rng = self.rng
         count = rng.randint(2, 6)
         self.rounds = [_draw_round(rng, number) for number in range(count)]
         self.lives = dict.fromkeys(NAMES, 0)
@@ -101,7 +102,7 @@ class SharingRun(StreamRun):
     def _begin(self) -> None:
         definition = StreamDefinition(STREAM, SCHEMA, 2, "k")
         self.stores.behind("store").create_stream(definition, 0, if_not_exists=False)
-        at, rng = self.world.at, self._rng
+        at, rng = self.world.at, self.rng
         for who in NAMES:
             at(0, self._start, who)
         at(30, self._strike)
@@ -122,25 +123,25 @@ class SharingRun(StreamRun):
 
     def _on_gone(self, name: str, life: int, code: int) -> None:
         if code and life == self.lives[name]:
-            self.world.at(self._rng.choice((5, 150, 1_500)), self._start, name)
+            self.world.at(self.rng.choice((5, 150, 1_500)), self._start, name)
 
     def _strike(self) -> None:
         """Kill one, stop one for a while, or start another life beside it; come back later."""
         if self.kills_count >= KILLS_MAX or self.faults.is_healed:
             return
-        if self._rng.random() < 0.4:
+        if self.rng.random() < 0.4:
             for name in NAMES:
                 self._stop(name, 1_500)
         else:
-            self._strike_one(self._rng.choice(NAMES), self._rng.random())
-        self.world.at(self._rng.randint(5, 250), self._strike)
+            self._strike_one(self.rng.choice(NAMES), self.rng.random())
+        self.world.at(self.rng.randint(5, 250), self._strike)
 
     def _strike_one(self, name: str, how: float) -> None:
         if how < 0.5 and self._processes[name].is_alive:
             self.kills_count += 1
             self._processes[name].kill()
         elif how >= 0.5:
-            self._stop(name, self._rng.choice((50, 1_500)))
+            self._stop(name, self.rng.choice((50, 1_500)))
             if how > 0.7:
                 self._start(name)
 
@@ -159,7 +160,7 @@ class SharingRun(StreamRun):
             self.world.tell("janitor", str(problem))
 
     def _set_date(self) -> None:
-        self.stores.wall_shift_ms = self._rng.choice(DATES_MS)
+        self.stores.wall_shift_ms = self.rng.choice(DATES_MS)
 
     # -- the two processes -------------------------------------------------------------------------------------------
 
@@ -174,7 +175,7 @@ class SharingRun(StreamRun):
                 self._work(Store.shared(STORE), round_, name)
             except StorageError as error:
                 self.world.tell(process.name, str(error))
-                self.tasks.park(self._rng.randint(1, 40))
+                self.tasks.park(self.rng.randint(1, 40))
             except FencedError as error:
                 self.fenced_count += 1
                 self.world.tell(process.name, str(error))
@@ -200,7 +201,7 @@ class SharingRun(StreamRun):
             self._decide(transaction, round_, id_)
         else:
             transaction.ping()
-            self.tasks.park(self._rng.randint(5, 60))
+            self.tasks.park(self.rng.randint(5, 60))
 
     def _write(self, transaction: SharedTransaction, round_: Round, name: str) -> None:
         """Write all from the beginning: what is there already is dropped."""
@@ -208,9 +209,9 @@ class SharingRun(StreamRun):
         for number, batch in enumerate(round_.batches[name], start=1):
             rows = [dict(zip(SCHEMA.names, event, strict=True)) for event in batch]
             writer.write(pa.RecordBatch.from_pylist(rows, schema=SCHEMA), sequence=number)
-            if self._rng.random() < 0.5:
+            if self.rng.random() < 0.5:
                 self._flush(writer)
-            self.tasks.park(self._rng.randint(0, 30))
+            self.tasks.park(self.rng.randint(0, 30))
         self._flush(writer)
 
     def _flush(self, writer: TransactionWriter) -> None:
@@ -219,15 +220,15 @@ class SharingRun(StreamRun):
             try:
                 return writer.flush()
             except StorageError:
-                if self._rng.random() < 0.3:
+                if self.rng.random() < 0.3:
                     raise
-                self.tasks.park(self._rng.randint(1, 40))
+                self.tasks.park(self.rng.randint(1, 40))
 
     def _decide(self, transaction: SharedTransaction, round_: Round, id_: str) -> None:
         if round_.ending == "prepare":
             transaction.prepare()
             round_.prepared = id_
-            self.tasks.park(self._rng.choice((0, 100, 2 * round_.lease_ms)))
+            self.tasks.park(self.rng.choice((0, 100, 2 * round_.lease_ms)))
         if round_.is_committed:
             transaction.commit()
         elif round_.ending == "abort":
@@ -242,7 +243,7 @@ class SharingRun(StreamRun):
         """
         status = self._behind(id_)
         if round_.id != id_ or status in (Status.OPEN, Status.PREPARED):
-            self.tasks.park(self._rng.randint(1, 20))
+            self.tasks.park(self.rng.randint(1, 20))
         elif status is Status.COMMITTED or not round_.is_committed:
             round_.is_over = True
         else:

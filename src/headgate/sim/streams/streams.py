@@ -12,7 +12,6 @@ import json
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 
 import polars as pl
 import pyarrow as pa
@@ -21,16 +20,14 @@ import headgate as hg
 from headgate.connectors.streams import decode_position, transaction_of
 from headgate.errors import FencedError, HeadgateError, StorageError, UsageError
 from headgate.model.manifest import Committable
-from headgate.model.plan import PipelineDefinition
 from headgate.protocol.checkpoints.recovery import candidates
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.driver import coordinator_host
 from headgate.sim.machine.storage import SimStores
 from headgate.sim.machine.tasks import SimProcess
 from headgate.sim.machine.world import Fault, Violation
-from headgate.sim.product.history import History
 from headgate.sim.product.run import Run
-from headgate.sim.product.settings import NAME, ROOT, Settings
+from headgate.sim.product.settings import NAME, ROOT
 from headgate.sim.product.steps import KEYS
 from headgate.sim.product.workloads import Branches, Splits
 from headgate.sim.streams.background_traffic import Neighbour
@@ -48,6 +45,7 @@ STORE = "sim://store"
 INPUT = "in"
 SCHEMA = pa.schema([pa.field("k", pa.int64()), pa.field("n", pa.int64())])
 OUTPUTS = ("copies", "counts")
+SOURCE = "source0"
 
 CUTS_RATE = 0.4
 """Of the seeds with streams, so many have checkpoints that cut the stream at one moment."""
@@ -59,42 +57,6 @@ SLOWLY = 8
 """With such checkpoints events come so many times more slowly, so that some come while a stream is cut."""
 
 Event = tuple[int, int]
-
-
-class StreamSettings(Settings):
-    """The settings of any run, for a pipeline that reads a stream and writes two."""
-
-    cuts = False
-    """Whether every checkpoint cuts the stream at one moment."""
-    group = ""
-    """By which reader group the stream is read; "": by positions."""
-
-    def _pipeline(
-        self, listed: Sequence[Splits], now_ms: Callable[[], int], trouble: Callable[[], bool]
-    ) -> hg.Pipeline:
-        p = hg.Pipeline(
-            NAME,
-            parallelism=self.parallelism,
-            max_parallelism=8,
-            checkpointing=self.checkpointing,
-            restart=self.restart,
-        )
-        plain = hg.StreamSource(INPUT, store=STORE, stream_cuts=self.cuts)
-        events = p.source(hg.GroupSource(INPUT, self.group, store=STORE) if self.group else plain, name="source0")
-        copies = events.filter(pl.col("n") % 3 != 0)
-        copies.sink(hg.StreamSink("copies", store=STORE, routing_key="k"), name="copies")
-        counts = events.select("k", n=pl.lit(1, pl.Int64)).key_by("k")
-        numbered = counts.reduce(lambda so_far, row: {"k": row["k"], "n": so_far["n"] + row["n"]})
-        numbered.sink(hg.StreamSink("counts", store=STORE, routing_key="k", segments=2), name="counts")
-        return p
-
-
-def _settings(drawn: Settings) -> StreamSettings:
-    """Take over what was drawn, but for input and graph."""
-    values = {field.name: getattr(drawn, field.name) for field in fields(Settings)}
-    return StreamSettings(
-        **{**values, "job": Branches(()), "inputs": [], "hidden": set(), "grows": False, "files": None}
-    )
 
 
 class Producer:
@@ -194,18 +156,22 @@ class Reader:
 class StreamRun(Run):
     """A run with a pipeline that reads and writes streams."""
 
+    GROUP = ""
+    """By which reader group the stream is read; "": by positions."""
+
     def _draw(self) -> None:
         seed, is_plain, rng = self.seed, self.is_plain, self.world.random
         self.faults.on -= {Fault.DRAIN, Fault.DENIED}  # all input is read; output that is gone is told of by other runs
         self._chance = random.Random(f"stream cuts of seed {seed}")
-        settings = self.settings = _settings(self.settings)
-        self.cuts = settings.cuts = not is_plain and self._chance.random() < CUTS_RATE
-        self.history = History(self.settings.checkpointing.retained, files_of=_transactions)
+        settings = self.settings
+        settings.fix_input()
+        settings.job, settings.inputs, settings.files, settings.on_damaged = Branches(()), [], None, None
+        self.cuts = not is_plain and self._chance.random() < CUTS_RATE
         self.stores = SimStores(self._disk)
         self.producer = Producer(self, random.Random(rng.random()))
         self._segments = rng.choice((1, 2, 3))
         self.neighbour = Neighbour(None if is_plain else seed, self.tasks, lambda: Store.shared(STORE))
-        self.emptied = EmptiedStreams(seed, self.tasks, self._program, self._surroundings, OUTPUTS)
+        self.emptied = EmptiedStreams(seed, self.tasks, self.definition, self._surroundings, OUTPUTS)
         self.empties = self.emptied.is_drawn and not is_plain
         self.scaler = Scaler(seed, STORE, (INPUT, *OUTPUTS))
         self.scales = self.scaler.is_drawn and not is_plain
@@ -288,10 +254,21 @@ class StreamRun(Run):
         if self.empties:
             self.emptied.check(store)
             self._check_store(store)
-        self._is_verified = True
 
-    def _program(self) -> PipelineDefinition:
-        return self.settings.definition(self.settings.listed(), lambda: self.world.now_ms, lambda: False)
+    def _build(self, p: hg.Pipeline, listed: Sequence[Splits], trouble: Callable[[], bool]) -> None:
+        plain = hg.StreamSource(INPUT, store=STORE, stream_cuts=self.cuts)
+        events = p.source(hg.GroupSource(INPUT, self.GROUP, store=STORE) if self.GROUP else plain, name=SOURCE)
+        copies = events.filter(pl.col("n") % 3 != 0)
+        copies.sink(hg.StreamSink("copies", store=STORE, routing_key="k"), name="copies")
+        counts = events.select("k", n=pl.lit(1, pl.Int64)).key_by("k")
+        numbered = counts.reduce(lambda so_far, row: {"k": row["k"], "n": so_far["n"] + row["n"]})
+        numbered.sink(hg.StreamSink("counts", store=STORE, routing_key="k", segments=2), name="counts")
+
+    def _promised(self, committables: Sequence[Committable]) -> dict[str, frozenset[str]]:
+        found: dict[str, set[str]] = {}
+        for committable in committables:
+            found.setdefault(committable.sink, set()).add(transaction_of(committable))
+        return {sink: frozenset(names) for sink, names in found.items()}
 
     def _truncate(self) -> None:
         """Truncate the input as its retention says: only the pipeline keeps it."""
@@ -312,7 +289,7 @@ class StreamRun(Run):
     def _look_at_cuts(self) -> None:
         try:
             store = Store.shared(STORE)
-            self.cuts_count += check_cuts("source0", lambda: store.describe(INPUT))
+            self.cuts_count += check_cuts(SOURCE, lambda: store.describe(INPUT))
         except HeadgateError as problem:
             self.world.tell("onlooker", str(problem))
         except Violation as violation:
@@ -339,13 +316,6 @@ class StreamRun(Run):
             raise Violation("I1", f"left in the store: prepared {waiting[:3]}, problems {problems[:3]}")
 
 
-def _transactions(committables: Sequence[Committable]) -> dict[str, frozenset[str]]:
-    found: dict[str, set[str]] = {}
-    for committable in committables:
-        found.setdefault(committable.sink, set()).add(transaction_of(committable))
-    return {sink: frozenset(names) for sink, names in found.items()}
-
-
 def _numbered(events: Sequence[Event]) -> Counter[Event]:
     per_key = Counter(k for k, _ in events)
     return Counter((k, number) for k, count in per_key.items() for number in range(1, count + 1))
@@ -363,9 +333,6 @@ def _check_order(stream: str, segments: Sequence[Sequence[Event]]) -> None:
             raise Violation("I6", f"{stream} has key {key} in the order {numbers[:10]}")
 
 
-GROUP = "shared"
-SOURCE = "source0"
-
 DELETES_RATE = 0.03
 """So often a user who looks deletes the group."""
 
@@ -373,12 +340,11 @@ DELETES_RATE = 0.03
 class GroupedRun(StreamRun):
     """A run with a source that reads by a reader group."""
 
+    GROUP = "shared"
+
     def _draw(self) -> None:
         super()._draw()
-        settings = self.settings
-        assert isinstance(settings, StreamSettings)
-        self.cuts = settings.cuts = False
-        settings.group = GROUP
+        self.cuts = False
         self._meddling = random.Random(f"who meddles with the group of seed {self.seed}")
         self.refused_count = self.deleted_count = self.compared_count = 0
         self.world.at(30, self._repeat, "meddler", self._meddle, lambda: self._meddling.randint(10, 150))
@@ -387,8 +353,8 @@ class GroupedRun(StreamRun):
         try:
             store = Store.shared(STORE)
             if not self.faults.is_healed and self._meddling.random() < DELETES_RATE:
-                self.deleted_count += store.delete_reader_group(GROUP)
-            group = store.reader_group(GROUP)
+                self.deleted_count += store.delete_reader_group(self.GROUP)
+            group = store.reader_group(self.GROUP)
             self._try(self._meddling.choice(CALLS), group)
             self._compare()
         except HeadgateError as problem:
