@@ -42,7 +42,6 @@ class SimFile:
 
     @property
     def st_size(self) -> int:
-        """See ``os.stat_result``."""
         return len(self.data)
 
 
@@ -93,7 +92,6 @@ class SimFiles:
 
     @contextmanager
     def opened(self, path: str) -> Iterator[int]:
-        """See ``FileSystem``."""
         self._tasks.park(self._faults.delay_ms(self._step_ms))
         if self._faults.strikes(Fault.GET_FAILS) and self._tasks.world.random.random() < FAILURE_RATE:
             raise OSError(errno.EIO, "injected", path)
@@ -109,7 +107,6 @@ class SimFiles:
         return replace(self._open[descriptor])
 
     def pread(self, descriptor: int, size_bytes: int, offset: int) -> bytes:
-        """See ``FileSystem``."""
         return self._open[descriptor].data[offset : offset + size_bytes]
 
     def stat(self, path: str) -> SimFile:
@@ -117,27 +114,21 @@ class SimFiles:
         return replace(self._found(path))
 
     def siblings(self, path: str) -> list[tuple[str, int]]:
-        """See ``FileSystem``."""
         return [(other, self._files[other].st_ino) for other in self.paths if dirname(other) == dirname(path)]
 
     def is_file(self, path: str) -> bool:
-        """See ``FileSystem``."""
         return path in self._files
 
     def is_directory(self, path: str) -> bool:
-        """See ``FileSystem``."""
         return any(other.startswith(f"{path}/") for other in self._files)
 
     def may_read(self, path: str) -> bool:
-        """See ``FileSystem``."""
         return True
 
     def may_list(self, path: str) -> bool:
-        """See ``FileSystem``."""
         return True
 
     def matching(self, pattern: str) -> Iterable[str]:
-        """See ``FileSystem``."""
         return [path for path in self.paths if fnmatchcase(path, pattern)]
 
     def below(self, directory: str, pattern: str) -> Iterable[str]:
@@ -196,7 +187,6 @@ class BusyFiles(SimFiles):
 
     @contextmanager
     def opened(self, path: str) -> Iterator[int]:
-        """See ``FileSystem``."""
         with super().opened(path) as descriptor:
             file = self._open[descriptor]
             is_new, file.known_as = file.known_as not in ("", path), path
@@ -205,29 +195,24 @@ class BusyFiles(SimFiles):
             yield descriptor
 
     def pread(self, descriptor: int, size_bytes: int, offset: int) -> bytes:
-        """See ``FileSystem``."""
         self._look()
         return super().pread(descriptor, size_bytes, offset)
 
     def stat(self, path: str) -> SimFile:
-        """See ``FileSystem``."""
         self._look()
         return super().stat(path)
 
     def siblings(self, path: str) -> list[tuple[str, int]]:
-        """See ``FileSystem``."""
         self._look()
         found = super().siblings(path)
         self.on_listed()
         return found
 
     def is_file(self, path: str) -> bool:
-        """See ``FileSystem``."""
         self._look()
         return super().is_file(path)
 
     def is_directory(self, path: str) -> bool:
-        """See ``FileSystem``."""
         return path == self._directory
 
     def may_read(self, path: str) -> bool:

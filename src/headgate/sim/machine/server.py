@@ -238,7 +238,6 @@ class _Desk(ServerState):
         self._lose = lose
 
     def answer(self, path: str, name: str | None, data: bytes) -> tuple[int, bytes]:
-        """See ``Desk``."""
         if not path.startswith(handlers.VERB):
             return super().answer(path, name, data)
         self._lose(is_done=False)

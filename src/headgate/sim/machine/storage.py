@@ -97,12 +97,10 @@ class SimStorage:
 
     @property
     def puts_may_land_late(self) -> bool:
-        """See ``Storage``."""
         return self._disk.faults.puts_land_late
 
     @property
     def is_afar(self) -> bool:
-        """See ``Storage``."""
         return self._disk.is_afar
 
     def draw_name(self, size_bytes: int) -> str:
@@ -110,7 +108,6 @@ class SimStorage:
         return self._disk.names.randbytes(size_bytes).hex()
 
     def put(self, path: str, parts: Iterable[Bytes]) -> None:
-        """See ``Storage``."""
         data = b"".join(parts)
         self._begin("put", checked_path(path), Fault.PUT_FAILS)
         if SNAPSHOTS in path and self._disk.faults.strikes(Fault.PART_FAILS):
@@ -119,7 +116,6 @@ class SimStorage:
         self._store(path, data)
 
     def put_if_absent(self, path: str, parts: Iterable[Bytes]) -> None:
-        """See ``Storage``."""
         data = b"".join(parts)
         self._begin("put_if_absent", checked_path(path), Fault.PUT_FAILS)
         if path in self._disk.objects:
@@ -129,7 +125,6 @@ class SimStorage:
         self._store(path, data)
 
     def get(self, path: str) -> bytes:
-        """See ``Storage``."""
         self._begin("get", checked_path(path), Fault.GET_FAILS)
         stored = self._disk.objects.get(path)
         if stored is None:
@@ -140,17 +135,14 @@ class SimStorage:
         return stored.data
 
     def get_range(self, path: str, offset: int, size_bytes: int) -> bytes:
-        """See ``Storage``."""
         return self.get(path)[offset : offset + size_bytes]
 
     def make_durable(self, path: str) -> None:
-        """See ``LocalStorage``."""
         if path not in self._disk.objects:
             raise NotFound(path)
         self._sync(path)
 
     def list(self, prefix: str) -> list[str]:
-        """See ``Storage``."""
         base = checked_prefix(prefix)
         self._begin("list", base, Fault.GET_FAILS)
         found = self._disk.paths(base)
@@ -159,7 +151,6 @@ class SimStorage:
         return found
 
     def delete(self, path: str) -> None:
-        """See ``Storage``."""
         self._begin("delete", checked_path(path), Fault.PUT_FAILS)
         self._disk.remove(path)
 

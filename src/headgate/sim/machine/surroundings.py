@@ -38,7 +38,6 @@ class SimThreads:
 
     @property
     def process_id(self) -> int:
-        """See ``Threads``."""
         return self._process.pid
 
     def monotonic_ns(self) -> int:
@@ -46,39 +45,30 @@ class SimThreads:
         return self._tasks.world.now_ms * 1_000_000
 
     def monotonic_ms(self) -> int:
-        """See ``Clock``."""
         return self._tasks.world.now_ms
 
     def wall_ms(self) -> int:
-        """See ``Clock``."""
         return EPOCH_MS + self._tasks.world.now_ms + self.wall_shift_ms
 
     def lock(self) -> SimLock:
-        """See ``Threads``."""
         return SimLock(self._tasks)
 
     def reentrant_lock(self) -> SimReentrantLock:
-        """See ``Threads``."""
         return SimReentrantLock(self._tasks)
 
     def event(self) -> SimEvent:
-        """See ``Threads``."""
         return SimEvent(self._tasks)
 
     def condition(self) -> SimCondition:
-        """See ``Threads``."""
         return SimCondition(self._tasks)
 
     def queue(self) -> SimQueue[Any]:
-        """See ``Threads``."""
         return SimQueue(self._tasks)
 
     def thread(self, target: Callable[..., None], name: str, *arguments: Any) -> SimThread:
-        """See ``Threads``."""
         return SimThread(self._tasks, self._process, lambda: target(*arguments), name)
 
     def pool(self, size: int, name: str, *, is_daemon: bool = False) -> SimPool:
-        """See ``Threads``."""
         return SimPool(self._tasks, self._process, size, name)
 
 
@@ -96,7 +86,6 @@ class SimSurroundings(SimThreads):
         return HOST
 
     def sleep(self, seconds: float) -> None:
-        """See ``Surroundings``."""
         self._tasks.park(seconds * 1000)
 
     def token(self, size_bytes: int) -> bytes:
@@ -104,13 +93,10 @@ class SimSurroundings(SimThreads):
         return self.random.randbytes(size_bytes)
 
     def listen(self, host: str, port: int) -> SimServer:
-        """See ``Surroundings``."""
         return self._network.listen(self._process)
 
     def connect(self, host: str, port: int, timeout_seconds: float) -> SimSocket:
-        """See ``Surroundings``."""
         return self._network.connect(self._process, port, timeout_seconds)
 
     def exit(self, code: int) -> None:
-        """See ``Surroundings``."""
         self._process.end(code)

@@ -144,7 +144,6 @@ class Publisher(hg.PublishOnCheckpoint):
         self.name = name
 
     def restore(self, context: hg.RestoreContext) -> None:
-        """See ``CheckpointedFunction``."""
         super().restore(context)
         self.index = context.subtask_index
         self.told = 0
@@ -158,24 +157,20 @@ class Publisher(hg.PublishOnCheckpoint):
         return row
 
     def publish(self, items: list[Any]) -> None:
-        """See ``PublishOnCheckpoint``."""
         self.outside.publish(items)
 
     def snapshot(self, context: hg.SnapshotContext) -> None:
-        """See ``CheckpointedFunction``."""
         super().snapshot(context)
         self.outside.kept.setdefault(context.checkpoint_id, {})[self.name, self.index] = self.seen.get()
         if self.messenger is not None:
             self._tell(self.messenger.between())
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
-        """See ``CheckpointListener``."""
         self.outside.completed(self.name, checkpoint_id, self.told)
         self.told = checkpoint_id
         self._hear("complete", checkpoint_id)
 
     def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
-        """See ``CheckpointListener``."""
         self.outside.aborted(self.name, checkpoint_id)
         self._hear("aborted", checkpoint_id)
 

@@ -105,7 +105,6 @@ class Loop:
     on_round: Callable[[int], None] | None = field(default=None, compare=False)
 
     def build(self, stream: hg.Stream, name: str) -> hg.Stream:
-        """See ``Step``."""
 
         def body(loop: hg.Stream | hg.KeyedStream) -> tuple[list[hg.Stream], hg.Stream]:
             first = loop if isinstance(loop, hg.Stream) else loop.process(Tallying(), name=f"{name}-in")
@@ -126,22 +125,19 @@ class Loop:
         return out.select(*COLUMNS, name=f"{name}-done") if self.has_rounds else out
 
     def plain(self) -> Plain:
-        """See ``Step``."""
         return _PlainLoop(self)
 
 
-class _PlainLoop:
+class _PlainLoop(Plain):
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self._body = PlainNet(loop.body)
         self._tally = Tally().plain() if loop.is_keyed else None
 
     def feed(self, records: Records) -> Records:
-        """See ``Plain``."""
         return self._circle(records)
 
     def finish(self) -> Records:
-        """See ``Plain``."""
         out, again = self._parted(self._body.feed([Counter()], ends=True))
         return out + self._circle(again)
 

@@ -77,18 +77,15 @@ class Watcher:
         """Numbers are not part of the story."""
 
     def on_restart(self, reason: str, delay_ms: int) -> None:
-        """See ``Observer``."""
         self._tell(f"restarts in {delay_ms} ms: {reason}")
 
     def on_note(self, text: str) -> None:
-        """See ``Observer``."""
         self._tell(text)
         if isinstance(text, Continuation):
             self._started.restored_from = text.parallelism
             self._run.on_restored(self._started, text)
 
     def on_checkpoint(self, checkpoint: CheckpointId, duration_ms: int, size_bytes: int) -> None:
-        """See ``Observer``."""
         self._tell(f"checkpoint {checkpoint} completed in {duration_ms} ms")
         self._run.history.on_completed(checkpoint)
         self._run.listed_at[checkpoint] = self._started.listed
@@ -180,8 +177,14 @@ class Simulation:
     def _repeat(self, name: str, call: Callable[[], None], pause_ms: Callable[[], int]) -> None:
         """Have a process of this name make ``call`` now, and again after each pause, until nothing fails any more."""
         if not self._is_quiet():
-            self.tasks.spawn(SimProcess(self.tasks, name), call, "main")
+            self.tasks.spawn(SimProcess(self.tasks, name), lambda: self._try(name, call), "main")
             self.world.at(pause_ms(), self._repeat, name, call, pause_ms)
+
+    def _try(self, who: str, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except HeadgateError as problem:
+            self.world.tell(who, str(problem))
 
     def _is_quiet(self) -> bool:
         """Whether users leave everything alone."""
@@ -268,6 +271,12 @@ class Run(Simulation):
 
     def _finding(self) -> Violation | None:
         return self.history.finding
+
+    def _try(self, who: str, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except HeadgateError as problem:
+            self.world.tell(who, str(problem))
 
     def _is_quiet(self) -> bool:
         return self.is_finished

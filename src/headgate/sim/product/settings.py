@@ -32,7 +32,6 @@ class Exactly:
     """Each record once."""
 
     def problem(self, sink: str, found: Counter[Values], wanted: Counter[Values], *, has_failed: bool) -> str | None:
-        """See ``Judge``."""
         lost, more = sorted(wanted - found), sorted(found - wanted)
         return None if found == wanted else f"lost {len(lost)} {lost[:4]}, has {len(more)} more {more[:4]}"
 

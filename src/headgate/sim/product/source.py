@@ -60,7 +60,6 @@ class PacedReader:
         self._rests_until_ms = 0
 
     def splits(self) -> Sequence[str]:
-        """See ``SourceReader``."""
         return [name for name in self._at if name not in self._ended]
 
     def _take_turn(self, names: Sequence[str]) -> str:
@@ -70,15 +69,12 @@ class PacedReader:
         return names[self._turns % len(names)]
 
     def is_finished(self) -> bool:
-        """See ``SourceReader``."""
         return len(self._ended) == len(self._at)
 
     def positions(self) -> dict[str, bytes]:
-        """See ``SourceReader``."""
         return {name: POSITION.pack(at) for name, at in self._at.items()}
 
     def wakeup_ms(self) -> int:
-        """See ``SourceReader``."""
         return max(self._rests_until_ms - self._now_ms(), 0)
 
     def close(self) -> None:
@@ -105,7 +101,6 @@ class PacedSplits(Source):
         self._trouble = trouble
 
     def schema(self) -> pa.Schema:
-        """See ``Source``."""
         return SCHEMA
 
     def identity(self) -> str:
@@ -113,7 +108,6 @@ class PacedSplits(Source):
         return "splits by name"
 
     def open(self, context: SourceContext) -> SourceReader:
-        """See ``Source``."""
         return _SplitsReader(
             self._splits, positions_of(list(self._splits), context), self._pace, self._now_ms, self._trouble
         )

@@ -76,13 +76,11 @@ class SimSpark:
     def submit(
         self, submission: int, address: tuple[str, int], secret: bytes, ended: Callable[[Failure | None], None]
     ) -> None:
-        """See ``Launcher``."""
         stage = Stage(address, secret, ended, self._attempts)
         self._stages[submission] = stage
         self._at(self._faults.delay_ms(60), lambda: self._start(submission, stage))
 
     def cancel(self, submission: int) -> None:
-        """See ``Launcher``."""
         stage = self._stages[submission]
         stage.is_cancelled = True
         stage.error = stage.error or "cancelled"

@@ -38,36 +38,33 @@ class Record(NamedTuple):
 Records: TypeAlias = Counter[Record]
 
 
-class Plain(Protocol):
+class Plain:
     """What one step does."""
 
     def feed(self, records: Records) -> Records:
         """Return what the step makes of more input."""
+        raise NotImplementedError
 
     def finish(self) -> Records:
         """Return what the end of all input makes it emit."""
+        return Counter()
 
 
-class Each:
+class Each(Plain):
     """A step without state: each record becomes some others."""
 
     def __init__(self, function: Callable[[Record], list[Record]]) -> None:
         self._function = function
 
     def feed(self, records: Records) -> Records:
-        """See ``Plain``."""
         found: Records = Counter()
         for record, times in records.items():
             for made in self._function(record):
                 found[made] += times
         return found
 
-    def finish(self) -> Records:
-        """See ``Plain``."""
-        return Counter()
 
-
-class Numbered:
+class Numbered(Plain):
     """Numbers records that are equal in ``what``, from 1 on."""
 
     def __init__(self, what: Callable[[Record], object], made: Callable[[Record, int], Record]) -> None:
@@ -75,7 +72,6 @@ class Numbered:
         self._seen: Counter[object] = Counter()
 
     def feed(self, records: Records) -> Records:
-        """See ``Plain``."""
         found: Records = Counter()
         for record, times in records.items():
             what = self._what(record)
@@ -84,71 +80,41 @@ class Numbered:
                 found[self._made(record, self._seen[what])] += 1
         return found
 
-    def finish(self) -> Records:
-        """See ``Plain``."""
-        return Counter()
 
-
-class First:
+class First(Plain):
     """Passes on the first of equal records."""
 
     def __init__(self) -> None:
         self._seen: set[Record] = set()
 
     def feed(self, records: Records) -> Records:
-        """See ``Plain``."""
         new = [record for record in records if record not in self._seen]
         self._seen.update(new)
         return Counter(new)
 
-    def finish(self) -> Records:
-        """See ``Plain``."""
-        return Counter()
 
+class Sums(Plain):
+    """Counts and sums per key and group of records: windows, or rounds, which are passed on, too."""
 
-class Windows:
-    """Counts and sums per key and window, at the end."""
-
-    def __init__(self) -> None:
+    def __init__(
+        self, group: Callable[[Record], int], made: Callable[[int, int, int, int], Record], *, passes: bool = False
+    ) -> None:
+        """``made``: of key, count, sum and group."""
+        self._group, self._made, self._passes = group, made, passes
         self._counts: Counter[tuple[int, int]] = Counter()
         self._sums: Counter[tuple[int, int]] = Counter()
 
     def feed(self, records: Records) -> Records:
-        """See ``Plain``."""
         for record, times in records.items():
-            window = record.k, record.t - record.t % WINDOW_MS
-            self._counts[window] += times
-            self._sums[window] += record.v * times
-        return Counter()
+            at = record.k, self._group(record)
+            self._counts[at] += times
+            self._sums[at] += record.v * times
+        return records if self._passes else Counter()
 
     def finish(self) -> Records:
-        """See ``Plain``."""
-        found = Counter(summed(k, self._counts[k, t], self._sums[k, t], t) for k, t in self._counts)
+        found = Counter(self._made(k, count, self._sums[k, group], group) for (k, group), count in self._counts.items())
         self._counts.clear()
         return found
-
-
-class RoundSums:
-    """Passes everything on; at the end of a round, emits count and sum of that round's records of each key."""
-
-    def __init__(self) -> None:
-        self._counts: Counter[tuple[int, int]] = Counter()
-        self._sums: Counter[tuple[int, int]] = Counter()
-
-    def feed(self, records: Records) -> Records:
-        """See ``Plain``."""
-        for record, times in records.items():
-            self._counts[record.k, record.round] += times
-            self._sums[record.k, record.round] += record.v * times
-        return records
-
-    def finish(self) -> Records:
-        """All rounds have ended with the input."""
-        sums = Counter(
-            Record(k, n, self._sums[k, round_] % VALUES, 0, -1, round_) for (k, round_), n in self._counts.items()
-        )
-        self._counts.clear()
-        return sums
 
 
 def summed(k: int, count: int, total: int, start_ms: int) -> Record:
@@ -206,7 +172,6 @@ class Map:
     salt: int = 0
 
     def build(self, stream: hg.Stream, name: str) -> hg.Stream:
-        """See ``Step``."""
         if self.kind == "filter":
             is_kept = (pl.col("n") + pl.col("v")) % 3 != 0
             return stream.filter(is_kept if self.how == "expression" else _row_filter, name=name)
@@ -219,7 +184,6 @@ class Map:
         return stream.map(lambda row: _row_map(self, row), name=name)
 
     def plain(self) -> Plain:
-        """See ``Step``."""
         match self.kind:
             case "filter":
                 return Each(lambda record: [record] if passes(record) else [])
@@ -257,11 +221,9 @@ class Picky:
     """Refuses some records, which go to the dead letters."""
 
     def build(self, stream: hg.Stream, name: str) -> hg.Stream:
-        """See ``Step``."""
         return stream.map(lambda row: {**row, "v": "no number"} if row["n"] % 5 == 0 else row, name=name)
 
     def plain(self) -> Plain:
-        """See ``Step``."""
         return Each(lambda record: [] if is_refused(record) else [record])
 
 
@@ -270,12 +232,10 @@ class Everywhere:
     """Every record goes to every subtask, and the copies become one again, whatever the parallelism is."""
 
     def build(self, stream: hg.Stream, name: str) -> hg.Stream:
-        """See ``Step``."""
         copies = stream.broadcast().with_columns(v=pl.col("v"), name=f"{name}-copies")
         return copies.key_by("k", name=f"{name}-by").process(FirstOfEqual(), name=name)
 
     def plain(self) -> Plain:
-        """See ``Step``."""
         return First()
 
 
@@ -290,7 +250,6 @@ class Count:
     parts: int = 1
 
     def build(self, stream: hg.Stream, name: str) -> hg.Stream:
-        """See ``Step``."""
         if self.how != "reduce":
             function = Counting() if self.how == "row" else CountingBatches()
             if self.parts == 1:
@@ -303,7 +262,6 @@ class Count:
         return ones.key_by("k", name=f"{name}-by").reduce(_add, name=name)
 
     def plain(self) -> Plain:
-        """See ``Step``."""
         parts = self.parts
         return Numbered(
             lambda record: (record.k, record.n % parts), lambda record, number: Record(record.k, number, 0, 0, 0)
@@ -323,11 +281,9 @@ class Tally:
     """Adds to each record how often one like it has come to its key."""
 
     def build(self, stream: hg.Stream, name: str) -> hg.Stream:
-        """See ``Step``."""
         return stream.key_by("k", name=f"{name}-by").process(Tallying(), name=name)
 
     def plain(self) -> Plain:
-        """See ``Step``."""
         return Numbered(lambda record: record, lambda record, number: record._replace(v=(record.v + number) % VALUES))
 
 
@@ -339,7 +295,6 @@ class Window:
     idle_timeout_ms: int | None = None
 
     def build(self, stream: hg.Stream, name: str) -> hg.Stream:
-        """See ``Step``."""
         late_ms = OUT_OF_ORDER_MS if self.is_early else 3_600_000
         idle = None if self.idle_timeout_ms is None else f"{self.idle_timeout_ms}ms"
         timed = stream.with_timestamps("t", out_of_orderness=f"{late_ms}ms", idle_timeout=idle, name=f"{name}-times")
@@ -355,8 +310,7 @@ class Window:
         )
 
     def plain(self) -> Plain:
-        """See ``Step``."""
-        return Windows()
+        return Sums(lambda record: record.t - record.t % WINDOW_MS, summed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,19 +318,18 @@ class RoundSum:
     """Sums each round of the loop around it up."""
 
     def build(self, stream: hg.Stream, name: str) -> hg.Stream:
-        """See ``Step``."""
         return stream.key_by("k", name=f"{name}-by").process(SummingRounds(), name=name)
 
     def plain(self) -> Plain:
-        """See ``Step``."""
-        return RoundSums()
+        return Sums(
+            lambda record: record.round, lambda k, n, v, round_: Record(k, n, v % VALUES, 0, -1, round_), passes=True
+        )
 
 
 class Counting(hg.ProcessFunction):
     """Numbers the records of each key, in three kinds of state that must agree."""
 
     def open(self, state: hg.StateHandle) -> None:
-        """Declare."""
         self.count = state.value("count", pa.int64())
         self.kept = state.list("kept", pa.int64())
         self.entries = state.map("entries", pa.int64(), pa.int64())
@@ -395,7 +348,6 @@ class CountingBatches(hg.BatchProcessFunction):
     """The same, many keys at a time."""
 
     def open(self, state: hg.BatchStateHandle) -> None:
-        """Declare."""
         self.count = state.value("count", pa.int64())
         self.kept = state.list("kept", pa.int64())
         self.entries = state.map("entries", pa.int64(), pa.string())
@@ -418,7 +370,6 @@ class Tallying(hg.ProcessFunction):
     """Counts equal records of a key."""
 
     def open(self, state: hg.StateHandle) -> None:
-        """Declare."""
         self.visits = state.map("visits", pa.string(), pa.int64())
 
     def process(self, row: Row, context: hg.ProcessContext) -> Iterator[Row]:
@@ -433,7 +384,6 @@ class FirstOfEqual(hg.ProcessFunction):
     """Drops copies."""
 
     def open(self, state: hg.StateHandle) -> None:
-        """Declare."""
         self.seen = state.map("seen", pa.string(), pa.bool_())
 
     def process(self, row: Row, context: hg.ProcessContext) -> Iterator[Row]:
@@ -448,7 +398,6 @@ class SummingRounds(hg.ProcessFunction):
     """Count and sum of each round, when it has ended everywhere."""
 
     def open(self, state: hg.StateHandle) -> None:
-        """Declare."""
         self.counts = state.map("counts", pa.int64(), pa.int64())
         self.sums = state.map("sums", pa.int64(), pa.int64())
 

@@ -104,7 +104,6 @@ class Numbering(hg.ProcessFunction):
     schema = {"k": pa.int64(), "number": pa.int64(), "kept": pa.int64(), "entries": pa.int64()}
 
     def open(self, state: hg.StateHandle) -> None:
-        """Declare."""
         self.count = state.value("count", pa.int64())
         self.kept = state.list("kept", pa.int64())
         self.entries = state.map("entries", pa.int64(), pa.int64())
@@ -126,7 +125,6 @@ class Once(hg.BatchProcessFunction):
     """Passes on the first record of each number: what came before is in a map, by batch."""
 
     def open(self, state: hg.BatchStateHandle) -> None:
-        """Declare."""
         self.seen = state.map("seen", pa.int64(), pa.int64())
 
     def process(self, batch: pl.DataFrame, context: hg.BatchContext) -> pl.DataFrame:
@@ -167,7 +165,6 @@ class Trip(hg.ProcessFunction):
     schema = {"k": pa.int64(), "n": pa.int64(), "v": pa.int64(), "left": pa.int64()}
 
     def open(self, state: hg.StateHandle) -> None:
-        """Declare."""
         self.visits = state.map("visits", pa.int64(), pa.int64())
 
     def process(self, row: Row, context: hg.ProcessContext) -> Iterator[Row]:
@@ -240,21 +237,17 @@ class Branches:
 
     @property
     def columns(self) -> dict[str, tuple[str, ...]]:
-        """See ``Job``."""
         return {workload.name: workload.columns for workload in self.workloads}
 
     @property
     def rising(self) -> frozenset[str]:
-        """See ``Job``."""
         return frozenset(workload.name for workload in self.workloads if workload.rises)
 
     def build(self, sources: Sequence[hg.Stream], sink_to: Callable[[str], Sink]) -> None:
-        """See ``Job``."""
         for workload in self.workloads:
             workload.build(sources[0]).sink(sink_to(workload.name), name=workload.name)
 
     def expected(self, inputs: Sequence[Sequence[Row]]) -> dict[str, Counter[Values]]:
-        """See ``Job``."""
         return {workload.name: workload.expected(inputs[0]) for workload in self.workloads}
 
 
@@ -269,7 +262,6 @@ class ByRow(hg.ProcessFunction):
     schema = {"k": pa.int64(), "number": pa.int64(), "agrees": pa.int64()}
 
     def open(self, state: hg.StateHandle) -> None:
-        """Declare."""
         self.pair = state.value("pair", pa.struct([("n", pa.int64()), ("text", pa.string())]))
         self.parts = state.value("parts", pa.list_(pa.int32()))
         self.half = state.value("half", pa.float32())
@@ -335,7 +327,6 @@ class ByBatch(hg.BatchProcessFunction):
     schema = {"n": pa.int64(), "agrees": pa.int64()}
 
     def open(self, state: hg.BatchStateHandle) -> None:
-        """Declare."""
         self.count = state.value("count", pa.int64())
         self.least = state.value("least", pa.int64())
         self.most = state.value("most", pa.float64())
@@ -403,7 +394,6 @@ class Number(hg.ProcessFunction):
     schema = {"n": pa.int64(), "number": pa.int64()}
 
     def open(self, state: hg.StateHandle) -> None:
-        """Declare."""
         self.count = state.value("count", pa.int64())
 
     def process(self, row: Row, context: hg.ProcessContext) -> Iterator[Row]:
@@ -419,7 +409,6 @@ class NumberBatches(hg.BatchProcessFunction):
     schema = Number.schema
 
     def open(self, state: hg.BatchStateHandle) -> None:
-        """Declare."""
         self.count = state.value("count", pa.int64())
         self.pair = state.value("pair", pa.struct([("n", pa.int64()), ("text", pa.string())]))
         self.day = state.value("day", pa.date32())

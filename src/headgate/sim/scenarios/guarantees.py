@@ -73,7 +73,6 @@ class Noted(Branches):
     judge: Judge | None = None
 
     def build(self, sources: Sequence[hg.Stream], sink_to: Callable[[str], Sink]) -> None:
-        """See ``Job``."""
         assert self.judge is not None
         given = self.judge.given_in(self.judge.mode)
 

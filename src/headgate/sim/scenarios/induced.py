@@ -156,13 +156,11 @@ class TapeHook(hg.CoordinatorHook, hg.CheckpointListener):
         self._last = 0
 
     def open(self, context: hg.HookContext) -> None:
-        """See ``CoordinatorHook``."""
         if context.generation <= self._generation:
             self._outside.fail(f"generation {context.generation} is opened behind {self._generation}")
         self._generation, self._is_ready = context.generation, False
 
     def trigger(self, checkpoint_id: int) -> bytes:
-        """See ``CoordinatorHook``."""
         outside = self._outside
         if not self._is_ready or checkpoint_id <= self._last:
             outside.fail(f"the hook is triggered for {checkpoint_id} behind {self._last}, ready: {self._is_ready}")
@@ -173,13 +171,11 @@ class TapeHook(hg.CoordinatorHook, hg.CheckpointListener):
         return data
 
     def restore(self, checkpoint_id: int, data: bytes | None) -> None:
-        """See ``CoordinatorHook``."""
         if data != self._outside.returned.get(checkpoint_id):
             self._outside.fail(f"checkpoint {checkpoint_id} is restored with {data!r}")
         self._outside.act(self._begin)
 
     def reset(self) -> None:
-        """See ``CoordinatorHook``."""
         self._outside.act(self._begin)
 
     def _begin(self) -> None:
@@ -193,15 +189,12 @@ class TapeSource(Source):
         self._outside, self._names, self._pace, self._now_ms = outside, names, pace, now_ms
 
     def schema(self) -> pa.Schema:
-        """See ``Source``."""
         return SCHEMA
 
     def identity(self) -> str:
-        """See ``Source``."""
         return "tapes by name"
 
     def open(self, context: SourceContext) -> InducedReader:
-        """See ``Source``."""
         return _TapeReader(self._outside, positions_of(self._names, context), self._pace, self._now_ms)
 
 
@@ -292,7 +285,6 @@ class InducedRun(Run):
         super()._on_manifest(manifest, files)
 
     def start(self) -> None:
-        """See ``Run``."""
         if not self.started:
             self.tapes.begin()
         super().start()

@@ -37,12 +37,10 @@ class RocksRun(Run):
     _directory = ""
 
     def run(self) -> Violation | None:
-        """See ``Run``."""
         with tempfile.TemporaryDirectory(prefix="headgate-sim-") as self._directory:
             return super().run()
 
     def start(self) -> None:
-        """Start the pipeline."""
         self.settings.state = RocksState(MEMORY_BYTES, self._directory)
         super().start()
 

@@ -50,7 +50,6 @@ class Alarms(hg.ProcessFunction):
     schema = {"k": pa.int64(), "at": pa.int64(), "n": pa.int64(), "v": pa.int64(), "is_right": pa.int64()}
 
     def open(self, state: hg.StateHandle) -> None:
-        """Declare."""
         self.counts = state.map("counts", pa.int64(), pa.int64())
         self.sums = state.map("sums", pa.int64(), pa.int64())
         self.last = state.value("last", pa.int64())
@@ -85,7 +84,6 @@ class AlarmsByBatch(hg.BatchProcessFunction):
     schema = Alarms.schema
 
     def open(self, state: hg.BatchStateHandle) -> None:
-        """Declare."""
         self.counts = state.map("counts", pa.int64(), pa.int64())
         self.sums = state.map("sums", pa.int64(), pa.int64())
         self.last = state.value("last", pa.int64())
@@ -123,7 +121,6 @@ class Ticks(hg.ProcessFunction):
     schema = {"k": pa.int64(), "n": pa.int64(), "is_right": pa.int64()}
 
     def open(self, state: hg.StateHandle) -> None:
-        """Declare."""
         self.held = state.map("held", pa.int64(), pa.int64())
 
     def process(self, row: Row, context: hg.ProcessContext) -> None:
@@ -174,7 +171,6 @@ class Timed(Branches):
     """Branches that have event time from the source."""
 
     def build(self, sources: Sequence[hg.Stream], sink_to: Callable[[str], Sink]) -> None:
-        """See ``Job``."""
         timed = sources[0].with_timestamps("t", out_of_orderness=f"{OUT_OF_ORDER_MS}ms")
         Branches.build(self, [timed], sink_to)
 
@@ -231,7 +227,6 @@ class Fading(hg.ProcessFunction):
         self.ttl = ttl
 
     def open(self, state: hg.StateHandle) -> None:
-        """Declare."""
         self.count = state.value("count", pa.int64())
         self.value = state.value("value", pa.int64(), ttl=self.ttl)
         self.list = state.list("list", pa.int64(), ttl=self.ttl)
@@ -261,7 +256,6 @@ class FadingByBatch(hg.BatchProcessFunction):
         self.ttl = ttl
 
     def open(self, state: hg.BatchStateHandle) -> None:
-        """Declare."""
         self.count = state.value("count", pa.int64())
         self.value = state.value("value", pa.int64(), ttl=self.ttl)
         self.list = state.list("list", pa.int64(), ttl=self.ttl)
@@ -348,7 +342,6 @@ class Judge(Exactly):
     lived: int = 0
 
     def problem(self, sink: str, found: Counter[Values], wanted: Counter[Values], *, has_failed: bool) -> str | None:
-        """See ``settings.Judge``."""
         by_key: dict[int, list[Values]] = {}
         for record in sorted(found.elements()):
             by_key.setdefault(record[0], []).append(record)

@@ -40,7 +40,6 @@ class Slowed(Branches):
     """Whether records come on several edges, which do not lead from the source alone."""
 
     def build(self, sources: Sequence[hg.Stream], sink_to: Callable[[str], Sink]) -> None:
-        """See ``Job``."""
         source = sources[0].with_timestamps("t", out_of_orderness=f"{OUT_OF_ORDER_MS}ms")
         rows = source.rebalance().filter(self._slowly, name="spread")
         if self.is_joined:
@@ -127,7 +126,6 @@ class Told(hg.BroadcastProcessFunction):
     schema = TOLD
 
     def open(self, state: hg.StateHandle) -> None:
-        """Declare."""
         self.rules = state.broadcast("rules", pa.int64(), pa.int64())
 
     def process(self, row: Row, context: hg.ProcessContext) -> Iterator[Row]:
@@ -150,7 +148,6 @@ class Numbered(Told):
     """The same; events are numbered by key."""
 
     def open(self, state: hg.StateHandle) -> None:
-        """Declare."""
         super().open(state)
         self.count = state.value("count", pa.int64())
 
@@ -167,7 +164,6 @@ class ToldBatches(hg.BatchBroadcastProcessFunction):
     schema = TOLD
 
     def open(self, state: hg.BatchStateHandle) -> None:
-        """Declare."""
         self.rules = state.broadcast("rules", pa.int64(), pa.int64())
         self.count = state.value("count", pa.int64())
 
@@ -209,16 +205,13 @@ class Sided:
 
     @property
     def columns(self) -> dict[str, tuple[str, ...]]:
-        """See ``Job``."""
         return {SINK: ("k", "n")}
 
     @property
     def rising(self) -> frozenset[str]:
-        """See ``Job``."""
         return frozenset()
 
     def build(self, sources: Sequence[hg.Stream], sink_to: Callable[[str], Sink]) -> None:
-        """See ``Job``."""
         events, side = sources[0], sources[1:]
         rules = side[0].union(*side[1:]) if side else events.filter(lambda row: row["v"] % 3 == 0, name="rules")
         broadcast = rules.broadcast()
@@ -233,7 +226,6 @@ class Sided:
         slowed.filter(lambda row: row["n"] >= 0, name="events").union(once).sink(sink_to(SINK), name=SINK)
 
     def expected(self, inputs: Sequence[Sequence[Row]]) -> dict[str, Counter[Values]]:
-        """See ``Job``."""
         events = inputs[0]
         side = [row for rows in inputs[1:] for row in rows]
         rules = side if len(inputs) > 1 else [row for row in events if row["v"] % 3 == 0]
@@ -274,7 +266,6 @@ class Looped(Sided):
     """
 
     def build(self, sources: Sequence[hg.Stream], sink_to: Callable[[str], Sink]) -> None:
-        """See ``Job``."""
         events, side = sources[0], sources[1:]
         outside = side[0].union(*side[1:]) if side else events.filter(lambda row: row["v"] % 3 == 0, name="rules")
         going = events.select("k", "n", v=pl.lit(0, pl.Int64), left=pl.col("n") % TRIPS + 1, name="going")
@@ -294,11 +285,9 @@ class Looped(Sided):
 
     @property
     def columns(self) -> dict[str, tuple[str, ...]]:
-        """See ``Job``."""
         return super().columns | ({SIDE_SINK: ("k", "n")} if self.how == "inside" else {})
 
     def expected(self, inputs: Sequence[Sequence[Row]]) -> dict[str, Counter[Values]]:
-        """See ``Job``."""
         events, side = inputs[0], [row for rows in inputs[1:] for row in rows]
         outside = side if len(inputs) > 1 else [row for row in events if row["v"] % 3 == 0]
         found: Counter[Values] = Counter((row["k"], row["n"]) for row in events)

@@ -51,7 +51,6 @@ class Passing(hg.ProcessFunction):
     schema = {field.name: field.type for field in SCHEMA}
 
     def open(self, state: hg.StateHandle) -> None:
-        """Declare."""
         self.count = state.value("count", pa.int64())
 
     def process(self, row: Row, context: hg.ProcessContext) -> Iterator[Row]:
@@ -69,7 +68,6 @@ class Numbering(hg.ProcessFunction):
         self._start = start
 
     def open(self, state: hg.StateHandle) -> None:
-        """Declare."""
         self.count = state.value("count", pa.int64())
         self.born = state.value("born", pa.int64())
 
@@ -88,11 +86,9 @@ class Edited(Branches):
 
     @property
     def columns(self) -> dict[str, tuple[str, ...]]:
-        """See ``Job``."""
         return super().columns | {SINK: ("k", "n", "number", "born")}
 
     def build(self, sources: Sequence[hg.Stream], sink_to: Callable[[str], Sink]) -> None:
-        """See ``Job``."""
         version, rows = self.now(), sources[0]
         if version.has_extra:
             numbered = rows.key_by("k").process(Numbering(version.number), name=EXTRA)
@@ -119,7 +115,6 @@ class EditedJudge(Exactly):
     has_left: bool = False
 
     def problem(self, sink: str, found: Counter[Values], wanted: Counter[Values], *, has_failed: bool) -> str | None:
-        """See ``Judge``."""
         if sink != SINK:
             return super().problem(sink, found, wanted, has_failed=has_failed)
         records = Counter({(k, n): 0 for k, n, _, _ in found})
@@ -332,7 +327,6 @@ class EpochsJudge(Judge):
     unheard: Counter[int] = field(default_factory=Counter)
 
     def given_in(self, mode: Guarantee) -> Counter[int]:
-        """See ``Judge``."""
         return self.given if mode is MOST else self.unheard
 
     def problem(self, sink: str, found: Records, wanted: Records, *, has_failed: bool) -> str | None:

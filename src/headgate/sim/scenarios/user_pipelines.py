@@ -49,27 +49,21 @@ class PreparingSink(hg.TwoPhaseSink[Session]):
         self._at_once = at_once
 
     def begin(self, name: str, schema: pa.Schema) -> Session:
-        """See ``TwoPhaseSink``."""
         return self._database.begin(name)
 
     def write(self, transaction: Session, batch: pa.RecordBatch) -> None:
-        """See ``TwoPhaseSink``."""
         self._database.write(transaction, batch.to_pylist())
 
     def prepare(self, transaction: Session, name: str, fence: hg.Fence) -> None:
-        """See ``TwoPhaseSink``."""
         self._database.prepare(transaction, fence)
 
     def claim(self, fence: hg.Fence) -> None:
-        """See ``TwoPhaseSink``."""
         self._database.claim(fence)
 
     def claimed(self, owner: str) -> hg.Fence | None:
-        """See ``TwoPhaseSink``."""
         return self._database.claimed(owner)
 
     def all_claimed(self) -> Iterable[hg.Fence]:
-        """See ``TwoPhaseSink``."""
         return self._database.all_claimed()
 
     def prepared(self, owner: str) -> Iterable[str]:
@@ -77,12 +71,10 @@ class PreparingSink(hg.TwoPhaseSink[Session]):
         return self._database.names()
 
     def commit(self, names: Sequence[str], fence: hg.Fence) -> None:
-        """See ``TwoPhaseSink``."""
         for together in [names] if self._at_once else [[name] for name in names]:
             self._database.commit(together, fence)
 
     def abort(self, name: str, fence: hg.Fence) -> None:
-        """See ``TwoPhaseSink``."""
         self._database.abort(name, fence)
 
     def committed(self, owner: str) -> Iterable[str]:
@@ -90,11 +82,9 @@ class PreparingSink(hg.TwoPhaseSink[Session]):
         return self._database.committed()
 
     def forget(self, names: Sequence[str]) -> None:
-        """See ``TwoPhaseSink``."""
         self._database.forget_committed(names)
 
     def close(self, transaction: Session) -> None:
-        """See ``TwoPhaseSink``."""
         self._database.close(transaction)
 
 
@@ -110,15 +100,12 @@ class PublishingSink(hg.LedgerSink):
             self.piece_bytes = piece_bytes
 
     def claim(self, fence: hg.Fence) -> None:
-        """See ``LedgerSink``."""
         self._database.claim(fence)
 
     def claimed(self, owner: str) -> hg.Fence | None:
-        """See ``LedgerSink``."""
         return self._database.claimed(owner)
 
     def all_claimed(self) -> Iterable[hg.Fence]:
-        """See ``LedgerSink``."""
         return self._database.all_claimed()
 
     def publish(self, outputs: Sequence[hg.LedgerOutput], fence: hg.Fence) -> None:
@@ -131,7 +118,6 @@ class PublishingSink(hg.LedgerSink):
                 self._database.publish(output.name, rows, fence)
 
     def forget(self, owner: str, before: int) -> None:
-        """See ``LedgerSink``."""
         mine = f"{owner}-"
         self._database.forget(lambda name: name.startswith(mine) and hg.output_checkpoint(name) < before)
 
@@ -147,15 +133,12 @@ class FeedSource(Source):
         self._acknowledges = acknowledges
 
     def schema(self) -> pa.Schema:
-        """See ``Source``."""
         return SCHEMA
 
     def identity(self) -> str:
-        """See ``Source``."""
         return "parts of the feed by name"
 
     def open(self, context: SourceContext) -> SourceReader:
-        """See ``Source``."""
         positions = positions_of(self._names, context)
         kind = _AcknowledgingReader if self._acknowledges else _FeedReader
         return kind(self._feed, positions, self._pace, self._now_ms)
@@ -332,7 +315,6 @@ class CustomRun(Run):
             settings.restart = hg.FixedDelay(delay="20ms")
 
     def start(self) -> None:
-        """See ``Run``."""
         if not self.started:
             self._feed.begin(SAFETY_MS // 2)
         super().start()

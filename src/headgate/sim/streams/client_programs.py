@@ -17,9 +17,11 @@ from headgate.sim.machine.storage import Disk, SimStores
 from headgate.sim.machine.tasks import SimProcess
 from headgate.sim.machine.world import Fault, Faults, Violation
 from headgate.sim.product.run import Simulation
+from headgate.sim.streams.stream_changes import Scaler
 from headgate.store import store as stores
 from headgate.store.catalogue.base import Catalogue
 from headgate.store.store import Store
+from headgate.store.streams import StreamDefinition
 
 STORE = "sim://store"
 SCHEMA = pa.schema([pa.field("k", pa.int64()), pa.field("n", pa.int64())])
@@ -158,7 +160,15 @@ class ProgramsRun(Simulation):
         self._stores = self._made_stores(seed)
         self._stopped: list[SimProcess] = []
         self.bounds.append((stores, "OPENERS", {**stores.OPENERS, "sim": self._stores.open}))
+        self.finding: Violation | None = None
+        self.streams: tuple[str, ...] = ()
         self._draw()
+        self.scaler = Scaler(seed, STORE, self.streams)
+
+    @property
+    def _behind(self) -> Catalogue:
+        """The catalogue, as no client sees it."""
+        return self._stores.behind("store")
 
     def _run(self) -> None:
         try:
@@ -181,7 +191,10 @@ class ProgramsRun(Simulation):
 
     def fail(self, rule: str, problem: str) -> None:
         """Note what was violated first."""
-        raise NotImplementedError
+        self.finding = self.finding or Violation(rule, problem)
+
+    def _finding(self) -> Violation | None:
+        return self.finding
 
     def on_work_done(self, process: SimProcess) -> None:
         """A program has done its work, and is about to end."""
@@ -189,9 +202,20 @@ class ProgramsRun(Simulation):
     def _places(self) -> Sequence[Program]:
         raise NotImplementedError
 
+    def _users(self) -> list[tuple[str, Callable[[], object], int, int]]:
+        """Return what others do in the first phase: their names, and the pauses between two times, in ms."""
+        return [("scaler", self.scaler.scale, 20, 200)] if self.scaler.is_drawn else []
+
     def _begin(self) -> None:
         """Have everything that happens in the first phase begin."""
-        raise NotImplementedError
+        for name in self.streams:
+            definition = StreamDefinition(name, SCHEMA, self._rng.choice((1, 2, 3)), "k")
+            self._behind.create_stream(definition, 0, if_not_exists=False)
+        for place in self._places():
+            self.world.at(self._rng.randint(0, 200), place.start)
+        self.world.at(20, self._strike)
+        for user in self._users():
+            self._again_and_again(*user)
 
     def _end(self) -> None:
         """Wait for what else has to happen when all programs have done their work."""
@@ -242,14 +266,6 @@ class ProgramsRun(Simulation):
         for process in self._stopped:
             process.resume()
 
-    # -- other users ------------------------------------------------------------------------------------------------
-
-    def _again_and_again(self, what: Callable[[], None], least_ms: int, most_ms: int) -> None:
-        """Have processes of their own do ``what``, as long as something may fail."""
-        self._repeat("user", lambda: self._try(what), lambda: self._rng.randint(least_ms, most_ms))
-
-    def _try(self, what: Callable[[], object]) -> None:
-        try:
-            what()
-        except HeadgateError as problem:
-            self.world.tell("user", str(problem))
+    def _again_and_again(self, who: str, call: Callable[[], object], least_ms: int, most_ms: int) -> None:
+        """Have processes of their own make ``call``, as long as something may fail."""
+        self._repeat("user", lambda: self._try(who, call), lambda: self._rng.randint(least_ms, most_ms))

@@ -9,17 +9,17 @@ FW5–FW7 of docs/spec/stream-clients.md). Nothing here is drawn by other kinds 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from headgate.errors import CorruptionError, StorageError, TruncatedError
 from headgate.sim.machine.tasks import SimProcess
-from headgate.sim.machine.world import Fault, Violation
-from headgate.sim.streams.client_programs import KEYS, SCHEMA, STORE, Program, ProgramsRun, Writer
-from headgate.sim.streams.stream_changes import Scaler
+from headgate.sim.machine.world import Fault
+from headgate.sim.streams.client_programs import KEYS, STORE, Program, ProgramsRun, Writer
+from headgate.sim.streams.stream_changes import left_in
 from headgate.store.follower import WAIT_FOREVER, StreamEvents, StreamFollower
 from headgate.store.store import Store
-from headgate.store.streams import StreamCut, StreamDefinition
+from headgate.store.streams import StreamCut
 
 STREAM = "talk"
 ASKS_RATE = 0.5
@@ -176,11 +176,10 @@ class FollowRun(ProgramsRun):
 
     def _draw(self) -> None:
         rng = self._rng
-        self._behind = self._stores.behind("store")
         self._safety_ms = rng.choice((1_000, 4_000))
         self.writer = AskingWriter(self, random.Random(rng.random()))
         self.followers = [Follower(self, n, random.Random(rng.random())) for n in range(rng.choice((1, 2, 3)))]
-        self.scaler = Scaler(self.seed, STORE, (STREAM,))
+        self.streams = (STREAM,)
         self.truncates = rng.random() < 0.3
         if rng.random() < 0.3:  # what fails in the middle of a look
             self.faults.on.add(Fault.GET_FAILS)
@@ -188,11 +187,6 @@ class FollowRun(ProgramsRun):
         self.truncated_count = self.heard_count = 0
         self.moved_ms = 0
         """When a user has read something, or nothing failed any more."""
-        self.finding: Violation | None = None
-
-    def fail(self, rule: str, problem: str) -> None:
-        """Note what was violated first."""
-        self.finding = self.finding or Violation(rule, problem)
 
     def heads(self) -> dict[int, int]:
         """Return where each segment begins, as no client sees it."""
@@ -201,28 +195,12 @@ class FollowRun(ProgramsRun):
     def _places(self) -> list[Program]:
         return [self.writer, *self.followers]
 
-    def _finding(self) -> Violation | None:
-        return self.finding
-
-    def _begin(self) -> None:
-        definition = StreamDefinition(STREAM, SCHEMA, self._rng.choice((1, 2, 3)), "k")
-        self._behind.create_stream(definition, 0, if_not_exists=False)
-        for place in self._places():
-            self.world.at(self._rng.randint(0, 200), place.start)
-        self.world.at(20, self._strike)
-        if self.scaler.is_drawn:
-            self._again_and_again(self._scale, 20, 200)
-        if self.truncates:
-            self._again_and_again(self._truncate, 50, 400)
+    def _users(self) -> list[tuple[str, Callable[[], object], int, int]]:
+        return [*super()._users(), *([("user", self._truncate, 50, 400)] if self.truncates else [])]
 
     def _heal(self) -> None:
         super()._heal()
         self.moved_ms = self.world.now_ms
-
-    def _scale(self) -> None:
-        problem = self.scaler.scale()
-        if problem:
-            self.world.tell("scaler", problem)
 
     def _truncate(self) -> None:
         """Truncate where some program is, so that others are after it."""
@@ -236,9 +214,7 @@ class FollowRun(ProgramsRun):
         ends = {n: extent.end for n, extent in self._behind.extents(self._behind.find_stream(STREAM)).items()}
         for follower in self.followers:
             follower.check(ends)
-        store.collect_orphans()  # nobody writes any more
-        problems = [problem for problem in store.fsck() if not problem.is_harmless]
-        if problems:
+        if problems := left_in(store):
             self.fail("I1", f"the check finds {problems[:3]}")
 
 

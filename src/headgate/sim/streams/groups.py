@@ -26,14 +26,13 @@ from headgate.protocol.store.reader_group import (
 )
 from headgate.sim.machine.tasks import SimProcess
 from headgate.sim.machine.world import Violation
-from headgate.sim.streams.client_programs import SCHEMA, STORE, Program, ProgramsRun, Writer
-from headgate.sim.streams.stream_changes import Scaler
+from headgate.sim.streams.client_programs import STORE, Program, ProgramsRun, Writer
+from headgate.sim.streams.stream_changes import left_in
 from headgate.store.catalogue.base import Catalogue
 from headgate.store.catalogue.records import GroupFound, GroupStart
 from headgate.store.policies import Retention
 from headgate.store.reader_groups import CheckpointMarker, GroupEvents, GroupReader, ReaderGroup
 from headgate.store.store import Store
-from headgate.store.streams import StreamDefinition
 
 GROUP = "app/readers"
 
@@ -228,13 +227,11 @@ class WatchedCatalogue:
     def create_group(
         self, name: str, streams: Sequence[str], start: GroupStart, kept: int, claim: Claim | None = None
     ) -> GroupFound:
-        """See ``Catalogue``."""
         found = self._behind.create_group(name, streams, start, kept, claim)
         self._judge.on_made()
         return found
 
     def change_group(self, name: str, event: Event) -> GroupFound:
-        """See ``Catalogue``."""
         before = self._behind.find_group(name).group
         found = self._behind.change_group(name, event)
         self._judge.on_changed(event, before, found.group, self._process())
@@ -243,7 +240,6 @@ class WatchedCatalogue:
     def reset_group(
         self, name: str, token: str, start: GroupStart, checkpoint: str | None, claim: Claim | None = None
     ) -> GroupFound:
-        """See ``Catalogue``."""
         before = self._behind.find_group(name).group
         found = self._behind.reset_group(name, token, start, checkpoint, claim)
         self._judge.on_reset(checkpoint, before, found.group)
@@ -353,14 +349,12 @@ class GroupRun(ProgramsRun):
     def _draw(self) -> None:
         rng = self._rng
         self.judge = GroupJudge(lambda checkpoint: self._behind.group_cuts(GROUP, checkpoint))
-        self._behind = self._stores.behind("store")
         self.streams = ("a", "b")[: rng.choice((1, 1, 2))]
         self._begins = rng.choice(("earliest", "earliest", "latest"))
         self._kept = rng.choice((1, 2, 3))
         self._safety_ms = rng.choice((1_500, 5_000))
         self.writers = [Writer(self, name, random.Random(rng.random())) for name in self.streams]
         self.members = [Member(self, n, random.Random(rng.random())) for n in range(rng.choice((1, 2, 3, 4)))]
-        self.scaler = Scaler(self.seed, STORE, self.streams)
         self.truncates = rng.random() < 0.5
         self.asked_count = self.truncated_count = 0
         self._resets_left, self._resetting = rng.choice((0, 1, RESETS_MAX)), 0
@@ -392,16 +386,8 @@ class GroupRun(ProgramsRun):
     def _finding(self) -> Violation | None:
         return self.judge.finding
 
-    def _begin(self) -> None:
-        for name in self.streams:
-            definition = StreamDefinition(name, SCHEMA, self._rng.choice((1, 2, 3)), "k")
-            self._behind.create_stream(definition, 0, if_not_exists=False)
-        for place in self._places():
-            self.world.at(self._rng.randint(0, 200), place.start)
-        self.world.at(20, self._strike)
-        self._again_and_again(self._look_after, 10, 150)
-        if self.scaler.is_drawn:
-            self._again_and_again(self._scale, 20, 200)
+    def _users(self) -> list[tuple[str, Callable[[], object], int, int]]:
+        return [("user", self._look_after, 10, 150), *super()._users()]
 
     def _heal(self) -> None:
         super()._heal()
@@ -411,11 +397,6 @@ class GroupRun(ProgramsRun):
         self._until(lambda: LAST in self.judge.completed, "a checkpoint is not complete")
 
     # -- other users ------------------------------------------------------------------------------------------------
-
-    def _scale(self) -> None:
-        problem = self.scaler.scale()
-        if problem:
-            self.world.tell("scaler", problem)
 
     def _look_after(self) -> None:
         """Ask for a checkpoint, ask how far one is, go back, give one up, truncate, or look at numbers."""
@@ -448,9 +429,9 @@ class GroupRun(ProgramsRun):
         group: list[ReaderGroup] = []  # one for all tries: who asks watches, too
         while LAST not in self.judge.completed:
             if not group:
-                self._try(lambda: group.append(self.group(Store.shared(STORE))))
+                self._try("user", lambda: group.append(self.group(Store.shared(STORE))))
             else:
-                self._try(lambda: group[0].checkpoint(LAST))
+                self._try("user", lambda: group[0].checkpoint(LAST))
             self.tasks.park(50)
 
     def _reset(self, group: ReaderGroup) -> None:
@@ -478,8 +459,7 @@ class GroupRun(ProgramsRun):
         if group.unread_bytes():
             self.judge.fail("RG20", f"{group.unread_bytes()} bytes are unread when everything is read")
         self.judge.check({name: store.describe(name).ends for name in self.streams})
-        store.collect_orphans()  # nobody writes any more
-        problems = [problem for problem in store.fsck() if not problem.is_harmless]
+        problems = left_in(store)
         mended = store.repair()
         store.delete_reader_group(GROUP)
         left = [name for name in self.streams if store.holds(name)]

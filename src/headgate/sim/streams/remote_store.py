@@ -82,7 +82,6 @@ class WatchedFetching(Prefetcher):
         self._run = run
 
     def begin(self, storage: Storage, path: str, offset: int, size_bytes: int) -> Fetch | None:
-        """See ``Prefetcher``."""
         found = super().begin(storage, path, offset, size_bytes)
         self._run.fetched_count += found is not None
         return found

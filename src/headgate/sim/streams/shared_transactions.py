@@ -19,7 +19,7 @@ from functools import partial
 
 import pyarrow as pa
 
-from headgate.errors import FencedError, HeadgateError, StorageError
+from headgate.errors import FencedError, StorageError
 from headgate.protocol.store.transactions import Status
 from headgate.sim.machine.tasks import SimProcess
 from headgate.sim.machine.world import Bound, Violation
@@ -110,7 +110,7 @@ class SharingRun(StreamRun):
         at(40, self._repeat, "janitor", self._expire, lambda: rng.randint(20, 400))
         at(rng.randint(0, 1_000), self._set_date)
         if self._scaler.is_drawn:
-            at(15, self._repeat, "scaler", lambda: self._scale(self._scaler), self._scaler.pause_ms)
+            at(15, self._repeat, "scaler", self._scaler.scale, self._scaler.pause_ms)
         super()._begin()
 
     # -- what goes wrong ---------------------------------------------------------------------------------------------
@@ -154,10 +154,7 @@ class SharingRun(StreamRun):
 
     def _expire(self) -> None:
         """Look at leases, beside those who use the stream."""
-        try:
-            Store.shared(STORE).expire_transactions(STREAM)
-        except HeadgateError as problem:
-            self.world.tell("janitor", str(problem))
+        Store.shared(STORE).expire_transactions(STREAM)
 
     def _set_date(self) -> None:
         self.stores.wall_shift_ms = self.rng.choice(DATES_MS)
@@ -249,7 +246,7 @@ class SharingRun(StreamRun):
         else:
             self.expired_count += 1
             if round_.prepared == id_:
-                self.history.finding = self.history.finding or Violation("S12", f"{id_} was prepared, and aborted")
+                self.history.fail("S12", f"{id_} was prepared, and aborted")
             round_.id, round_.done = "", set()
 
     def _behind(self, id_: str) -> Status:
@@ -261,20 +258,12 @@ class SharingRun(StreamRun):
 
     def _look_at_rounds(self) -> None:
         """Look at the stream as it is at one moment: of each round all is there, or nothing."""
-        behind = self.stores.behind("store")
-        ends = {number: extent.end for number, extent in behind.extents(behind.find_stream(STREAM)).items()}
-        try:
-            found = self._events(Store.shared(STORE), ends)
-        except HeadgateError as problem:
-            self.world.tell("onlooker of rounds", str(problem))
-            return
-        there = Counter(event for segment in found for event in segment)
+        there = Counter(self._events(Store.shared(STORE)))
         for round_ in self.rounds:
             count = sum(there[event] for event in round_.events)
             if count not in (0, len(round_.events)):
-                self.history.finding = self.history.finding or Violation(
-                    "S14", f"{count} of {len(round_.events)} events of round {round_.number} are there"
-                )
+                text = f"{count} of {len(round_.events)} events of round {round_.number} are there"
+                raise Violation("S14", text)
         self.looked_count += 1
 
     def _verify(self) -> None:
@@ -288,30 +277,28 @@ class SharingRun(StreamRun):
         super()._verify()
 
     def _check_rounds(self, store: Store) -> None:
-        behind = self.stores.behind("store")
-        ends = {number: extent.end for number, extent in behind.extents(behind.find_stream(STREAM)).items()}
-        found = self._events(store, ends)
-        there = Counter(event for segment in found for event in segment)
+        events = self._events(store)
+        there = Counter(events)
         wanted = Counter(event for one in self.rounds if one.is_committed for event in one.events)
         if there != wanted:
             lost, more = sorted((wanted - there).elements()), sorted((there - wanted).elements())
             raise Violation("I1", f"{STREAM} lost {len(lost)} {lost[:4]}, has {len(more)} more {more[:4]}")
-        events = [event for segment in found for event in segment]
         for key in range(KEYS):
             for name in range(len(NAMES)):
                 numbers = [n for k, n in events if k == key and n // 1_000 % 10 == name]
                 if numbers != sorted(numbers):
                     raise Violation("I6", f"{STREAM} has key {key} of {NAMES[name]} in the order {numbers[:10]}")
 
-    def _events(self, store: Store, ends: dict[int, int]) -> list[list[Event]]:
-        """Return what is in front of these ends."""
-        found: list[list[Event]] = []
-        for segment in sorted(ends):
+    def _events(self, store: Store) -> list[Event]:
+        """Return what there is at this moment, one segment after the other."""
+        behind = self.stores.behind("store")
+        found: list[Event] = []
+        for segment, extent in sorted(behind.extents(behind.find_stream(STREAM)).items()):
             events: list[Event] = []
             reader = store.reader(STREAM, segment)
             while (batch := reader.read()) is not None:
                 events += zip(*batch.to_pydict().values(), strict=True)
-            found.append(events[: ends[segment]])
+            found += events[: extent.end]
         return found
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import headgate as hg
 from headgate.connectors.streams import StreamSink, decode_position, owner_of
-from headgate.errors import FencedError, HeadgateError
+from headgate.errors import FencedError
 from headgate.model.config import Duration
 from headgate.model.manifest import Manifest
 from headgate.model.pipeline_identity import Owner
@@ -167,8 +167,6 @@ SEGMENTS_MAX = 5
 class Scaler:
     """Scales ``streams`` of the store at ``root``."""
 
-    name = "scaler"
-
     def __init__(self, seed: int, root: str, streams: Sequence[str]) -> None:
         self._rng = random.Random(f"who scales the streams of seed {seed}")
         self._root, self._streams = root, streams
@@ -179,15 +177,11 @@ class Scaler:
         """Return how long until the next time."""
         return self._rng.randint(10, 120)
 
-    def scale(self) -> str:
-        """Scale a stream that is there; return what could not be done, if anything."""
-        try:
-            store = Store.shared(self._root)
-            self._scale(store, _any_of(self._rng, store, self._streams))
-        except HeadgateError as problem:
-            return str(problem)
+    def scale(self) -> None:
+        """Scale a stream that is there."""
+        store = Store.shared(self._root)
+        self._scale(store, _any_of(self._rng, store, self._streams))
         self.scaled_count += 1
-        return ""
 
     def _scale(self, store: Store, name: str) -> None:
         present = [segment.segment_id for segment in store.layout(name).present]
@@ -206,8 +200,6 @@ class Policies:
 
     A run lasts seconds, so all that policies go by is a thousand times shorter than usual, and so are pauses.
     """
-
-    name = "policies"
 
     def __init__(self, seed: int, root: str, streams: Sequence[str]) -> None:
         self._rng = random.Random(f"scaling policies of seed {seed}")
@@ -237,17 +229,13 @@ class Policies:
         """Return how long until the next time."""
         return self._rng.randint(10, 120)
 
-    def scale(self) -> str:
-        """Scale a stream that is there as its policy says; return what could not be done, if anything."""
-        try:
-            store = Store.shared(self._root)
-            name = _any_of(self._rng, store, list(self._scaling))
-            if name not in self._had:
-                self._had[name] = store.set_scaling(name, self._scaling[name]).segments_count
-            self.scaled_count += store.autoscale(name)
-        except HeadgateError as problem:
-            return str(problem)
-        return ""
+    def scale(self) -> None:
+        """Scale a stream that is there as its policy says."""
+        store = Store.shared(self._root)
+        name = _any_of(self._rng, store, list(self._scaling))
+        if name not in self._had:
+            self._had[name] = store.set_scaling(name, self._scaling[name]).segments_count
+        self.scaled_count += store.autoscale(name)
 
     def check(self, store: Store) -> None:
         """Look whether policies, if no other process has scaled, kept within their bounds.
@@ -265,3 +253,14 @@ def _any_of(rng: random.Random, store: Store, streams: Sequence[str]) -> str:
     """Return one of ``streams`` that is there already."""
     there = {info.name for info in store.list_streams()}
     return rng.choice([name for name in streams if name in there])
+
+
+def left_in(store: Store) -> list[str]:
+    """Collect what is left of writers that are gone, and return what the check of the store finds."""
+    store.collect_orphans()
+    return found_in(store)
+
+
+def found_in(store: Store) -> list[str]:
+    """Return what the check of the store finds."""
+    return [str(problem) for problem in store.fsck() if not problem.is_harmless]

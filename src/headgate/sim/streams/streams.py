@@ -31,7 +31,7 @@ from headgate.sim.product.settings import NAME, ROOT
 from headgate.sim.product.steps import KEYS
 from headgate.sim.product.workloads import Branches, Splits
 from headgate.sim.streams.background_traffic import Neighbour
-from headgate.sim.streams.stream_changes import EmptiedStreams, Policies, Scaler, check_cuts
+from headgate.sim.streams.stream_changes import EmptiedStreams, Policies, Scaler, check_cuts, found_in, left_in
 from headgate.storage.urls import open_storage
 from headgate.store import store as stores
 from headgate.store.policies import Retention
@@ -199,9 +199,9 @@ class StreamRun(Run):
         if self.truncates:
             at(40, self._repeat, "janitor", self._truncate, lambda: chance.randint(10, 90))
         if self.scales:
-            at(10, self._repeat, "scaler", lambda: self._scale(self.scaler), self.scaler.pause_ms)
+            at(10, self._repeat, "scaler", self.scaler.scale, self.scaler.pause_ms)
         if self.has_policies:
-            at(15, self._repeat, "policies", lambda: self._scale(self.policies), self.policies.pause_ms)
+            at(15, self._repeat, "policies", self.policies.scale, self.policies.pause_ms)
 
     def _list_committed(self) -> None:
         """A user reads on, and another one begins. A reader is one thread's: who is still reading goes on first."""
@@ -250,7 +250,7 @@ class StreamRun(Run):
         if self.has_policies and not self.scales:
             self.policies.check(store)
         if self.cuts:
-            self._look_at_cuts()
+            self._try("onlooker", self._look_at_cuts)
         if self.empties:
             self.emptied.check(store)
             self._check_store(store)
@@ -272,28 +272,14 @@ class StreamRun(Run):
 
     def _truncate(self) -> None:
         """Truncate the input as its retention says: only the pipeline keeps it."""
-        try:
-            store = Store.shared(STORE)
-            if not store.holds(INPUT):  # the pipeline did not begin yet
-                return
+        store = Store.shared(STORE)
+        if store.holds(INPUT):  # else the pipeline did not begin yet
             store.set_retention(INPUT, Retention(age="1ms"))
             self.truncated_count += store.events_between(store.retain(INPUT)) < sum(store.describe(INPUT).ends)
-        except HeadgateError as problem:
-            self.world.tell("janitor", str(problem))
-
-    def _scale(self, who: Scaler | Policies) -> None:
-        problem = who.scale()
-        if problem:
-            self.world.tell(who.name, problem)
 
     def _look_at_cuts(self) -> None:
-        try:
-            store = Store.shared(STORE)
-            self.cuts_count += check_cuts(SOURCE, lambda: store.describe(INPUT))
-        except HeadgateError as problem:
-            self.world.tell("onlooker", str(problem))
-        except Violation as violation:
-            self.history.finding = self.history.finding or violation
+        store = Store.shared(STORE)
+        self.cuts_count += check_cuts(SOURCE, lambda: store.describe(INPUT))
 
     def _left_of_input(self, store: Store, events: Counter[Event], found: list[list[Event]]) -> Counter[Event]:
         """Return what must be there of a truncated input: what is there, if it is of the input and nothing else is."""
@@ -309,9 +295,7 @@ class StreamRun(Run):
 
     def _check_store(self, store: Store) -> None:
         waiting = [info.name for info in store.list_transactions() if not info.status.is_terminal]
-        problems = [problem for problem in store.fsck() if not problem.is_harmless]
-        store.collect_orphans()  # nobody writes any more
-        problems += [problem for problem in store.fsck() if not problem.is_harmless]
+        problems = [*found_in(store), *left_in(store)]
         if waiting or problems:
             raise Violation("I1", f"left in the store: prepared {waiting[:3]}, problems {problems[:3]}")
 
@@ -350,23 +334,16 @@ class GroupedRun(StreamRun):
         self.world.at(30, self._repeat, "meddler", self._meddle, lambda: self._meddling.randint(10, 150))
 
     def _meddle(self) -> None:
+        store = Store.shared(STORE)
+        if not self.faults.is_healed and self._meddling.random() < DELETES_RATE:
+            self.deleted_count += store.delete_reader_group(self.GROUP)
+        group = store.reader_group(self.GROUP)
         try:
-            store = Store.shared(STORE)
-            if not self.faults.is_healed and self._meddling.random() < DELETES_RATE:
-                self.deleted_count += store.delete_reader_group(self.GROUP)
-            group = store.reader_group(self.GROUP)
-            self._try(self._meddling.choice(CALLS), group)
-            self._compare()
-        except HeadgateError as problem:
-            self.world.tell("meddler", str(problem))
-
-    def _try(self, call: Callable[[ReaderGroup], object], group: ReaderGroup) -> None:
-        try:
-            call(group)
+            self._meddling.choice(CALLS)(group)
+            self.history.fail("GS1", "somebody else used the group of the pipeline")
         except UsageError:
             self.refused_count += 1
-            return
-        self.history.fail("GS1", "somebody else used the group of the pipeline")
+        self._compare()
 
     def _verify(self) -> None:
         super()._verify()
