@@ -214,7 +214,7 @@ def test_who_goes_on_for_another_runs_without_a_port_that_is_taken(
     assert "running without metrics: metrics cannot be shown" in capsys.readouterr().err
 
 
-def test_a_keeper_passes_the_port_on_and_a_wrong_one_is_refused() -> None:
+def test_a_supervisor_passes_the_port_on_and_a_wrong_one_is_refused() -> None:
     assert "--metrics-port=9095" in options(9_095).of_a_driver()
     with pytest.raises(UsageError, match="--metrics-port is a number from 0 to 65535"):
         options(70_000).check()

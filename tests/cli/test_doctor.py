@@ -202,13 +202,13 @@ def test_where_nothing_can_be_remembered_nothing_is_told(home: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "keeper", "is_told"),
+    ("options", "supervisor", "is_told"),
     [({}, 0, True), ({"quiet": True}, 0, False), ({"as_json": True}, 0, False), ({}, 7, False)],
 )
 @with_java
 def test_a_run_tells_it_behind_its_result(
     options: dict[str, bool],
-    keeper: int,
+    supervisor: int,
     is_told: bool,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
@@ -216,7 +216,7 @@ def test_a_run_tells_it_behind_its_result(
     class Named:
         name = "p"
 
-    monkeypatch.setattr(SupervisorClient, "supervisor_pid", property(lambda self: keeper))
+    monkeypatch.setattr(SupervisorClient, "supervisor_pid", property(lambda self: supervisor))
     monkeypatch.setattr(run, "_run_now", lambda *given: RunResult(True))
     monkeypatch.setattr(run, "_is_terminal", lambda: True)
     given = {"quiet": False, "as_json": False, **options}

@@ -104,7 +104,7 @@ def became(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[list[str],
     return found[0][:-1], Orders.decoded(found[0][-1])
 
 
-def test_supervised_becomes_a_keeper_of_the_same_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_supervised_becomes_a_supervisor_of_the_same_command(monkeypatch: pytest.MonkeyPatch) -> None:
     command, orders = became(monkeypatch, "--supervised", "some/program.py", "--", "--its", "own option")
     assert command == [sys.executable, "-P", "-m", supervisor.__name__]
     assert orders == Orders(
@@ -112,7 +112,7 @@ def test_supervised_becomes_a_keeper_of_the_same_command(monkeypatch: pytest.Mon
     )
 
 
-def test_a_kept_driver_has_all_options_of_its_keeper(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kept_driver_has_all_options_of_its_supervisor(monkeypatch: pytest.MonkeyPatch) -> None:
     given = ["--supervised", "--standby", "--master", "local[3]", "-p", "3", "--dir", "s3://b/c", "--json"]
     _, orders = became(monkeypatch, *given, "--silence", "20s", "--restart", "fixed-delay:attempts=2", "program")
     assert orders.command == [
@@ -130,13 +130,13 @@ def test_a_kept_driver_has_all_options_of_its_keeper(monkeypatch: pytest.MonkeyP
     assert (orders.strategy, orders.is_standby, orders.as_json) == (FixedDelay(2), True, True)
 
 
-def test_a_keeper_does_not_load_the_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_supervisor_does_not_load_the_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text("raise AssertionError('it was loaded')")
     became(monkeypatch, "--supervised", "--quiet", str(program))
 
 
-def test_a_strategy_without_a_keeper_is_refused() -> None:
+def test_a_strategy_without_a_supervisor_is_refused() -> None:
     result = CliRunner().invoke(app, ["run", "--restart", "none", "program.py"])
     assert isinstance(result.exception, UsageError)
     assert "--restart is about --supervised" in str(result.exception)

@@ -349,7 +349,7 @@ def test_the_packages_of_the_page_are_an_extra(monkeypatch: pytest.MonkeyPatch) 
         options(4050).check()
 
 
-def test_a_keeper_tells_its_drivers_where_the_page_is() -> None:
+def test_a_supervisor_tells_its_drivers_where_the_page_is() -> None:
     assert {"--ui=4050", "--ui-host=127.0.0.1"} <= set(options(4050).of_a_driver())
     assert not any("--ui" in word for word in options(None).of_a_driver())
 

@@ -89,7 +89,7 @@ def told(monkeypatch: pytest.MonkeyPatch, options: list[str], program: Path) -> 
 
 
 @pytest.mark.parametrize("more", [[], ["--standby"]])
-def test_every_driver_of_a_keeper_is_told_what_its_command_names(
+def test_every_driver_of_a_supervisor_is_told_what_its_command_names(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, more: list[str]
 ) -> None:  # SV24
     program = tmp_path / "program.py"
@@ -99,11 +99,11 @@ def test_every_driver_of_a_keeper_is_told_what_its_command_names(
     class Kept(BaseException):
         """The process is another one now."""
 
-    def become_keeper(given: Orders) -> None:
+    def become_supervisor(given: Orders) -> None:
         orders.append(given)
         raise Kept
 
-    monkeypatch.setattr(run, "exec_supervisor", become_keeper)
+    monkeypatch.setattr(run, "exec_supervisor", become_supervisor)
     given = [*NAMED, *more, "-p", "2", "--dir", str(tmp_path / "checkpoints")]
     with pytest.raises(Kept):
         CliRunner().invoke(app, ["run", "--supervised", *given, "--", str(program), "argument"])
@@ -119,7 +119,7 @@ def test_every_driver_of_a_keeper_is_told_what_its_command_names(
     )
 
 
-def test_what_spark_is_told_goes_to_the_start_and_to_every_driver_of_a_keeper(
+def test_what_spark_is_told_goes_to_the_start_and_to_every_driver_of_a_supervisor(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     program, module = tmp_path / "program.py", tmp_path / "elsewhere" / "prices_by_name.py"

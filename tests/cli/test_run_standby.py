@@ -148,7 +148,7 @@ def test_a_standby_without_its_jvm_ends(storage: Storage) -> None:
     run_of(storage)
     with pytest.raises(PipelineFailed, match="the JVM that this standby kept ready has ended") as caught:
         standing_by(lambda: pytest.fail("it started"), [], check=jvm_check(lambda: False))
-    assert not caught.value.is_for_good, "its keeper starts it again"
+    assert not caught.value.is_for_good, "its supervisor starts it again"
 
 
 class Warm:

@@ -1,4 +1,5 @@
-"""The keeper's process and real children: what dies with whom, who is told what (docs/spec/keeper.md)."""
+"""The supervisor's process and real children: what dies with whom, who is told what
+(docs/spec/driver-supervisor.md)."""
 
 from __future__ import annotations
 
@@ -64,7 +65,7 @@ def is_running(pid: int) -> bool:
 
 
 class Kept:
-    """A keeper, and what its children told."""
+    """A supervisor, and what its children told."""
 
     def __init__(self, directory: Path, body: str, strategy: RestartStrategy | None = None, **orders: Any) -> None:
         self._told = directory / "told"
@@ -116,7 +117,7 @@ def keep(tmp_path: Path) -> Iterator[Callable[..., Kept]]:
         one.close()
 
 
-def test_a_killed_driver_is_started_again_and_its_end_is_the_keepers(keep: Callable[..., Kept]) -> None:  # KR2, KR3
+def test_a_killed_driver_is_started_again_and_its_end_is_the_supervisors(keep: Callable[..., Kept]) -> None:  # KR2, KR3
     kept = keep("tell('alive')\nhold() if len(open(sys.argv[1]).readlines()) < 3 else sys.exit(3)")
     for count in (1, 2):
         os.kill(kept.wait_told(count)[-1][0], signal.SIGKILL)
@@ -229,8 +230,8 @@ def test_whoever_asked_insists_when_the_driver_died_over_the_question(
     running.insist(ended, drain=drain)  # nobody is there any more
 
 
-def test_a_signal_for_a_driver_that_has_just_died_does_not_end_the_keeper(keep: Callable[..., Kept]) -> None:  # KR1
-    """The keeper finds both when it wakes."""
+def test_a_signal_for_a_driver_that_has_just_died_does_not_end_the_supervisor(keep: Callable[..., Kept]) -> None:  # KR1
+    """The supervisor finds both when it wakes."""
     kept = keep("tell('up')\nhold() if len(open(sys.argv[1]).readlines()) < 2 else sys.exit(0)")
     ((pid, _),) = kept.wait_told(1)
     os.kill(kept.pid, signal.SIGSTOP)
@@ -250,7 +251,7 @@ def signal_waits(pid: int, number: signal.Signals) -> bool:
     return bool(pending >> (number - 1) & 1)
 
 
-def test_a_process_that_is_not_the_parent_of_the_driver_is_not_taken_for_its_keeper(
+def test_a_process_that_is_not_the_parent_of_the_driver_is_not_taken_for_its_supervisor(
     keep: Callable[..., Kept], tmp_path: Path
 ) -> None:  # numbers become somebody else's
     with subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(3600)"]) as stranger:
@@ -289,7 +290,7 @@ def test_other_signals_wait_until_the_driver_listens(keep: Callable[..., Kept], 
     assert [words[1:] for words in kept.told()] == [["up"], [signal.SIGUSR1, signal.SIGUSR2]]
 
 
-def test_a_stop_between_two_drivers_ends_the_keeper(keep: Callable[..., Kept]) -> None:  # KR8
+def test_a_stop_between_two_drivers_ends_the_supervisor(keep: Callable[..., Kept]) -> None:  # KR8
     kept = keep("tell('dies')\nsys.exit(1)", FixedDelay(delay_ms=3_600_000))
     kept.wait_told(1)
     assert kept.process.stderr is not None
@@ -300,7 +301,7 @@ def test_a_stop_between_two_drivers_ends_the_keeper(keep: Callable[..., Kept]) -
     assert "the same command continues" in err
 
 
-def test_no_driver_outlives_its_keeper(keep: Callable[..., Kept]) -> None:
+def test_no_driver_outlives_its_supervisor(keep: Callable[..., Kept]) -> None:
     kept = keep("tell('up')\nhold()")
     ((pid, _),) = kept.wait_told(1)
     os.kill(pid, signal.SIGSTOP)  # not even one that is stopped
@@ -308,7 +309,7 @@ def test_no_driver_outlives_its_keeper(keep: Callable[..., Kept]) -> None:
     until(lambda: not is_running(pid), "the end of the driver")
 
 
-def test_a_driver_whose_keeper_died_before_it_could_say_so_ends_by_itself(tmp_path: Path) -> None:
+def test_a_driver_whose_supervisor_died_before_it_could_say_so_ends_by_itself(tmp_path: Path) -> None:
     program = tmp_path / "child.py"
     program.write_text(CHILD + "tell('alive')")
     reader, writer = os.pipe()
@@ -364,7 +365,7 @@ def test_a_command_that_is_not_there_is_tried_again(tmp_path: Path) -> None:  # 
     assert "p: the driver could not be started ([Errno 2] No such file or directory" in ended.stderr
 
 
-def test_a_keeper_imports_neither_spark_nor_arrow() -> None:
+def test_a_supervisor_imports_neither_spark_nor_arrow() -> None:
     code = f"import sys, {supervisor.__name__}, headgate.cli.supervisor\nprint(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     heavy = {"pyspark", "pyarrow", "polars", "numpy", "msgspec", "typer", "sqlalchemy", "obstore", "headgate.api"}
@@ -375,7 +376,7 @@ def test_a_keeper_imports_neither_spark_nor_arrow() -> None:
     "strategy",
     [NoRestart(), FixedDelay(3, 5), ExponentialDelay(attempts=4), FailureRate(7, 8, 9)],
 )
-def test_orders_survive_the_way_to_the_keeper(strategy: RestartStrategy) -> None:
+def test_orders_survive_the_way_to_the_supervisor(strategy: RestartStrategy) -> None:
     orders = Orders(["a", "--b=c d"], strategy, "p", is_standby=True, as_json=True)
     assert Orders.decoded(orders.encoded()) == orders
 

@@ -65,7 +65,7 @@ class Chain:
         self.links.append(Process([*command, *given], self._root / name, {"PYTHONPATH": paths}))
 
     def strike(self, dice: random.Random) -> str:
-        """Kill somebody, or everybody but the keepers; return whom, in words."""
+        """Kill somebody, or everybody but the supervisors; return whom, in words."""
         link = dice.choice(self.links)
         strikes: list[tuple[str, Callable[[], None]]] = [
             ("a worker", lambda: self._kill_below(link, dice)),

@@ -129,7 +129,7 @@ class Process(Child):
         return bool(notices) and notices[-1] == "watching"
 
     def driver(self) -> psutil.Process:
-        """Return the process of the driver: the keeper's child, or the command itself."""
+        """Return the process of the driver: the supervisor's child, or the command itself."""
 
         def find() -> psutil.Process | None:
             with contextlib.suppress(psutil.Error):

@@ -60,7 +60,7 @@ def test_drivers_killed_at_random_are_started_again_and_nothing_is_lost_or_doubl
         assert told["restarts"] == killed
         kept.cursor = len(kept.events)
     kept.checkpoint()
-    assert psutil.Process(kept.pid).memory_info().rss < 40 << 20, "a keeper is small"
+    assert psutil.Process(kept.pid).memory_info().rss < 40 << 20, "a supervisor is small"
     here.hurry()
     assert kept.exit_code(STARTED_S) == 0, kept.tale("exit code")
     kept.assert_gone()
@@ -155,7 +155,7 @@ def test_a_driver_that_dies_while_it_drains_is_started_again_and_drains(
 
 
 @pytest.mark.parametrize("with_spark", WITH_SPARK)
-def test_a_killed_keeper_leaves_nothing_running_and_the_next_start_goes_on(
+def test_a_killed_supervisor_leaves_nothing_running_and_the_next_start_goes_on(
     place: Callable[..., Place], with_spark: bool
 ) -> None:
     here = place(with_spark)
@@ -171,7 +171,7 @@ def test_a_killed_keeper_leaves_nothing_running_and_the_next_start_goes_on(
     here.assert_exactly_once()
 
 
-def test_a_program_that_cannot_be_loaded_ends_the_keeper(place: Callable[..., Place]) -> None:  # KR3
+def test_a_program_that_cannot_be_loaded_ends_the_supervisor(place: Callable[..., Place]) -> None:  # KR3
     here = place(False)
     here.program.write_text("import headgate\nraise ValueError('mistyped')")
     kept = here.run("--supervised")

@@ -92,7 +92,7 @@ def test_a_user_stops_changes_and_restores(place: Callable[..., Place]) -> None:
 
 
 @pytest.mark.parametrize("with_spark", WITH_SPARK)
-def test_a_keeper_repeats_a_named_start_and_goes_on(
+def test_a_supervisor_repeats_a_named_start_and_goes_on(
     place: Callable[..., Place], with_spark: bool
 ) -> None:  # SV24, SV25, KR2
     here = place(with_spark)
@@ -164,7 +164,7 @@ def test_a_cancelled_pipeline_stays_cancelled_whoever_keeps_it(
 
 @pytest.mark.parametrize("with_spark", WITH_SPARK)
 def test_signals_that_come_twice_remove_nothing(place: Callable[..., Place], with_spark: bool) -> None:  # C70
-    """Whoever ends a whole group of processes signals the driver, and its keeper, which passes that on."""
+    """Whoever ends a whole group of processes signals the driver, and its supervisor, which passes that on."""
     here = place(with_spark)
     here.program.write_text(PROGRAM.replace('interval="200ms"', 'interval="200ms", retain_on_cancel=False'))
     kept = here.run("--supervised")

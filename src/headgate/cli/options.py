@@ -372,7 +372,7 @@ class RunOptions:
         return Submission(read_settings(self.conf), read_py_files(self.py_files))
 
     def of_a_driver(self) -> list[str]:
-        """Return what a keeper tells each of its drivers. What is restored is named every time: it goes back once
+        """Return what a supervisor tells each of its drivers. What is restored is named every time: it goes back once
         (SV24). ``--fresh`` and ``--leave`` are not: it was done before."""
         values = {
             "--master": self.master,

@@ -525,21 +525,21 @@ def _load_program(options: RunOptions, program: str, arguments: Sequence[str]) -
 
 
 def _supervise(options: RunOptions, program: str, arguments: Sequence[str]) -> NoReturn:
-    """Have drivers do it, from a keeper."""
+    """Have drivers do it, from a supervisor."""
     if options.fresh:
         _start_over(options, program, arguments)
     exec_supervisor(_orders(options, program, arguments))
 
 
 def _orders(options: RunOptions, program: str, arguments: Sequence[str]) -> Orders:
-    """Return what a keeper is to do: run the same command, without what is its own."""
+    """Return what a supervisor is to do: run the same command, without what is its own."""
     command = [*COMMAND, "run", *options.of_a_driver(), "--", program, *arguments]
     name, strategy = Path(program).stem, options.strategy
     return Orders(command, strategy, name, is_standby=options.standby, as_json=options.as_json)
 
 
 def _start_over(options: RunOptions, program: str, arguments: Sequence[str]) -> None:
-    """Start over here and now, once: a keeper starts many drivers."""
+    """Start over here and now, once: a supervisor starts many drivers."""
     pipeline = _load_program(options, program, arguments)
     definition = pipeline.definition_on(options.master)
     make_checkpoint_directory(definition.config)
@@ -551,7 +551,8 @@ def _start_over(options: RunOptions, program: str, arguments: Sequence[str]) -> 
 
 
 def exec_supervisor(orders: Orders) -> NoReturn:
-    """Replace this process by a keeper: one that has imported nothing of Spark or Arrow (docs/spec/keeper.md)."""
+    """Replace this process by a supervisor: one that has imported nothing of Spark or Arrow
+    (docs/spec/driver-supervisor.md)."""
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(sys.executable, [sys.executable, "-P", "-m", supervisor.__name__, orders.encoded()])

@@ -1,4 +1,5 @@
-"""Supervisor process of ``headgate run --supervised``, and the driver's connection to it (docs/spec/keeper.md).
+"""Supervisor process of ``headgate run --supervised``, and the driver's connection to it
+(docs/spec/driver-supervisor.md).
 
 The supervisor starts the driver again when it ends, as ``protocol.supervision.driver_supervisor`` decides. It stays
 small on purpose: no Spark, no Arrow, no user code. The driver dies with it and reports to it (KR7, KR10, KR11, KR13).

@@ -16,7 +16,7 @@ def driver_id(owner: str, token: str) -> str:
 
 
 def supervisor_id(process_id: int, host: str) -> str:
-    """Return the owner of a driver that a keeper starts again when it has died."""
+    """Return the owner of a driver that a supervisor starts again when it has died."""
     return f"supervisor {process_id} on {host}"
 
 

@@ -29,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--keep-going", action="store_true", help="do not stop at the first violation")
     parser.add_argument("--coverage", action="store_true", help="print what the seeds ran of the product, per file")
-    parser.add_argument("--write", type=Path, help="put that table between its marks on this page")
+    parser.add_argument("--write", type=Path, help="put the sum of that table between its marks on this page")
     parser.add_argument("--every-scenario", action="store_true", help="run so many seeds of each scenario")
     for scenario in SCENARIOS[1:]:
         parser.add_argument(f"--{scenario.name}", action="store_true", help=scenario.about)

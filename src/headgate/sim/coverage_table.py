@@ -206,7 +206,7 @@ def _line(name: str, c: Covered) -> str:
 
 
 def write(page: Path, text: str) -> None:
-    """Put the table between its marks on ``page``."""
+    """Put the table's first paragraph, the sum, between its marks on ``page``."""
     before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
-    page.write_text(f"{before}{BEGIN}\n{text}{END}{after}", encoding="utf-8")
+    page.write_text(f"{before}{BEGIN}\n{text.partition(chr(10) * 2)[0]}\n{END}{after}", encoding="utf-8")

@@ -1,7 +1,7 @@
 """Has ``headgate run`` start its workers as plain child processes instead of Spark's, in processes that a test starts.
 
 Python imports this module by itself at start, because the test puts its directory on PYTHONPATH. Everything else is the
-product's own: the command line, the keeper, the standby, the driver, the workers, the storage, the signals.
+product's own: the command line, the supervisor, the standby, the driver, the workers, the storage, the signals.
 """
 
 import importlib.util

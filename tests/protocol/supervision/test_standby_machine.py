@@ -211,7 +211,7 @@ def test_a_run_that_said_that_it_failed_is_taken_over_at_once() -> None:  # SB10
     assert standby.all(500, failed)[-1] == TakeOver(FOURTH, drain=False)
 
 
-def test_the_dead_driver_of_ones_own_keeper_is_followed_at_once() -> None:  # SB10
+def test_the_dead_driver_of_ones_own_supervisor_is_followed_at_once() -> None:  # SB10
     assert Watched().all(0, seen(is_ours=True))[-1] == TakeOver(FOURTH, drain=False)
     assert Watched().all(0, seen(course=Course.STOPPING, is_ours=True)) == [WATCHING, Pause(LOOK_MS)]
 

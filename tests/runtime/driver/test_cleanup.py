@@ -363,24 +363,24 @@ def test_a_start_that_saw_the_former_life_does_not_begin_with_it(
 
 
 def test_a_driver_of_a_run_that_was_cancelled_does_not_begin_anew(place: Place) -> None:  # C74, KR10
-    """Its keeper starts it again, because the one before died when it had given everything up."""
-    assert remove(place, "keeper")
+    """Its supervisor starts it again, because the one before died when it had given everything up."""
+    assert remove(place, "supervisor")
     for after in (Generation(1), Generation(2)):
         with pytest.raises(UsageError, match="has ended, and its checkpoints were removed; start it again"):
-            begin_generation(place.definition, CheckpointLog(place.storage, "p"), "keeper", print, after)
+            begin_generation(place.definition, CheckpointLog(place.storage, "p"), "supervisor", print, after)
     assert restored(place) is None
 
 
-def test_a_keeper_hears_of_the_claim_of_a_removal(place: Place) -> None:  # C74, KR10
+def test_a_supervisor_hears_of_the_claim_of_a_removal(place: Place) -> None:  # C74, KR10
     """Also when its driver was cancelled before that had claimed anything: it follows the one before it."""
     claimed: list[Generation] = []
     log = CheckpointLog(place.storage, "p")
     begin_generation(place.definition, CheckpointLog(place.storage, "p"), "another", place.notes.append)
-    takeover = Takeover("keeper", Generation(1), claimed.append)
+    takeover = Takeover("supervisor", Generation(1), claimed.append)
     assert not remove_checkpoints(place.definition, log, takeover, place.notes.append, PROCESS)
     assert "generation 2" in place.notes[-1], "somebody else claimed behind what it follows"
     assert claimed == []
-    takeover = Takeover("keeper", Generation(2), claimed.append)
+    takeover = Takeover("supervisor", Generation(2), claimed.append)
     assert remove_checkpoints(place.definition, log, takeover, place.notes.append, PROCESS)
     assert claimed == [3]
 

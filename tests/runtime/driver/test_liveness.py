@@ -317,7 +317,7 @@ def test_a_driver_beats_from_its_claim_to_its_end(tmp_path: Path, monkeypatch: p
         (Driver.drain, Course.DRAINING, Course.FAILED, True),
     ],
 )
-def test_a_driver_that_fails_over_a_wish_has_told_it_to_its_keeper_and_to_standbys(
+def test_a_driver_that_fails_over_a_wish_has_told_it_to_its_supervisor_and_to_standbys(
     tmp_path: Path, ask: Callable[[Driver], None], told: Course, course: Course, was_draining: bool
 ) -> None:  # KR13, SB14
     wishes: list[Course] = []

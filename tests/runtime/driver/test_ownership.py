@@ -112,7 +112,7 @@ def test_a_target_that_knows_more_than_the_log_stops_the_pipeline(tmp_path: Path
 
 def test_whoever_goes_on_for_another_process_writes_down_its_targets(tmp_path: Path) -> None:
     def go_on(mine: Generation | None, *sinks: str) -> set[str]:
-        """Begin as the child of a keeper or a standby does: with a program that may have been changed."""
+        """Begin as the child of a supervisor or a standby does: with a program that may have been changed."""
         pipeline = hg.Pipeline("p", checkpointing=hg.Checkpointing(dir=tmp_path / "home"))
         source = pipeline.source(hg.FromRows([{"n": 1}]))
         for name in sinks:

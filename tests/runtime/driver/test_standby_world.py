@@ -206,7 +206,7 @@ class World:
         try:
             if node.log.newer_generation() is not None:
                 node.is_over = True
-                self.nodes.append(self._node(Waiting).begin())  # its keeper starts it as a standby again
+                self.nodes.append(self._node(Waiting).begin())  # its supervisor starts it as a standby again
                 return
             if self.dice.random() < 0.2:
                 self._complete(node)
@@ -293,7 +293,7 @@ class World:
             node.effects = node.machine.handle(TakeoverLost())
             return
         except StorageError:
-            node.is_over = True  # it fails, and its keeper starts it again
+            node.is_over = True  # it fails, and its supervisor starts it again
             self.nodes.append(self._node(Waiting).begin())
             return
         assert before == effect.after, "a standby replaced the heir of what it had seen (SB8)"

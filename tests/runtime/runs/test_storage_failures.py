@@ -184,7 +184,7 @@ def test_a_target_that_cannot_say_whose_it_is_stops_the_pipeline_for_good(start:
             PipelineFailed, match=r"cannot name the owner of its target: .* not in a format .*; starting"
         ) as end:
             run.result()
-        assert end.value.is_for_good  # else a keeper would start it again and again
+        assert end.value.is_for_good  # else a supervisor would start it again and again
         assert len(run.restarts) == restarts
         run = start(definition) if restarts else run
 

@@ -285,21 +285,21 @@ def test_a_savepoint_of_a_pipeline_that_goes_on_has_nothing_in_flight(start: Sta
 def test_a_start_that_is_repeated_goes_on_from_records_in_flight_of_its_own(
     start: Start, tmp_path: Path
 ) -> None:  # SV24, KR10
-    """As a keeper repeats it: with the same name, behind the generation that the driver before had claimed."""
+    """As a supervisor repeats it: with the same name, behind the generation that the driver before had claimed."""
     here, there = tmp_path / "a", tmp_path / "b"
     cancelled_with_records_in_flight(start, here)
     there.mkdir()
     (there / "slow").touch()
     definition = named(slowed(there, 2, name="q"), here / "checkpoints" / "p")
     claimed: list[Generation] = []
-    with taking_over(Takeover("keeper", None, claimed.append)):
+    with taking_over(Takeover("supervisor", None, claimed.append)):
         run = start(definition)
     run.wait_checkpoints(1)
     own = run.checkpoints[-1]
     run.driver.cancel()
     run.driver.join()
     (there / "slow").unlink()
-    with taking_over(Takeover("keeper", claimed[-1], claimed.append)):
+    with taking_over(Takeover("supervisor", claimed[-1], claimed.append)):
         again = start(definition)
     assert again.result().is_finished
     assert any("was restored before; the pipeline goes on from its own newest checkpoint" in n for n in again.notes)

@@ -1,4 +1,4 @@
-"""Keepers and standbys in the machine room: pipelines are kept running, and nobody starts what was stopped."""
+"""Supervisors and standbys in the machine room: pipelines are kept running, and nobody starts what was stopped."""
 
 from __future__ import annotations
 

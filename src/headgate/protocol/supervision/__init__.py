@@ -1,1 +1,2 @@
-"""The life of a pipeline: generations, failures, restarts, keepers and standbys, and which life may write to a sink."""
+"""The life of a pipeline: generations, failures, restarts, supervisors and standbys, and which life may write to a
+sink."""

@@ -1,8 +1,8 @@
-"""Keeps a driver running: starts it as a child, and again when it died (rules KR1–KR15 of docs/spec/keeper.md).
+"""Keeps a driver running: starts it as a child, and again when it died.
 
-One ``Keeper`` per ``headgate run --supervised``. Counterparts: ``cli.keeping`` (the process that interprets),
-``cli.kept`` (the child's end). Never looks at checkpoints: what a driver goes on from, and whether it may, the driver
-finds out.
+One ``DriverSupervisor`` per ``headgate run --supervised``. Counterpart: ``cli.supervisor``, the process that interprets,
+and the child's end. Source: KR1–KR15 of docs/spec/driver-supervisor.md. Never looks at checkpoints: what a driver goes
+on from, and whether it may, the driver finds out.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ChildClaimed:
 
 @dataclass(frozen=True, slots=True)
 class ChildHeard:
-    """EVENT: the child's user has asked it, past its keeper, to stop (also to cancel) or to drain.
+    """EVENT: the child's user has asked it, past its supervisor, to stop (also to cancel) or to drain.
 
     ``course``: ``STOPPING`` or ``DRAINING``.
     """
@@ -111,7 +111,7 @@ class ReportRestart:
 
 @dataclass(frozen=True, slots=True)
 class ExitWith:
-    """EFFECT: end the keeper with this exit code. ``why``: what the child has not said itself, or ""."""
+    """EFFECT: end the supervisor with this exit code. ``why``: what the child has not said itself, or ""."""
 
     code: int
     why: str = ""
@@ -121,7 +121,7 @@ Effect: TypeAlias = StartChild | Tell | ArmDelay | ReportRestart | ExitWith | Ig
 
 
 class Phase(Enum):
-    """What the keeper waits for."""
+    """What the supervisor waits for."""
 
     CREATED = "Begin"
     RUNNING = "the end of the child"
@@ -163,7 +163,7 @@ class DriverSupervisor(Machine):
 
     @property
     def phase(self) -> Phase:
-        """What the keeper waits for."""
+        """What the supervisor waits for."""
         return self._phase
 
     def handle(self, event: Event) -> list[Effect]:

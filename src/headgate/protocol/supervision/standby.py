@@ -42,7 +42,7 @@ class Observed:
         mark: differs from one sign of life to the next; "" without any.
         course: what the run is at, or how it ended. A beat that says nothing counts as running.
         owner: the name under which it was claimed, "" if that is unknown.
-        is_ours: claimed by a driver of this standby's own keeper, which is dead.
+        is_ours: claimed by a driver of this standby's own supervisor, which is dead.
         knows_beats: whether there is any heartbeat, of whatever generation (SB11).
         reason: why it failed.
         was_draining: whether one that failed had been asked to drain.

@@ -1,7 +1,7 @@
-"""Pipelines that are kept running: drivers that beat, keepers that start them again, and standbys.
+"""Pipelines that are kept running: drivers that beat, supervisors that start them again, and standbys.
 
-A site is a computer with a keeper, which runs a driver, or a standby that waits for its turn. Keeper, standby, lookout,
-heart and succession are the product's; here is what ``cli.supervisor`` and ``cli.run`` do for them with processes,
+A site is a computer with a supervisor, which runs a driver, or a standby that waits for its turn. Supervisor, standby,
+heartbeats and takeover are the product's; here is what ``cli.supervisor`` and ``cli.run`` do for them with processes,
 pipes and signals. Computers are lost with all that runs on them, and drivers die, stop for longer than a standby waits,
 and are asked to stop. Drawn from a generator of its own.
 """
@@ -46,7 +46,7 @@ PERSON_MS = 90_000
 
 @dataclass(eq=False)
 class Site:
-    """A machine with a keeper."""
+    """A machine with a supervisor."""
 
     name: str
     process: SimProcess
@@ -100,7 +100,7 @@ class StandbyRun(Run):
             for _ in range(self._standbys_count):
                 self.world.at(self.rng.randint(0, 3_000), self._open_standby)
             self.world.at(self.rng.randint(100, 3_000), self._lose_a_site)
-            self.world.at(self.rng.randint(100, 2_000), self._ask_a_keeper)
+            self.world.at(self.rng.randint(100, 2_000), self._ask_a_supervisor)
             self.world.at(PERSON_MS, self._look_after_it)
 
     def _open_standby(self) -> None:
@@ -108,7 +108,7 @@ class StandbyRun(Run):
             self._open_site(is_standby=True)
 
     def _lose_a_site(self) -> None:
-        """A machine is lost, with its keeper and its driver; perhaps another one comes."""
+        """A machine is lost, with its supervisor and its driver; perhaps another one comes."""
         living = [site for site in self.sites if site.process.is_alive]
         if self.faults.is_healed or self.is_finished or not self._losses:
             return
@@ -123,8 +123,8 @@ class StandbyRun(Run):
             self.world.at(self.rng.randint(100, 9_000), self._open_standby)
         self.world.at(self.rng.randint(500, 9_000), self._lose_a_site)
 
-    def _ask_a_keeper(self) -> None:
-        """A user sends a signal to a keeper."""
+    def _ask_a_supervisor(self) -> None:
+        """A user sends a signal to a supervisor."""
         living = [site for site in self.sites if site.process.is_alive]
         if self.faults.is_healed or self.is_finished or not self._wishes:
             return
@@ -136,7 +136,7 @@ class StandbyRun(Run):
             command = self.rng.choice([*commands, *drain])
             self.world.tell("user", f"asks {asked.name} to {command.value}")
             asked.events.put(driver_supervisor.CommandReceived(command))
-        self.world.at(self.rng.randint(100, 4_000), self._ask_a_keeper)
+        self.world.at(self.rng.randint(100, 4_000), self._ask_a_supervisor)
 
     def _heal(self) -> None:
         self._healed_ms = self.world.now_ms
@@ -149,7 +149,7 @@ class StandbyRun(Run):
             self.world.at(PERSON_MS, self._look_after_it)
 
     def _start_if_none(self, *, is_awaited: bool = False) -> None:
-        """See ``Run``: no process runs it, and no keeper will. ``is_awaited``: even if it has finished."""
+        """See ``Run``: no process runs it, and no supervisor will. ``is_awaited``: even if it has finished."""
         if self.is_finished and not is_awaited:
             return
         if any(site.process.is_alive and not site.is_waiting for site in self.sites):
@@ -157,11 +157,11 @@ class StandbyRun(Run):
         self._update_files()
         self.start()
 
-    # -- keepers ----------------------------------------------------------------------------------------------------
+    # -- supervisors ---------------------------------------------------------------------------------------------------
 
     def _open_site(self, *, is_standby: bool) -> None:
         name = f"k{len(self.sites)}"
-        process = SimProcess(self.tasks, name, self._on_keeper_gone)
+        process = SimProcess(self.tasks, name, self._on_supervisor_gone)
         strategy = self.rng.choice(
             (
                 FixedDelay(self.rng.choice((None, 3)), 300),
@@ -173,7 +173,7 @@ class StandbyRun(Run):
         self.sites.append(site)
         self.tasks.spawn(process, lambda: self._keep(site), "main")
 
-    def _on_keeper_gone(self, code: int) -> None:
+    def _on_supervisor_gone(self, code: int) -> None:
         """Who asked it to stop starts it again some time; standbys do so without anybody when a machine was lost."""
         if code >= 0:
             self.world.at(self.rng.randint(50, 9_000), self._start_if_none)
@@ -234,7 +234,7 @@ class StandbyRun(Run):
         site.is_waiting = site.is_standby
         self.tasks.spawn(process, lambda: self._live(site, started, after), "main")
 
-    # -- what a keeper runs -----------------------------------------------------------------------------------------
+    # -- what a supervisor runs ----------------------------------------------------------------------------------------
 
     def _live(self, site: Site, started: Started, after: Generation | None) -> None:
         error = self._stand_by(site, started) if site.is_standby else self._lead(site, started, after, drains=False)
@@ -249,7 +249,7 @@ class StandbyRun(Run):
         drains: bool,
         claimed: list[Generation] | None = None,
     ) -> BaseException | None:
-        """Run the pipeline, as one of this keeper's drivers does."""
+        """Run the pipeline, as one of this supervisor's drivers does."""
 
         mine = [] if claimed is None else claimed
 
