@@ -1,7 +1,7 @@
 """``iterate``: makes the head of a loop, calls the user's body, and ties what it feeds back to the head.
 
 Structured by construction (docs/spec/loops.md): a body sees only the stream of its own loop, so loops nest and
-stand side by side, and every cycle goes through a head. Counterpart: ``api.loop_checks``, which refuses everything
+stand side by side, and every cycle goes through a head. Counterpart: ``api.validation``, which refuses everything
 else.
 """
 

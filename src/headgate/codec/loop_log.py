@@ -1,6 +1,6 @@
 """The bytes of a sealed loop log: the records that circulated between a barrier and its sentinels.
 
-Counterpart: ``runtime.worker.loop_log``, which collects and partitions them. A keyed
+Counterpart: ``runtime.worker.loop_head``, which collects and partitions them. A keyed
 log is cut by key group, so that it restores at any parallelism, and every owned key group is written, empty ones too.
 Channels do not appear: their identity changes with parallelism. Never hashes a key, never does I/O.
 

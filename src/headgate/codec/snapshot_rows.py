@@ -1,6 +1,6 @@
 """Count the rows of state in the bytes of a snapshot of any writer.
 
-Counterpart: ``state.frozen.FrozenState.rows``, which says how many there were at the barrier. The two come from
+Counterpart: ``state.snapshot.FrozenState.rows``, which says how many there were at the barrier. The two come from
 different places on purpose: the manifest records the latter, and a snapshot with other rows is neither acknowledged
 nor restored. Never copies or decodes a row.
 """

@@ -2,8 +2,8 @@
 
 Pure: two types and what the user said about them go in, a tree of conversions comes out, the same in the driver, which
 reads types in the texts of a manifest, and in the workers, which read them in the bytes. Counterparts:
-``protocol.checkpoints.evolution`` judges all states of an operator with it before anything starts; ``state.evolving``
-converts batches.
+``protocol.checkpoints.compatibility`` judges all states of an operator with it before anything starts;
+``state.descriptors`` converts batches.
 """
 
 from __future__ import annotations

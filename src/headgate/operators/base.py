@@ -127,7 +127,7 @@ class Operator:
 
     Attributes:
         user_object: what a user gave: a function, reader or writer, which may listen to checkpoints or keep state
-            of its own (``operators.checkpointed``). The runtime calls it then.
+            of its own (``operators.checkpoint_listeners``). The runtime calls it then.
         opened_by: the source or sink that made ``user_object``, which may do the same.
     """
 

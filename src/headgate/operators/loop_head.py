@@ -1,6 +1,6 @@
 """``LoopHead``: what the head of a loop does to batches. Rounds are counted here (L35 of docs/spec/loops.md).
 
-Counterpart: ``runtime.worker.loop_head_runner`` decides when records enter, come back or are replayed; this file never
+Counterpart: ``runtime.worker.loop_head`` decides when records enter, come back or are replayed; this file never
 does.
 """
 

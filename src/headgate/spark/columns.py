@@ -1,6 +1,6 @@
 """Columns on their way between Headgate's canonical types and Spark's.
 
-Counterparts: ``spark.state_source``, ``spark.stream_reading``, ``spark.stream_writing``.
+Counterparts: ``spark.state_source``, ``spark.stream_reader``, ``spark.stream_writer``.
 """
 
 from __future__ import annotations

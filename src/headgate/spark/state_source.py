@@ -158,7 +158,7 @@ class SubtaskPartition(InputPartition):  # type: ignore[misc]
 
 
 class StateReader(DataSourceReader):  # type: ignore[misc]
-    """Reads one state. There is no ``pushFilters``: see ``spark.stream_reading.StreamReader``."""
+    """Reads one state. There is no ``pushFilters``: see ``spark.stream_reader.StreamReader``."""
 
     def __init__(self, loaded: _Loaded, schema: Any) -> None:
         self._loaded = loaded

@@ -1,6 +1,6 @@
 """``format("headgate")``: streams of the store in ``spark.read``, ``readStream``, ``write`` and ``writeStream``.
 
-A PySpark Python data source on Arrow batches. Counterparts: ``spark.stream_reading``, ``spark.stream_writing``. Source:
+A PySpark Python data source on Arrow batches. Counterparts: ``spark.stream_reader``, ``spark.stream_writer``. Source:
 docs/spec/spark-streams.md.
 """
 

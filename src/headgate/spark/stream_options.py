@@ -1,6 +1,6 @@
 """Options of ``format("headgate")``, and what they say about a stream.
 
-Counterparts: ``spark.stream_reading``, ``spark.stream_writing``. Source: SP3 of docs/spec/spark-streams.md.
+Counterparts: ``spark.stream_reader``, ``spark.stream_writer``. Source: SP3 of docs/spec/spark-streams.md.
 Looks into the store, and changes nothing.
 """
 

@@ -1,6 +1,6 @@
 """Modes of the files and directories that Headgate creates, whatever the process's umask is.
 
-Used by everything that creates one: ``local``, ``catalogue``, ``runtime.driver``, ``spark.captures``.
+Used by everything that creates one: ``local``, ``catalogue``, ``runtime.driver``, ``spark.dataframes``.
 Source: docs/spec/security.md. A directory says itself whether it is shared with its group, so that
 drivers, workers and command lines need no option. Never changes the mode of what it did not create, locks apart.
 """

@@ -1,6 +1,6 @@
 """Reader groups: joining, checkpoints, reset, what is unread; and a reader of a group with its heartbeat.
 
-Counterparts: ``protocol.store.reader_group`` decides, and ``protocol.store.group_watch`` counts heartbeats. Source:
+Counterparts: ``protocol.store.reader_group`` decides. Source:
 docs/spec/reader-groups.md. The state of a group is in the catalogue only: each call asks for it, and a reader never
 reads on before it has looked whether it is still in the group.
 """

@@ -1,6 +1,6 @@
 """State as batch process functions see it: Polars Series aligned with the rows of a batch.
 
-Counterpart: ``operators.process.by_batch`` makes them, ``state.backend.ColumnBackend`` holds what they show.
+Counterpart: ``operators.process.batch_process`` makes them, ``state.backend.ColumnBackend`` holds what they show.
 """
 
 from __future__ import annotations

@@ -369,7 +369,7 @@ class Unit(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ScalingPolicy:
-    """How many segments a stream gets by itself; checked, see ``store.scaling.Scaling``.
+    """How many segments a stream gets by itself; checked, see ``store.policies.Scaling``.
 
     Attributes:
         unit: what is counted.

@@ -1,6 +1,6 @@
 """How much of a stream one micro-batch takes, what of it is read in order, and whether it is written yet: decisions.
 
-Counterparts: ``spark.stream_reading`` and ``spark.stream_writing`` carry them out. Source: SP4, SP5, SP9 and SP10 of
+Counterparts: ``spark.stream_reader`` and ``spark.stream_writer`` carry them out. Source: SP4, SP5, SP9 and SP10 of
 docs/spec/spark-streams.md; Pravega's rule that a segment is read when those before it have been. A predecessor has a
 lower number than what follows it.
 """

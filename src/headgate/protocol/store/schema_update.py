@@ -1,6 +1,6 @@
 """How the columns of a stream may change: pure decisions about an update of its schema.
 
-Counterparts: ``store.catalogue.schemas`` asks inside the transaction that applies the answer; ``store.evolving``
+Counterparts: ``store.catalogue.stream_rows`` asks inside the transaction that applies the answer; ``store.streams``
 converts events. Source: S76 and S77 of docs/spec/stream-store.md; which numbers are wider ones is EV2 of
 docs/spec/evolution.md. Never lets a value that was written become another one.
 """

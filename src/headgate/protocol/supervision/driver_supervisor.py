@@ -1,8 +1,8 @@
 """Keeps a driver running: starts it as a child, and again when it died.
 
-One ``DriverSupervisor`` per ``headgate run --supervised``. Counterpart: ``cli.supervisor``, the process that interprets,
-and the child's end. Source: KR1–KR15 of docs/spec/driver-supervisor.md. Never looks at checkpoints: what a driver goes
-on from, and whether it may, the driver finds out.
+One ``DriverSupervisor`` per ``headgate run --supervised``. Counterpart: ``cli.supervisor``, the process that
+interprets, and the child's end. Source: KR1–KR15 of docs/spec/driver-supervisor.md. Never looks at checkpoints: what a
+driver goes on from, and whether it may, the driver finds out.
 """
 
 from __future__ import annotations

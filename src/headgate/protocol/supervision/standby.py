@@ -1,4 +1,5 @@
-"""When a driver gives a sign of life, and what it says (SB1). Counterpart: ``runtime.driver.heart``, which writes."""
+"""When a driver gives a sign of life, and what it says (SB1). Counterpart: ``runtime.driver.takeover``, which
+writes."""
 
 from __future__ import annotations
 

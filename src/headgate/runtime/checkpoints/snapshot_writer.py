@@ -173,7 +173,7 @@ class SubtaskTarget:
 
 
 class _NodeTarget:
-    """See ``state.frozen.SnapshotTarget``: the target of one operator's state. ``rows``: what was written so far."""
+    """See ``state.snapshot.SnapshotTarget``: the target of one operator's state. ``rows``: what was written so far."""
 
     def __init__(self, target: SubtaskTarget, node: str, keys: OwnedKeys | None, prefix: str) -> None:
         self._target = target

@@ -1,7 +1,7 @@
 """Checkpoint listeners and operator state of one subtask: users' functions, readers and writers (HL7).
 
 Found once, when the subtask is built: a subtask without any is called for nothing. Everything happens in the mailbox
-thread. ``subtask_runner`` says when; users derive from ``operators.checkpointed``.
+thread. ``subtask_runner`` says when; users derive from ``operators.checkpoint_listeners``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Files that another process writes and renames: what the sources of files read in the machine room.
 
-Counterpart of ``connectors.files.system.LocalFiles``. Opening a file takes time, and fails now and then; everything
+Counterpart of ``connectors.files.filesystem.LocalFiles``. Opening a file takes time, and fails now and then; everything
 else is at once, but for files that are listed while their owner is at work (``BusyFiles``).
 """
 

@@ -1,6 +1,6 @@
 """A store that a process serves, in the machine room: clients ask over simulated connections.
 
-Client and server are the product's own, from the verb to the bytes (``store.served``, ``store.serving``): a greeting,
+Client and server are the product's own, from the verb to the bytes (``store.client``, ``store.server``): a greeting,
 questions by HTTP, and questions for news. Connections break and fall silent, also between a question and its answer;
 the server dies, stops, and ends when it is asked to, and another process of it has forgotten everything. Here is what
 stands in front of that: who accepts connections, and what goes wrong, drawn apart from everything else.

@@ -44,7 +44,7 @@ class Stage:
 
 
 class SimSpark:
-    """The Spark application of one driver (``runtime.driver.supervision.Launcher``)."""
+    """The Spark application of one driver (``runtime.driver.supervisor_host.Launcher``)."""
 
     def __init__(
         self,

@@ -2,7 +2,7 @@
 
 Everything else is as ``groups`` and ``following`` have it, and so is what must hold. Readers fetch ahead where requests
 travel, with little room here, so that bounds are met by short streams. Counterparts: ``machine.serving``,
-``store.read_ahead``. What is drawn here is drawn apart from everything else.
+``store.reader``. What is drawn here is drawn apart from everything else.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Asks the server of a store, and waits for one that is away; a lost answer is looked for before anything is repeated.
 
-Counterparts: ``serving.settling`` knows what became of a question, ``connection`` carries it. Source:
+Counterparts: ``server.handlers`` knows what became of a question, ``connection`` carries it. Source:
 docs/spec/served-store.md. Never repeats what may have taken effect: that is its caller's, who knows how.
 """
 
