@@ -23,10 +23,10 @@ settings.register_profile(
 settings.load_profile("headgate")
 
 IS_DEEP = "HEADGATE_TEST_DEEP" in os.environ
-"""Set by ``make test-deep``: Hypothesis draws all examples, not a part of them."""
-PART_DRAWN = 5
+"""Set by ``make test-repeated``: Hypothesis draws all examples, not a part of them."""
+PART_DRAWN = 10
 """``make test`` draws one in so many of the examples that a test names, with another seed each time."""
-EXAMPLES_MIN = 6
+EXAMPLES_MIN = 4
 """A test draws at least so many, unless it names fewer."""
 
 TESTS = Path(__file__).parent
@@ -81,7 +81,7 @@ def draw_fewer(item: pytest.Function) -> None:
 
 
 def fewer(named: settings) -> settings:
-    """Return ``named`` with a part of its examples, but for ``make test-deep``."""
+    """Return ``named`` with a part of its examples, but for ``make test-repeated``."""
     if IS_DEEP:
         return named
     examples = min(named.max_examples, max(EXAMPLES_MIN, named.max_examples // PART_DRAWN))
@@ -90,7 +90,7 @@ def fewer(named: settings) -> settings:
 
 
 def few(values: Iterable[Any], count: int) -> list[Any]:
-    """Return parameters of a test; all but ``count`` of them, spread evenly, are left to ``make test-deep``."""
+    """Return parameters of a test; all but ``count`` of them, spread evenly, are left to ``make test-repeated``."""
     given = list(values)
     chosen = {round(i * (len(given) - 1) / max(1, count - 1)) for i in range(count)}
     deep = pytest.mark.deep

@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.conftest import IS_DEEP
 from tests.docs.documentation import PREAMBLE, ROOT, example_with, examples, guide_pages
 
 import headgate as hg
@@ -85,7 +86,8 @@ def test_the_sink_of_the_guide_passes_the_conformance_kit(directory: Path) -> No
     exec(compile(code, "the sink of the guide", "exec", dont_inherit=True), names)
     names["TABLES"] = f"pragma synchronous = off; {names['TABLES']}"
     kit = names["check_sink"]
-    names["check_sink"] = lambda fresh: kit(fresh, rescales=((1, 2), (2, 1)), rows=(0, 7))
+    rescales, rows = (((1, 2), (2, 1)), (0, 7)) if IS_DEEP else (((1, 2),), (2,))
+    names["check_sink"] = lambda fresh: kit(fresh, rescales=rescales, rows=rows)
     (directory / "targets").mkdir()
     names["test_numbers"](directory / "targets")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,8 @@ def rows_in(sections: dict[str, memoryview]) -> dict[str, list[dict[str, Any]]]:
         if data[:4] == ARROW:
             table = pa.ipc.open_stream(pa.py_buffer(data)).read_all()
             outer = [one for one in table.column_names if one.startswith("key") or one == "map_key"]
-            found[name] = sorted(table.to_pylist(), key=lambda row: [row[one] for one in outer])
+            rows = table.to_pylist()
+            found[name] = sorted(rows, key=itemgetter(*outer)) if outer else rows
     return found
 
 

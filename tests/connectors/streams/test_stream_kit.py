@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from sqlalchemy.engine import Connection
-from tests.conftest import IS_DEEP
+from tests.conftest import IS_DEEP, few
 from tests.mutants.harness import patched
 
 from headgate.connectors.streams import StreamSink, StreamSource
@@ -127,7 +127,7 @@ def test_the_stream_sink_passes_the_conformance_kit(tmp_path: Path) -> None:  # 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("stream_cuts", [False, True])
+@pytest.mark.parametrize("stream_cuts", few([False, True], 1))
 def test_a_stream_passes_the_conformance_kit_of_sources(tmp_path: Path, stream_cuts: bool) -> None:
     """Two segments and the two that one of them was split into: a subtask of two waits for the other one."""
     store = Store.open(tmp_path / "store")

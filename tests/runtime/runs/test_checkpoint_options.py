@@ -12,6 +12,7 @@ from typing import Any
 import polars as pl
 import pytest
 from pyspark import cloudpickle
+from tests.conftest import few
 from tests.runtime.held_writes import HeldWrites, under_way, until
 from tests.runtime.running import WAIT_S, Run, definition_of, pipeline_at
 from tests.runtime.runs.test_results import events, generator, same
@@ -113,7 +114,7 @@ def test_two_checkpoints_are_under_way_at_once_and_no_third(start: Start, tmp_pa
     check(tmp_path)
 
 
-@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize("index", few([0, 1], 1))
 def test_a_worker_dies_while_two_checkpoints_are_under_way(start: Start, tmp_path: Path, index: int) -> None:  # C3
     """Neither counts, whoever has written what."""
     gate = tmp_path / "gate"

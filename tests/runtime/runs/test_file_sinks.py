@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.conftest import few
 from tests.runtime.running import Run, definition_of, pipeline_at
 from tests.runtime.runs.test_results import events, generator, same
 
@@ -31,7 +32,7 @@ def finish(run: Run, root: Path) -> None:
     same(read_committed(str(root / "out")), events(SOURCE))
 
 
-@pytest.mark.parametrize("roll_interval", ["1h", "100ms", 0])
+@pytest.mark.parametrize("roll_interval", few(["1h", "100ms", 0], 2))
 def test_records_that_wait_survive_kills(start: Start, tmp_path: Path, roll_interval: str | int) -> None:
     run = start(copying(tmp_path, roll_interval=roll_interval))
     for count in (1, 2):

@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
+from tests.conftest import few
 from tests.runtime.running import Run, definition_of, pipeline_at
 
 import headgate as hg
@@ -104,7 +105,7 @@ def newest_manifest(root: Path) -> Manifest:
 # -- sources that set their own barrier -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", ["at_least_once", "at_most_once"])
+@pytest.mark.parametrize("mode", few(["at_least_once", "at_most_once"], 1))
 def test_other_guarantees_go_with_sources_that_set_their_own_barrier(
     shop: ModuleType, start: Start, tmp_path: Path, mode: str
 ) -> None:  # EI29

@@ -11,6 +11,7 @@ import polars as pl
 import pytest
 from examples.sqlite_sink import SqliteLedgerSink, SqliteSink
 from pyspark import cloudpickle
+from tests.conftest import few
 from tests.runtime.running import definition_of, pipeline_at
 from tests.runtime.runs.test_listeners import lines, note
 from tests.runtime.runs.test_results import generator
@@ -92,7 +93,7 @@ def heard(root: Path) -> Counter[int]:
 PLACES = [TwoPhases, Ledger, Writing, Reading]
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", few(PLACES, 3))
 def test_sources_and_sinks_that_listen_are_told(start: Start, tmp_path: Path, place: type) -> None:
     run = start(definition_of(numbering(tmp_path, place)))
     run.wait_checkpoints(2)

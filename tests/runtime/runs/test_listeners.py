@@ -11,6 +11,7 @@ from typing import Any
 import polars as pl
 import pytest
 from pyspark import cloudpickle
+from tests.conftest import few
 from tests.runtime.running import definition_of, pipeline_at
 from tests.runtime.runs.test_results import events, generator
 
@@ -76,7 +77,7 @@ def public(root: Path) -> list[int]:
     return sorted(int(path.name) for path in (root / "public").iterdir())
 
 
-@pytest.mark.parametrize("stage_attempts", [1, 4], ids=["resubmitted", "retried by the stage"])
+@pytest.mark.parametrize("stage_attempts", few([1, 4], 1))
 def test_what_is_published_on_completion_is_public_once_when_workers_are_killed(
     start: Start, tmp_path: Path, stage_attempts: int
 ) -> None:

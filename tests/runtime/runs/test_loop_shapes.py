@@ -10,7 +10,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
-from tests.conftest import few
+from tests.conftest import IS_DEEP, few
 from tests.runtime.running import Run, definition_of, pipeline_at
 from tests.runtime.runs.test_loops import TRIPS, Flip16, countdown, counted_down, entering, numbers, same
 
@@ -99,7 +99,7 @@ class Moving(hg.ProcessFunction):
         return [{**row, "key": (row["key"] * 7 + 1) % 101, "left": row["left"] - 1, "trips": row["trips"] + 1}]
 
 
-@pytest.mark.parametrize(("before", "after"), few([(2, 3), (1, 2), (3, 1)], 2))
+@pytest.mark.parametrize(("before", "after"), few([(2, 3), (1, 2), (3, 1)], 1))
 def test_records_under_way_are_restored_at_another_parallelism(
     start: Start, tmp_path: Path, before: int, after: int
 ) -> None:
@@ -119,7 +119,7 @@ def test_checkpoints_that_overlap_each_keep_what_circulates(start: Start, tmp_pa
     overlapping = hg.Checkpointing(interval="5ms", max_concurrent=4, dir=tmp_path / "checkpoints", retained=5)
     pipeline = hg.Pipeline("p", parallelism=2, checkpointing=overlapping, restart=hg.FixedDelay(delay="20ms"))
     run = start(circling(tmp_path, 2, 1_000, 600, pipeline))
-    for kill in range(4):
+    for kill in range(4 if IS_DEEP else 2):
         run.wait_checkpoints(7 + kill)
         run.kill(kill % 2)
         run.wait_restarts(kill + 1)

@@ -12,6 +12,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
+from tests.conftest import few
 from tests.runtime.running import definition_of, pipeline_at
 
 import headgate as hg
@@ -83,7 +84,7 @@ def matched(pipeline: hg.Pipeline, orders: Stream, payments: Stream) -> tuple[St
     return Stream(pipeline, (Edge(node),), main), Stream(pipeline, (Edge(node, tag=UNPAID),), schemas[UNPAID])
 
 
-@pytest.mark.parametrize("parallelism", [1, 3])
+@pytest.mark.parametrize("parallelism", few([3, 1], 1))
 def test_an_operator_knows_its_inputs_apart_and_has_outputs_of_their_own(
     start: Any, tmp_path: Path, parallelism: int
 ) -> None:

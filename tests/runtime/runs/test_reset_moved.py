@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.conftest import few
 from tests.runtime.runs.test_reset_killed import Killed, Reaper, log_of, reaping
 
 import headgate as hg
@@ -94,10 +95,11 @@ def test_a_store_with_two_names_is_one(tmp_path: Path, stores: tuple[str, ...]) 
     assert moved.counts() == Counter()
 
 
-@pytest.mark.parametrize("streams", ORDERS)
-def test_a_reset_of_a_moved_sink_dies_anywhere(
-    tmp_path: Path, streams: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:  # SO2
+@pytest.mark.parametrize("order", few(range(len(ORDERS)), 1))
+def test_a_reset_of_a_moved_sink_dies_anywhere(  # SO2
+    tmp_path: Path, order: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streams = ORDERS[order]
     reaper, found = reaping(monkeypatch), []
     for at in itertools.count(1):
         moved = Moved(tmp_path / str(at), streams)

@@ -12,6 +12,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
+from tests.conftest import few
 from tests.runtime.running import definition_of, pipeline_at
 
 import headgate as hg
@@ -66,7 +67,7 @@ def recounted(source: hg.Generator) -> pl.DataFrame:
     return events(source).group_by("key", start).agg(n=pl.len().cast(pl.Int64), total=pl.col("value").sum())
 
 
-@pytest.mark.parametrize("parallelism", [1, 2, 3])
+@pytest.mark.parametrize("parallelism", few([1, 2, 3], 2))
 def test_a_windowed_count_equals_a_recount(start: Start, tmp_path: Path, parallelism: int) -> None:
     source = generator(20_000)
     run = start(definition_of(windowed(tmp_path, source, parallelism=parallelism)))

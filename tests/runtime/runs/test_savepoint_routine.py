@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
+from tests.conftest import few
 
 import headgate as hg
 from headgate import fault_points
@@ -236,8 +238,9 @@ def test_an_edited_checkpoint_is_restored_in_its_own_place(shop: Shop, tmp_path:
     shop.assert_exact()
 
 
-@pytest.mark.parametrize("last", ["taken", "edited"])
-@pytest.mark.parametrize("point", ["after-claim", "after-adoption"])
+@pytest.mark.parametrize(
+    ("last", "point"), few(list(product(["taken", "edited"], ["after-claim", "after-adoption"])), 2)
+)
 def test_a_restore_that_failed_half_way_is_repeated(shop: Shop, tmp_path: Path, point: str, last: str) -> None:
     """By the same command, or after its user has edited the savepoint."""
     shop.add(60)
@@ -312,7 +315,7 @@ def test_a_drained_pipeline_has_finished_and_says_so(shop: Shop, tmp_path: Path)
     shop.assert_exact()
 
 
-@pytest.mark.parametrize("mode", ["at_least_once", "at_most_once"])
+@pytest.mark.parametrize("mode", few(["at_least_once", "at_most_once"], 1))
 def test_other_guarantees_stop_and_restore_exactly(shop: Shop, tmp_path: Path, mode: str) -> None:  # GM3, GM32
     shop.add(60)
     for number in range(3):

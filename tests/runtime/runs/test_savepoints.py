@@ -14,6 +14,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
+from tests.conftest import few
 from tests.runtime.running import WAIT_S, Run, definition_of, pipeline_at
 from tests.runtime.runs.test_results import events, generator, recounted, same
 
@@ -163,7 +164,7 @@ class Counting(hg.ProcessFunction):
         yield {"key": row["key"], "n": number}
 
 
-@pytest.mark.parametrize("mode", ["exactly_once", "at_least_once", "at_most_once"])
+@pytest.mark.parametrize("mode", few(["exactly_once", "at_least_once", "at_most_once"], 2))
 def test_a_savepoint_in_each_mode_is_a_cut(start: Start, tmp_path: Path, mode: str) -> None:  # SV9
     def counting(root: Path, mode: str, rate: float | None = None) -> PipelineDefinition:
         pipeline = hg.Pipeline(

@@ -21,6 +21,8 @@ DEEP: dict[str, tuple[int, ...]] = {
 }
 """Of a scenario that is not here: seed 1."""
 SEEDS = DEEP if IS_DEEP else {**DEEP, "savepoints": (43,), "upgrades": (3,), "user-pipelines": (8,)}
+CHOSEN = SCENARIOS if IS_DEEP else SCENARIOS[::4]
+"""One in four scenarios: what could draw by chance is shared by all of them."""
 
 PROGRAM = """
 import socket, sys
@@ -35,7 +37,7 @@ for word in sys.argv[2:]:
 
 
 def _begin(hash_seed: str) -> subprocess.Popen[str]:
-    words = [f"{scenario.name}:{seed}" for scenario in SCENARIOS for seed in SEEDS.get(scenario.name, (1,))]
+    words = [f"{scenario.name}:{seed}" for scenario in CHOSEN for seed in SEEDS.get(scenario.name, (1,))]
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
     return subprocess.Popen(
         [sys.executable, "-c", PROGRAM, hash_seed, *words], env=environment, stdout=subprocess.PIPE, text=True

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.conftest import IS_DEEP
 from tests.mutants.harness import around
 
 from headgate.model.plan import Vertex
@@ -23,7 +24,7 @@ a stopped one that swept what its heir had prepared. ``make check`` runs the fir
 
 
 def test_the_product_passes_every_smoke_seed() -> None:
-    results = [run_seed(seed) for seed in SMOKE]
+    results = [run_seed(seed) for seed in (SMOKE if IS_DEEP else SMOKE[::2])]
     assert [(result.seed, str(result.violation)) for result in results if result.violation] == []
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.state.backends import states
 from tests.state.memory.chunk_stories import FewWindows, KeptWindows, Story, Windows, new_bytes, small
-from tests.state.memory.test_incremental_snapshot import KEYS, WINDOW_CHANGES, long_story, paths, tell
+from tests.state.memory.test_incremental_snapshot import WINDOW_CHANGES, long_story, paths, tell
 from tests.state.rocksdb.increments import restored_states
 
 from headgate.codec.snapshot import decode_sections
@@ -13,6 +13,9 @@ from headgate.model.manifest import Manifest
 from headgate.state.backend import META
 from headgate.state.rocksdb import database_snapshot, local_databases
 from headgate.state.worker_backends import WorkerStates
+
+KEYS = 2_000
+"""So many in each window."""
 
 each_use = pytest.mark.parametrize("use", [Windows, KeptWindows])
 

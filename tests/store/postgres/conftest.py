@@ -22,6 +22,17 @@ HEARS_S = 60.0
 ESSENTIAL = ("test_server", "test_transactions")
 """What ``make check`` runs of this room; the rest takes minutes."""
 
+REPEATED = {
+    "test_machine_there",
+    "test_reading_there",
+    "test_scaling_by_hand_there",
+    "test_scaling_there",
+    "test_schemas_there",
+    "test_truncation_there",
+    "test_writers_there",
+}
+"""Modules that ``make test`` leaves out: what they do is Python around verbs, each of which has its tests here."""
+
 OF_SQLITE = {
     "test_a_damaged_catalogue_is_named",
     "test_a_root_that_cannot_be_is_refused",
@@ -35,7 +46,7 @@ OF_SQLITE = {
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     items[:] = [item for item in items if item.path.parent != here or item.name not in OF_SQLITE]
-    leave_repetitions(item for item in items if item.path.parent == here)
+    leave_repetitions((item for item in items if item.path.parent == here), REPEATED)
     for item in items:
         if item.path.parent == here and not item.path.stem.startswith(ESSENTIAL):
             item.add_marker("long")

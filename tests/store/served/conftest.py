@@ -26,6 +26,16 @@ HEARS_S = 60.0
 ESSENTIAL = ("test_served", "test_transactions")
 """What ``make check`` runs of this room; the rest takes minutes."""
 
+REPEATED = {
+    "test_machine_afar",
+    "test_reading_afar",
+    "test_scaling_afar",
+    "test_scaling_by_hand_afar",
+    "test_schemas_afar",
+    "test_truncation_afar",
+}
+"""Modules that ``make test`` leaves out: what they do is Python around verbs, each of which is sent in tests here."""
+
 OF_THE_DIRECTORY = {
     "test_a_damaged_catalogue_is_named",
     "test_a_newer_catalogue_is_refused",
@@ -43,7 +53,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = [
         item for item in items if item.path.parent != here or item.name.partition("[")[0] not in OF_THE_DIRECTORY
     ]
-    leave_repetitions(item for item in items if item.path.parent == here)
+    leave_repetitions((item for item in items if item.path.parent == here), REPEATED)
     for item in items:
         if item.path.parent == here:
             item.add_marker(pytest.mark.filterwarnings("ignore:This process:DeprecationWarning"))
