@@ -402,14 +402,18 @@ class Run(Simulation):
         may_rescale = self.RESCALE_RATE and (self.started or self.RESCALES_FIRST)
         if may_rescale and self.rng.random() < self.RESCALE_RATE:
             self.settings.parallelism = self.rng.choice((1, 2, 3))
+        started = self._add_start(self._on_driver_gone)
+        self.tasks.spawn(started.process, lambda: self._drive(started), "main")
+
+    def _add_start(self, on_gone: Callable[[int], None]) -> Started:
+        """Return one more start, with a process in which nothing runs yet."""
         if len(self.started) >= DRIVERS_MAX:
             raise Violation("I5", f"{DRIVERS_MAX} drivers in a row did not finish the pipeline")
-        process = SimProcess(self.tasks, f"d{len(self.started)}", self._on_driver_gone)
+        process = SimProcess(self.tasks, f"d{len(self.started)}", on_gone)
         attempts = self.settings.attempts
         spark = SimSpark(process, self.network, self.faults, attempts, self._surroundings, self._look_into)
-        started = Started(process, spark, self.settings.listed())
-        self.started.append(started)
-        self.tasks.spawn(process, lambda: self._drive(started), "main")
+        self.started.append(Started(process, spark, self.settings.listed()))
+        return self.started[-1]
 
     def _drive(self, started: Started) -> None:
         """What the user's program does in its process."""

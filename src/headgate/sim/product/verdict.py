@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import polars as pl
@@ -79,16 +79,13 @@ class Verdict:
     def _committed(self, sink: str, columns: tuple[str, ...]) -> Counter[Values]:
         files = committed_files(f"sim://{sink}")
         self._history.on_read(sink, files)
-        storage = open_storage(f"sim://{sink}")
         found: Counter[Values] = Counter()
         order = Order(sink)
-        for file in files:
-            if not self._history.is_repeated(file):
-                frame: pl.DataFrame = decode("jsonl", storage.get(file))
-                rows = frame.select(columns).rows()
-                found.update(rows)
-                if sink in self._settings.job.rising:
-                    order.follow(rows)
+        for frame in frames_of(sink, [file for file in files if not self._history.is_repeated(file)]):
+            rows = frame.select(columns).rows()
+            found.update(rows)
+            if sink in self._settings.job.rising:
+                order.follow(rows)
         return found
 
     def _final(self) -> Manifest:
@@ -146,6 +143,13 @@ class Verdict:
         for name, rows in (listed[source] if listed else {name: splits[name] for name in positions}).items():
             if positions.get(name) != len(rows):
                 raise Violation("I1", f"split {name} of {len(rows)} rows was read to {positions.get(name)}")
+
+
+def frames_of(sink: str, files: Iterable[str]) -> Iterator[pl.DataFrame]:
+    """Read files of a sink, one after the other."""
+    storage = open_storage(f"sim://{sink}")
+    for file in files:
+        yield decode("jsonl", storage.get(file))
 
 
 class Order:

@@ -10,12 +10,10 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from posixpath import basename
 
-import polars as pl
 import xxhash
 
 import headgate as hg
 from headgate.codec.snapshot import POSITIONS_PREFIX, decode_positions
-from headgate.connectors.encode import decode
 from headgate.connectors.files import line_file, rotation
 from headgate.connectors.files.file_committer import committed_files
 from headgate.connectors.files.line_file import FilePosition
@@ -28,9 +26,8 @@ from headgate.sim.product.run import Run
 from headgate.sim.product.settings import CHECKPOINTS, NAME
 from headgate.sim.product.source import SCHEMA
 from headgate.sim.product.steps import KEYS, Row
-from headgate.sim.product.verdict import Verdict
+from headgate.sim.product.verdict import Verdict, frames_of
 from headgate.sim.product.workloads import WORKLOADS, Branches, Splits, draw_splits
-from headgate.storage.urls import open_storage
 
 DIRECTORY = "/logs"
 STRANGE = 1_000_000
@@ -468,12 +465,7 @@ class FollowedRun(Run):
 
 def letters() -> Sequence[Mapping[str, str]]:
     """Return the bad records."""
-    storage = open_storage(f"sim://{LETTERS}")
-    found: list[Mapping[str, str]] = []
-    for file in committed_files(f"sim://{LETTERS}"):
-        frame: pl.DataFrame = decode("jsonl", storage.get(file))
-        found += frame.to_dicts()
-    return found
+    return [row for frame in frames_of(LETTERS, committed_files(f"sim://{LETTERS}")) for row in frame.to_dicts()]
 
 
 def _positions(disk: Disk, manifest: Manifest) -> dict[str, FilePosition]:

@@ -18,10 +18,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-import polars as pl
-
 from headgate.codec.json_files import decode_savepoint
-from headgate.connectors.encode import decode
 from headgate.connectors.files.file_committer import committed_files
 from headgate.connectors.files.file_sink import FileSink
 from headgate.connectors.files.publish_log import OWNERS
@@ -36,9 +33,8 @@ from headgate.sim.product.fault_injection import Started
 from headgate.sim.product.history import sealed_by
 from headgate.sim.product.run import EVENTS_MAX, Result, Run
 from headgate.sim.product.settings import CHECKPOINTS, NAME
-from headgate.sim.product.verdict import Verdict
+from headgate.sim.product.verdict import Verdict, frames_of
 from headgate.sim.product.workloads import Values
-from headgate.storage.urls import open_storage
 
 PLACES = "savepoint"
 """The disks of savepoints are called so, and numbered."""
@@ -276,13 +272,8 @@ class BeginningRun(Run):
 
 def _rows_until(sink: str, columns: tuple[str, ...], checkpoint: int) -> Counter[Values]:
     """Return what a sink has of checkpoints up to this one."""
-    storage = open_storage(f"sim://{sink}")
-    found: Counter[Values] = Counter()
-    for file in committed_files(f"sim://{sink}"):
-        if sealed_by(file) <= checkpoint:
-            frame: pl.DataFrame = decode("jsonl", storage.get(file))
-            found.update(frame.select(columns).rows())
-    return found
+    files = [file for file in committed_files(f"sim://{sink}") if sealed_by(file) <= checkpoint]
+    return Counter(row for frame in frames_of(sink, files) for row in frame.select(columns).rows())
 
 
 class SavedAndBegunRun(SavepointRun):

@@ -27,7 +27,6 @@ from headgate.sim.machine.world import Fault, Violation
 from headgate.sim.product.fault_injection import Started
 from headgate.sim.product.run import Run
 from headgate.sim.product.settings import CHECKPOINTS, NAME, ROOT
-from headgate.sim.product.spark import SimSpark
 from headgate.storage.urls import open_storage
 
 WITHOUT = (Fault.DAMAGE, Fault.AWAY, Fault.DENIED, Fault.CANCEL)
@@ -218,21 +217,14 @@ class StandbyRun(Run):
             child.process.end(0 if site.is_waiting else -15)
 
     def _start_child(self, site: Site, after: Generation | None) -> None:
-        if len(self.started) >= 60:
-            raise Violation("I5", "driver after driver is started, and none finishes the pipeline")
-
         def gone(code: int) -> None:
             site.is_waiting = False
             if site.process.is_alive:
                 site.events.put(driver_supervisor.ChildEnded(code, self.world.now_ms, self.rng.random()))
 
-        process = SimProcess(self.tasks, f"d{len(self.started)}", gone)
-        attempts = self.settings.attempts
-        spark = SimSpark(process, self.network, self.faults, attempts, self._surroundings, self._look_into)
-        started = site.child = Started(process, spark, self.settings.listed())
-        self.started.append(started)
+        started = site.child = self._add_start(gone)
         site.is_waiting = site.is_standby
-        self.tasks.spawn(process, lambda: self._live(site, started, after), "main")
+        self.tasks.spawn(started.process, lambda: self._live(site, started, after), "main")
 
     # -- what a supervisor runs ----------------------------------------------------------------------------------------
 

@@ -71,21 +71,13 @@ class RocksFilesRun(RocksRun):
         ]
 
 
-class RocksTimedRun(RocksRun, TimedRun):
-    """A run with timers in RocksDB."""
+def both(first: type[Run], second: type[Run]) -> type[Run]:
+    """Return the kind of runs that are of both kinds."""
+    return type(f"{first.__name__}And{second.__name__}", (first, second), {})
 
 
-class RocksExpiringRun(RocksRun, ExpiringRun):
-    """A run with state in RocksDB that expires."""
-
-
-class RocksTimedFilesRun(RocksFilesRun, TimedRun):
-    """A run with timers in files that checkpoints share."""
-
-
-class RocksExpiringFilesRun(RocksFilesRun, ExpiringRun):
-    """A run with state that expires in files that checkpoints share."""
-
+RocksTimedRun, RocksExpiringRun = both(RocksRun, TimedRun), both(RocksRun, ExpiringRun)
+RocksTimedFilesRun, RocksExpiringFilesRun = both(RocksFilesRun, TimedRun), both(RocksFilesRun, ExpiringRun)
 
 ROCKSDB_KINDS = (
     RocksRun,
@@ -117,14 +109,6 @@ class ChunksRun(Run):
         self.bounds += BOUNDS
 
 
-class TimedChunksRun(ChunksRun, TimedRun):
-    """A run with timers, in chunks."""
-
-
-class ExpiringChunksRun(ChunksRun, ExpiringRun):
-    """A run with state that expires, in chunks."""
-
-
 class WindowedChunksRun(ChunksRun, TimedRun):
     """A run with windows of both kinds, in chunks."""
 
@@ -138,6 +122,8 @@ class WindowedChunksRun(ChunksRun, TimedRun):
     def _is_of_interest(self, rows: Mapping[str, int]) -> bool:
         return bool(rows.get("records"))
 
+
+TimedChunksRun, ExpiringChunksRun = both(ChunksRun, TimedRun), both(ChunksRun, ExpiringRun)
 
 CHUNKS_KINDS = (
     *(ChunksRun, ExpiringChunksRun, WindowedChunksRun, TimedChunksRun),

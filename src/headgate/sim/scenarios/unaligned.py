@@ -213,22 +213,23 @@ class Sided:
 
     def build(self, sources: Sequence[hg.Stream], sink_to: Callable[[str], Sink]) -> None:
         events, side = sources[0], sources[1:]
-        rules = side[0].union(*side[1:]) if side else events.filter(lambda row: row["v"] % 3 == 0, name="rules")
+        rules = _rules(events, side)
         broadcast = rules.broadcast()
         if self.how == "plain":
             told = events.rebalance().connect(broadcast).process(Told(), name="told")
         else:
             function = Numbered() if self.how == "row" else ToldBatches()
             told = events.key_by("k", name="by").connect(broadcast).process(function, name="told")
-        slowed = told.filter(self._slowly, name="slowed")
-        copies = slowed.filter(lambda row: row["n"] < 0, name="copies")
+        self._write_once(told.filter(self._slowly, name="slowed"), sink_to)
+
+    def _write_once(self, told: hg.Stream, sink_to: Callable[[str], Sink]) -> None:
+        """Write events, and of each record of the side one of its copies."""
+        copies = told.filter(lambda row: row["n"] < 0, name="copies")
         once = copies.key_by("k", name="copies-by").process(FirstOfEqual(), name="once")
-        slowed.filter(lambda row: row["n"] >= 0, name="events").union(once).sink(sink_to(SINK), name=SINK)
+        told.filter(lambda row: row["n"] >= 0, name="events").union(once).sink(sink_to(SINK), name=SINK)
 
     def expected(self, inputs: Sequence[Sequence[Row]]) -> dict[str, Counter[Values]]:
-        events = inputs[0]
-        side = [row for rows in inputs[1:] for row in rows]
-        rules = side if len(inputs) > 1 else [row for row in events if row["v"] % 3 == 0]
+        events, rules = inputs[0], _rows_of_side(inputs)
         found: Counter[Values] = Counter((row["k"], -1 - row["n"]) for row in rules)
         if self.how == "plain":
             found.update((row["k"], row["n"]) for row in events)
@@ -240,6 +241,15 @@ class Sided:
     def _slowly(self, row: Row) -> bool:
         self.slow()
         return True
+
+
+def _rules(events: hg.Stream, side: Sequence[hg.Stream]) -> hg.Stream:
+    return side[0].union(*side[1:]) if side else events.filter(lambda row: row["v"] % 3 == 0, name="rules")
+
+
+def _rows_of_side(inputs: Sequence[Sequence[Row]]) -> list[Row]:
+    events, *side = inputs
+    return [row for rows in side for row in rows] if side else [row for row in events if row["v"] % 3 == 0]
 
 
 class Going(Told):
@@ -267,7 +277,7 @@ class Looped(Sided):
 
     def build(self, sources: Sequence[hg.Stream], sink_to: Callable[[str], Sink]) -> None:
         events, side = sources[0], sources[1:]
-        outside = side[0].union(*side[1:]) if side else events.filter(lambda row: row["v"] % 3 == 0, name="rules")
+        outside = _rules(events, side)
         going = events.select("k", "n", v=pl.lit(0, pl.Int64), left=pl.col("n") % TRIPS + 1, name="going")
 
         def body(loop: hg.Stream) -> tuple[hg.Stream, hg.Stream]:
@@ -277,9 +287,7 @@ class Looped(Sided):
             return slowed.filter(pl.col("left") > 0).rebalance(), slowed.filter(pl.col("left") <= 0)
 
         told = going.iterate(body, name="loop").select("k", "n", "v", name="behind")
-        copies = told.filter(lambda row: row["n"] < 0, name="copies")
-        once = copies.key_by("k", name="copies-by").process(FirstOfEqual(), name="once")
-        told.filter(lambda row: row["n"] >= 0, name="events").union(once).sink(sink_to(SINK), name=SINK)
+        self._write_once(told, sink_to)
         if self.how == "inside":
             outside.sink(sink_to(SIDE_SINK), name=SIDE_SINK)
 
@@ -288,8 +296,7 @@ class Looped(Sided):
         return super().columns | ({SIDE_SINK: ("k", "n")} if self.how == "inside" else {})
 
     def expected(self, inputs: Sequence[Sequence[Row]]) -> dict[str, Counter[Values]]:
-        events, side = inputs[0], [row for rows in inputs[1:] for row in rows]
-        outside = side if len(inputs) > 1 else [row for row in events if row["v"] % 3 == 0]
+        events, outside = inputs[0], _rows_of_side(inputs)
         found: Counter[Values] = Counter((row["k"], row["n"]) for row in events)
         if self.how == "outside":
             found.update((row["k"], -1 - row["n"]) for row in outside)

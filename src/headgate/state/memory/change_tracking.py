@@ -176,7 +176,6 @@ class MemoryCells:
         self._frozen: list[weakref.ref[FrozenCells]] = []
 
     def get(self, key: Any) -> Any:
-        """See ``RowCells``."""
         if self._overlay is not None:
             value = self._overlay.get(key)
             if value is not None:
@@ -184,7 +183,6 @@ class MemoryCells:
         return self._base.get(key)
 
     def writable(self, key: Any) -> Any:
-        """See ``RowCells``."""
         if self._changed is not None:
             self._changed[key] = None
         overlay = self._overlay
@@ -198,7 +196,6 @@ class MemoryCells:
         return None if value is _REMOVED else value
 
     def put(self, key: Any, value: Any) -> None:
-        """See ``RowCells``."""
         if self._changed is not None:
             self._changed[key] = None
         self._set(key, value)
@@ -221,7 +218,6 @@ class MemoryCells:
         (self._base if self._overlay is None else self._overlay).update(objects)
 
     def remove(self, key: Any) -> None:
-        """See ``RowCells``."""
         if self._changed is not None and self.get(key) is not None:
             self._changed[key] = None
         if self._overlay is None:
@@ -232,7 +228,6 @@ class MemoryCells:
             self._overlay.pop(key, None)
 
     def keys(self) -> Iterator[Any]:
-        """See ``RowCells``."""
         overlay = self._overlay or {}
         yield from (key for key in self._base if key not in overlay)
         yield from (key for key, value in overlay.items() if value is not _REMOVED)

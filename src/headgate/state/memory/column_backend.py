@@ -166,40 +166,33 @@ class MemoryColumnBackend:
         return hash_columns(pa.RecordBatch.from_arrays(self._index.columns(slots), names=names), names)
 
     def values(self, descriptor: StateDescriptor) -> ValueColumns:
-        """See ``ColumnBackend``."""
         state = self._states[descriptor]
         assert isinstance(state, MemoryValues)
         return state
 
     def lists(self, descriptor: StateDescriptor) -> ListColumns:
-        """See ``ColumnBackend``."""
         state = self._states[descriptor]
         assert isinstance(state, MemoryLists | ExpiringLists)
         return state
 
     def maps(self, descriptor: StateDescriptor) -> MapColumns:
-        """See ``ColumnBackend``."""
         state = self._states[descriptor]
         assert isinstance(state, MemoryMaps)
         return state
 
     def slots(self, columns: Sequence[pa.Array]) -> Slots:
-        """See ``ColumnBackend``."""
         return self._index.slots(columns)
 
     def key_columns(self, slots: Slots) -> list[pa.Array]:
-        """See ``ColumnBackend``."""
         return self._index.columns(slots)
 
     def all_slots(self) -> Slots:
-        """See ``ColumnBackend``."""
         living = np.zeros(len(self._index), np.bool_)
         for state in self._states.values():
             living |= state.living()
         return np.flatnonzero(living)
 
     def prepare(self) -> None:
-        """See ``ColumnBackend``."""
         self._drop_some_that_expired()
         if len(self._index) < self._renumber_at:
             return
@@ -234,7 +227,6 @@ class MemoryColumnBackend:
         return np.flatnonzero(living)
 
     def freeze(self) -> _FrozenColumnState:
-        """See ``StateBackend``."""
         states = [(self._replaced(descriptor), state.freeze()) for descriptor, state in self._states.items()]
         timers = [(replaced_timers(self._keys, kind), found.freeze()) for kind, found in self._timers.items()]
         meta = None if self.timers is None else self.timers.meta
@@ -249,7 +241,6 @@ class MemoryColumnBackend:
         return Replaced(section, tuple(section.schema.names[:width]))
 
     def continue_from(self, stored: StoredFiles, owner: Ownership) -> bool:
-        """See ``ContinuingBackend``."""
         states = [self._replaced(descriptor) for descriptor in self._states]
         timers = [replaced_timers(self._keys, kind) for kind in self._timers]
         if not continue_from(self, self._log, [*states, *timers], stored, owner):
@@ -259,7 +250,6 @@ class MemoryColumnBackend:
         return True
 
     def restore(self, sections: Mapping[str, memoryview], path: str, owner: Ownership) -> None:
-        """See ``StateBackend``."""
         width = len(self._keys.names)
         for descriptor, state in self._states.items():
             for batch in restored_states(sections, section_of(self._keys, descriptor), path, owner):
@@ -270,6 +260,5 @@ class MemoryColumnBackend:
             timers.register(self._index.slots(batch.columns[:width]), times_ms)
 
     def end_restore(self) -> None:
-        """See ``TimedBackend``."""
         for state in self._expiring:
             state.end_restore()

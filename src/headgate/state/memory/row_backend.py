@@ -146,11 +146,9 @@ class MemoryRowBackend:
         return ExpiringCells(descriptor.ttl, self.time, interval)
 
     def cells(self, descriptor: StateDescriptor) -> MemoryCells:
-        """See ``RowBackend``."""
         return self._cells[descriptor]
 
     def all_keys(self) -> list[Any]:
-        """See ``RowBackend``."""
         found: dict[Any, None] = {}
         for cells in self._cells.values():
             found.update(dict.fromkeys(cells.keys()))
@@ -169,7 +167,6 @@ class MemoryRowBackend:
         """See ``RowBackend``: everything is here."""
 
     def freeze(self) -> _FrozenRowState:
-        """See ``StateBackend``."""
         states = [(descriptor, cells.freeze()) for descriptor, cells in self._cells.items()]
         timers = [(replaced_timers(self._keys, kind), found.freeze()) for kind, found in self._timers.items()]
         meta = None if self.timers is None else self.timers.meta
@@ -177,7 +174,6 @@ class MemoryRowBackend:
         return _FrozenRowState(self._log, self._log.end_interval(), self._keys, barrier)
 
     def continue_from(self, stored: StoredFiles, owner: Ownership) -> bool:
-        """See ``ContinuingBackend``."""
         states = [_replaced(self._keys, descriptor) for descriptor in self._cells]
         timers = [replaced_timers(self._keys, kind) for kind in self._timers]
         if not continue_from(self, self._log, [*states, *timers], stored, owner):
@@ -189,7 +185,6 @@ class MemoryRowBackend:
         return True
 
     def restore(self, sections: Mapping[str, memoryview], path: str, owner: Ownership) -> None:
-        """See ``StateBackend``."""
         for descriptor, cells in self._cells.items():
             for batch in restored_states(sections, section_of(self._keys, descriptor), path, owner):
                 _add_rows(cells, descriptor, batch, len(self._keys.names))
@@ -199,7 +194,6 @@ class MemoryRowBackend:
                 timers.register(key, time_ms)
 
     def end_restore(self) -> None:
-        """See ``TimedBackend``."""
         for cells in self._expiring:
             cells.end_restore()
 
@@ -325,12 +319,10 @@ class MemoryRecords:
         self._key_of = itemgetter(*(section.schema.get_field_index(name) for name in section.key_names))
 
     def load(self, keys: Iterable[Any]) -> dict[Any, Record]:
-        """See ``RecordBackend``."""
         self._cells.absorb()
         return self._cells.get_all(keys)
 
     def store(self, records: Mapping[Any, Record]) -> None:
-        """See ``RecordBackend``."""
         self._cells.put_all(records)
 
     def freeze(self) -> FrozenState:
@@ -343,14 +335,12 @@ class MemoryRecords:
         return Replaced(self._section, self._section.key_names)
 
     def continue_from(self, stored: StoredFiles, owner: Ownership) -> bool:
-        """See ``ContinuingBackend``."""
         if not continue_from(self, self._log, [self._replaced], stored, owner):
             return False
         self._cells.track_changes()
         return True
 
     def restore(self, sections: Mapping[str, memoryview], path: str, owner: Ownership) -> None:
-        """See ``StateBackend``."""
         for batch in restored_batches(sections, self._section, path, owner):
             records = zip(*(python_values(column) for column in batch.columns), strict=True)
             self._cells.put_all({self._key_of(record): record for record in records})

@@ -288,22 +288,18 @@ class MemoryColumnTimers:
         return len(self._due[0]) + sum(len(run.times) - run.start for run in self._runs) + self._tail_rows
 
     def register(self, slots: Slots, times_ms: Words) -> None:
-        """See ``ColumnTimers``."""
         self._append(times_ms, slots << 1)
 
     def delete(self, slots: Slots, times_ms: Words) -> None:
-        """See ``ColumnTimers``."""
         self._append(times_ms, (slots << 1) | 1)
 
     def next_ms(self) -> int | None:
-        """See ``ColumnTimers``."""
         times = [int(run.times[run.start]) for run in self._runs]
         times += [self._tail_ms] if self._tail else []
         times += [int(self._due[0][0])] if len(self._due[0]) else []
         return min(times, default=None)
 
     def take(self, until_ms: int, rows_max: int) -> tuple[Slots, Words]:
-        """See ``ColumnTimers``."""
         if self._tail and self._tail_ms <= until_ms:
             self._close_tail()
         if len(self._due[0]) and any(run.times[run.start] <= self._due_to_ms for run in self._runs):
@@ -517,7 +513,6 @@ class MemoryRowTimers:
         return self._count
 
     def register(self, key: Any, time_ms: int) -> None:
-        """See ``RowTimers``."""
         found = self.cells.get(time_ms)
         if found is None:
             self.cells.put(time_ms, key)
@@ -536,7 +531,6 @@ class MemoryRowTimers:
             self._changed[time_ms, key] = None
 
     def delete(self, key: Any, time_ms: int) -> None:
-        """See ``RowTimers``."""
         found = self.cells.get(time_ms)
         if type(found) is dict:
             if key not in found:
@@ -552,7 +546,6 @@ class MemoryRowTimers:
             self._changed[time_ms, key] = None
 
     def next_ms(self) -> int | None:
-        """See ``RowTimers``."""
         heap = self._heap
         while heap and self.cells.get(heap[0]) is None:
             heappop(heap)
@@ -589,7 +582,6 @@ class MemoryRowTimers:
         return time_ms, taken
 
     def all(self) -> Iterator[tuple[int, Any]]:
-        """See ``RowTimers``."""
         for time_ms in self.cells.keys():  # noqa: SIM118 - no dict
             found = self.cells.get(time_ms)
             for key in found if type(found) is dict else (found,):

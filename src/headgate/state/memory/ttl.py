@@ -152,7 +152,6 @@ class ExpiringValues(MemoryValues):
         self._sweep = Sweep()
 
     def contains(self, slots: Slots) -> Mask:
-        """See ``MemoryValues``."""
         found = self._has(slots)
         if self._expiries.on_read(slots[found], self._size):
             self._renewed(slots[found])
@@ -176,7 +175,6 @@ class ExpiringValues(MemoryValues):
         return changed
 
     def living(self) -> Mask:
-        """See ``MemoryValues``."""
         return super().living() & (self._expiries.read(self._size) > self._expiries.now_ms)
 
     def freeze(self) -> FrozenRows:
@@ -185,18 +183,15 @@ class ExpiringValues(MemoryValues):
         return live_rows(super().freeze(), lambda slots: at[_present_places(present, slots)], self._expiries.now_ms)
 
     def restore(self, slots: Slots, columns: list[pa.Array]) -> None:
-        """See ``MemoryValues``."""
         super().restore(slots, columns[:1])
         self._expiries.restore(slots, columns[1], self._size)
 
     def end_restore(self) -> None:
-        """See ``backend.TimedBackend``."""
         self._touched(self._expiries.end_restore(self._size))
         self._drop(0, self._size)
         self._sweep.turn(self._size)  # nothing of this has come since
 
     def renumber(self, old: Slots) -> None:
-        """See ``MemoryValues``."""
         super().renumber(old)
         self._expiries.renumber(old)
 
@@ -268,12 +263,10 @@ class ExpiringMaps(MemoryMaps):
         return live_rows(super().freeze(), lambda entries: at[_present_places(present, entries)], self._expiries.now_ms)
 
     def restore(self, slots: Slots, columns: list[pa.Array]) -> None:
-        """See ``MemoryMaps``."""
         super().restore(slots, columns[:2])
         self._expiries.restore(self._numbered(slots, columns[0]), columns[2], len(self._pairs))
 
     def end_restore(self) -> None:
-        """See ``backend.TimedBackend``."""
         self._touched(self._expiries.end_restore(len(self._pairs)))
         self._drop(0, len(self._pairs))
         self._sweep.turn(len(self._pairs))
@@ -317,23 +310,19 @@ class ExpiringLists:
         self._added = 0
 
     def counts(self, slots: Slots) -> Slots:
-        """See ``ListColumns``."""
         self._look_at(slots)
         return self._values.counts(slots)
 
     def append(self, slots: Slots, values: pa.Array) -> None:
-        """See ``ListColumns``."""
         self._values.append(slots, values)
         self._at.append(slots, pa.array(np.full(len(slots), self._read_until.next_ms)))
         self._added += len(slots)
 
     def explode(self, slots: Slots) -> tuple[Slots, pa.Array]:
-        """See ``ListColumns``."""
         self._look_at(slots)
         return self._values.explode(slots)
 
     def clear(self, slots: Slots) -> None:
-        """See ``ListColumns``."""
         self._values.clear(slots)
         self._at.clear(slots)
 
@@ -396,7 +385,6 @@ class ExpiringLists:
         self._at.append(slots, columns[1])
 
     def end_restore(self) -> None:
-        """See ``backend.TimedBackend``."""
         slots = np.flatnonzero(self._at.living())
         rows, found = self._at.explode(slots)
         at, next_ms = to_numpy(found), self._read_until.next_ms
@@ -438,14 +426,12 @@ class ExpiringCells(MemoryCells):
         self._due = 0
 
     def put(self, key: Any, value: Any) -> None:
-        """See ``RowCells``."""
         super().put(key, value)
         if key not in self._seen and key not in self._to_see:
             self._seen[key] = None
             self._due += 2
 
     def writable(self, key: Any) -> Any:
-        """See ``RowCells``."""
         self._due += 1
         return super().writable(key)
 
@@ -466,7 +452,6 @@ class ExpiringCells(MemoryCells):
         self._due = 0
 
     def end_restore(self) -> None:
-        """See ``backend.TimedBackend``."""
         now_ms = self._time.now_ms
         limit_ms = now_ms + self._ttl_ms
         for key in list(super().keys()):

@@ -60,7 +60,6 @@ class _Windows(ABC, Generic[Held]):
         """See ``StateBackend``."""
 
     def windows(self) -> list[int]:
-        """See ``WindowBackend``."""
         return sorted(self._held)
 
     def has(self, window: int) -> bool:
@@ -97,7 +96,6 @@ class _Windows(ABC, Generic[Held]):
         self._log.forget()
 
     def restore(self, sections: Mapping[str, memoryview], path: str, owner: Ownership) -> None:
-        """See ``StateBackend``."""
         for batch in restored_batches(sections, self._rows.section, path, owner):
             self.add(self._rows.window_of(batch), batch)
 
@@ -214,7 +212,6 @@ class MemoryWindowRows(_Windows[list[_WindowBatch]]):
         super().__init__(rows, Replaced(rows.section, identity=(), group=(window,), more=more))
 
     def add(self, windows: Words, rows: pa.RecordBatch) -> None:
-        """See ``WindowBackend``."""
         window = only_window(windows)
         if window is not None:
             self._keep(window, rows)
@@ -226,11 +223,9 @@ class MemoryWindowRows(_Windows[list[_WindowBatch]]):
         self._held.setdefault(window, []).append(_WindowBatch(self._log.interval.number, window, rows))
 
     def take(self, window: int) -> list[pa.RecordBatch]:
-        """See ``WindowBackend``."""
         return [one.batch for one in self._removed(window)]
 
     def freeze(self) -> KeyedState:
-        """See ``StateBackend``."""
         kept = tuple(one for window in self.windows() for one in self._held[window])
         return _FrozenRows(self._barrier(), kept)
 
@@ -317,7 +312,6 @@ class MemoryMergedRows(_Windows[_Partials]):
         self._key_types = keys.types
 
     def add(self, windows: Words, rows: pa.RecordBatch) -> None:
-        """See ``WindowBackend``."""
         keys = [rows.column(i) for i in range(len(self._key_types))]
         counts, values = partial_rows(rows, self._accumulators), partial_values(rows, self._accumulators)
         window = only_window(windows)
@@ -348,7 +342,6 @@ class MemoryMergedRows(_Windows[_Partials]):
         return {window: len(held.index) for window, held in self._held.items()}
 
     def freeze(self) -> KeyedState:
-        """See ``StateBackend``."""
         windows = tuple(_frozen(window, self._held[window]) for window in self.windows())
         return _FrozenMerged(self._barrier(), windows)
 

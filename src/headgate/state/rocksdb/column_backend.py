@@ -123,7 +123,6 @@ class RocksColumnBackend:
         return hash_columns(pa.RecordBatch.from_arrays(self._index.columns(slots), names=names), names)
 
     def _in_order(self, slots: Slots) -> tuple[Slots, EncodedKeys]:
-        """See ``column_cache.KeysOf``."""
         slots = slots[disk_order(self._index.columns(slots), self._keys, self._max_parallelism)]
         return slots, encoded_keys(self._index.columns(slots), self._keys, self._max_parallelism)
 
@@ -134,25 +133,21 @@ class RocksColumnBackend:
     # -- what functions see -----------------------------------------------------------------------------------------
 
     def values(self, descriptor: StateDescriptor) -> CachedValues:
-        """See ``ColumnBackend``."""
         state = self._states[descriptor]
         assert isinstance(state, CachedValues)
         return state
 
     def lists(self, descriptor: StateDescriptor) -> ListColumns:
-        """See ``ColumnBackend``."""
         state = self._states[descriptor]
         assert not isinstance(state, CachedValues | CachedMaps)
         return state
 
     def maps(self, descriptor: StateDescriptor) -> CachedMaps:
-        """See ``ColumnBackend``."""
         state = self._states[descriptor]
         assert isinstance(state, CachedMaps)
         return state
 
     def slots(self, columns: Sequence[pa.Array]) -> Slots:
-        """See ``ColumnBackend``."""
         slots = self._index.slots(columns)
         self.load(slots)
         return slots
@@ -162,7 +157,6 @@ class RocksColumnBackend:
         return self._index.slots(columns)
 
     def key_columns(self, slots: Slots) -> list[pa.Array]:
-        """See ``ColumnBackend``."""
         return self._index.columns(slots)
 
     def all_slots(self) -> Slots:
@@ -175,7 +169,6 @@ class RocksColumnBackend:
         return np.flatnonzero(living)
 
     def end_restore(self) -> None:
-        """See ``TimedBackend``."""
         self._tables.end_restore()
 
     # -- the cache --------------------------------------------------------------------------------------------------
@@ -285,7 +278,6 @@ class RocksColumnBackend:
     # -- snapshots --------------------------------------------------------------------------------------------------
 
     def freeze(self) -> FrozenState:
-        """See ``StateBackend``."""
         self.write_back()
         counts = {
             descriptor.name: self._uncached_counts[descriptor] + state.rows_count()
@@ -332,7 +324,6 @@ class RocksColumnBackend:
             self._uncached_counts[descriptor] += sum(batch.num_rows for batch in batches)
 
     def continue_from(self, stored: StoredFiles, owner: Ownership) -> bool:
-        """See ``ContinuingBackend``."""
         if any(self._uncached_counts.values()) or any(map(len, self._timers.values())):
             return False
         continued = continue_from(self._local, stored, self._all_tables, owner)

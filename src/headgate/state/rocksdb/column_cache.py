@@ -161,7 +161,6 @@ class CachedValues(MemoryValues):
 
     @property
     def row_bytes(self) -> int:
-        """See ``Cached``."""
         return _value_bytes(self.table.dtype)
 
     def _touch(self, slots: Slots) -> None:
@@ -169,39 +168,32 @@ class CachedValues(MemoryValues):
 
     @property
     def changed_rows(self) -> int:
-        """See ``Cached``."""
         return int(np.count_nonzero(self._differs.read(0)))
 
     def put(self, slots: Slots, values: pa.Array) -> None:
-        """See ``ValueColumns``."""
         super().put(slots, values)
         self._touch(slots)
 
     def clear(self, slots: Slots) -> None:
-        """See ``ValueColumns``."""
         super().clear(slots)
         self._touch(slots)
 
     def replace(self, slots: Slots, values: pa.Array) -> Mask:
-        """See ``ValueColumns``."""
         changed = super().replace(slots, values)
         self._touch(slots[changed])
         return changed
 
     def extreme(self, slots: Slots, values: pa.Array, *, is_min: bool) -> Mask:
-        """See ``ValueColumns``."""
         changed = super().extreme(slots, values, is_min=is_min)
         self._touch(slots[changed])
         return changed
 
     def add(self, slots: Slots, values: pa.Array) -> Mask:
-        """See ``ValueColumns``."""
         changed = super().add(slots, values)
         self._touch(slots[changed])
         return changed
 
     def load(self, rows: Rows, slots: Slots, keys: EncodedKeys) -> int:
-        """See ``Cached``."""
         has, stored = load_values(self.table, rows, keys)
         self.fill(slots[has], stored)
         return int(has.sum())
@@ -215,7 +207,6 @@ class CachedValues(MemoryValues):
         return self._vector.take(slots)
 
     def write_back(self, changes: Changes, keys_of: KeysOf) -> None:
-        """See ``Cached``."""
         slots = np.flatnonzero(self.differs())
         if len(slots):
             slots, keys = keys_of(slots)
@@ -237,23 +228,18 @@ class CachedValues(MemoryValues):
 
     @property
     def held_rows(self) -> int:
-        """See ``Cached``."""
         return self.rows_count()
 
     def rows_of(self) -> Slots:
-        """See ``Cached``."""
         return self.living().astype(np.int64)
 
     def rows_count(self) -> int:
-        """See ``Cached``."""
         return int(np.count_nonzero(self.living()))
 
     def drop(self, slots: Slots) -> None:
-        """See ``Cached``."""
         super().clear(slots)
 
     def renumber(self, old: Slots) -> None:
-        """See ``Cached``."""
         super().renumber(old)
         self._differs.renumber(old)
 
@@ -269,29 +255,24 @@ class CachedLists(MemoryLists):
         self._changes = ListChanges(table)
 
     def append(self, slots: Slots, values: pa.Array) -> None:
-        """See ``ListColumns``."""
         super().append(slots, values)
         self._changes.appended(slots, self._size)
 
     @property
     def changed_rows(self) -> int:
-        """See ``Cached``."""
         return self._changes.count
 
     def clear(self, slots: Slots) -> None:
-        """See ``ListColumns``."""
         super().clear(slots)
         self._changes.rewritten(slots, self._size)
 
     def load(self, rows: Rows, slots: Slots, keys: EncodedKeys) -> int:
-        """See ``Cached``."""
         entries = load_entries(self.table, rows, keys)
         super().append(np.repeat(slots, entries.counts), entries.values)
         self._changes.loaded(slots, entries.counts, self._size)
         return len(entries.suffixes)
 
     def write_back(self, changes: Changes, keys_of: KeysOf) -> None:
-        """See ``Cached``."""
         slots = self._changes.differing(self._size)
         if len(slots):
             slots, keys = keys_of(slots)
@@ -299,23 +280,18 @@ class CachedLists(MemoryLists):
 
     @property
     def held_rows(self) -> int:
-        """See ``Cached``."""
         return self._used
 
     def rows_of(self) -> Slots:
-        """See ``Cached``."""
         return self._counts.read(self._size)[: self._size]
 
     def rows_count(self) -> int:
-        """See ``Cached``."""
         return int(self.rows_of().sum())
 
     def drop(self, slots: Slots) -> None:
-        """See ``Cached``."""
         super().clear(slots)
 
     def renumber(self, old: Slots) -> None:
-        """See ``Cached``."""
         super().renumber(old)
         self._changes.renumber(old)
 
@@ -336,17 +312,14 @@ class CachedMaps(MemoryMaps):
         self.changed_rows += len(slots)
 
     def put(self, slots: Slots, map_keys: pa.Array, values: pa.Array) -> None:
-        """See ``MapColumns``."""
         super().put(slots, map_keys, values)
         self._note(slots, map_keys)
 
     def remove(self, slots: Slots, map_keys: pa.Array) -> None:
-        """See ``MapColumns``."""
         super().remove(slots, map_keys)
         self._note(slots, map_keys)
 
     def clear(self, slots: Slots) -> None:
-        """See ``MapColumns``."""
         _, entries = self._exploded(slots)
         self._note_entries(entries[self._present.read(len(self._pairs)).take(entries)])
         super().clear(slots)
@@ -358,7 +331,6 @@ class CachedMaps(MemoryMaps):
         self._note(words >> 32, self._map_keys.columns(words & LOW)[0])
 
     def load(self, rows: Rows, slots: Slots, keys: EncodedKeys) -> int:
-        """See ``Cached``."""
         entries = load_entries(self.table, rows, keys)
         (map_keys,), _ = decode_columns(entries.suffixes, self.table.outer[-1:], 0)
         self._fill(np.repeat(slots, entries.counts), map_keys, entries.values)
@@ -373,7 +345,6 @@ class CachedMaps(MemoryMaps):
         return self._values.take(entries)
 
     def write_back(self, changes: Changes, keys_of: KeysOf) -> None:
-        """See ``Cached``."""
         noted, self._noted, self.changed_rows = self._noted, [], 0
         if not noted:
             return
@@ -392,20 +363,16 @@ class CachedMaps(MemoryMaps):
 
     @property
     def held_rows(self) -> int:
-        """See ``Cached``."""
         return self._live
 
     def rows_of(self) -> Slots:
-        """See ``Cached``."""
         entries = np.flatnonzero(self._present.read(0)[: len(self._pairs)])
         return np.bincount(self._pairs.words(entries) >> 32, minlength=self._size)
 
     def rows_count(self) -> int:
-        """See ``Cached``."""
         return int(self.rows_of().sum())
 
     def drop(self, slots: Slots) -> None:
-        """See ``Cached``."""
         super().clear(slots)
 
 
@@ -418,7 +385,6 @@ class CachedPack:
 
     @property
     def changed_rows(self) -> int:
-        """See ``Cached``."""
         return int(np.count_nonzero(self._differs()))
 
     def _differs(self) -> Mask:

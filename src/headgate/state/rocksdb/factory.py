@@ -32,7 +32,6 @@ class RocksStates:
     def by_row(
         self, keys: KeyColumns, descriptors: Sequence[StateDescriptor], *, has_timers: bool = False
     ) -> RowBackend:
-        """See ``StateFactory``."""
         if not descriptors and not has_timers:
             return MemoryRowBackend(keys, ())
         local = self._new_database(keys, descriptors, has_timers=has_timers)
@@ -41,7 +40,6 @@ class RocksStates:
     def by_column(
         self, keys: KeyColumns, descriptors: Sequence[StateDescriptor], *, has_timers: bool = False
     ) -> ColumnBackend:
-        """See ``StateFactory``."""
         if not descriptors and not has_timers:
             return MemoryColumnBackend(keys, ())
         local = self._new_database(keys, descriptors, has_timers=has_timers)
@@ -57,18 +55,15 @@ class RocksStates:
         return self._databases.new_database(self._name, _looked_up(types))
 
     def records(self, section: Section) -> RecordBackend:
-        """See ``StateFactory``."""
         local = self._databases.new_database(self._name, _looked_up(section.schema.types))
         return RocksRecords(local, section, self._max_parallelism)
 
     def by_window(self, keys: KeyColumns, rows: WindowRows) -> WindowBackend[list[pa.RecordBatch]]:
-        """See ``StateFactory``."""
         return RocksWindowRows(self._databases.new_database(self._name), rows, self._max_parallelism)
 
     def merged_by_window(
         self, keys: KeyColumns, rows: WindowRows, accumulators: Sequence[Accumulator]
     ) -> WindowBackend[MergedRows]:
-        """See ``StateFactory``."""
         local = self._databases.new_database(self._name)
         return RocksMergedRows(local, keys, rows, self._max_parallelism, accumulators)
 
@@ -85,10 +80,8 @@ class RocksWorkerStates:
         self._databases = LocalDatabases(memory_bytes, directory)
 
     def of(self, node: str, subtask_index: int, max_parallelism: int) -> RocksStates:
-        """See ``WorkerStates``."""
         name = re.sub(r"[^\w.-]", "_", node, flags=re.ASCII)
         return RocksStates(self._databases, f"{name[:64]}-{subtask_index}", max_parallelism)
 
     def close(self, *, is_left: bool = False) -> None:
-        """See ``WorkerStates``."""
         self._databases.close(is_left=is_left)

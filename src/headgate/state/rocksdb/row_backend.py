@@ -89,7 +89,6 @@ class RocksCells:
         return len(self._changed)
 
     def get(self, key: Any) -> Any:
-        """See ``RowCells``."""
         found = self._young.get(key)
         if found is None:
             self.fetch((key,))
@@ -104,25 +103,21 @@ class RocksCells:
         return {key: found for key in wanted if (found := young[key]) is not _ABSENT}
 
     def writable(self, key: Any) -> Any:
-        """See ``RowCells``."""
         found = self.get(key)
         if found is not None and key not in self._changed:
             self._changed[key] = found.copy()
         return found
 
     def put(self, key: Any, value: Any) -> None:
-        """See ``RowCells``."""
         if key not in self._changed:
             self._changed[key] = self.get(key)
         self._young[key] = value
 
     def remove(self, key: Any) -> None:
-        """See ``RowCells``."""
         if self.get(key) is not None:
             self.put(key, _ABSENT)
 
     def keys(self) -> Iterable[Any]:
-        """See ``RowCells``."""
         return self._all_keys()
 
     def fetch(self, keys: Iterable[Any]) -> None:
@@ -189,17 +184,14 @@ class StoredValues(StoredObjects):
     """An object per key, which is one row: a value, or a record."""
 
     def load(self, keys: Sequence[Any]) -> Mapping[Any, Any]:
-        """See ``Stored``."""
         has, column = load_values(self.table, self.rows, self.encode(keys))
         objects = iter(_objects(self.table, column))
         return {key: next(objects) for key, is_there in zip(keys, has.tolist(), strict=True) if is_there}
 
     def size(self, stored: Any) -> int:
-        """See ``Stored``."""
         return 1
 
     def write(self, changes: Changes, found: Sequence[Change]) -> None:
-        """See ``StoredObjects``."""
         has = np.array([now is not None for _, _, now in found], np.bool_)
         values = _column(self.table, [now for _, _, now in found if now is not None])
         store_values(self.table, changes, self.encode([key for key, _, _ in found]), has, values)
@@ -209,7 +201,6 @@ class _StoredEntries(StoredObjects):
     """Lists and maps: a row for each of several things of a key."""
 
     def size(self, stored: Any) -> int:
-        """See ``Stored``."""
         return len(stored)
 
     def _loaded(self, keys: Sequence[Any]) -> Iterator[tuple[Any, list[bytes], list[Any]]]:
@@ -240,11 +231,9 @@ class StoredLists(_StoredEntries):
     """Lists: a row per element, in order."""
 
     def load(self, keys: Sequence[Any]) -> Mapping[Any, Any]:
-        """See ``Stored``."""
         return {key: objects for key, _, objects in self._loaded(keys)}
 
     def write(self, changes: Changes, found: Sequence[Change]) -> None:
-        """See ``StoredObjects``."""
         longest = max((len(one) for _, before, now in found for one in (before, now) if one), default=0)
         suffixes = places(longest)
         put: list[tuple[int, bytes, Any]] = []
@@ -262,7 +251,6 @@ class StoredMaps(_StoredEntries):
     """Maps: a row per entry, in the order of the map keys' bytes. Those with a TTL come in that of expiry."""
 
     def load(self, keys: Sequence[Any]) -> Mapping[Any, Any]:
-        """See ``Stored``."""
         return {key: self._map(suffixes, objects) for key, suffixes, objects in self._loaded(keys)}
 
     def _map(self, suffixes: list[bytes], objects: list[Any]) -> dict[Any, Any]:
@@ -274,7 +262,6 @@ class StoredMaps(_StoredEntries):
         return python_values(column)
 
     def write(self, changes: Changes, found: Sequence[Change]) -> None:
-        """See ``StoredObjects``."""
         put: list[tuple[int, Any, Any]] = []
         gone: list[tuple[int, Any]] = []
         for number, (_, before, now) in enumerate(found):
@@ -427,7 +414,6 @@ class CachedObjects:
                 cells.rows_count += batch.num_rows
 
     def end_restore(self) -> None:
-        """See ``TimedBackend``."""
         self._expiring.end_restore()
 
     def continue_from(self, stored: StoredFiles, owner: Ownership, timers: Sequence[RocksRowTimers] = ()) -> bool:
@@ -475,11 +461,9 @@ class RocksRowBackend:
         self.timers = timers_by_kind(self._timers)
 
     def cells(self, descriptor: StateDescriptor) -> RocksCells:
-        """See ``RowBackend``."""
         return self._cells[descriptor]
 
     def end_restore(self) -> None:
-        """See ``TimedBackend``."""
         self._objects.end_restore()
 
     def expect(self, columns: Sequence[pa.Array]) -> None:
@@ -495,14 +479,12 @@ class RocksRowBackend:
         return self._objects.all_keys()
 
     def absorb(self) -> None:
-        """See ``RowBackend``."""
         self._objects.drop_some_that_expired()
         self._objects.tidy()
         for timers in self._timers.values():
             timers.tidy()
 
     def freeze(self) -> FrozenState:
-        """See ``StateBackend``."""
         for timers in self._timers.values():
             timers.write_back()
         return self._objects.freeze(self._extra(), [timers.stored for timers in self._timers.values()])
@@ -526,13 +508,11 @@ class RocksRowBackend:
         )
 
     def restore(self, sections: Mapping[str, memoryview], path: str, owner: Ownership) -> None:
-        """See ``StateBackend``."""
         self._objects.restore(sections, path, owner)
         for timers, batch in restored_timers(sections, self._keys, self._timers, path, owner):
             timers.restore(batch.columns[:-1], batch.columns[-1].to_numpy())
 
     def continue_from(self, stored: StoredFiles, owner: Ownership) -> bool:
-        """See ``ContinuingBackend``."""
         return self._objects.continue_from(stored, owner, list(self._timers.values()))
 
 
@@ -545,23 +525,18 @@ class RocksRecords:
         (self._cells,) = self._objects.cells
 
     def load(self, keys: Iterable[Any]) -> dict[Any, Record]:
-        """See ``RecordBackend``."""
         self._objects.tidy()
         return self._cells.get_all(keys)
 
     def store(self, records: Mapping[Any, Record]) -> None:
-        """See ``RecordBackend``."""
         for key, record in records.items():
             self._cells.put(key, record)
 
     def freeze(self) -> FrozenState:
-        """See ``StateBackend``."""
         return self._objects.freeze(ExtraSections())
 
     def restore(self, sections: Mapping[str, memoryview], path: str, owner: Ownership) -> None:
-        """See ``StateBackend``."""
         self._objects.restore(sections, path, owner)
 
     def continue_from(self, stored: StoredFiles, owner: Ownership) -> bool:
-        """See ``ContinuingBackend``."""
         return self._objects.continue_from(stored, owner)

@@ -211,13 +211,11 @@ class _Timed:
         self._expiries = value_codec(pa.int64())
 
     def encode(self, column: pa.Array) -> list[bytes]:
-        """See ``ValueCodec``."""
         values, expires_ms = column.flatten()
         pairs = zip(self._expiries.encode(expires_ms), self._values.encode(values), strict=True)
         return [front + value for front, value in pairs]
 
     def decode(self, values: Sequence[bytes]) -> pa.Array:
-        """See ``ValueCodec``."""
         return timed(self._values.decode([value[_EXPIRY_BYTES:] for value in values]), pa.array(expiries_of(values)))
 
 
@@ -229,13 +227,11 @@ class _Fixed:
         self._storage = storage_type(dtype).newbyteorder("<")
 
     def encode(self, column: pa.Array) -> list[bytes]:
-        """See ``ValueCodec``."""
         numbers = np.ascontiguousarray(to_numpy(column).astype(self._storage, copy=False))
         found: list[bytes] = numbers.view(f"V{self._storage.itemsize}").tolist()
         return found
 
     def decode(self, values: Sequence[bytes]) -> pa.Array:
-        """See ``ValueCodec``."""
         return to_arrow(np.frombuffer(b"".join(values), self._storage), self._dtype)
 
 
@@ -246,11 +242,9 @@ class _Text:
         self._dtype = dtype
 
     def encode(self, column: pa.Array) -> list[bytes]:
-        """See ``ValueCodec``."""
         return text_bytes(column)
 
     def decode(self, values: Sequence[bytes]) -> pa.Array:
-        """See ``ValueCodec``."""
         return pa.array(values, pa.large_binary()).cast(self._dtype)
 
 
@@ -264,11 +258,9 @@ class _Nested:
         self._decoder = msgspec.msgpack.Decoder()
 
     def encode(self, column: pa.Array) -> list[bytes]:
-        """See ``ValueCodec``."""
         return [self._encoder.encode(value) for value in column.cast(self._plain).to_pylist()]
 
     def decode(self, values: Sequence[bytes]) -> pa.Array:
-        """See ``ValueCodec``."""
         return _typed(pa.array([self._decoder.decode(value) for value in values], self._plain), self._dtype)
 
 

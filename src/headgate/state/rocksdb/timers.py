@@ -355,14 +355,12 @@ class RocksRowTimers(RocksTimers[MemoryRowTimers]):
         """By time and key, whether the timer is to be there."""
 
     def register(self, key: Any, time_ms: int) -> None:
-        """See ``RowTimers``."""
         if self._is_near(key, time_ms):
             self.front.register(key, time_ms)
         else:
             self._waiting[time_ms, key] = True
 
     def delete(self, key: Any, time_ms: int) -> None:
-        """See ``RowTimers``."""
         if self._is_near(key, time_ms):
             self.front.delete(key, time_ms)
         else:
@@ -384,19 +382,16 @@ class RocksRowTimers(RocksTimers[MemoryRowTimers]):
         return found
 
     def all(self) -> Iterator[tuple[int, Any]]:
-        """See ``RowTimers``."""
         self.write_back()
         yield from self.front.all()
         for columns, times_ms in self.stored.all():
             yield from zip(times_ms.tolist(), keys_of(columns), strict=True)
 
     def tidy(self) -> None:
-        """See ``RocksTimers``."""
         self.front.cells.absorb()
         super().tidy()
 
     def write_back(self) -> None:
-        """See ``RocksTimers``."""
         if self._waiting:
             columns, times_ms = self._columns([key for _, key in self._waiting], [time for time, _ in self._waiting])
             self.stored.change(columns, times_ms, np.array(list(self._waiting.values()), np.bool_))
@@ -429,11 +424,9 @@ class RocksColumnTimers(RocksTimers[MemoryColumnTimers]):
         self._waiting: list[TimerOps] = []
 
     def register(self, slots: Slots, times_ms: Words) -> None:
-        """See ``ColumnTimers``."""
         self._change(slots, times_ms, self.front.register, 0)
 
     def delete(self, slots: Slots, times_ms: Words) -> None:
-        """See ``ColumnTimers``."""
         self._change(slots, times_ms, self.front.delete, 1)
 
     def _change(self, slots: Slots, times_ms: Words, in_front: Callable[[Slots, Words], None], deleted: int) -> None:
@@ -457,7 +450,6 @@ class RocksColumnTimers(RocksTimers[MemoryColumnTimers]):
         return slots, times_ms
 
     def write_back(self) -> None:
-        """See ``RocksTimers``."""
         if self._waiting:
             times_ms, changes = latest_changes(self._waiting)
             self.stored.change(self._slots.key_columns(changes >> 1), times_ms, changes & 1 == 0)

@@ -116,7 +116,6 @@ class CachedExpiringValues(CachedValues, ExpiringValues):
         self._drop(0, self._size)
 
     def write_back(self, changes: Changes, keys_of: KeysOf) -> None:
-        """See ``Cached``."""
         self.drop_expired()
         super().write_back(changes, keys_of)
 
@@ -137,16 +136,13 @@ class CachedExpiringLists(ExpiringLists):
 
     @property
     def changed_rows(self) -> int:
-        """See ``Cached``."""
         return self._changes.count
 
     def append(self, slots: Slots, values: pa.Array) -> None:
-        """See ``ListColumns``."""
         super().append(slots, values)
         self._changes.appended(slots, self._size)
 
     def clear(self, slots: Slots) -> None:
-        """See ``ListColumns``."""
         super().clear(slots)
         self._changes.rewritten(slots, self._size)
 
@@ -158,7 +154,6 @@ class CachedExpiringLists(ExpiringLists):
         self._changes.rewritten(slots, self._size)
 
     def load(self, rows: Rows, slots: Slots, keys: EncodedKeys) -> int:
-        """See ``Cached``."""
         entries = load_entries(self.table, rows, keys)
         self.restore(np.repeat(slots, entries.counts), entries.values.flatten())
         self._changes.loaded(slots, entries.counts, self._size)
@@ -169,7 +164,6 @@ class CachedExpiringLists(ExpiringLists):
         self._drop_expired(np.arange(self._size))
 
     def write_back(self, changes: Changes, keys_of: KeysOf) -> None:
-        """See ``Cached``."""
         self.drop_expired()
         slots = self._changes.differing(self._size)
         if len(slots):
@@ -182,23 +176,18 @@ class CachedExpiringLists(ExpiringLists):
 
     @property
     def held_rows(self) -> int:
-        """See ``Cached``."""
         return self.rows_count()
 
     def rows_count(self) -> int:
-        """See ``Cached``."""
         return int(self.rows_of().sum())
 
     def rows_of(self) -> Slots:
-        """See ``Cached``."""
         return self._values.counts(np.arange(self._size))
 
     def drop(self, slots: Slots) -> None:
-        """See ``Cached``."""
         super().clear(slots)
 
     def renumber(self, old: Slots) -> None:
-        """See ``Cached``."""
         super().renumber(old)
         self._changes.renumber(old)
 
@@ -236,12 +225,10 @@ class CachedExpiringMaps(CachedMaps, ExpiringMaps):
         self._drop(0, len(self._pairs))
 
     def write_back(self, changes: Changes, keys_of: KeysOf) -> None:
-        """See ``Cached``."""
         self.drop_expired()
         super().write_back(changes, keys_of)
 
     def drop(self, slots: Slots) -> None:
-        """See ``Cached``."""
         super().drop(slots)
         self._noted, self.changed_rows = [], 0
 

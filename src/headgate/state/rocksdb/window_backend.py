@@ -176,7 +176,6 @@ class _RocksWindows(ABC, Generic[FrontT]):
 
     @property
     def meta(self) -> bytes:
-        """See ``WindowBackend``."""
         return self._front.meta
 
     @meta.setter
@@ -184,12 +183,10 @@ class _RocksWindows(ABC, Generic[FrontT]):
         self._front.meta = meta
 
     def add(self, windows: Words, rows: pa.RecordBatch) -> None:
-        """See ``WindowBackend``."""
         self._front.add(windows, rows)
         self._tidy(rows)
 
     def windows(self) -> list[int]:
-        """See ``WindowBackend``."""
         return sorted({*self._front.windows(), *self._stored.windows})
 
     @property
@@ -225,7 +222,6 @@ class _RocksWindows(ABC, Generic[FrontT]):
         """The database has rows of windows now; ``last``: the last of their suffixes."""
 
     def restore(self, sections: Mapping[str, memoryview], path: str, owner: Ownership) -> None:
-        """See ``StateBackend``."""
         for batch in restored_batches(sections, self._rows.section, path, owner):
             self.add(self._rows.window_of(batch), batch)
 
@@ -264,7 +260,6 @@ class RocksWindowRows(_RocksWindows[MemoryWindowRows]):
         return [*before, *found]
 
     def parts(self, window: int) -> Iterator[list[pa.RecordBatch]]:
-        """See ``PartedWindows``."""
         if self._stored.count_of(window) <= self._part_rows:
             yield self.take(window)
             return
@@ -308,14 +303,12 @@ class RocksMergedRows(_RocksWindows[MemoryMergedRows]):
         self._width = len(keys.names)
 
     def take(self, window: int) -> MergedRows:
-        """See ``WindowBackend``."""
         if self._stored.has(window):
             found = self._stored.take(window)
             self._front.add(np.full(found.num_rows, window), found)
         return self._front.take(window)
 
     def parts(self, window: int) -> Iterator[MergedRows]:
-        """See ``PartedWindows``."""
         if self._stored.count_of(window) <= self._part_rows:
             yield self.take(window)
             return
