@@ -398,7 +398,7 @@ def _last_name(node: ast.expr) -> str | None:
         ("REFUSED.search(error.message)", True),
         ("failure.reason.startswith('no')", True),
         ("error is None", False),
-        ("isinstance(error.remedy, GoBackBehind)", False),
+        ("isinstance(error.remedy, GoBackPast)", False),
     ],
 )
 def test_a_look_into_a_sentence_is_found(text: str, is_refused: bool) -> None:

@@ -14,7 +14,7 @@ from headgate.errors import (
     BringOutputBack,
     CorruptionError,
     FencedError,
-    GoBackBehind,
+    GoBackPast,
     HeadgateError,
     OutputDenied,
     PipelineFailed,
@@ -50,7 +50,7 @@ TEXTS = {
     UnknownFormat: "log/1 is not in a format that this release of Headgate reads: expected format version 9 or less, "
     "found 10; use the release that wrote it, if one did, or restore the file from a copy",
     OutputDenied: "sink 'out' cannot commit the output of checkpoint 7: it is gone; starting again cannot help: bring "
-    "back what is missing there, restore another checkpoint (headgate run PROGRAM --restore PLACE --go-back-behind 7), "
+    "back what is missing there, restore another checkpoint (headgate run PROGRAM --restore PLACE --go-back-past 7), "
     "or start over, which deletes all output: headgate run PROGRAM --fresh",
     FencedError: "pipeline p: generation 3 was replaced by generation 4",
     StorageError: "cannot put log/1: no space",
@@ -74,8 +74,8 @@ def test_an_error_survives_pickling_and_copying(error: HeadgateError) -> None:
 
 
 def test_what_a_user_can_do_crosses_process_boundaries_too() -> None:
-    again = pickle.loads(pickle.dumps(with_remedy(PipelineFailed("no"), GoBackBehind(9))))
-    assert again.remedy == GoBackBehind(9)
+    again = pickle.loads(pickle.dumps(with_remedy(PipelineFailed("no"), GoBackPast(9))))
+    assert again.remedy == GoBackPast(9)
     assert UsageError("no").remedy is None
     assert OutputDenied("out", 7, "it is gone").remedy == BringOutputBack()
 

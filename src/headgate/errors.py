@@ -43,7 +43,7 @@ class NameAnotherPlace:
 
 
 @dataclass(frozen=True, slots=True)
-class GoBackBehind:
+class GoBackPast:
     """The pipeline has newer checkpoints than the start names; ``checkpoint``, the newest, has to be named, too."""
 
     checkpoint: int
@@ -64,7 +64,7 @@ class NameOperator:
 
 
 Remedy: TypeAlias = (
-    RestoreFiles | PutCheckpointsBack | BringOutputBack | NameAnotherPlace | GoBackBehind | LeaveBehind | NameOperator
+    RestoreFiles | PutCheckpointsBack | BringOutputBack | NameAnotherPlace | GoBackPast | LeaveBehind | NameOperator
 )
 
 
@@ -223,7 +223,7 @@ class OutputDenied(HeadgateError):
         what = f"commit the output of checkpoint {self.checkpoint}" if self.checkpoint else "be recovered"
         back = ""
         if self.checkpoint:
-            named = f"--restore PLACE --go-back-behind {self.checkpoint}"
+            named = f"--restore PLACE --go-back-past {self.checkpoint}"
             back = f", restore another checkpoint (headgate run PROGRAM {named})"
         return (
             f"sink '{self.sink}' cannot {what}: {self.cause}; starting again cannot help: bring back what is missing "

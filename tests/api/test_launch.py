@@ -44,7 +44,7 @@ def test_what_a_start_names_reaches_the_driver(monkeypatch: pytest.MonkeyPatch, 
     assert started(monkeypatch, tmp_path, restore="taken").restore == str(tmp_path / "taken")
     moved = started(monkeypatch, tmp_path, moved={"in": tmp_path / "new", "s3://b/old": "s3://b/new"}).moved  # EV15
     assert {(str(tmp_path / "in"), str(tmp_path / "new")), ("s3://b/old", "s3://b/new"), ("b/old", "b/new")} == {*moved}
-    own = started(monkeypatch, tmp_path, restore=41, go_back_behind=43)
+    own = started(monkeypatch, tmp_path, restore=41, go_back_past=43)
     assert own == StartConfig(str(tmp_path / "checkpoints" / "p" / "chk-41"), 43)  # type: ignore[arg-type]
 
 
@@ -52,8 +52,8 @@ def test_what_a_start_names_reaches_the_driver(monkeypatch: pytest.MonkeyPatch, 
     ("begins", "problem"),
     [
         ({"restore": 0}, "restore must be the id of a checkpoint, not 0"),
-        ({"restore": "x", "go_back_behind": "17"}, "go_back_behind must be the id of a checkpoint, not '17'"),
-        ({"go_back_behind": 17}, "give both"),
+        ({"restore": "x", "go_back_past": "17"}, "go_back_past must be the id of a checkpoint, not '17'"),
+        ({"go_back_past": 17}, "give both"),
         ({"allow_unclaimed_state": "sum"}, "must be a list of names, such as"),
         ({"moved": ["/old"]}, "moved must map former places to those of now"),
     ],

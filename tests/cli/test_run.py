@@ -71,7 +71,7 @@ def test_a_start_that_is_refused_leaves_the_options_as_they_were(
     assert os.environ[JVM_OPTIONS] == "-Dmine"
 
 
-NAMED = ["--restore", "41", "--go-back-behind", "43", "--allow-unclaimed-state", "a", "--allow-unclaimed-state", "b"]
+NAMED = ["--restore", "41", "--go-back-past", "43", "--allow-unclaimed-state", "a", "--allow-unclaimed-state", "b"]
 NAMED += ["--moved", "/old=/new"]
 BEGINS = (41, 43, ("a", "b"), {"/old": "/new"}, ())
 

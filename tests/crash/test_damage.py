@@ -95,7 +95,7 @@ def test_each_damage_is_named_and_the_checkpoint_before_it_used(spec: Spec, run:
     assert life.result()["is_finished"]
     log = CheckpointLog(open_storage(str(tmp_path / "checkpoints")), what["name"])
     assert log.files.aside()
-    log.discard_aside()  # what was gone back behind is kept until somebody removes it (R51)
+    log.discard_aside()  # what was gone back past is kept until somebody removes it (R51)
     # What the damaged checkpoints had committed comes again (K18), but nothing is lost and nothing is half restored.
     found = read_stream(tmp_path / "store", "out/rows")
     expected = expected_standard(60_000)["rows"]

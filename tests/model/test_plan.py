@@ -102,9 +102,9 @@ def test_what_records_may_reach_is_behind_a_vertex() -> None:  # EI36
         sink("out", edge("both", REBALANCE)),
         sink("beside", edge("right")),
     )
-    assert made.behind(vertex("left")) == made.behind(vertex("right")) == {"both", "out"}
-    assert made.behind(vertex("both")) == {"out"}
-    assert made.behind(vertex("out")) == frozenset()
+    assert made.downstream(vertex("left")) == made.downstream(vertex("right")) == {"both", "out"}
+    assert made.downstream(vertex("both")) == {"out"}
+    assert made.downstream(vertex("out")) == frozenset()
 
 
 def test_the_state_of_every_node_is_named() -> None:

@@ -129,8 +129,8 @@ def test_loops_side_by_side_are_nests_of_their_own() -> None:
         sink(edge("b")),
     )
     assert [nest.name for nest in made.nests()] == ["one", "two"]
-    assert made.behind(VertexId("one")) == {"one", "two"}, "a loop is behind itself"
-    assert made.behind(VertexId("two")) == {"two"}
+    assert made.downstream(VertexId("one")) == {"one", "two"}, "a loop is downstream of itself"
+    assert made.downstream(VertexId("two")) == {"two"}
     assert [e.nest for e in made.edges if not e.is_feedback] == [None, None]
 
 

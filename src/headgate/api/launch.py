@@ -29,7 +29,7 @@ Restorable: TypeAlias = str | os.PathLike[str] | int
 one of the pipeline's own."""
 
 StartOptions: TypeAlias = tuple[Restorable | None, int | None, Sequence[str], Mapping[str, str]]
-"""``restore``, ``go_back_behind``, ``allow_unclaimed_state`` and ``moved`` of a start."""
+"""``restore``, ``go_back_past``, ``allow_unclaimed_state`` and ``moved`` of a start."""
 
 NO_MOVES: Mapping[str, str] = MappingProxyType({})
 START_DEFAULT: StartOptions = (None, None, (), NO_MOVES)
@@ -68,7 +68,7 @@ def prepare_start(
 def start_config(
     config: PipelineConfig,
     restore: Restorable | None,
-    go_back_behind: int | None,
+    go_back_past: int | None,
     allow_unclaimed_state: Sequence[str],
     moved: Mapping[str, str] = NO_MOVES,
 ) -> StartConfig:
@@ -79,11 +79,11 @@ def start_config(
     """
     if isinstance(allow_unclaimed_state, str):
         raise UsageError(f"allow_unclaimed_state must be a list of names, such as ['{allow_unclaimed_state}']")
-    if go_back_behind is not None:
-        _check_id(go_back_behind, "go_back_behind")
+    if go_back_past is not None:
+        _check_id(go_back_past, "go_back_past")
         if restore is None:
-            raise UsageError("go_back_behind= says what is left for restore=: give both")
-    behind = None if go_back_behind is None else CheckpointId(go_back_behind)
+            raise UsageError("go_back_past= says what is left for restore=: give both")
+    behind = None if go_back_past is None else CheckpointId(go_back_past)
     return StartConfig(_location(config, restore), behind, frozenset(allow_unclaimed_state), _moves(moved))
 
 

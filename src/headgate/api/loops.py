@@ -57,8 +57,8 @@ def iterate(stream: Records, body: Callable[[Any], tuple[Feedback, Output]], opt
         # Its records are where their keys belong; it has no event time (L37).
         feedback, output = _pair(name, body(stream._like((Edge(name),), spec.schema)))
         builder.feed_back(name, _feedback_edges(stream, name, spec, _streams(name, "feedback", feedback)))
-        behind = tuple(_behind(stream, name, s) for s in _streams(name, "output", output))
-    return cast(Output, behind if isinstance(output, tuple) else behind[0])
+        leaving = tuple(_leaving(stream, name, s) for s in _streams(name, "output", output))
+    return cast(Output, leaving if isinstance(output, tuple) else leaving[0])
 
 
 def _pair(name: NodeName, returned: object) -> tuple[object, object]:
@@ -104,7 +104,7 @@ def _to_keys(back: Records, name: NodeName, keys: tuple[str, ...]) -> tuple[Edge
     return (Edge(check, Partitioner.HASH, keys),)
 
 
-def _behind(stream: Records, name: NodeName, output: Records) -> Records:
+def _leaving(stream: Records, name: NodeName, output: Records) -> Records:
     """Return an output as it leaves the loop: without event time (L37)."""
     _check_pipeline(stream, name, "output", output)
     return output._like(output._edges, output._schema)

@@ -269,7 +269,7 @@ class Pipeline:
     def begin_with(
         self,
         restore: Restorable | None,
-        go_back_behind: int | None,
+        go_back_past: int | None,
         allow_unclaimed_state: Sequence[str],
         moved: Mapping[str, str],
         leave: Sequence[str] = (),
@@ -278,7 +278,7 @@ class Pipeline:
 
         ``leave``: sinks that a start over leaves as they are.
         """
-        self._begins, self._leave = (restore, go_back_behind, allow_unclaimed_state, moved), tuple(leave)
+        self._begins, self._leave = (restore, go_back_past, allow_unclaimed_state, moved), tuple(leave)
 
     def submit_with(self, submission: Submission) -> None:
         """Set what ``start`` passes to Spark beside the pipeline (options of the command line)."""
@@ -295,7 +295,7 @@ class Pipeline:
         spark: Any = None,
         observer: Observer | None = None,
         restore: Restorable | None = None,
-        go_back_behind: int | None = None,
+        go_back_past: int | None = None,
         allow_unclaimed_state: Sequence[str] = (),
         moved: Mapping[str, str] = NO_MOVES,
         fresh: bool = False,
@@ -312,7 +312,7 @@ class Pipeline:
             restore: where to start: a savepoint, or a checkpoint of a pipeline (``DIR/NAME`` for the newest, or
                 ``DIR/NAME/chk-ID``), or the id of one of the pipeline's own checkpoints. If the pipeline is started
                 again with the same value, it continues from its own newest checkpoint.
-            go_back_behind: id of the pipeline's newest checkpoint. Allows ``restore`` to go back to an older
+            go_back_past: id of the pipeline's newest checkpoint. Allows ``restore`` to go back to an older
                 one, so that output that was committed since is repeated.
             allow_unclaimed_state: names of removed operators; their state is dropped.
             moved: directories and files that sources read and sinks write, and that are elsewhere now, each with its
@@ -332,7 +332,7 @@ class Pipeline:
         watcher = LoggingObserver(self.name) if observer is None else observer
 
         def start() -> PipelineHandle:
-            begins = (restore, go_back_behind, allow_unclaimed_state, moved)
+            begins = (restore, go_back_past, allow_unclaimed_state, moved)
             return self._start(master, spark, watcher, begins, fresh)
 
         return start_with_metrics(metrics_port, metrics_host, metrics_push, self.name, watcher, start)
@@ -364,7 +364,7 @@ class Pipeline:
         parallelism: int | None = None,
         observer: Observer | None = None,
         restore: Restorable | None = None,
-        go_back_behind: int | None = None,
+        go_back_past: int | None = None,
         allow_unclaimed_state: Sequence[str] = (),
         moved: Mapping[str, str] = NO_MOVES,
         fresh: bool = False,
@@ -377,7 +377,7 @@ class Pipeline:
             parallelism: instead of what the pipeline says.
             observer: see ``start``, as for all that follow.
             restore: see ``start``.
-            go_back_behind: see ``start``.
+            go_back_past: see ``start``.
             allow_unclaimed_state: see ``start``.
             moved: see ``start``.
             fresh: see ``start``.
@@ -392,7 +392,7 @@ class Pipeline:
             made.override(checkpoint_dir=checkpoint_dir)
         made._announces = False
         watcher = LoggingObserver(self.name) if observer is None else observer
-        begins = (restore, go_back_behind, allow_unclaimed_state, moved)
+        begins = (restore, go_back_past, allow_unclaimed_state, moved)
         definition, _ = made._ready(made.definition(), watcher, begins, (lambda: None) if fresh else None)
         return starter(definition, watcher)
 
@@ -403,7 +403,7 @@ class Pipeline:
         spark: Any = None,
         observer: Observer | None = None,
         restore: Restorable | None = None,
-        go_back_behind: int | None = None,
+        go_back_past: int | None = None,
         allow_unclaimed_state: Sequence[str] = (),
         moved: Mapping[str, str] = NO_MOVES,
         fresh: bool = False,
@@ -423,7 +423,7 @@ class Pipeline:
         """
         begins: dict[str, Any] = {
             "restore": restore,
-            "go_back_behind": go_back_behind,
+            "go_back_past": go_back_past,
             "allow_unclaimed_state": allow_unclaimed_state,
             "moved": moved,
             "fresh": fresh,

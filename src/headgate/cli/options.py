@@ -154,7 +154,7 @@ FromOption: TypeAlias = Annotated[
 GoBackOption: TypeAlias = Annotated[
     int | None,
     typer.Option(
-        help="ID of the newest checkpoint: allows --restore to go back behind it, so that its output is produced again."
+        help="ID of the newest checkpoint: allows --restore to go back past it, so that its output is produced again."
     ),
 ]
 UnclaimedOption: TypeAlias = Annotated[
@@ -261,7 +261,7 @@ class StartPoint:
     """Where a pipeline begins, as its user named it."""
 
     restore: str | None
-    go_back_behind: int | None
+    go_back_past: int | None
     allow_unclaimed_state: tuple[str, ...]
     moves: tuple[str, ...] = ()
 
@@ -379,7 +379,7 @@ class RunOptions:
             "--parallelism": self.parallelism,
             "--dir": self.checkpoint_dir,
             "--restore": self.begins.restore,
-            "--go-back-behind": self.begins.go_back_behind,
+            "--go-back-past": self.begins.go_back_past,
             "--silence": self.silence,
             "--metrics-port": self.metrics_port,
             "--metrics-host": self.metrics_host,

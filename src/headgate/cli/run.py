@@ -424,7 +424,7 @@ def run(
     parallelism: ParallelismOption = None,
     checkpoint_dir: CheckpointDirOption = None,
     restore: FromOption = None,
-    go_back_behind: GoBackOption = None,
+    go_back_past: GoBackOption = None,
     allow_unclaimed_state: UnclaimedOption = None,
     moved: MovedOption = None,
     describe: DescribeOption = False,
@@ -475,7 +475,7 @@ def run(
     has to be changed first, 4 the pipeline is running elsewhere.
     """
     client = SupervisorClient.from_environment()
-    begins = StartPoint(restore, go_back_behind, tuple(allow_unclaimed_state or ()), tuple(moved or ()))
+    begins = StartPoint(restore, go_back_past, tuple(allow_unclaimed_state or ()), tuple(moved or ()))
     options = RunOptions(
         master,
         parallelism,
@@ -518,9 +518,7 @@ def _load_program(options: RunOptions, program: str, arguments: Sequence[str]) -
     pipeline.submit_with(replace(submission, directory=program_place(program)))
     pipeline.override(parallelism=options.parallelism, checkpoint_dir=options.checkpoint_dir)
     begins = options.begins
-    pipeline.begin_with(
-        begins.restored, begins.go_back_behind, begins.allow_unclaimed_state, begins.moved, options.leave
-    )
+    pipeline.begin_with(begins.restored, begins.go_back_past, begins.allow_unclaimed_state, begins.moved, options.leave)
     return pipeline
 
 

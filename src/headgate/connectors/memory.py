@@ -262,6 +262,6 @@ class _PrintWriter(_DiscardWriter):
         text = json_lines(batch).decode()
         if self._prefix:
             text = self._prefix + text[:-1].replace("\n", "\n" + self._prefix) + "\n"
-        shown = getattr(sys.stdout, "behind", sys.stdout)  # what users' functions print may go to a log
+        shown = getattr(sys.stdout, "original", sys.stdout)  # what users' functions print may go to a log
         shown.write(text)
         shown.flush()

@@ -346,13 +346,13 @@ class StartConfig:
 
     Attributes:
         restore: a savepoint, or the checkpoints of a pipeline, or one of them; None: the pipeline's own newest one.
-        go_back_behind: the newest checkpoint of the pipeline that may be left for it.
+        go_back_past: the newest checkpoint of the pipeline that may be left for it.
         allow_unclaimed_state: operators that may be missing from the program although they have state.
         moved: former place → present place, for sources and sinks that moved (EV15).
     """
 
     restore: str | None = None
-    go_back_behind: CheckpointId | None = None
+    go_back_past: CheckpointId | None = None
     allow_unclaimed_state: frozenset[str] = frozenset()
     moved: Moves = ()
 

@@ -125,7 +125,7 @@ class Plan:
         """Return the edges that leave ``vertex``."""
         return tuple(edge for edge in self.edges if edge.source == vertex)
 
-    def behind(self, vertex: VertexId) -> frozenset[VertexId]:
+    def downstream(self, vertex: VertexId) -> frozenset[VertexId]:
         """Return the vertices that records of ``vertex`` may reach."""
         found: set[VertexId] = set()
         at = [vertex]

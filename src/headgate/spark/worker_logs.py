@@ -111,8 +111,8 @@ class _Lines(io.TextIOBase):
 
     def __init__(self, former: TextIO, name: str, level: int, handler: logging.Handler) -> None:
         """``handler`` alone takes the lines: a user's handler that writes here would be given its own."""
-        self.behind: TextIO = getattr(former, "behind", former)
-        self._keep: Callable[[str], object] = getattr(self.behind, "keep", lambda text: None)
+        self.original: TextIO = getattr(former, "original", former)
+        self._keep: Callable[[str], object] = getattr(self.original, "keep", lambda text: None)
         self._log = logging.getLogger(name)
         self._log.propagate = False
         self._log.handlers = [handler]

@@ -232,7 +232,7 @@ class StartOptions(TypedDict, total=False):
     """How a run begins: the options of ``Pipeline.start`` for that."""
 
     restore: Any
-    go_back_behind: int | None
+    go_back_past: int | None
     allow_unclaimed_state: Sequence[str]
     fresh: bool
 
@@ -250,7 +250,7 @@ class Startable(Protocol):
         parallelism: int | None = None,
         observer: Observer | None = None,
         restore: Any = None,
-        go_back_behind: int | None = None,
+        go_back_past: int | None = None,
         allow_unclaimed_state: Sequence[str] = (),
         moved: Mapping[str, str] = ...,
         fresh: bool = False,
@@ -282,7 +282,7 @@ def run(
         observer: receives progress; default logs restarts and notes to the logger ``headgate``.
         kill_worker_after_checkpoint: kills a worker when this many checkpoints of this run have completed. Several
             numbers kill several workers.
-        begins: ``restore``, ``go_back_behind``, ``allow_unclaimed_state``, ``moved``, ``fresh``: as for
+        begins: ``restore``, ``go_back_past``, ``allow_unclaimed_state``, ``moved``, ``fresh``: as for
             ``Pipeline.start``.
 
     Raises:

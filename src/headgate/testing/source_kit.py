@@ -472,7 +472,7 @@ def check_restarts_within_late_splits(pipeline: GrowingPipeline, after: int) -> 
     pipeline.read_all()
 
 
-def check_crashes_behind_discovery(pipeline: GrowingPipeline, after: int) -> None:
+def check_crashes_after_discovery(pipeline: GrowingPipeline, after: int) -> None:
     """Went back to before a late split was found."""
     for _ in range(LATE):
         pipeline.checkpoint()
@@ -488,5 +488,5 @@ CHECKS = (
     check_after_others_ended,
     check_between_two_starts,
     check_restarts_within_late_splits,
-    check_crashes_behind_discovery,
+    check_crashes_after_discovery,
 )

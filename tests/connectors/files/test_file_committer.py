@@ -141,7 +141,7 @@ def test_what_was_never_published_is_denied_even_after_other_files_of_its_commit
     with pytest.raises(StorageError):
         committer.commit(permit(2), both)
     monkeypatch.undo()
-    begun(sink, 2, [])  # goes back behind checkpoint 2, whose output is aborted
+    begun(sink, 2, [])  # goes back past checkpoint 2, whose output is aborted
     with pytest.raises(CorruptionError, match="neither it nor its staged form"):
         begun(sink, 3, both).commit(permit(2, 3), both)
 
@@ -158,7 +158,7 @@ def half_published(monkeypatch: pytest.MonkeyPatch, sink: FileSink) -> list[Comm
 
 
 def test_what_a_given_up_commit_had_published_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # the pipeline goes back behind checkpoint 2, whose output comes again
+    # the pipeline goes back past checkpoint 2, whose output comes again
     sink = FileSink(tmp_path / "out", roll_interval=0)
     one = prepared(sink, 1, 7)
     begun(sink, 1, one).commit(permit(1), one)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.protocol.making import cp, gen, inline_part, sub
 
-from headgate.errors import GoBackBehind
+from headgate.errors import GoBackPast
 from headgate.model.manifest import Claim, Left, Manifest, RestoredFrom, SubtaskEntry
 from headgate.protocol.checkpoints.recovery import Damage, ObservedEntry, ObservedLog, Refuse
 from headgate.protocol.checkpoints.restore_selection import (
@@ -28,9 +28,9 @@ MINE = "my life"
 EMPTY = ObservedLog((), cp(0))
 
 
-def named(origin: RestoredFrom | None = HERE, behind: int | None = None, **options: Any) -> Named:
+def named(origin: RestoredFrom | None = HERE, past: int | None = None, **options: Any) -> Named:
     url = HERE.url if origin is None else origin.url
-    return Named(url, origin, go_back_behind=None if behind is None else cp(behind), **options)
+    return Named(url, origin, go_back_past=None if past is None else cp(past), **options)
 
 
 def log(*checkpoints: int, origin: RestoredFrom | None = None) -> ObservedLog:
@@ -73,24 +73,24 @@ def test_another_savepoint_at_the_same_place_is_another_one() -> None:  # SV24: 
 
 def test_going_back_is_refused_unless_the_newest_checkpoint_is_named() -> None:  # SV25
     for observed in (log(8, 9), log(8, 9, origin=THERE)):
-        assert "give go_back_behind=9" in refused(decide_named(observed, MINE, named()))
-        refusal = decide_named(observed, MINE, named(behind=8))
+        assert "give go_back_past=9" in refused(decide_named(observed, MINE, named()))
+        refusal = decide_named(observed, MINE, named(past=8))
         assert isinstance(refusal, Refuse)
-        assert refusal.remedy == GoBackBehind(9)
-        assert decide_named(observed, MINE, named(behind=9)) == Adopt(cp(9))
+        assert refusal.remedy == GoBackPast(9)
+        assert decide_named(observed, MINE, named(past=9)) == Adopt(cp(9))
 
 
 def test_going_back_happens_once() -> None:  # SV25: whoever repeats the command goes on
-    again = named(behind=9)
+    again = named(past=9)
     assert decide_named(log(8, 9), MINE, again) == Adopt(cp(9))
     assert decide_named(log(9, 10, origin=HERE), MINE, again) == GoOn(cp(10))
-    assert decide_named(log(9, 10, origin=HERE), MINE, named(behind=10)) == Adopt(cp(10)), (
+    assert decide_named(log(9, 10, origin=HERE), MINE, named(past=10)) == Adopt(cp(10)), (
         "and once more, by its new name"
     )
 
 
 def test_at_most_once_never_goes_back() -> None:  # SV25, GM35
-    assert "at_most_once" in refused(decide_named(log(9), MINE, named(behind=9, may_go_back=False)))
+    assert "at_most_once" in refused(decide_named(log(9), MINE, named(past=9, may_go_back=False)))
     assert decide_named(EMPTY, MINE, named(may_go_back=False)) == Adopt()
 
 
@@ -134,10 +134,10 @@ def test_a_savepoint_with_positions_of_its_own_goes_back() -> None:  # SV9, SV25
     """Taken at most once while the pipeline went on: what it held was processed since."""
     taken = RestoredFrom("0a1b", cp(9), "/savepoints/mine", MINE)
     assert "at_most_once" in refused(
-        decide_named(log(9), MINE, named(taken, behind=9, is_same_cut=False, may_go_back=False))
+        decide_named(log(9), MINE, named(taken, past=9, is_same_cut=False, may_go_back=False))
     )
     assert "processed a second time" in refused(decide_named(log(9), MINE, named(taken, is_same_cut=False)))
-    assert decide_named(log(9), MINE, named(taken, behind=9, is_same_cut=False)) == Adopt(cp(9), cp(9))
+    assert decide_named(log(9), MINE, named(taken, past=9, is_same_cut=False)) == Adopt(cp(9), cp(9))
 
 
 def test_a_refusal_and_a_start_that_goes_back_say_whose_output_comes_again() -> None:  # SV25, K18
@@ -146,12 +146,12 @@ def test_a_refusal_and_a_start_that_goes_back_say_whose_output_comes_again() -> 
         decide_named(log(8, 9), MINE, named(taken))
     )
     assert "what checkpoint 8 committed would" in refused(decide_named(log(7, 8), MINE, named(taken)))
-    assert decide_named(log(8, 9), MINE, named(taken, behind=9)) == Adopt(cp(9), after=cp(7))
+    assert decide_named(log(8, 9), MINE, named(taken, past=9)) == Adopt(cp(9), after=cp(7))
     foreign = replace(HERE, adopted=cp(8))
-    assert decide_named(log(8, 9, 10, origin=foreign), MINE, named(behind=10)) == Adopt(cp(10), after=cp(8))
+    assert decide_named(log(8, 9, 10, origin=foreign), MINE, named(past=10)) == Adopt(cp(10), after=cp(8))
     for unknown in (THERE, replace(taken, checkpoint=cp(12))):
         assert "not known to descend" in refused(decide_named(log(8, 9), MINE, named(unknown)))
-        assert decide_named(log(8, 9), MINE, named(unknown, behind=9)) == Adopt(cp(9))
+        assert decide_named(log(8, 9), MINE, named(unknown, past=9)) == Adopt(cp(9))
 
 
 def test_the_newest_of_ones_own_checkpoints_needs_no_name() -> None:
@@ -169,8 +169,8 @@ def test_the_newest_of_ones_own_is_restored_by_its_id_and_then_gone_on_from() ->
 def test_an_older_one_of_ones_own_is_gone_back_to_once() -> None:  # SV25
     own = RestoredFrom(MINE, cp(8), "/checkpoints/p/chk-8", MINE)
     assert isinstance(decide_named(log(8, 9), MINE, named(own)), Refuse)
-    assert decide_named(log(8, 9), MINE, named(own, behind=9)) == Adopt(cp(9), after=cp(8))
-    assert decide_named(log(9, 10, origin=own), MINE, named(own, behind=9)) == GoOn(cp(10))
+    assert decide_named(log(8, 9), MINE, named(own, past=9)) == Adopt(cp(9), after=cp(8))
+    assert decide_named(log(9, 10, origin=own), MINE, named(own, past=9)) == GoOn(cp(10))
 
 
 def test_the_newest_checkpoint_of_another_pipeline_is_restored_once() -> None:  # SV24: it goes on meanwhile
@@ -180,18 +180,18 @@ def test_the_newest_checkpoint_of_another_pipeline_is_restored_once() -> None:  
     assert isinstance(decide_named(log(10, origin=first), MINE, named(later)), Refuse)
 
 
-@pytest.mark.parametrize("behind", [None, 8])
+@pytest.mark.parametrize("past", [None, 8])
 def test_a_damaged_log_is_not_left_for_anything(
-    behind: int | None,
+    past: int | None,
 ) -> None:  # SV25: nobody knows what that would repeat
     found = log(8)
     torn = ObservedEntry(3, "log/0000000003", Damage("log/0000000003", "torn"))
     damaged = ObservedLog((*found.entries, torn), cp(0))
-    assert "its own log cannot be read" in refused(decide_named(damaged, MINE, named(behind=behind)))
+    assert "its own log cannot be read" in refused(decide_named(damaged, MINE, named(past=past)))
     assert "its own log cannot be read" in refused(decide_named(ObservedLog((), cp(0), hint_sequence=4), MINE, named()))
 
 
-def test_damage_behind_a_restored_checkpoint_is_for_recovery_to_judge() -> None:  # R14
+def test_damage_after_a_restored_checkpoint_is_for_recovery_to_judge() -> None:  # R14
     found = log(8, origin=HERE)
     torn = ObservedEntry(3, "log/0000000003", Damage("log/0000000003", "torn"))
     assert decide_named(ObservedLog((*found.entries, torn), cp(0)), MINE, named()) == GoOn(cp(8))
@@ -206,8 +206,8 @@ def test_a_checkpoint_that_its_user_left_is_not_restored_unasked() -> None:  # S
 
 
 @pytest.mark.parametrize(("checkpoint", "is_told"), [(2, False), (3, True), (4, True), (5, False)])
-def test_what_a_start_went_back_behind_says_so(checkpoint: int, is_told: bool) -> None:  # R51
+def test_what_a_start_went_back_past_says_so(checkpoint: int, is_told: bool) -> None:  # R51
     found = Manifest(cp(checkpoint), gen(1), 2, 128, (SubtaskEntry(sub("a"), inline_part()),))
     asides = [KeptAside(cp(2), cp(5), "torn"), KeptAside(cp(2), cp(5), "torn again")]
-    told = [Damage(f"checkpoint {checkpoint}", "a former start went back behind it: torn")]
+    told = [Damage(f"checkpoint {checkpoint}", "a former start went back past it: torn")]
     assert rolled_back_by(found, asides) == (told if is_told else [])

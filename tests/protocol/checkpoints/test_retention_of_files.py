@@ -38,7 +38,7 @@ def test_a_file_stays_while_a_retained_checkpoint_refers_to_it() -> None:  # SF4
 
 
 def test_leftovers_of_dead_generations_go() -> None:  # SF8
-    """Whatever their ids are: a driver that went back behind damage has a newest checkpoint that is old."""
+    """Whatever their ids are: a driver that went back past damage has a newest checkpoint that is old."""
     skipped = file(7)
     machine = FileRetention(gen(2), cp(9), {cp(3): frozenset(), cp(7): paths(skipped)})
     machine.narrowed([cp(3)])
@@ -106,7 +106,7 @@ class Story:
     # -- what happens -------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """A new driver: what was under way is over; it restores the newest, or goes back behind damage."""
+        """A new driver: what was under way is over; it restores the newest, or goes back past damage."""
         self.generation += 1
         self.pending, self.written, self.prepared = {}, {}, set()
         self.machine = FileRetention(Generation(self.generation), CheckpointId(self.next), dict(self.log))

@@ -130,7 +130,7 @@ def test_a_checkpoint_with_a_savepoint_is_not_subsumed() -> None:  # SV8: while 
     machine = coordinator(STARTED, *begin(10), max_concurrent=3)
     after(machine, *acked(10), ASKED, reserved(11), INTERVAL, reserved(12))
     after(machine, *both(11), *acked(12))
-    assert manifest(11) in machine.handle(written(10)), "the newer one goes behind it"
+    assert manifest(11) in machine.handle(written(10)), "the newer one comes after it"
     assert manifest(12) in machine.handle(written(11))
 
 

@@ -36,7 +36,7 @@ def test_a_batch_is_handed_over_when_a_completed_checkpoint_covers_it() -> None:
 def test_nothing_is_taken_behind_the_last_checkpoint_before_a_stop() -> None:
     gate = ReadAhead()
     gate.read()
-    assert gate.cut(cp(1), is_last=False), "positions go behind what is held"
+    assert gate.cut(cp(1), is_last=False), "positions are after what is held"
     assert not gate.cut(cp(2), is_last=True), "positions go in front of it"
     gate.completed(cp(1))
     gate.completed(cp(2))

@@ -634,7 +634,7 @@ def test_what_is_aside_is_told_kept_and_discarded(storage: FaultyStorage) -> Non
     log.files.set_aside(log.observe(), [gap], restored=CheckpointId(1))
     told = [KeptAside(CheckpointId(1), CheckpointId(3), "x: torn\ny: gone")]
     assert log.files.aside() == told == log.files.rolled_back_by()
-    assert [path.rsplit("/", 1)[1] for path in log.files.aside_paths()] == ["behind", "log-0000000003", "why"]
+    assert [path.rsplit("/", 1)[1] for path in log.files.aside_paths()] == ["log-0000000003", "skipped", "why"]
     assert log.files.discard_aside(lambda: [made[1]]) == 1, "of checkpoint 1: 2 is needed, 3 is no part of it"
     assert [log.files.verify(one) == [] for one in made] == [False, True, True]
     assert log.files.aside() == []

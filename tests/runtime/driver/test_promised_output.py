@@ -110,10 +110,10 @@ class Home:
             rows.sink(self.kind.sink if name == "out" else hg.Discard(), name=name)
         return pipeline.definition()
 
-    def begin(self, place: object = None, behind: int | None = None, **config: Any) -> NewGeneration:
+    def begin(self, place: object = None, past: int | None = None, **config: Any) -> NewGeneration:
         """Begin a generation, at ``place`` if one is named."""
         self.log = CheckpointLog(self.storage, "p")
-        start = StartConfig(None if place is None else str(place), None if behind is None else CheckpointId(behind))
+        start = StartConfig(None if place is None else str(place), None if past is None else CheckpointId(past))
         start = replace(start, allow_unclaimed_state=self.unclaimed)
         definition = replace(self.definition, config=replace(self.definition.config, start=start, **config))
         found = begin_generation(definition, self.log, "test", self.notes.append)
@@ -121,10 +121,10 @@ class Home:
         return found
 
     def run(
-        self, place: object = None, behind: int | None = None, *, retained: int = 1, commits: bool = True, **config: Any
+        self, place: object = None, past: int | None = None, *, retained: int = 1, commits: bool = True, **config: Any
     ) -> int:
         """Complete one checkpoint; return its number."""
-        begun = self.begin(place, behind, **config)
+        begun = self.begin(place, past, **config)
         here = begun.first_checkpoint
         self.log.reserve(here)
         output = self._prepared(begun)
@@ -214,7 +214,7 @@ def test_what_the_newest_checkpoint_still_promises_is_committed(tmp_path: Path, 
     assert home.kind.shown.count(1) == 1
 
 
-def killed_at(point: str, home: Home, place: Path, behind: int) -> None:
+def killed_at(point: str, home: Home, place: Path, past: int) -> None:
     """Begin a generation that gets no further than ``point``."""
 
     def reach(name: str) -> None:
@@ -224,7 +224,7 @@ def killed_at(point: str, home: Home, place: Path, behind: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fault_points, "reach", reach)
         with pytest.raises(StorageError):
-            home.begin(place, behind)
+            home.begin(place, past)
 
 
 @ALL
@@ -275,7 +275,7 @@ def test_a_checkpoint_that_was_left_with_its_output_undecided_is_not_adopted(  #
         assert isinstance(refused.value.remedy, NameAnotherPlace)
         assert f"pipeline 'p' is not restored from {place}: sink 'out'" in str(refused.value)
         assert "start it without naming anything to go on from checkpoint 5" in str(refused.value)
-        assert "--go-back-behind 5" in str(refused.value)
+        assert "--go-back-past 5" in str(refused.value)
     assert home.checkpoints == before
     assert home.run() == 6 or home.checkpoints[-1] > 5
     assert home.kind.shown[:3] == [1, 2, 5]
@@ -412,7 +412,7 @@ def test_what_cannot_be_asked_for_is_not_adopted(tmp_path: Path) -> None:  # SV2
 
 
 def test_a_sentence_about_denied_output_names_all_ways_back() -> None:  # SV25, K5
-    assert "--go-back-behind 7" in str(OutputDenied("out", 7, "it is gone"))
+    assert "--go-back-past 7" in str(OutputDenied("out", 7, "it is gone"))
 
 
 def test_a_log_whose_newest_entry_cannot_be_read_is_not_gone_back_in(tmp_path: Path) -> None:  # SV25

@@ -198,7 +198,7 @@ def test_one_bad_read_destroys_nothing(place: Place, part: str) -> None:
     assert not [note for note in place.notes if "cannot be used" in note]
 
 
-def test_what_a_start_goes_back_behind_is_kept_until_somebody_removes_it(place: Place) -> None:  # R51
+def test_what_a_start_goes_back_past_is_kept_until_somebody_removes_it(place: Place) -> None:  # R51
     place.begin()
     older = place.complete(1, 1)
     newest = place.complete(2, 1)
@@ -451,7 +451,7 @@ def hooked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hook: Recorded) -> I
     made.calls.close()
 
 
-def test_hooks_go_back_behind_the_sinks(hooked: HookedPlace) -> None:
+def test_hooks_go_back_past_the_sinks(hooked: HookedPlace) -> None:
     hooked.begin_with_hooks()
     assert CALLS == [("recover", []), ("reset", [])]
     hooked.complete_with(1, HookState("shop", b"at 1"))

@@ -77,7 +77,7 @@ def test_a_later_driver_does_not_return_to_what_was_gone_back_behind(place: Plac
     assert begin(place, UnrestorableCheckpoints()).checkpoint == 1
     assert CALLS == [("recover", [1]), ("commit 1 as 3", [1])]
     assert any(
-        "checkpoint 2 cannot be used: a former start went back behind it: p/chk-0000000002" in note
+        "checkpoint 2 cannot be used: a former start went back past it: p/chk-0000000002" in note
         for note in place.notes
     )
     place.complete(3, 3)
@@ -127,7 +127,7 @@ def test_a_note_that_goes_while_it_is_read_is_none(place: Place, monkeypatch: py
 
 # R57 R51
 def test_a_checkpoint_whose_entry_was_mended_is_gone_back_to(place: Place) -> None:
-    """It was only older than what was restored: nobody went back behind it, and nothing of it was aborted."""
+    """It was only older than what was restored: nobody went back past it, and nothing of it was aborted."""
     place.begin()
     for checkpoint in (1, 2, 3):
         place.complete(checkpoint, 1)

@@ -65,7 +65,7 @@ class Home:
     def begin(
         self,
         place: object = None,
-        behind: int | None = None,
+        past: int | None = None,
         allow: Iterable[str] = (),
         calls: HookCalls | None = None,
         **changed: Any,
@@ -74,7 +74,7 @@ class Home:
         self.notes.clear()
         self.log = CheckpointLog(self.storage, self.name)
         url = None if place is None else str(place)
-        start = StartConfig(url, None if behind is None else CheckpointId(behind), frozenset(allow))
+        start = StartConfig(url, None if past is None else CheckpointId(past), frozenset(allow))
         definition = replace(self.definition, config=replace(self.definition.config, start=start), **changed)
         found = begin_generation(definition, self.log, "test", self.notes.append, None, hooks=calls)
         assert isinstance(found, NewGeneration)
@@ -315,7 +315,7 @@ def test_going_back_is_refused_unless_the_newest_checkpoint_is_named(tmp_path: P
     home.complete(2, 1)
     said = refusal(home, place)
     assert "its newest checkpoint is 2, and what checkpoint 2 committed would be produced again" in said
-    assert "--go-back-behind 2" in said
+    assert "--go-back-past 2" in said
     found = home.begin(place, 2)
     assert found.restored is not None
     assert (found.restored.checkpoint, found.first_checkpoint) == (3, 4)
@@ -401,7 +401,7 @@ def test_an_older_checkpoint_is_chosen_by_hand(tmp_path: Path) -> None:  # SV25,
     for named in (own / "chk-6", tmp_path / "link" / "p" / "chk-6"):
         again = home.begin(named).restored
         assert again is not None
-        assert (again.checkpoint, again.committables) == (7, found.restored.committables), "nothing is gone back behind"
+        assert (again.checkpoint, again.committables) == (7, found.restored.committables), "nothing is gone back past"
         assert CALLS[0] == ("recover", [6]), "it is promised still"
     assert "neither" in refusal(home, own / "chk-77", 6)
 

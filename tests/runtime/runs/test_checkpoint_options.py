@@ -214,7 +214,7 @@ def test_an_older_checkpoint_chosen_by_hand_is_gone_back_to_once(start: Start, t
     assert run.checkpoints[0] > newest
     run.kill(0)  # from now on it goes on from its own checkpoints
     assert run.result().is_finished
-    assert any(f"going back behind checkpoint {newest}" in note for note in run.notes)
+    assert any(f"going back past checkpoint {newest}" in note for note in run.notes)
     assert start(restoring(counting(tmp_path), older, newest)).result().is_finished
     again = Counter(read_committed(str(tmp_path / "rows"))["id"])
     once = Counter(events(SOURCE)["id"])

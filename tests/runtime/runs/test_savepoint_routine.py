@@ -341,7 +341,7 @@ def test_a_savepoint_of_a_pipeline_that_went_on_is_refused_and_says_what_comes_a
     said = refused(shop, restore=tmp_path / "taken")
     assert f"its newest checkpoint is {behind}" in said
     assert f"to {behind} committed would be produced again" in said
-    with shop.running(restore=tmp_path / "taken", go_back_behind=behind) as handle:
+    with shop.running(restore=tmp_path / "taken", go_back_past=behind) as handle:
         handle.stop()
     (note,) = [note for note in shop.notes if note.startswith("going back")]
     named = re.search(r"output that checkpoints (\d+) to (\d+) committed will be produced again", note)

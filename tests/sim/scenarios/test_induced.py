@@ -45,7 +45,7 @@ def test_seeds_that_found_something_pass(seed: int) -> None:
 def run() -> InducedRun:
     made = InducedRun(1)
     made.tapes.tapes = {"a": Tape([{}, {}, {}], [0, 1, -7, 2], 3)}  # type: ignore[dict-item]
-    made.tapes.behind = {7: {"a": {3}}}
+    made.tapes.after_marker = {7: {"a": {3}}}
     made.tapes.returned = {7: b"data"}
     made.tapes.cuts = {7: {"a": 3}}
     return made

@@ -30,7 +30,7 @@ def test_users_sinks_have_every_record_once() -> None:
     assert aborted > 0, "prepared transactions were outstanding when something died"
     assert refused > 0, "somebody was replaced, and came late"
     assert forgotten > 0, "a ledger stays small"
-    assert went_back > 0, "a start went back behind what was committed, and made it again"
+    assert went_back > 0, "a start went back past what was committed, and made it again"
     assert usual == snapshot_writer.PAYLOAD_BYTES_MAX
 
 

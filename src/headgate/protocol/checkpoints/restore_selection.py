@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from headgate.errors import GoBackBehind, NameAnotherPlace
+from headgate.errors import GoBackPast, NameAnotherPlace
 from headgate.model.failure import Failure
 from headgate.model.ids import CheckpointId
 from headgate.model.manifest import Manifest, RestoredFrom
@@ -44,7 +44,7 @@ def rolled_back_by(manifest: Manifest, asides: Iterable[KeptAside]) -> list[Dama
     ``asides``: of starts that went back past the checkpoints that they set aside.
     """
     reasons = [aside.why for aside in asides if aside.above < manifest.checkpoint < aside.below]
-    return [Damage(_name(manifest), f"a former start went back behind it: {why}") for why in reasons[:1]]
+    return [Damage(_name(manifest), f"a former start went back past it: {why}") for why in reasons[:1]]
 
 
 def _name(manifest: Manifest) -> str:
@@ -87,7 +87,7 @@ class Named:
         is_newest: it was named as the newest one of its pipeline, whichever that is.
         is_same_cut: as ``Savepoint.is_same_cut`` says; a checkpoint is the same cut as itself.
         trigger_wall_ms: when its checkpoint began. Two copies of a log may give one id to two checkpoints.
-        go_back_behind: the newest checkpoint of the starting pipeline that may be left for it.
+        go_back_past: the newest checkpoint of the starting pipeline that may be left for it.
         may_go_back: whether the guarantee allows that (GM35).
     """
 
@@ -96,7 +96,7 @@ class Named:
     is_newest: bool = False
     is_same_cut: bool = True
     trigger_wall_ms: int = 0
-    go_back_behind: CheckpointId | None = None
+    go_back_past: CheckpointId | None = None
     may_go_back: bool = True
 
 
@@ -105,12 +105,12 @@ class Adopt:
     """Restore a checkpoint from elsewhere: it becomes the newest one of the pipeline.
 
     Attributes:
-        behind: the newest one until now, if the pipeline goes back past it.
-        after: the output of the checkpoints from here to ``behind`` is produced again, that of this one is not; None if
+        passed: the newest one until now, if the pipeline goes back past it.
+        after: the output of the checkpoints from here to ``passed`` is produced again, that of this one is not; None if
             it is not known which is.
     """
 
-    behind: CheckpointId | None = None
+    passed: CheckpointId | None = None
     after: CheckpointId | None = None
 
 
@@ -128,7 +128,7 @@ def decide_named(log: ObservedLog, life: str, named: Named) -> Decision:
     """Return what a pipeline with this ``log`` and ``life`` begins with."""
     manifests = candidates(log)
     newest = manifests[0] if manifests else None
-    goes_back = newest is not None and named.go_back_behind == newest.checkpoint
+    goes_back = newest is not None and named.go_back_past == newest.checkpoint
     if newest is not None and _was_restored(newest, life, named) and not goes_back:
         return GoOn(newest.checkpoint)
     if damage_after(log, newest):
@@ -142,7 +142,7 @@ def decide_named(log: ObservedLog, life: str, named: Named) -> Decision:
         return Adopt()
     after = _repeated_after(newest, life, named.origin)
     if not goes_back:
-        return Refuse(_has_others(newest.checkpoint, after), GoBackBehind(newest.checkpoint))
+        return Refuse(_has_others(newest.checkpoint, after), GoBackPast(newest.checkpoint))
     if not named.may_go_back:
         return Refuse("its mode is at_most_once, and going back would process records a second time")
     return Adopt(newest.checkpoint, after)
@@ -193,9 +193,9 @@ def _has_others(newest: CheckpointId, after: CheckpointId | None) -> str:
     if after is not None and after < newest:
         again = f"and what {committed_by(after, newest)} committed would be produced again"
     elif after is not None:
-        again = "behind which records were processed that would be processed a second time"
+        again = "after which records were processed that would be processed a second time"
     return (
         f"its newest checkpoint is {newest}, {again}; start it without naming anything to go on, give it another name "
-        f"or checkpoint directory, or, to go back all the same, give go_back_behind={newest} (headgate run "
-        f"--go-back-behind {newest})"
+        f"or checkpoint directory, or, to go back all the same, give go_back_past={newest} (headgate run "
+        f"--go-back-past {newest})"
     )

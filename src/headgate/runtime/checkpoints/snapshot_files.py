@@ -120,10 +120,10 @@ def _check_rows(part: SnapshotPart, data: memoryview, where: str) -> None:
 
 
 _WHY = "why"
-_BEHIND = "behind"
+_SKIPPED = "skipped"
 """The same reason again, if a start restored an older checkpoint: no file is kept for it (R57)."""
 _ASIDE = re.compile(rf"[^/]+/aside/([0-9]{{10,}})-([0-9]{{10,}})/(?:{_WHY}|log-[0-9]{{10,}})")
-_NOTE = re.compile(rf"[^/]+/aside/([0-9]{{10,}})-([0-9]{{10,}})/(?:{_WHY}|{_BEHIND}|log-[0-9]{{10,}})")
+_NOTE = re.compile(rf"[^/]+/aside/([0-9]{{10,}})-([0-9]{{10,}})/(?:{_WHY}|{_SKIPPED}|log-[0-9]{{10,}})")
 
 
 class SnapshotFiles:
@@ -261,7 +261,7 @@ class SnapshotFiles:
                     data = self._storage.get(paths[sequence])
                     self._storage.put_if_absent(f"{name}/log-{sequence:010d}", [data])
             why = "".join(f"{damage.path}: {damage.problem}\n" for damage in gap.damages)
-            for note in (_BEHIND, _WHY) if gap.above == restored else (_WHY,):
+            for note in (_SKIPPED, _WHY) if gap.above == restored else (_WHY,):
                 with contextlib.suppress(AlreadyExists):
                     self._storage.put_if_absent(f"{name}/{note}", [why.encode()])
 
@@ -279,7 +279,7 @@ class SnapshotFiles:
         Raises:
             StorageError
         """
-        return self._reasons(_BEHIND)
+        return self._reasons(_SKIPPED)
 
     def _reasons(self, note: str) -> list[KeptAside]:
         found: list[KeptAside] = []
@@ -329,7 +329,7 @@ class SnapshotFiles:
 def _is_about(path: str, manifests: Iterable[Manifest]) -> bool:
     """Whether the note at ``path`` says that a start went back to before one of ``manifests``."""
     above, below = _range_of(path)
-    return path.endswith(f"/{_BEHIND}") and any(above < manifest.checkpoint < below for manifest in manifests)
+    return path.endswith(f"/{_SKIPPED}") and any(above < manifest.checkpoint < below for manifest in manifests)
 
 
 def _range_of(path: str) -> tuple[CheckpointId, CheckpointId]:

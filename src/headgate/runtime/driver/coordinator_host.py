@@ -142,7 +142,7 @@ class CoordinatorHost:
             begun.first_checkpoint,
             begun.retained,
             self._hooks.timeouts,
-            {vertex.id: plan.behind(vertex.id) for vertex in plan.vertices if vertex.is_source},
+            {vertex.id: plan.downstream(vertex.id) for vertex in plan.vertices if vertex.is_source},
         )
         if self._rounds is not None:
             self.machine.handle(coordinator_events.ListenerFound(self.generation, IN_DRIVER))

@@ -342,9 +342,9 @@ class Driver:
             self._end.fail(error_of(effect.failure))
         else:  # after the callbacks of the last rounds and their notes
             end = lambda: self.post(lambda: self._succeed(is_final=effect.is_final))  # noqa: E731
-            self.supervision.callbacks.when_done(lambda: self._end_behind_hooks(end))
+            self.supervision.callbacks.when_done(lambda: self._end_after_hooks(end))
 
-    def _end_behind_hooks(self, end: Callable[[], None]) -> None:
+    def _end_after_hooks(self, end: Callable[[], None]) -> None:
         """End when hooks have handled their last notification; a stuck one is not waited for long."""
         hooks = self.supervision.hooks
         if hooks.is_listening:

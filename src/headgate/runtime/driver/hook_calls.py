@@ -180,7 +180,7 @@ class HookCalls:
         """Call ``call`` when listening hooks have handled all notifications so far: from a thread, or at once."""
         for thread in self._threads.values():
             if thread.is_listening:
-                call = _behind(thread, call)
+                call = _in_thread(thread, call)
         call()
 
     @property
@@ -199,7 +199,7 @@ class HookCalls:
             thread.close()
 
 
-def _behind(thread: HookThread, call: Callable[[], None]) -> Callable[[], None]:
+def _in_thread(thread: HookThread, call: Callable[[], None]) -> Callable[[], None]:
     return lambda: thread.put(lambda _: call())
 
 

@@ -83,7 +83,7 @@ class Adoption:
         self._found = found
         start = definition.config.start
         may_go_back = definition.config.checkpoints.mode is not Guarantee.AT_MOST_ONCE
-        self._named = Named(url, None, go_back_behind=start.go_back_behind, may_go_back=may_go_back)
+        self._named = Named(url, None, go_back_past=start.go_back_past, may_go_back=may_go_back)
         if found is not None:
             began_ms = found.manifest.trigger_wall_ms
             self._named = replace(
@@ -213,7 +213,7 @@ class Adoption:
             at = adoptable.newest.checkpoint
             ways = (
                 f"start it without naming anything to go on from checkpoint {at}, or {ways} (headgate run --restore "
-                f"PLACE --go-back-behind {at})"
+                f"PLACE --go-back-past {at})"
             )
         name = self._definition.config.name
         return UsageError(f"pipeline '{name}' is not restored from {self._url}: {why}; {ways}")
@@ -237,8 +237,8 @@ class Adoption:
             return [f"{self._url} was restored before; the pipeline goes on from its own newest checkpoint"]
         found = self._found
         said = [f"restored from {found.what}"]
-        if decision.behind is not None:
-            said.append(f"going back behind checkpoint {decision.behind}: {_repeated_output_text(decision)}")
+        if decision.passed is not None:
+            said.append(f"going back past checkpoint {decision.passed}: {_repeated_output_text(decision)}")
         if found.manifest.committables and found.pipeline != self._definition.config.name:
             said.append(
                 f"output that this checkpoint had promised is committed by pipeline '{found.pipeline}', not by this one"
@@ -248,8 +248,8 @@ class Adoption:
 
 def _repeated_output_text(decision: Adopt) -> str:
     """Return what the user may have to remove, and never any other output."""
-    behind, after = decision.behind, decision.after
-    if behind is None or after == behind:
+    passed, after = decision.passed, decision.after
+    if passed is None or after == passed:
         return "no output was committed since"
     if after is None:
         return (
@@ -257,7 +257,7 @@ def _repeated_output_text(decision: Adopt) -> str:
             "compare before you remove any"
         )
     return (
-        f"output that {committed_by(after, behind)} committed will be produced again; remove that output, and no "
+        f"output that {committed_by(after, passed)} committed will be produced again; remove that output, and no "
         "other, at the target if it must not be there twice"
     )
 

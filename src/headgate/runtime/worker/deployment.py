@@ -325,5 +325,5 @@ def loop_place(plan: Plan, subtask: SubtaskId) -> LoopPlace | None:
 
 def late_inputs(plan: Plan, subtask: SubtaskId, induced: Collection[VertexId]) -> frozenset[ChannelIndex]:
     """Return the inputs with barriers that take credit: one of the ``induced`` sources is upstream (UA20)."""
-    late = {found for source in induced for found in (source, *plan.behind(source))}
+    late = {found for source in induced for found in (source, *plan.downstream(source))}
     return frozenset(found.channel for found in plan.inputs(subtask) if found.upstream.vertex in late)

@@ -151,7 +151,7 @@ class ServedStores(SimStores):
         around, disk = SimSurroundings(process, self._network), self._disk("store")
         counting = ServerMetrics(around)
         facts = ServerFacts(around.token(16).hex(), "the only one", URL)
-        catalogue = cast(Catalogue, SimCatalogue(disk, self.behind("store")))
+        catalogue = cast(Catalogue, SimCatalogue(disk, self.direct_catalogue("store")))
         replies = RequestHandlers(catalogue, SimStorage(disk), facts.instance, counting, around)
         port = self._network.listen(process, PORT)
         desk = self._desk = _Desk(port, replies, facts, counting, around, self._perhaps_lose)

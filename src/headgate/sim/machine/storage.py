@@ -231,12 +231,12 @@ _ASKS = {
 class SimCatalogue:
     """One process's way to a catalogue: every verb of ``base.Catalogue``, slow and failing before and after it."""
 
-    def __init__(self, disk: Disk, behind: Catalogue) -> None:
+    def __init__(self, disk: Disk, inner: Catalogue) -> None:
         self._disk = disk
-        self._behind = behind
+        self._inner = inner
 
     def __getattr__(self, verb: str) -> Any:
-        found = getattr(self._behind, verb)
+        found = getattr(self._inner, verb)
         return found if verb in _AT_ONCE else lambda *args, **kwargs: self._run(verb, lambda: found(*args, **kwargs))
 
     def _run(self, verb: str, call: Callable[[], Any]) -> Any:
@@ -244,10 +244,10 @@ class SimCatalogue:
         tasks.park(faults.delay_ms(VERB_MS))
         fails = faults.strikes(Fault.GET_FAILS if verb in _ASKS else Fault.PUT_FAILS)
         if fails or faults.is_storage_gone(tasks.world.now_ms):
-            raise StorageError(verb, self._behind.path, "injected", is_transient=True)
+            raise StorageError(verb, self._inner.path, "injected", is_transient=True)
         answer = call()
         if verb not in _ASKS and faults.strikes(Fault.PUT_FAILS_AFTER):
-            raise StorageError(verb, self._behind.path, "injected after its effect", is_transient=True)
+            raise StorageError(verb, self._inner.path, "injected after its effect", is_transient=True)
         tasks.pass_turn()
         return answer
 
@@ -268,7 +268,7 @@ class SimStores:
         """Return the process that asks for what happens now."""
         return self._disk("store").tasks.current.process.name
 
-    def behind(self, name: str) -> Catalogue:
+    def direct_catalogue(self, name: str) -> Catalogue:
         """Return the catalogue of a store, as no client sees it: at once, and without faults."""
         if name not in self._catalogues:
             self._catalogues[name] = self._watched(memory_catalogue(f"sim://{name}"))
@@ -277,7 +277,7 @@ class SimStores:
     def open(self, name: str) -> Store:
         """Return a process's way to the store at ``sim://<name>``."""
         disk = self._disk(name)
-        catalogue = cast(Catalogue, SimCatalogue(disk, self.behind(name)))
+        catalogue = cast(Catalogue, SimCatalogue(disk, self.direct_catalogue(name)))
         here = SimThreads(disk.tasks.current.process, disk.tasks)
         here.wall_shift_ms = self.wall_shift_ms
         return Store(f"sim://{name}", catalogue, SimStorage(disk), new_name=self.new_name, threads=here, clock=here)

@@ -245,7 +245,7 @@ class History:
                 if self.emptied and is_there and generation_of(name) < self.emptied:
                     self.fail("SO5", f"{sink} commits {name}, of before generation {self.emptied}, which started over")
                 if self._is_aborted(name):
-                    self.fail("SV25", f"{sink} commits {name}, which somebody has gone back behind")
+                    self.fail("SV25", f"{sink} commits {name}, which somebody has gone back past")
         elif _FILE.fullmatch(path):
             published = self._published.setdefault(sink, {}).get(path)
             if data is None and (self._is_to_go(path) or self._may_be_taken_back(sink, path)):
@@ -333,7 +333,7 @@ class History:
         if newer and not self.damaged:
             self.fail("I4", f"generation {generation} restores {checkpoint}, and {newer} were completed")
         if newer and not self.damaged.intersection(newer):
-            self.fail("I4", f"generation {generation} goes back behind {newer}, of which none is damaged")
+            self.fail("I4", f"generation {generation} goes back past {newer}, of which none is damaged")
         if newer or any(one > checkpoint for one in self.damaged):
             self.went_back.append((generation, checkpoint))
             self.standing = [one for one in self.standing if one <= checkpoint]

@@ -196,7 +196,7 @@ def _folded(records: Counter[Values]) -> Counter[Values]:
 
 
 _SNAPSHOT = re.compile(rf"{NAME}/chk-(\d+)/.+")
-_ASIDE = re.compile(rf"{NAME}/aside/(\d+)-(\d+)/(?:why|behind|log-\d+)")
+_ASIDE = re.compile(rf"{NAME}/aside/(\d+)-(\d+)/(?:why|skipped|log-\d+)")
 _BEAT = re.compile(rf"{NAME}/heartbeats/([0-9]{{10}})(-ended)?")
 _ENTRY = re.compile(rf"{NAME}/log/\d{{10,}}")
 _ID = re.compile(rf"{NAME}/ids/\d{{10,}}")

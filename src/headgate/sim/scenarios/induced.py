@@ -58,7 +58,7 @@ class Outside:
         self.returned: dict[int, bytes] = {}
         self.cuts: dict[int, dict[str, int]] = {}
         """Where each split stood when a checkpoint was taken."""
-        self.behind: dict[int, dict[str, set[int]]] = {}
+        self.after_marker: dict[int, dict[str, set[int]]] = {}
         """Where a split stands that has just met the marker of a checkpoint."""
         self.faults_count = 0
         self.may_stay = False
@@ -97,7 +97,7 @@ class Outside:
 
     def _put(self, name: str, tape: Tape, checkpoint: int) -> None:
         tape.items.append(-checkpoint)
-        self.behind.setdefault(checkpoint, {}).setdefault(name, set()).add(len(tape.items))
+        self.after_marker.setdefault(checkpoint, {}).setdefault(name, set()).add(len(tape.items))
 
     def act(self, effect: Callable[[], None]) -> None:
         """Do something outside: it takes time, may get stuck, and may fail before and after its effect."""
@@ -141,7 +141,7 @@ class Outside:
                 self.fail(f"checkpoint {checkpoint} is cut at {at} of {name}, which is not behind its marker")
 
     def _may_be_cut(self, checkpoint: int, name: str, tape: Tape, at: int) -> bool:
-        if at in self.behind.get(checkpoint, {}).get(name, ()) or tape.rows_before(at) == len(tape.rows):
+        if at in self.after_marker.get(checkpoint, {}).get(name, ()) or tape.rows_before(at) == len(tape.rows):
             return True
         return self.may_stay and any(cuts.get(name) == at for older, cuts in self.cuts.items() if older < checkpoint)
 

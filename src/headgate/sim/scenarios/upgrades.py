@@ -13,7 +13,7 @@ import pyarrow as pa
 import headgate as hg
 from headgate.codec.json_files import decode_log_entry
 from headgate.connectors.base import Sink
-from headgate.errors import CorruptionError, GoBackBehind, HeadgateError, LeaveBehind, NameAnotherPlace, NameOperator
+from headgate.errors import CorruptionError, GoBackPast, HeadgateError, LeaveBehind, NameAnotherPlace, NameOperator
 from headgate.model.config import Guarantee, StartConfig
 from headgate.model.ids import CheckpointId
 from headgate.model.manifest import Manifest
@@ -274,10 +274,10 @@ class GoingBackRun(Run):
         """Whether the newest checkpoint descends from what the start names (SV24)."""
         manifest, start = self.history.manifest(newest), self.settings.start
         origin = None if manifest is None else manifest.origin
-        return origin is not None and origin.url == start.restore and start.go_back_behind != newest
+        return origin is not None and origin.url == start.restore and start.go_back_past != newest
 
     def _go_back(self, to: int, behind: int) -> None:
-        self.world.tell("user", f"goes back behind checkpoint {behind} to {to}")
+        self.world.tell("user", f"goes back past checkpoint {behind} to {to}")
         self.history.may_go_back.add((to, behind))
         says = None if self.rng.random() < 0.2 else CheckpointId(behind)  # some have to be told
         self.settings.start = StartConfig(f"{ROOT}/{NAME}/chk-{to}", says)
@@ -296,13 +296,13 @@ class GoingBackRun(Run):
 
     def _heed(self, error: HeadgateError) -> None:
         remedy, start = error.remedy, self.settings.start
-        if self._must_go_on and isinstance(remedy, GoBackBehind | NameAnotherPlace):
+        if self._must_go_on and isinstance(remedy, GoBackPast | NameAnotherPlace):
             self.history.fail("SV24", f"a start that is repeated does not go on: {error}")
-        if isinstance(remedy, GoBackBehind) and start.restore is not None:
+        if isinstance(remedy, GoBackPast) and start.restore is not None:
             self.refused_count += 1
             to, behind = int(start.restore.rpartition("-")[2]), remedy.checkpoint
             self.history.may_go_back.add((to, behind))
-            self.settings.start = replace(start, go_back_behind=CheckpointId(behind))
+            self.settings.start = replace(start, go_back_past=CheckpointId(behind))
         elif isinstance(remedy, NameAnotherPlace):
             self.settings.start = StartConfig()
         super()._heed(error)

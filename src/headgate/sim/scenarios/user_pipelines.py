@@ -170,19 +170,19 @@ class _AcknowledgingReader(_FeedReader, hg.CheckpointedFunction, hg.CheckpointLi
 
     def __init__(self, feed: Feed[Row], positions: dict[str, int], pace: Pace, now_ms: Callable[[], int]) -> None:
         super().__init__(feed, positions, pace, now_ms)
-        self._behind: dict[int, dict[str, int]] = {}
+        self._snapshots: dict[int, dict[str, int]] = {}
 
     def __deepcopy__(self, memo: object) -> _AcknowledgingReader:
         return self
 
     def snapshot(self, context: hg.SnapshotContext) -> None:
         """See ``CheckpointedFunction``: positions have just been taken."""
-        self._behind[context.checkpoint_id] = dict(self._at)
+        self._snapshots[context.checkpoint_id] = dict(self._at)
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
         """See ``CheckpointListener``; what fails is done with the next one."""
-        covered = [one for one in self._behind if one <= checkpoint_id]
-        positions = [self._behind.pop(one) for one in covered]
+        covered = [one for one in self._snapshots if one <= checkpoint_id]
+        positions = [self._snapshots.pop(one) for one in covered]
         for name, at in (positions[-1] if positions else {}).items():
             try:
                 self._feed.forget(name, at)
@@ -283,7 +283,7 @@ class CustomRun(Run):
         self._acknowledges = rng.random() < 0.4
         if self._acknowledges:  # a finished pipeline runs again, for those who may not have heard of it
             settings.fix_input()
-            self.faults.on -= {Fault.DAMAGE}  # nobody goes back behind what was acknowledged
+            self.faults.on -= {Fault.DAMAGE}  # nobody goes back past what was acknowledged
         self._at_once, self.stores_output = rng.random() < 0.6, rng.random() < 0.3
         settings.checkpointing = replace(settings.checkpointing, tolerable_failures=rng.choice((5, 20)))
         if not settings.grows:

@@ -166,9 +166,9 @@ class ProgramsRun(Simulation):
         self.scaler = Scaler(seed, STORE, self.streams)
 
     @property
-    def _behind(self) -> Catalogue:
+    def _catalogue(self) -> Catalogue:
         """The catalogue, as no client sees it."""
-        return self._stores.behind("store")
+        return self._stores.direct_catalogue("store")
 
     def _run(self) -> None:
         try:
@@ -210,7 +210,7 @@ class ProgramsRun(Simulation):
         """Have everything that happens in the first phase begin."""
         for name in self.streams:
             definition = StreamDefinition(name, SCHEMA, self._rng.choice((1, 2, 3)), "k")
-            self._behind.create_stream(definition, 0, if_not_exists=False)
+            self._catalogue.create_stream(definition, 0, if_not_exists=False)
         for place in self._places():
             self.world.at(self._rng.randint(0, 200), place.start)
         self.world.at(20, self._strike)
@@ -223,8 +223,8 @@ class ProgramsRun(Simulation):
     def _made_stores(self, seed: int) -> SimStores:
         return SimStores(lambda name: self._disk, self._watched)
 
-    def _watched(self, behind: Catalogue) -> Catalogue:
-        return behind
+    def _watched(self, inner: Catalogue) -> Catalogue:
+        return inner
 
     # -- the world --------------------------------------------------------------------------------------------------
 

@@ -159,8 +159,8 @@ class Follower(Program):
                 self._run.fail("FW1", f"{self.name} returned key {key} in the order {numbers[:10]}")
         if self._key is None:
             last = ends if self.end is None else self.end.positions
-            behind = {(n, p) for n, end in last.items() for p in range(self.begin.positions.get(n, 0), end)}
-            missing, more = behind - self.places.keys() - self.lost, self.places.keys() - behind
+            expected = {(n, p) for n, end in last.items() for p in range(self.begin.positions.get(n, 0), end)}
+            missing, more = expected - self.places.keys() - self.lost, self.places.keys() - expected
             if missing or more:
                 self._run.fail("FW1", f"{self.name} did not return {sorted(missing)[:4]}, and {sorted(more)[:4]}")
         elif not self._is_bounded and self._start == "earliest" and not self.lost:
@@ -190,7 +190,7 @@ class FollowRun(ProgramsRun):
 
     def heads(self) -> dict[int, int]:
         """Return where each segment begins, as no client sees it."""
-        return {n: extent.head for n, extent in self._behind.extents(self._behind.find_stream(STREAM)).items()}
+        return {n: extent.head for n, extent in self._catalogue.extents(self._catalogue.find_stream(STREAM)).items()}
 
     def _places(self) -> list[Program]:
         return [self.writer, *self.followers]
@@ -211,7 +211,7 @@ class FollowRun(ProgramsRun):
 
     def _verify(self) -> None:
         store = Store.shared(STORE)
-        ends = {n: extent.end for n, extent in self._behind.extents(self._behind.find_stream(STREAM)).items()}
+        ends = {n: extent.end for n, extent in self._catalogue.extents(self._catalogue.find_stream(STREAM)).items()}
         for follower in self.followers:
             follower.check(ends)
         if problems := left_in(store):

@@ -216,32 +216,32 @@ def _places(cuts: Cuts) -> set[Place]:
 class WatchedCatalogue:
     """A catalogue that reports changes of groups to a judge; ``process`` says who asks now."""
 
-    def __init__(self, behind: Catalogue, judge: GroupJudge, process: Callable[[], str]) -> None:
-        self._behind = behind
+    def __init__(self, inner: Catalogue, judge: GroupJudge, process: Callable[[], str]) -> None:
+        self._catalogue = inner
         self._judge = judge
         self._process = process
 
     def __getattr__(self, verb: str) -> Any:
-        return getattr(self._behind, verb)
+        return getattr(self._catalogue, verb)
 
     def create_group(
         self, name: str, streams: Sequence[str], start: GroupStart, kept: int, claim: Claim | None = None
     ) -> GroupFound:
-        found = self._behind.create_group(name, streams, start, kept, claim)
+        found = self._catalogue.create_group(name, streams, start, kept, claim)
         self._judge.on_made()
         return found
 
     def change_group(self, name: str, event: Event) -> GroupFound:
-        before = self._behind.find_group(name).group
-        found = self._behind.change_group(name, event)
+        before = self._catalogue.find_group(name).group
+        found = self._catalogue.change_group(name, event)
         self._judge.on_changed(event, before, found.group, self._process())
         return found
 
     def reset_group(
         self, name: str, token: str, start: GroupStart, checkpoint: str | None, claim: Claim | None = None
     ) -> GroupFound:
-        before = self._behind.find_group(name).group
-        found = self._behind.reset_group(name, token, start, checkpoint, claim)
+        before = self._catalogue.find_group(name).group
+        found = self._catalogue.reset_group(name, token, start, checkpoint, claim)
         self._judge.on_reset(checkpoint, before, found.group)
         return found
 
@@ -348,7 +348,7 @@ class GroupRun(ProgramsRun):
 
     def _draw(self) -> None:
         rng = self._rng
-        self.judge = GroupJudge(lambda checkpoint: self._behind.group_cuts(GROUP, checkpoint))
+        self.judge = GroupJudge(lambda checkpoint: self._catalogue.group_cuts(GROUP, checkpoint))
         self.streams = ("a", "b")[: rng.choice((1, 1, 2))]
         self._begins = rng.choice(("earliest", "earliest", "latest"))
         self._kept = rng.choice((1, 2, 3))
@@ -367,9 +367,9 @@ class GroupRun(ProgramsRun):
         """Whether nothing will ever be left to read."""
         if not self.faults.is_healed or not all(writer.is_done for writer in self.writers):
             return False
-        if self._resetting or GROUP not in self._behind.groups():
+        if self._resetting or GROUP not in self._catalogue.groups():
             return False
-        return not self._behind.find_group(GROUP).group.readable
+        return not self._catalogue.find_group(GROUP).group.readable
 
     def fail(self, rule: str, problem: str) -> None:
         """Note what was violated first."""
@@ -377,8 +377,8 @@ class GroupRun(ProgramsRun):
 
     # -- the world --------------------------------------------------------------------------------------------------
 
-    def _watched(self, behind: Catalogue) -> Catalogue:
-        return cast(Catalogue, WatchedCatalogue(behind, self.judge, lambda: self._stores.asking()))
+    def _watched(self, inner: Catalogue) -> Catalogue:
+        return cast(Catalogue, WatchedCatalogue(inner, self.judge, lambda: self._stores.asking()))
 
     def _places(self) -> list[Program]:
         return [*self.writers, *self.members]

@@ -101,7 +101,7 @@ class SharingRun(StreamRun):
 
     def _begin(self) -> None:
         definition = StreamDefinition(STREAM, SCHEMA, 2, "k")
-        self.stores.behind("store").create_stream(definition, 0, if_not_exists=False)
+        self.stores.direct_catalogue("store").create_stream(definition, 0, if_not_exists=False)
         at, rng = self.world.at, self.rng
         for who in NAMES:
             at(0, self._start, who)
@@ -238,7 +238,7 @@ class SharingRun(StreamRun):
 
         It is begun again.
         """
-        status = self._behind(id_)
+        status = self._status_of(id_)
         if round_.id != id_ or status in (Status.OPEN, Status.PREPARED):
             self.tasks.park(self.rng.randint(1, 20))
         elif status is Status.COMMITTED or not round_.is_committed:
@@ -249,9 +249,9 @@ class SharingRun(StreamRun):
                 self.history.fail("S12", f"{id_} was prepared, and aborted")
             round_.id, round_.done = "", set()
 
-    def _behind(self, id_: str) -> Status:
+    def _status_of(self, id_: str) -> Status:
         """Return what became of a transaction, as no client sees it."""
-        (found,) = self.stores.behind("store").transactions(OWNER, id_, STREAM)
+        (found,) = self.stores.direct_catalogue("store").transactions(OWNER, id_, STREAM)
         return found.status
 
     # -- what must hold ----------------------------------------------------------------------------------------------
@@ -291,9 +291,9 @@ class SharingRun(StreamRun):
 
     def _events(self, store: Store) -> list[Event]:
         """Return what there is at this moment, one segment after the other."""
-        behind = self.stores.behind("store")
+        catalogue = self.stores.direct_catalogue("store")
         found: list[Event] = []
-        for segment, extent in sorted(behind.extents(behind.find_stream(STREAM)).items()):
+        for segment, extent in sorted(catalogue.extents(catalogue.find_stream(STREAM)).items()):
             events: list[Event] = []
             reader = store.reader(STREAM, segment)
             while (batch := reader.read()) is not None:

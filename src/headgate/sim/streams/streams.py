@@ -104,7 +104,7 @@ class Producer:
                 process.end(0)  # a newer one goes on
             except UsageError as error:  # or has appended everything since this one looked, and sealed the stream
                 self._run.world.tell(process.name, str(error))
-                if not self._run.stores.behind("store").find_stream(INPUT).is_sealed:
+                if not self._run.stores.direct_catalogue("store").find_stream(INPUT).is_sealed:
                     raise
             except StorageError as error:
                 self._run.world.tell(process.name, str(error))
@@ -189,7 +189,7 @@ class StreamRun(Run):
 
     def _begin(self) -> None:
         definition = StreamDefinition(INPUT, SCHEMA, self._segments, "k")
-        self.stores.behind("store").create_stream(definition, 0, if_not_exists=False)
+        self.stores.direct_catalogue("store").create_stream(definition, 0, if_not_exists=False)
         self.neighbour.begin()
         self.producer.start()
         at, chance = self.world.at, self._chance
