@@ -230,7 +230,7 @@ def test_silent_callers_take_a_few_descriptors_and_keep_nobody_out(monkeypatch: 
     with contextlib.ExitStack() as opened:
         opened.callback(port.close)
         silent: list[socket.socket] = []
-        while len(silent) < 40:
+        while len(silent) < 12:
             oldest = silent[-4] if len(silent) >= 4 else None
             if (stream := silent_caller(port, oldest)) is not None:
                 silent.append(opened.enter_context(stream))

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 from tests.operators.harness import Harness, encoded
-from tests.state.backends import IN_FILES, NAMES, Chosen, choose
+from tests.state.backends import EACH, IN_FILES, Chosen, choose
 
 from headgate.errors import UsageError
 from headgate.operators.base import WATERMARK_MAX_MS, RestoredState
@@ -148,7 +148,7 @@ def frame_of(batches: list[pa.RecordBatch], operators: WindowOperators) -> pl.Da
     return pl.DataFrame(pl.from_arrow(pa.Table.from_batches(batches, schema=operators.output)))
 
 
-@pytest.fixture(autouse=True, params=NAMES)
+@pytest.fixture(autouse=True, params=EACH)
 def _on_each_backend(request: pytest.FixtureRequest) -> Iterator[None]:
     with choose(request.param):
         yield

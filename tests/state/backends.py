@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.conftest import few
 
 from headgate.codec.snapshot import decode_sections
 from headgate.model.config import MemoryState, RocksState
@@ -26,6 +27,9 @@ from headgate.state.worker_backends import WorkerStates, worker_states
 
 NAMES = ["memory", "rocksdb", "rocksdb-without-cache"]
 """The last one writes everything back, and gives everything up, whenever it may."""
+
+EACH = few(NAMES, 2)
+"""For what must be the same on each: ``make test`` leaves the database with a cache to tests of its own."""
 
 IN_FILES = "rocksdb-in-files"
 """As the last one; and checkpoints are files, however little state there is. Not for who looks at payloads."""

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.operators.process.expiring_functions import Model
 from tests.runtime.checkpoints.frozen_cases import small
-from tests.state.backends import NAMES, Chosen, choose
+from tests.state.backends import EACH, Chosen, choose
 
 from headgate.codec.snapshot import decode_sections
 from headgate.state.backend import ColumnBackend, Ownership
@@ -36,7 +36,7 @@ steps = st.one_of(
 EVERYTHING = [(key, m, 0) for key in range(COUNT) for m in range(3)]
 
 
-@pytest.fixture(autouse=True, params=NAMES)
+@pytest.fixture(autouse=True, params=EACH)
 def _on_each_backend(request: pytest.FixtureRequest) -> Iterator[None]:
     with choose(request.param):
         yield

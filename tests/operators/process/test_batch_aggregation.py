@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.operators.harness import Harness
 from tests.operators.process.test_row_state import MEAN, Mean, declaring
-from tests.state.backends import NAMES, Chosen, choose, rows_in
+from tests.state.backends import EACH, Chosen, choose, rows_in
 
 import headgate as hg
 from headgate.codec.snapshot import decode_sections
@@ -156,7 +156,7 @@ BATCHES = st.lists(st.tuples(ADDED, st.lists(st.integers(1, 3), max_size=2, uniq
 ASK = [(key, 8) for key in (1, 2, 3)]
 
 
-@pytest.mark.parametrize("backend", NAMES)
+@pytest.mark.parametrize("backend", EACH)
 @settings(max_examples=40)
 @given(batches=BATCHES, is_swapped=st.booleans())
 @pytest.mark.early
@@ -289,7 +289,7 @@ class ExpiringBatches(ByBatch):
     ttl = hg.TTL("10ms")
 
 
-@pytest.mark.parametrize("backend", NAMES)
+@pytest.mark.parametrize("backend", EACH)
 def test_what_expired_is_merged_with_nothing(backend: str) -> None:
     with choose(backend):
         for function in (ExpiringRows(), ExpiringBatches()):
@@ -333,7 +333,7 @@ class OnlyMean(ByRow):
         return iter(())
 
 
-@pytest.mark.parametrize("backend", NAMES)
+@pytest.mark.parametrize("backend", EACH)
 def test_an_accumulator_evolves(backend: str) -> None:  # EV2
     with choose(backend):
         former = harness(OnlyMean())

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.operators.harness import Harness
-from tests.state.backends import NAMES, Chosen, choose, rows_in
+from tests.state.backends import EACH, Chosen, choose, rows_in
 
 import headgate as hg
 from headgate.codec.snapshot import decode_sections
@@ -110,7 +110,7 @@ def stored(state: RestoredState) -> dict[str, list[dict[str, Any]]]:
     return rows_in(dict(decode_sections(state.payload, "test")))
 
 
-@pytest.mark.parametrize("backend", NAMES)
+@pytest.mark.parametrize("backend", EACH)
 @given(batches=st.lists(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 5)), min_size=1, max_size=6), max_size=4))
 def test_what_was_added_is_combined_as_plain_python_does_it(backend: str, batches: list[list[tuple[int, int]]]) -> None:
     with choose(backend):
@@ -126,7 +126,7 @@ def test_what_was_added_is_combined_as_plain_python_does_it(backend: str, batche
             run = harness(Both(), [run.snapshot()])
 
 
-@pytest.mark.parametrize("backend", NAMES)
+@pytest.mark.parametrize("backend", EACH)
 def test_a_checkpoint_has_values_whatever_combined_them(backend: str) -> None:
     with choose(backend):
         run = harness(Both())
@@ -193,7 +193,7 @@ class Expiring(Total):
     ttl = hg.TTL("10ms")
 
 
-@pytest.mark.parametrize("backend", NAMES)
+@pytest.mark.parametrize("backend", EACH)
 def test_what_expired_is_not_combined_with(backend: str) -> None:
     with choose(backend):
         run = harness(Expiring())

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.operators.harness import BORN_MS, Harness
-from tests.state.backends import IN_FILES, NAMES, Chosen, choose
+from tests.state.backends import EACH, IN_FILES, Chosen, choose
 
 import headgate as hg
 from headgate.operators.base import WATERMARK_MAX_MS
@@ -105,7 +105,7 @@ class Model:
         return fired
 
 
-@pytest.fixture(autouse=True, params=NAMES)
+@pytest.fixture(autouse=True, params=EACH)
 def _on_each_backend(request: pytest.FixtureRequest) -> Iterator[None]:
     with choose(request.param), pytest.MonkeyPatch.context() as patch:
         patch.setattr(rocks_timers, "FRONT_MAX", 4)

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from tests.operators.harness import BORN_MS, Harness
 from tests.operators.process.expiring_functions import FORMS, SCHEMA
-from tests.state.backends import NAMES, Chosen, choose
+from tests.state.backends import EACH, Chosen, choose
 
 import headgate as hg
 from headgate.codec.snapshot import decode_sections, encode_sections
@@ -28,7 +28,7 @@ from headgate.state.ttl import EXPIRES_COLUMN, TTL_SECTION
 each = pytest.mark.parametrize("form", sorted(FORMS))
 
 
-@pytest.fixture(autouse=True, params=NAMES)
+@pytest.fixture(autouse=True, params=EACH)
 def _unswept(request: pytest.FixtureRequest) -> Iterator[None]:
     with unswept(), choose(request.param):
         yield

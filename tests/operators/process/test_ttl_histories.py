@@ -14,7 +14,7 @@ from tests.operators.harness import BORN_MS, Harness
 from tests.operators.process.expiring_functions import FORMS, OPERATIONS, SCHEMA, Model
 from tests.operators.process.test_ttl import PUT, unswept
 from tests.runtime.checkpoints.frozen_cases import small
-from tests.state.backends import IN_FILES, NAMES, Chosen, choose
+from tests.state.backends import EACH, IN_FILES, Chosen, choose
 
 import headgate as hg
 from headgate.operators.catalog import process_spec
@@ -37,7 +37,7 @@ steps = st.one_of(
 )
 
 
-@pytest.fixture(autouse=True, params=NAMES)
+@pytest.fixture(autouse=True, params=EACH)
 def _on_each_backend(request: pytest.FixtureRequest) -> Iterator[None]:
     with choose(request.param):
         yield

@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.conftest import few
 from tests.state.backends import IN_FILES, states
 from tests.state.memory.test_window_backend import ADD_MAX, ROWS, partials, window_of
 from tests.state.memory.test_window_backend import KEYS as WINDOW_KEYS
@@ -46,7 +47,9 @@ Timer = tuple[int, int]
 
 forms = pytest.mark.parametrize("form", ["rows", "columns"])
 kinds = pytest.mark.parametrize("kind", ["kept", "merged"])
-moves = pytest.mark.parametrize(("p", "later"), [*((p, IN_FILES) for p in COUNTS), (2, "memory"), (3, "memory")])
+moves = pytest.mark.parametrize(
+    ("p", "later"), few([*((p, IN_FILES) for p in COUNTS), (2, "memory"), (3, "memory")], 3)
+)
 """From how many subtasks to which backend; the test goes on to each of ``COUNTS``."""
 
 

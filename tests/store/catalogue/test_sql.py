@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -84,10 +85,23 @@ def fill(made: Catalogue) -> None:
     made.expire_shared(stream, 1_000)
 
 
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a filled store, to be copied."""
+    directory = tmp_path_factory.mktemp("filled") / "store"
+    with Store.open(directory) as store:
+        fill(store._core.catalogue)
+    return directory
+
+
 @pytest.fixture(params=few(["file", "memory"], 1))
-def catalogue(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Catalogue]:
-    with Store.open(tmp_path) as store:
-        made = store._core.catalogue if request.param == "file" else memory_catalogue("memory")
+def catalogue(request: pytest.FixtureRequest, filled: Path, tmp_path: Path) -> Iterator[Catalogue]:
+    if request.param == "file":
+        shutil.copytree(filled, tmp_path, dirs_exist_ok=True)
+        with Store.open(tmp_path) as store:
+            yield store._core.catalogue
+    else:
+        made = memory_catalogue("memory")
         fill(made)
         yield made
 
@@ -167,6 +181,9 @@ WRITES: dict[str, Call] = {
     "start_over": lambda c, s: c.start_over(RESET, lambda owner: True, 7),
 }
 
+REFUSED_AGAIN = {"append", "create_stream", "delete_stream"}
+"""Verbs whose repetition finds that they were carried out."""
+
 
 def test_every_verb_is_tried_here() -> None:  # SS9
     assert VERBS.keys() == READS.keys() | WRITES.keys()
@@ -206,13 +223,13 @@ def counted(catalogue: Catalogue, call: Call, patch: pytest.MonkeyPatch) -> list
     return begun
 
 
-@pytest.mark.parametrize("verb", READS)
 def test_a_verb_that_asks_is_one_transaction_and_changes_nothing(
-    catalogue: Catalogue, verb: str, monkeypatch: pytest.MonkeyPatch
+    catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = content(catalogue)
-    assert counted(catalogue, READS[verb], monkeypatch) == ["read"]
-    assert content(catalogue) == before
+    for verb, call in READS.items():
+        assert counted(catalogue, call, monkeypatch) == ["read"], verb
+        assert content(catalogue) == before, verb
 
 
 def break_at_the_end(catalogue: Catalogue, patch: pytest.MonkeyPatch) -> None:
@@ -229,9 +246,10 @@ def break_at_the_end(catalogue: Catalogue, patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("verb", WRITES)
-def test_a_verb_that_changes_is_one_transaction_and_leaves_nothing_when_it_fails(
+def test_a_verb_that_changes_is_one_transaction_and_can_be_repeated(
     catalogue: Catalogue, verb: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+) -> None:  # S13, TX1
+    """It leaves nothing when it fails. When its answer was lost, the same verb changes nothing more."""
     catalogue.create_stream(StreamDefinition("quiet", KEYED, 1, None), 1, if_not_exists=False)
     before, stream = content(catalogue), catalogue.find_stream("s")
     with monkeypatch.context() as patch:
@@ -240,17 +258,11 @@ def test_a_verb_that_changes_is_one_transaction_and_leaves_nothing_when_it_fails
             WRITES[verb](catalogue, stream)
     assert content(catalogue) == before
     assert counted(catalogue, WRITES[verb], monkeypatch) == ["write"]
-    assert content(catalogue) != before
-
-
-@pytest.mark.parametrize("verb", sorted(WRITES.keys() - {"append", "create_stream", "delete_stream"}))
-def test_a_verb_whose_answer_was_lost_can_be_repeated(catalogue: Catalogue, verb: str) -> None:  # S13, TX1
-    catalogue.create_stream(StreamDefinition("quiet", KEYED, 1, None), 1, if_not_exists=False)
-    stream = catalogue.find_stream("s")
-    WRITES[verb](catalogue, stream)
     once = content(catalogue)
-    WRITES[verb](catalogue, stream)
-    assert content(catalogue) == once
+    assert once != before
+    if verb not in REFUSED_AGAIN:
+        WRITES[verb](catalogue, stream)
+        assert content(catalogue) == once
 
 
 def test_an_append_whose_answer_was_lost_is_found(catalogue: Catalogue) -> None:
