@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from tests.runtime.checkpoints.writing import write_snapshot
-from tests.runtime.driver.test_ownership import begin
+from tests.runtime.driver.test_connectors_ownership import begin
 from tests.runtime.running import definition_of, pipeline_at
 
 import headgate as hg

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.runtime.driver.test_promised_output import KINDS, Home
 from tests.runtime.driver.test_restart import CALLS, Place, begun
+from tests.runtime.driver.test_restart_promised_output import KINDS, Home
 
 from headgate.errors import UsageError
 from headgate.model.config import DamagedCheckpoint, FixedDelay, NoRestart, RestartStrategy
