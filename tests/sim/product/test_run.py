@@ -36,7 +36,7 @@ def test_who_moved_a_pipeline_while_a_round_ended_moves_it_back() -> None:
             raise NotRestorable("it can only be restored as it was")
         return original(self, vertex)
 
-    for seed in range(200):
+    for seed in (5, *range(200)):
         with around(RestoredSnapshots, "rounds", only_as_it_was):
             result = run_seed(seed, is_traced=True)
         assert result.violation is None, seed
