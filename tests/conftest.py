@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import unittest
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -30,6 +31,8 @@ EXAMPLES_MIN = 4
 """A test draws at least so many, unless it names fewer."""
 
 TESTS = Path(__file__).parent
+SPARK_HALF = "not deep and (spark or crash)"
+"""What ``make test`` runs with Spark and real kills (``scripts/run_tests.py``)."""
 MARKED = {
     "sim/product": "simulator",
     "sim/scenarios": "simulator",
@@ -42,11 +45,22 @@ MARKED = {
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Do not even import the modules of folders that ``-m`` leaves out: each worker of pytest would."""
+    """Do not even import the modules that ``-m`` leaves out: each worker of pytest would."""
     if not collection_path.is_file() or not collection_path.is_relative_to(TESTS):
         return None
+    expression = config.getoption("markexpr")
+    if expression == SPARK_HALF and collection_path.suffix == ".py":
+        return True if is_quick(collection_path) else None
     marker = MARKED.get(collection_path.parent.relative_to(TESTS).as_posix())
-    return True if marker is not None and is_left_out(marker, config.getoption("markexpr")) else None
+    return True if marker is not None and is_left_out(marker, expression) else None
+
+
+def is_quick(module: Path) -> bool:
+    """Whether no test of ``module`` is of the Spark half: it names none of its markers, and repeats no tests."""
+    return _OF_THE_SPARK_HALF.search(module.read_text(encoding="utf-8")) is None
+
+
+_OF_THE_SPARK_HALF = re.compile(r"mark\.(spark|crash)\b|^from \S+\.test_\w+ import \*", re.MULTILINE)
 
 
 def is_left_out(marker: str, expression: str) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
-from tests.conftest import IS_DEEP, MARKED, few, fewer, is_left_out
+from tests.conftest import IS_DEEP, MARKED, SPARK_HALF, TESTS, few, fewer, is_left_out, is_quick
 
 UNIT = re.search(r"^UNIT := (.*)$", (Path(__file__).parents[1] / "Makefile").read_text(), re.MULTILINE)
 
@@ -34,3 +34,11 @@ def test_parameters_that_are_left_out_are_marked_and_the_others_spread_evenly() 
 @pytest.mark.parametrize(("named", "drawn"), [(100, 10), (20, 4), (3, 3)])
 def test_a_part_of_the_examples_is_drawn(named: int, drawn: int) -> None:
     assert fewer(settings(max_examples=named)).max_examples == (named if IS_DEEP else drawn)
+
+
+def test_the_spark_half_imports_the_modules_that_name_its_markers() -> None:
+    assert f'"spark": "{SPARK_HALF}"' in (TESTS.parent / "scripts" / "run_tests.py").read_text()
+    assert not is_quick(TESTS / "spark" / "test_session.py")
+    assert not is_quick(TESTS / "crash" / "test_chains.py")
+    assert not is_quick(TESTS / "store" / "served" / "test_kills_afar.py"), "it repeats what another module marks"
+    assert is_quick(TESTS / "state" / "test_timers.py")
