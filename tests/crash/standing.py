@@ -14,6 +14,7 @@ from pathlib import Path
 
 import polars as pl
 import psutil
+import pytest
 
 from crash.pacing import hurry
 from crash.processes import HOOK, STARTED_S, TESTS, Child, Event, until
@@ -26,6 +27,15 @@ TIMES = int(os.environ.get("HEADGATE_TEST_TIMES", "3"))
 
 MINUTES = float(os.environ.get("HEADGATE_TEST_MINUTES", "0"))
 """How long it goes on killing at least."""
+
+WITH_SPARK = [pytest.param(False, id="processes"), pytest.param(True, id="spark", marks=pytest.mark.spark)]
+"""For what Spark has a part in: its JVM and its workers end with a driver, or wait beside one."""
+
+SPARK_IN_DEEP = [
+    pytest.param(False, id="processes"),
+    pytest.param(True, id="spark", marks=[pytest.mark.spark, pytest.mark.deep]),
+]
+"""For what keeper, standby and driver decide among themselves: on Spark, each start costs ten times as much."""
 
 PATIENT = "--silence=20s"
 """For a standby beside a driver that is not to be replaced while it lives, however busy the machine is."""

@@ -20,11 +20,9 @@ import pytest
 
 from crash.processes import STARTED_S, environment, kill
 from crash.results import assert_clean
-from crash.standing import Place, freeze_workers, thaw
+from crash.standing import SPARK_IN_DEEP, WITH_SPARK, Place, freeze_workers, thaw
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(1_800 + 120 * float(os.environ.get("HEADGATE_TEST_MINUTES", "0")))]
-
-WITH_SPARK = [pytest.param(False, id="processes"), pytest.param(True, id="spark", marks=pytest.mark.spark)]
 
 
 @pytest.fixture
@@ -68,13 +66,20 @@ def test_drivers_killed_at_random_are_started_again_and_nothing_is_lost_or_doubl
     assert_clean(tmp_path)
 
 
-@pytest.mark.parametrize("with_spark", WITH_SPARK)
-@pytest.mark.parametrize("how", ["SIGTERM", "SIGINT", "Ctrl-C", "headgate stop", "SIGUSR1"])
+@pytest.mark.parametrize(
+    ("how", "with_spark"),
+    [
+        *(pytest.param(how, False, id=f"{how}-processes") for how in ("SIGTERM", "SIGINT", "headgate stop", "SIGUSR1")),
+        pytest.param("Ctrl-C", True, id="Ctrl-C-spark", marks=pytest.mark.spark),  # the JVM and its workers get it, too
+        *(
+            pytest.param(how, True, id=f"{how}-spark", marks=[pytest.mark.spark, pytest.mark.deep])
+            for how in ("SIGTERM", "headgate stop")
+        ),
+    ],
+)
 def test_a_kept_pipeline_stops_and_drains_as_any_other(
-    place: Callable[..., Place], with_spark: bool, how: str, tmp_path: Path
+    place: Callable[..., Place], how: str, with_spark: bool, tmp_path: Path
 ) -> None:  # KR6, KR7
-    if with_spark and how in ("SIGINT", "SIGUSR1"):
-        pytest.skip("the same way as the others")
     here = place(with_spark)
     kept = here.run("--supervised")
     kept.checkpoint()
@@ -98,7 +103,7 @@ def test_a_kept_pipeline_stops_and_drains_as_any_other(
     assert_clean(tmp_path)
 
 
-@pytest.mark.parametrize("with_spark", WITH_SPARK)
+@pytest.mark.parametrize("with_spark", SPARK_IN_DEEP)
 @pytest.mark.parametrize("how", ["headgate stop, unheard", "SIGTERM to the driver"])
 def test_a_driver_that_dies_while_it_stops_is_not_started_again(
     place: Callable[..., Place], with_spark: bool, how: str, tmp_path: Path
@@ -135,7 +140,7 @@ def test_a_driver_that_dies_while_it_stops_is_not_started_again(
     assert_clean(tmp_path)
 
 
-@pytest.mark.parametrize("with_spark", WITH_SPARK)
+@pytest.mark.parametrize("with_spark", SPARK_IN_DEEP)
 def test_a_driver_that_dies_while_it_drains_is_started_again_and_drains(
     place: Callable[..., Place], with_spark: bool, tmp_path: Path
 ) -> None:  # KR7, KR13

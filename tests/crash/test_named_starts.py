@@ -15,11 +15,10 @@ import pytest
 
 import headgate as hg
 from crash.processes import STARTED_S, STEP_S, environment, kill
-from crash.standing import PATIENT, PROGRAM, Place, tale
+from crash.standing import PATIENT, PROGRAM, SPARK_IN_DEEP, Place, tale
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(1_800)]
 
-WITH_SPARK = [pytest.param(False, id="processes"), pytest.param(True, id="spark", marks=pytest.mark.spark)]
 SILENT_S = 23.0
 """Longer than a standby waits for a sign of life."""
 
@@ -91,7 +90,7 @@ def test_a_user_stops_changes_and_restores(place: Callable[..., Place]) -> None:
     assert not any("remove" in text or "produced again" in text for text in notes), notes
 
 
-@pytest.mark.parametrize("with_spark", WITH_SPARK)
+@pytest.mark.parametrize("with_spark", SPARK_IN_DEEP)
 def test_a_supervisor_repeats_a_named_start_and_goes_on(
     place: Callable[..., Place], with_spark: bool
 ) -> None:  # SV24, SV25, KR2
@@ -113,7 +112,7 @@ def test_a_supervisor_repeats_a_named_start_and_goes_on(
     here.assert_exactly_once()
 
 
-@pytest.mark.parametrize("with_spark", WITH_SPARK)
+@pytest.mark.parametrize("with_spark", SPARK_IN_DEEP)
 @pytest.mark.early
 def test_a_standby_takes_over_a_named_start_and_goes_on(
     place: Callable[..., Place], with_spark: bool
@@ -136,7 +135,7 @@ def test_a_standby_takes_over_a_named_start_and_goes_on(
     here.assert_exactly_once()
 
 
-@pytest.mark.parametrize("with_spark", WITH_SPARK)
+@pytest.mark.parametrize("with_spark", SPARK_IN_DEEP)
 @pytest.mark.early
 def test_a_cancelled_pipeline_stays_cancelled_whoever_keeps_it(
     place: Callable[..., Place], with_spark: bool
@@ -162,7 +161,7 @@ def test_a_cancelled_pipeline_stays_cancelled_whoever_keeps_it(
     assert "removed since" in again.stderr()
 
 
-@pytest.mark.parametrize("with_spark", WITH_SPARK)
+@pytest.mark.parametrize("with_spark", SPARK_IN_DEEP)
 def test_signals_that_come_twice_remove_nothing(place: Callable[..., Place], with_spark: bool) -> None:  # C70
     """Whoever ends a whole group of processes signals the driver, and its supervisor, which passes that on."""
     here = place(with_spark)

@@ -13,18 +13,48 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from crash.processes import STARTED_S, environment, kill, until
 from crash.results import assert_clean
-from crash.standing import PATIENT, PROGRAM, Place, Process, freeze_workers, tale, thaw, whoever_completes
+from crash.standing import (
+    PATIENT,
+    PROGRAM,
+    SPARK_IN_DEEP,
+    WITH_SPARK,
+    Place,
+    Process,
+    freeze_workers,
+    tale,
+    thaw,
+    whoever_completes,
+)
 from crash.takeovers import Takeover, problem, told
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(1_800 + 120 * float(os.environ.get("HEADGATE_TEST_MINUTES", "0")))]
 
-WITH_SPARK = [pytest.param(False, id="processes"), pytest.param(True, id="spark", marks=pytest.mark.spark)]
+
+def ways(spark_on: str) -> list[Any]:
+    """Return where checkpoints are, and whether Spark runs the workers: together in `make test` on ``spark_on`` only.
+
+    The other place is tried with plain processes then.
+    """
+    return [
+        pytest.param(
+            place == "object store",
+            with_spark,
+            id=f"{place}-{'spark' if with_spark else 'processes'}",
+            marks=[
+                *([pytest.mark.spark] if with_spark else []),
+                *([pytest.mark.deep] if with_spark != (place == spark_on) else []),
+            ],
+        )
+        for place in ("directory", "object store")
+        for with_spark in (False, True)
+    ]
 
 
 @pytest.fixture
@@ -50,8 +80,7 @@ def took_over(heir: Process, since_s: float, record: Callable[[str, object], Non
     print(f"takeover: {took_ms} ms")
 
 
-@pytest.mark.parametrize("with_spark", WITH_SPARK)
-@pytest.mark.parametrize("is_object_store", [False, True], ids=["directory", "object store"])
+@pytest.mark.parametrize(("is_object_store", "with_spark"), ways(spark_on="directory"))
 def test_a_standby_takes_over_when_the_driver_is_killed(
     place: Callable[..., Place],
     with_spark: bool,
@@ -77,8 +106,7 @@ def test_a_standby_takes_over_when_the_driver_is_killed(
     assert_clean(tmp_path)
 
 
-@pytest.mark.parametrize("with_spark", WITH_SPARK)
-@pytest.mark.parametrize("is_object_store", [False, True], ids=["directory", "object store"])
+@pytest.mark.parametrize(("is_object_store", "with_spark"), ways(spark_on="object store"))
 def test_a_frozen_driver_that_wakes_after_the_takeover_ends_and_changes_nothing(
     place: Callable[..., Place],
     with_spark: bool,
@@ -109,7 +137,7 @@ def test_a_frozen_driver_that_wakes_after_the_takeover_ends_and_changes_nothing(
     assert_clean(tmp_path)
 
 
-@pytest.mark.parametrize("with_spark", WITH_SPARK)
+@pytest.mark.parametrize("with_spark", SPARK_IN_DEEP)
 def test_a_standby_does_not_start_what_was_stopped_and_ends_with_what_has_finished(
     place: Callable[..., Place], with_spark: bool
 ) -> None:  # SB6
@@ -130,7 +158,7 @@ def test_a_standby_does_not_start_what_was_stopped_and_ends_with_what_has_finish
     here.assert_exactly_once()
 
 
-@pytest.mark.parametrize("with_spark", WITH_SPARK)
+@pytest.mark.parametrize("with_spark", SPARK_IN_DEEP)
 def test_what_failed_while_its_user_stopped_it_is_not_taken_over(
     place: Callable[..., Place], with_spark: bool
 ) -> None:  # SB6, SB14
@@ -163,7 +191,7 @@ def test_what_failed_while_its_user_stopped_it_is_not_taken_over(
     here.assert_exactly_once()
 
 
-@pytest.mark.parametrize("with_spark", WITH_SPARK)
+@pytest.mark.parametrize("with_spark", SPARK_IN_DEEP)
 def test_what_died_before_it_heard_the_stop_of_its_user_is_not_taken_over(
     place: Callable[..., Place], with_spark: bool
 ) -> None:
@@ -188,7 +216,7 @@ def test_what_died_before_it_heard_the_stop_of_its_user_is_not_taken_over(
     assert decided["notice"] == "stopped", tale(here.processes)
 
 
-@pytest.mark.parametrize("with_spark", WITH_SPARK)
+@pytest.mark.parametrize("with_spark", SPARK_IN_DEEP)
 @pytest.mark.early
 def test_of_two_standbys_one_takes_over_and_the_other_goes_on_waiting(
     place: Callable[..., Place], with_spark: bool, tmp_path: Path
@@ -224,7 +252,7 @@ def test_a_standby_ends_when_it_is_told_to(place: Callable[..., Place], with_spa
     assert "Traceback" not in alone.stderr()
 
 
-@pytest.mark.parametrize("with_spark", WITH_SPARK)
+@pytest.mark.parametrize("with_spark", SPARK_IN_DEEP)
 @pytest.mark.early
 def test_drivers_killed_and_frozen_at_random_among_standbys_lose_and_double_nothing(
     place: Callable[..., Place],
