@@ -66,8 +66,9 @@ test-python: ## the quick half of the tests under another Python: make test-pyth
 	VENV=build/python-$(PYTHON) PYTHON=$(PYTHON) scripts/setup.sh
 	build/python-$(PYTHON)/bin/python -m pytest -q -n $(WORKERS) -m "$(UNIT)" $(TESTS)
 
-test-repeated: setup-test ## the quick half of `make test` with all parameters, seeds and random examples
+test-repeated: setup-test ## `make test` with all parameters, seeds and random examples
 	HEADGATE_TEST_DEEP=1 $(PYTHON_ENV) -m pytest -q -n $(WORKERS) -m "not spark and not crash"
+	HEADGATE_TEST_DEEP=1 $(PYTHON_ENV) -m pytest -q -n $(SPARK_WORKERS) -m "spark or crash"
 
 test-again: setup ## the tests of `make check` TIMES times with other seeds, then once on a busy machine
 	@scripts/test-again $(TIMES) $(WORKERS) "$(UNIT)"

@@ -120,6 +120,7 @@ def test_without_pathway_its_target_is_skipped(capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.spark
+@pytest.mark.deep
 def test_the_micro_batch_loop_finds_the_components() -> None:
     arguments = ["--edges", "600", "--vertices", "500", "--batch-rows", "300", "--warm-up", "0"]
     found = run_peer(Path(sys.executable), "bench.peers.components_streaming", arguments)

@@ -150,12 +150,14 @@ def test_ratios_are_to_the_peers_best(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.deep
 def test_the_peer_updates_every_key(capsys: pytest.CaptureFixture[str]) -> None:
     peer.main(["--keys", "1000", "--seconds", "0.1", "--memory-mb", "64", "--batch-rows", "500"])
     assert '"events_per_s_best"' in capsys.readouterr().out
 
 
 @pytest.mark.spark
+@pytest.mark.deep
 def test_state_and_parquet_are_read_in_turns() -> None:
     positive(state_reading.run(tiny(keys=1_000, turns=1, cores=1)), "ratio", "state_s", "parquet_s")
 

@@ -84,5 +84,6 @@ def test_without_a_peer_its_targets_are_skipped(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.spark
+@pytest.mark.deep
 def test_a_stream_is_read_beside_json_and_parquet() -> None:
     positive(store_dataframe.run(tiny(rows=1_000, turns=1, cores=1)), "against_json", "against_parquet")

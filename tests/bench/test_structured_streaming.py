@@ -48,6 +48,7 @@ def test_the_extra_size_lies_where_a_batch_takes_just_under_a_second() -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.deep
 def test_it_counts_every_event_once_in_the_right_window(tmp_path: Path) -> None:
     keys, rows, batches = 7, 1_000, 12  # windows of 5 batches
     spark = session(1)

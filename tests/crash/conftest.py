@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from crash.cluster import Cluster
-from crash.processes import PROGRAM, STARTED_S, Child, Life, quick_jvm
+from crash.processes import PROGRAM, STARTED_S, Child, Life, quick_jvm, without_spark
 
 _numbers = itertools.count(1)
 
@@ -109,11 +109,10 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., Life]]:
     """Run a pipeline in a process of its own, whose driver may be harmed. The same spec continues where it was."""
     children: list[Child] = []
 
-    def begin(spec: dict[str, Any], **env: str) -> Life:
+    def begin(spec: dict[str, Any], *, with_spark: bool = True, **env: str) -> Life:
         spec, gate = gated(spec)
-        child = Child(
-            [sys.executable, "-u", str(PROGRAM), json.dumps(spec)], tmp_path / "driver", {**quick_jvm(), **env}
-        )
+        around = quick_jvm() if with_spark else without_spark()
+        child = Child([sys.executable, "-u", str(PROGRAM), json.dumps(spec)], tmp_path / "driver", {**around, **env})
         children.append(child)
         return Life(child, spec["name"], gate)
 

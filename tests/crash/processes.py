@@ -86,6 +86,12 @@ def environment(extra: dict[str, str] | None = None) -> dict[str, str]:
     }
 
 
+def without_spark() -> dict[str, str]:
+    """Return the environment of commands and programs that start workers as plain processes, and no JVM."""
+    path = [TESTS / "crash" / "without_spark", TESTS, TESTS.parent / "src", TESTS.parent]
+    return {"PYTHONPATH": os.pathsep.join(map(str, path))}
+
+
 def quick_jvm() -> dict[str, str]:
     """Return what ``headgate run`` tells its JVM, for programs that do not tell theirs."""
     return {JVM_OPTIONS: f"{QUICK_COMPILER} {os.environ.get(JVM_OPTIONS, '')}".strip()}

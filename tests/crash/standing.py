@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from crash.pacing import hurry
-from crash.processes import HOOK, STARTED_S, TESTS, Child, Event, until
+from crash.processes import STARTED_S, Child, Event, until, without_spark
 from crash.results import assert_equal
 from headgate.connectors.files.file_committer import read_committed
 
@@ -81,12 +81,10 @@ class Place:
 
     def run(self, *options: str, kill_at: str = "") -> Process:
         """Start the command with ``options``; each in a session of its own, and killed at ``kill_at`` once for all."""
-        hooks = [str(HOOK)] if self._with_spark else [str(TESTS / "crash" / "without_spark"), str(TESTS.parent)]
-        paths = [*hooks, str(TESTS), str(TESTS.parent / "src")]
         given = [str(self.root), str(self.rows), str(RATE), self.checkpoints]
         command = [sys.executable, "-u", "-m", "headgate.cli.app", "run", "--json", *options]
         command += ["--", str(self.program), *given]
-        env = {"PYTHONPATH": os.pathsep.join(paths)}
+        env = {} if self._with_spark else without_spark()
         if kill_at:
             env["HEADGATE_KILL_AT"] = f"{kill_at}:1:{self.root / f'killed-{kill_at}'}"
         started = Process(command, self.root / f"process-{len(self.processes)}", env)

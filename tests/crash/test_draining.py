@@ -19,10 +19,11 @@ import pytest
 from crash.pipelines import generated, recounted
 from crash.processes import STARTED_S, Child, Life, environment, kill
 from crash.results import assert_clean, assert_equal, read_rows
+from crash.standing import SPARK_IN_DEEP
 from crash.test_stopping import PROGRAM, checkpoints, command_line
 from headgate.connectors.files.file_committer import read_committed
 
-pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(1_800)]
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(1_800)]
 
 ROWS = 400_000
 """Far more than is read before the drain."""
@@ -50,6 +51,7 @@ def draining(life: Life) -> None:
     life.wait("draining", lambda e: e["event"] == "progress" and e["state"] == "draining")
 
 
+@pytest.mark.spark
 def test_a_worker_killed_in_mid_drain_loses_and_doubles_nothing(
     spec: Spec, run: Callable[[dict[str, Any]], Life], tmp_path: Path, told: Callable[[Life], None]
 ) -> None:  # E7, E9
@@ -66,18 +68,19 @@ def test_a_worker_killed_in_mid_drain_loses_and_doubles_nothing(
     assert_drained(tmp_path)
 
 
+@pytest.mark.parametrize("with_spark", SPARK_IN_DEEP)
 def test_a_driver_killed_in_mid_drain_forgets_it_and_the_next_one_continues_until_it_is_drained(
-    spec: Spec, launch: Callable[..., Life], tmp_path: Path
+    spec: Spec, launch: Callable[..., Life], tmp_path: Path, with_spark: bool
 ) -> None:  # E9
     what = spec("backlog", rows=ROWS, rate=RATE)
-    life = launch(what)
+    life = launch(what, with_spark=with_spark)
     life.running()
     life.checkpoint(2)
     life.child.signal(signal.SIGUSR1)
     draining(life)
     life.child.signal(signal.SIGKILL)
     life.child.assert_gone()
-    life = launch(what)
+    life = launch(what, with_spark=with_spark)
     life.running()
     life.checkpoint()
     life.child.signal(signal.SIGUSR1)
@@ -87,62 +90,52 @@ def test_a_driver_killed_in_mid_drain_forgets_it_and_the_next_one_continues_unti
     assert_drained(tmp_path)
 
 
-def stop(root: Path, name: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """Run ``headgate stop``."""
-    command = [sys.executable, "-m", "headgate.cli.app", "stop", name, "--dir", str(root / "checkpoints")]
-    return subprocess.run(
-        [*command, *options], env=environment(), capture_output=True, text=True, timeout=STARTED_S, check=False
-    )
+def headgate(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "headgate.cli.app", *arguments]
+    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=STARTED_S, check=False)
 
 
-def test_headgate_takes_a_checkpoint_of_a_pipeline_of_another_terminal(spec: Spec, tmp_path: Path) -> None:
+@pytest.mark.spark
+def test_a_pipeline_of_another_terminal_is_stopped_restored_and_drained(
+    spec: Spec, tmp_path: Path
+) -> None:
+    """Each by its command, and a checkpoint is taken by one."""
     what = spec("standard", rows=ROWS, gate=str(tmp_path / "never"))
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
-    child = Child(command_line(program, what), tmp_path / "driver")
-    try:
-        checkpoints(child, 1)
-        command = [sys.executable, "-m", "headgate.cli.app", "checkpoints", "take", what["name"]]
-        asked = subprocess.run(
-            [*command, "--dir", str(tmp_path / "checkpoints")],
-            env=environment(),
-            capture_output=True,
-            text=True,
-            timeout=STARTED_S,
-            check=False,
-        )
-        found = re.fullmatch(rf"{what['name']}: checkpoint (\d+) is completed\n", asked.stdout)
-        assert found, asked.stderr
-        child.wait_event(
-            lambda e: e["event"] == "checkpoint" and e["checkpoint"] == int(found[1]), 0, STARTED_S, "that checkpoint"
-        )
-        assert stop(tmp_path, what["name"]).returncode == 0, "it goes on until it is stopped"
-        assert child.exit_code() == 0, child.tale("exit code")
-    finally:
-        child.close()
-
-
-def test_headgate_stop_stops_and_later_drains_a_pipeline_of_another_terminal(spec: Spec, tmp_path: Path) -> None:
-    what = spec("standard", rows=ROWS, gate=str(tmp_path / "never"))
+    name, where = what["name"], ("--dir", str(tmp_path / "checkpoints"))
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     children: list[Child] = []
+
+    def start(*options: str) -> Child:
+        *command, dashes, arguments = command_line(program, what)
+        children.append(Child([*command, *options, dashes, arguments], tmp_path / "driver"))
+        return children[-1]
+
+    def ends(child: Child, outcome: str, *options: str) -> None:
+        asked = headgate("stop", name, *where, *options)
+        assert asked.returncode == 0, asked.stderr
+        assert asked.stdout.startswith(f"{name}: {outcome}"), asked
+        assert "process" in asked.stderr.splitlines()[0]
+        assert child.exit_code() == 0, child.tale("exit code")
+        child.assert_gone()
+
     try:
-        for options, outcome in (
-            ((), "stopped; started again, it continues from checkpoint "),
-            (("--drain",), "drained; "),
-        ):
-            child = Child(command_line(program, what), tmp_path / "driver")
-            children.append(child)
-            checkpoints(child, 2)
-            asked = stop(tmp_path, what["name"], *options)
-            assert asked.returncode == 0, asked.stderr
-            assert asked.stdout.startswith(f"{what['name']}: {outcome}")
-            assert "process" in asked.stderr.splitlines()[0]
-            assert child.exit_code() == 0, child.tale("exit code")
-            child.assert_gone()
-        again = Child(command_line(program, what), tmp_path / "driver")
-        children.append(again)
+        first = start()
+        checkpoints(first, 1)
+        asked = headgate("checkpoints", "take", name, *where)
+        found = re.fullmatch(rf"{name}: checkpoint (\d+) is completed\n", asked.stdout)
+        assert found, asked.stderr
+        first.wait_event(
+            lambda e: e["event"] == "checkpoint" and e["checkpoint"] == int(found[1]), 0, STARTED_S, "that checkpoint"
+        )
+        ends(first, "stopped; started again, it continues from checkpoint ")
+        second = start()
+        checkpoints(second, 2)
+        ends(second, "stopped", "--savepoint", str(tmp_path / "taken"))
+        third = start("--restore", str(tmp_path / "taken"))
+        checkpoints(third, 2)
+        ends(third, "drained; ", "--drain")
+        again = start()
         assert again.exit_code() == 0
         notes = [e["text"] for e in again.events if e["event"] == "note"]
         assert any("was drained and does not continue" in text for text in notes), json.dumps(notes)
@@ -150,6 +143,6 @@ def test_headgate_stop_stops_and_later_drains_a_pipeline_of_another_terminal(spe
         for child in children:
             child.close()
     assert_drained(tmp_path, reduced_every=20)
-    gone = stop(tmp_path, what["name"])
+    gone = headgate("stop", name, *where)
     assert (gone.returncode, gone.stderr.count("\n")) == (2, 1)
-    assert f"Error: no pipeline '{what['name']}' runs" in gone.stderr
+    assert f"Error: no pipeline '{name}' runs" in gone.stderr

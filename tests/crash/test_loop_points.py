@@ -18,8 +18,9 @@ from crash.loop_results import assert_flip16, assert_trips
 from crash.pacing import hurry
 from crash.pipelines import STOPPED_MS
 from crash.processes import STARTED_S, STEP_S, Life, kill, until
+from crash.standing import SPARK_IN_DEEP
 
-pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(1_800)]
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(1_800)]
 
 Spec = Callable[..., dict[str, Any]]
 Run = Callable[[dict[str, Any]], Life]
@@ -41,7 +42,7 @@ REPLAY_POINTS = [("log-sealed", 3), ("in-replay", 1), ("in-replay", 1), ("in-rep
 DRIVER_POINTS = [("after-manifest", 3), ("before-manifest", 3), ("before-ack", 9), ("in-recover", 1), ("in-publish", 3)]
 
 DRIVER_KILLS = TIMES if TIMES > 3 else 1
-"""Each costs the start of a JVM; the short form has another one on the cluster."""
+"""Each costs the start of a driver."""
 
 
 class Faults:
@@ -61,6 +62,7 @@ class Faults:
         assert self.missing() == [], life.child.tale("points that were not reached")
 
 
+@pytest.mark.spark
 @pytest.mark.parametrize("number", range(-(-TIMES // len(WORKER_POINTS))))
 def test_workers_of_a_loop_killed_at_each_named_point(
     spec: Spec, run: Run, tmp_path: Path, told: Told, number: int
@@ -76,6 +78,7 @@ def test_workers_of_a_loop_killed_at_each_named_point(
     assert_flip16(tmp_path, 12_000)
 
 
+@pytest.mark.spark
 @pytest.mark.parametrize("number", range(-(-TIMES // len(REPLAY_POINTS))))
 def test_a_replay_that_fails_again_and_again_replays_the_same(
     spec: Spec, run: Run, tmp_path: Path, told: Told, number: int
@@ -92,6 +95,7 @@ def test_a_replay_that_fails_again_and_again_replays_the_same(
     assert_trips(tmp_path, 2_000)
 
 
+@pytest.mark.spark
 @pytest.mark.parametrize("number", range(-(-TIMES // 10)))
 def test_a_worker_that_dies_between_the_end_of_the_loop_and_the_final_checkpoint(
     spec: Spec, run: Run, tmp_path: Path, told: Told, number: int
@@ -114,8 +118,9 @@ def test_a_worker_that_dies_between_the_end_of_the_loop_and_the_final_checkpoint
     assert_trips(tmp_path, 2_000)
 
 
+@pytest.mark.parametrize("with_spark", SPARK_IN_DEEP)
 def test_the_driver_of_a_loop_killed_again_and_again_continues_by_the_same_command(
-    spec: Spec, launch: Launch, tmp_path: Path, dice: random.Random
+    spec: Spec, launch: Launch, tmp_path: Path, dice: random.Random, with_spark: bool
 ) -> None:
     """At a named point and at random, in turn."""
     rows = 1_500 * (DRIVER_KILLS + 1)
@@ -124,22 +129,25 @@ def test_the_driver_of_a_loop_killed_again_and_again_continues_by_the_same_comma
         if number % 2 == 0:
             points = [DRIVER_POINTS[number // 2 % len(DRIVER_POINTS)]]
             (tmp_path / f"driver-{number}").mkdir()
-            life = launch(what, HEADGATE_KILL_AT=Faults(tmp_path / f"driver-{number}", points).text)
+            life = launch(
+                what, with_spark=with_spark, HEADGATE_KILL_AT=Faults(tmp_path / f"driver-{number}", points).text
+            )
             assert life.child.exit_code(2 * STEP_S) == -9, life.child.tale("not killed")
         else:
-            life = launch(what)
+            life = launch(what, with_spark=with_spark)
             life.running()
             threading.Event().wait(dice.uniform(0.0, 1.0))  # the fault's time: not a wait for anything
             life.child.kill()
         life.child.assert_gone()
     hurry(tmp_path)
-    life = launch(what)
+    life = launch(what, with_spark=with_spark)
     assert life.result(2 * STEP_S)["is_finished"]
     assert life.child.exit_code() == 0
     life.child.assert_gone()
     assert_flip16(tmp_path, rows)
 
 
+@pytest.mark.spark
 def test_stopped_workers_of_a_loop_are_replaced_and_change_nothing_when_they_wake(
     spec: Spec, run: Run, tmp_path: Path, told: Told, dice: random.Random
 ) -> None:  # F4
@@ -163,7 +171,8 @@ def test_stopped_workers_of_a_loop_are_replaced_and_change_nothing_when_they_wak
     assert_flip16(tmp_path, rows)
 
 
-@pytest.mark.early
+@pytest.mark.spark
+@pytest.mark.deep
 def test_a_loop_on_a_cluster_loses_workers_an_executor_and_its_driver(
     cluster: Cluster, spec: Spec, launch: Launch, tmp_path: Path, told: Told
 ) -> None:

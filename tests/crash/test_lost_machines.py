@@ -9,7 +9,7 @@ import pytest
 
 from crash.networks import run_in_a_network_of_its_own
 
-pytestmark = [pytest.mark.crash, pytest.mark.timeout(1_800)]
+pytestmark = [pytest.mark.crash, pytest.mark.deep, pytest.mark.timeout(1_800)]  # make lost-machines
 
 PROGRAM = Path(__file__).with_name("lost_machines.py")
 ALL_S = 1_200.0

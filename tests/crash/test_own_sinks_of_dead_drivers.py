@@ -13,8 +13,9 @@ from examples.sqlite_sink import connect
 
 from crash.processes import STARTED_S, Life
 from crash.results import assert_clean
+from crash.standing import SPARK_IN_DEEP
 
-pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(1_800)]
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(1_800)]
 
 Spec = Callable[..., dict[str, Any]]
 Launch = Callable[..., Life]
@@ -38,13 +39,14 @@ def assert_exactly_once(root: Path) -> None:
     assert_clean(root)
 
 
+@pytest.mark.parametrize("with_spark", SPARK_IN_DEEP)
 @pytest.mark.early
 def test_own_sinks_have_every_record_once_whenever_the_driver_is_killed(
-    spec: Spec, launch: Launch, tmp_path: Path, dice: random.Random
+    spec: Spec, launch: Launch, tmp_path: Path, dice: random.Random, with_spark: bool
 ) -> None:
     what = spec("own_sinks", rows=ROWS, rate=2_000)
     for number in range(KILLS):
-        life = launch(what)
+        life = launch(what, with_spark=with_spark)
         if number != 1:  # and one of them dies while it begins
             life.wait("a start", lambda e: e["event"] == "running", START_S)
             life.checkpoint(dice.randint(0, 2))
@@ -53,24 +55,25 @@ def test_own_sinks_have_every_record_once_whenever_the_driver_is_killed(
         threading.Event().wait(dice.uniform(0.0, 0.6))  # the fault's time: not a wait for anything
         life.child.kill()
         life.child.assert_gone()
-    life = launch(what)
+    life = launch(what, with_spark=with_spark)
     assert life.result(START_S)["is_finished"]
     assert life.child.exit_code() == 0
     assert_exactly_once(tmp_path)
 
 
+@pytest.mark.parametrize("with_spark", SPARK_IN_DEEP)
 @pytest.mark.early
 def test_own_sinks_have_every_record_once_wherever_in_a_commit_the_driver_is_killed(
-    spec: Spec, launch: Launch, tmp_path: Path
+    spec: Spec, launch: Launch, tmp_path: Path, with_spark: bool
 ) -> None:
-    what = spec("own_sinks", rows=ROWS, rate=4_000, gate=None)
+    what = spec("own_sinks", rows=ROWS, rate=1_500)
     markers = {point: tmp_path / f"killed-{point}" for point in POINTS}
     points = ";".join(f"{point}:{count}:{markers[point]}" for point, count in POINTS.items())
     for _ in POINTS:
-        life = launch(what, HEADGATE_KILL_AT=points)
+        life = launch(what, with_spark=with_spark, HEADGATE_KILL_AT=points)
         assert life.child.exit_code(START_S) == -9, life.child.tale("it was not killed")
         life.child.assert_gone()
-    life = launch(what)
+    life = launch(what, with_spark=with_spark)
     assert life.result(START_S)["is_finished"]
     assert life.child.exit_code() == 0
     assert [point for point, marker in markers.items() if not marker.exists()] == []

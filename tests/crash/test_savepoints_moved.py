@@ -16,11 +16,12 @@ from typing import Any
 
 import pytest
 
-from crash.processes import STEP_S, Child, environment
+from crash.processes import STEP_S, Child, environment, without_spark
 from crash.results import assert_clean, assert_standard
+from crash.standing import SPARK_IN_DEEP
 from crash.test_stopping import PROGRAM, checkpoints, command_line
 
-pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(1_800)]
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(1_800)]
 
 ROWS = 24_000
 
@@ -28,8 +29,8 @@ ROWS = 24_000
 class Place:
     """A user's program and directories."""
 
-    def __init__(self, root: Path, what: dict[str, Any]) -> None:
-        self.root, self.what = root, what
+    def __init__(self, root: Path, what: dict[str, Any], *, with_spark: bool) -> None:
+        self.root, self.what, self._with_spark = root, what, with_spark
         self.program = root / "program.py"
         self.program.write_text(PROGRAM)
         self.children: list[Child] = []
@@ -38,7 +39,9 @@ class Place:
         """``headgate run``."""
         *command, dashes, arguments = command_line(self.program, self.what)
         points = ";".join(f"{point}:1:{self.root / f'killed-{point}'}" for point in kill_at.split() if point)
-        env = {"HEADGATE_KILL_AT": points} if points else {}
+        env = {} if self._with_spark else without_spark()
+        if points:
+            env["HEADGATE_KILL_AT"] = points
         child = Child([*command, *options, dashes, arguments], self.root / "driver", env)
         self.children.append(child)
         return child
@@ -53,12 +56,15 @@ class Place:
         return self.headgate("stop", self.what["name"], "--dir", where, "--savepoint", str(savepoint))
 
 
+@pytest.mark.parametrize("with_spark", SPARK_IN_DEEP)
 @pytest.mark.early
 def test_a_pipeline_moves_with_a_savepoint_whatever_is_killed(
-    spec: Callable[..., dict[str, Any]], tmp_path: Path
+    spec: Callable[..., dict[str, Any]], tmp_path: Path, with_spark: bool
 ) -> None:  # SV2, SV10, SV24
     gate = tmp_path / "gate"
-    place = Place(tmp_path, spec("standard", rows=ROWS, rate=400, inline_bytes_max=0, gate=str(gate)))
+    place = Place(
+        tmp_path, spec("standard", rows=ROWS, rate=1_500, inline_bytes_max=0, gate=str(gate)), with_spark=with_spark
+    )
     try:
         for point in ("before-savepoint", "after-savepoint"):
             child = place.start(kill_at=point)

@@ -44,16 +44,17 @@ def command_of_jvm(child: Child) -> list[str]:
 
 
 @pytest.mark.early
-def test_ctrl_c_and_sigterm_keep_the_last_checkpoint_and_the_next_run_continues(
+def test_ctrl_c_once_and_twice_and_sigterm_end_a_run_and_the_next_one_continues(
     spec: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
+    """The second Ctrl-C does not wait for that checkpoint, and loses nothing."""
     gate = tmp_path / "gate"
     what = spec("standard", rows=24_000, gate=str(gate))
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     children: list[Child] = []
     try:
-        for number in (signal.SIGINT, signal.SIGTERM, None):
+        for number, count in ((signal.SIGINT, 1), (signal.SIGTERM, 1), (signal.SIGINT, 2), (None, 0)):
             if number is None:
                 gate.touch()
             child = Child(command_line(program, what), tmp_path / "driver")
@@ -61,10 +62,11 @@ def test_ctrl_c_and_sigterm_keep_the_last_checkpoint_and_the_next_run_continues(
             if number is not None:
                 checkpoints(child, 1)
                 assert QUICK_COMPILER in command_of_jvm(child)
-            if number is signal.SIGINT:
-                os.killpg(child.pid, number)  # a terminal tells the whole foreground group, the JVM too
-            elif number is not None:
-                child.signal(number)
+            for _ in range(count):
+                if number is signal.SIGINT:
+                    os.killpg(child.pid, number)  # a terminal tells the whole foreground group, the JVM too
+                else:
+                    child.signal(number)
             assert child.exit_code() == 0, child.tale("exit code")
             child.assert_gone()
             assert "Traceback" not in child.stderr(), child.tale("a traceback")
@@ -168,22 +170,3 @@ def test_sigterm_to_every_process_of_a_service_stops_with_a_last_checkpoint(tmp_
     ]
     assert len(seen) >= result["records_in"] > 0, "each once, and again what was read again"
     assert " WARN " in (logs / "spark.log").read_text()
-
-
-def test_a_second_ctrl_c_ends_at_once_and_loses_nothing(
-    spec: Callable[..., dict[str, Any]], launch: Callable[..., Any], tmp_path: Path
-) -> None:
-    what = spec("standard", rows=16_000)
-    life = launch(what)
-    life.running()
-    life.checkpoint()
-    life.child.signal(signal.SIGINT)
-    life.child.signal(signal.SIGINT)
-    life.result()
-    assert life.child.exit_code() == 0
-    life.child.assert_gone()
-    life = launch(what)
-    life.result()
-    assert life.child.exit_code() == 0
-    assert_standard(tmp_path, 16_000)
-    assert_clean(tmp_path)

@@ -12,19 +12,23 @@ import pytest
 
 from crash.processes import Life, kill
 from crash.results import assert_clean, assert_nothing_twice, assert_standard
+from crash.standing import SPARK_IN_DEEP
 
-pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(1_800)]
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(1_800)]
 
 Spec = Callable[..., dict[str, Any]]
 Launch = Callable[..., Life]
 
 
-def test_a_second_driver_names_the_first_one_and_stops(spec: Spec, launch: Launch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("with_spark", SPARK_IN_DEEP)
+def test_a_second_driver_names_the_first_one_and_stops(
+    spec: Spec, launch: Launch, tmp_path: Path, with_spark: bool
+) -> None:
     rows = 2_000_000
     what = spec("standard", rows=rows)  # longer than the second one takes to start; it is stopped then
-    first = launch(what)
+    first = launch(what, with_spark=with_spark)
     first.running()
-    second = launch(what)
+    second = launch(what, with_spark=with_spark)
     error = second.failed()["error"]
     assert error.startswith(f"pipeline '{what['name']}' is already run by process {first.child.pid} on ")
     assert second.child.exit_code() == 2
@@ -37,9 +41,10 @@ def test_a_second_driver_names_the_first_one_and_stops(spec: Spec, launch: Launc
     assert_clean(tmp_path)
 
 
+@pytest.mark.parametrize("with_spark", SPARK_IN_DEEP)
 @pytest.mark.parametrize("completed", [1, 6])
 def test_a_driver_that_wakes_after_its_replacement_says_so_and_changes_nothing(
-    spec: Spec, launch: Launch, tmp_path: Path, completed: int
+    spec: Spec, launch: Launch, tmp_path: Path, completed: int, with_spark: bool
 ) -> None:  # R40
     """On an object store there is no lock of the machine: only the log and the sinks' fences tell who runs.
 
@@ -47,12 +52,12 @@ def test_a_driver_that_wakes_after_its_replacement_says_so_and_changes_nothing(
     """
     where = f"obstore+file://{tmp_path}/checkpoints"
     what = spec("standard", rows=60_000, checkpoints=where, only_files=True)
-    zombie = launch(what)
+    zombie = launch(what, with_spark=with_spark)
     zombie.running()
     zombie.checkpoint(2)
     os.kill(zombie.child.pid, signal.SIGSTOP)
     try:
-        heir = launch(what)
+        heir = launch(what, with_spark=with_spark)
         heir.note("continues from checkpoint")
         heir.running()
         heir.checkpoint(completed)

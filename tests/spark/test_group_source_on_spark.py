@@ -18,16 +18,16 @@ from spark.test_induced_on_spark import FIRST, ROWS, Producer
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1_800)]
 
 Spec = Callable[..., dict[str, Any]]
-Launch = Callable[..., Life]
+Run = Callable[[dict[str, Any]], Life]
 
 
 def test_killed_workers_lose_and_repeat_nothing_of_a_group(
-    spec: Spec, launch: Launch, tmp_path: Path
+    spec: Spec, run: Run, tmp_path: Path
 ) -> None:  # GS2, GS5, GS13
     what = spec("group_source", rows=ROWS, rate=1_000, tolerable_failures=20)
     producer = Producer(tmp_path / "store")
     try:
-        life = launch(what)
+        life = run(what)
         kill(life.running()["workers"]["1"])
         again = life.running()
         life.checkpoint()

@@ -13,10 +13,11 @@ import pytest
 
 from crash.processes import STEP_S, Life, kill
 from crash.results import assert_equal
+from crash.standing import SPARK_IN_DEEP
 from headgate.connectors.files.file_committer import read_committed
 from headgate.store.store import Store
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(1_800)]
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(1_800)]
 
 Spec = Callable[..., dict[str, Any]]
 Launch = Callable[..., Life]
@@ -51,18 +52,19 @@ class Producer:
         self._thread.join()
 
 
+@pytest.mark.parametrize("with_spark", SPARK_IN_DEEP)
 def test_a_driver_that_dies_between_hook_and_trigger_loses_nothing(
-    spec: Spec, launch: Launch, tmp_path: Path
+    spec: Spec, launch: Launch, tmp_path: Path, with_spark: bool
 ) -> None:  # EI1, KP19, SC21
     what = spec("stream_cuts", rows=ROWS, rate=1_000, tolerable_failures=20)
     producer = Producer(tmp_path / "store")
     try:
         marker = tmp_path / "killed"
-        life = launch(what, HEADGATE_KILL_AT=f"before-trigger:3:{marker}")
+        life = launch(what, with_spark=with_spark, HEADGATE_KILL_AT=f"before-trigger:3:{marker}")
         assert life.child.exit_code(2 * STEP_S) == -9, life.child.tale("not killed")
         life.child.assert_gone()
         assert marker.exists()
-        life = launch(what)
+        life = launch(what, with_spark=with_spark)
         life.note("continues from checkpoint")
         kill(life.running()["workers"]["1"])
         life.running()

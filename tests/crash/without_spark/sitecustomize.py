@@ -17,6 +17,8 @@ class Finder:
         self._wanted = {SESSION: without_session, JVM: without_jvm}
 
     def find_spec(self, name, path=None, target=None):
+        if name == "pandas":  # as where it is not installed: half a second for what nothing here needs
+            raise ModuleNotFoundError("No module named 'pandas'", name=name)
         replace = self._wanted.pop(name, None)
         if replace is None:
             return None
