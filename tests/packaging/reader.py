@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
+from tests.packaging.conftest import QUICK
 
 PATIENCE_S = 180
 LOOK_S = 0.05
@@ -97,6 +98,7 @@ class Reader:
             "HOME": str(home),
             "LANG": "C.UTF-8",
             "TMPDIR": str(directory),
+            **QUICK,
         }
 
     def block(self, kind: str) -> list[str]:
