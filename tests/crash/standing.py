@@ -35,7 +35,7 @@ SPARK_IN_DEEP = [
     pytest.param(False, id="processes"),
     pytest.param(True, id="spark", marks=[pytest.mark.spark, pytest.mark.deep]),
 ]
-"""For what keeper, standby and driver decide among themselves: on Spark, each start costs ten times as much."""
+"""For what supervisor, standby and driver decide among themselves: with Spark, each start costs twice the time."""
 
 PATIENT = "--silence=20s"
 """For a standby beside a driver that is not to be replaced while it lives, however busy the machine is."""

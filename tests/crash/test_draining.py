@@ -96,9 +96,7 @@ def headgate(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.spark
-def test_a_pipeline_of_another_terminal_is_stopped_restored_and_drained(
-    spec: Spec, tmp_path: Path
-) -> None:
+def test_a_pipeline_of_another_terminal_is_stopped_restored_and_drained(spec: Spec, tmp_path: Path) -> None:
     """Each by its command, and a checkpoint is taken by one."""
     what = spec("standard", rows=ROWS, gate=str(tmp_path / "never"))
     name, where = what["name"], ("--dir", str(tmp_path / "checkpoints"))

@@ -66,7 +66,7 @@ def test_own_sinks_have_every_record_once_whenever_the_driver_is_killed(
 def test_own_sinks_have_every_record_once_wherever_in_a_commit_the_driver_is_killed(
     spec: Spec, launch: Launch, tmp_path: Path, with_spark: bool
 ) -> None:
-    what = spec("own_sinks", rows=ROWS, rate=1_500)
+    what = spec("own_sinks", rows=ROWS, rate=4_000, gate=None)
     markers = {point: tmp_path / f"killed-{point}" for point in POINTS}
     points = ";".join(f"{point}:{count}:{markers[point]}" for point, count in POINTS.items())
     for _ in POINTS:

@@ -63,7 +63,7 @@ def test_a_pipeline_moves_with_a_savepoint_whatever_is_killed(
 ) -> None:  # SV2, SV10, SV24
     gate = tmp_path / "gate"
     place = Place(
-        tmp_path, spec("standard", rows=ROWS, rate=1_500, inline_bytes_max=0, gate=str(gate)), with_spark=with_spark
+        tmp_path, spec("standard", rows=ROWS, rate=400, inline_bytes_max=0, gate=str(gate)), with_spark=with_spark
     )
     try:
         for point in ("before-savepoint", "after-savepoint"):
