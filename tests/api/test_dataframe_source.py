@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import stat
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
+from tests.spark.sessions import session
 
 import headgate as hg
 from headgate.connectors.files.file_committer import read_committed
@@ -21,14 +21,8 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[Any]:
-    from pyspark.sql import SparkSession
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYSPARK_PYTHON", sys.executable)
-        builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
-        session = builder.config("spark.driver.host", "127.0.0.1").getOrCreate()
-        yield session
-        session.stop()
+    with session() as made:
+        yield made
 
 
 def counted(name: str, dataframe: Any, root: Path) -> hg.Stream:

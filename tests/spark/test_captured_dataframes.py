@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +12,7 @@ import polars as pl
 import pytest
 from pyspark.errors import IllegalArgumentException
 from pyspark.sql.functions import expr
+from tests.spark.sessions import session
 
 import headgate as hg
 from headgate.connectors.files.file_committer import read_committed
@@ -47,14 +47,8 @@ VALUES: dict[str, tuple[str, str]] = {
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[Any]:
-    from pyspark.sql import SparkSession
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYSPARK_PYTHON", sys.executable)
-        builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
-        session = builder.config("spark.driver.host", "127.0.0.1").getOrCreate()
-        yield session
-        session.stop()
+    with session() as made:
+        yield made
 
 
 def start(dataframe: Any, root: Path, **options: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import AnalysisException
 from tests.every_type import NOT_OF_SPARK, carried, exact, rows_of, table
+from tests.spark.sessions import run_to_end, session
 
 import headgate as hg
 from headgate.spark import dataframes
@@ -26,22 +26,14 @@ GIVEN = table(*NOT_OF_SPARK)
 CARRIED = carried(GIVEN)
 EXPECTED = rows_of(CARRIED)
 WHOLE = pa.struct(list(CARRIED.schema))
-WAIT_S = 240.0
 
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[Any]:
-    from pyspark.sql import SparkSession
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYSPARK_PYTHON", sys.executable)
-        builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
-        builder = builder.config("spark.sql.session.timeZone", "America/New_York")
-        session = builder.config("spark.driver.host", "127.0.0.1").getOrCreate()
-        hg.register_streams(session)
-        hg.register_state_source(session)
-        yield session
-        session.stop()
+    with session(**{"spark.sql.session.timeZone": "America/New_York"}) as made:
+        hg.register_streams(made)
+        hg.register_state_source(made)
+        yield made
 
 
 @pytest.fixture(scope="module")
@@ -97,8 +89,9 @@ def test_every_type_of_spark_goes_through_streams_and_state(
     events = spark.readStream.format("headgate").options(store=store.root, rows_per_batch=4).load("app/maps")
     assert dict(events.dtypes) == dict(load("app/maps").dtypes)
     query = events.writeStream.format("headgate").options(store=store.root, routing_key="n", segments=2)
-    query = query.option("checkpointLocation", str(tmp_path / "query")).trigger(availableNow=True).start("app/copy")
-    assert query.awaitTermination(WAIT_S)
+    query = run_to_end(
+        query.option("checkpointLocation", str(tmp_path / "query")).trigger(availableNow=True), "app/copy"
+    )
     assert query.lastProgress.batchId >= 1
     assert seen(load("app/copy")) == EXPECTED
     assert store.describe("app/copy").schema == CARRIED.schema

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 from tests.spark.filtered_reads import PUSHDOWN, check_every_use, pushing_filters
+from tests.spark.sessions import session
 
 import headgate as hg
 from headgate.errors import UsageError
@@ -147,14 +147,8 @@ def test_wrong_options_are_one_sentence(options: dict[str, str], sentence: str) 
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[Any]:
-    from pyspark.sql import SparkSession
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYSPARK_PYTHON", sys.executable)
-        builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
-        session = builder.config("spark.driver.host", "127.0.0.1").getOrCreate()
-        yield session
-        session.stop()
+    with session() as made:
+        yield made
 
 
 @pytest.mark.spark

@@ -16,13 +16,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.errors import AnalysisException, SparkRuntimeException
+from tests.conftest import IS_DEEP
 from tests.docs.documentation import example_with, examples
 from tests.spark import query_between_streams
 from tests.spark.filtered_reads import PUSHDOWN, check_every_use, pushing_filters
+from tests.spark.sessions import run_to_end, session
 from tests.store.served.serving import serving
 from tests.store.traffic import Traffic, all_rounds, flowing, per_key
 
 import headgate as hg
+from crash.processes import TESTS, quick_jvm
 from headgate.store.store import Store
 
 pytestmark = [
@@ -37,16 +40,11 @@ WAIT_S = 240.0
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[Any]:
-    from pyspark.sql import SparkSession
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYSPARK_PYTHON", sys.executable)
-        builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
-        builder = builder.config("spark.sql.session.timeZone", "America/New_York")
-        session = builder.config("spark.driver.host", "127.0.0.1").getOrCreate()
-        hg.register_streams(session)
-        yield session
-        session.stop()
+    # Workers that are forked with their imports done; ``query_between_streams`` has those of any user's session.
+    forking = {"spark.python.daemon.module": "headgate.spark.python_daemon"}
+    with session(**{"spark.sql.session.timeZone": "America/New_York"}, **forking) as made:
+        hg.register_streams(made)
+        yield made
 
 
 @pytest.fixture
@@ -105,7 +103,7 @@ def test_filters_of_one_use_of_a_read_leave_the_others_alone(spark: Any, store: 
         some = events.where("key = 'k3'")
         for number, (queried, expected) in enumerate([(some, threes), (events.union(some), [*range(400), *threes])]):
             query = queried.writeStream.format("memory").queryName(f"filtered_{number}").trigger(availableNow=True)
-            assert query.start().awaitTermination(WAIT_S)
+            run_to_end(query)
             assert sorted(row.id for row in spark.table(f"filtered_{number}").collect()) == sorted(expected)
 
 
@@ -129,7 +127,7 @@ def test_queries_that_take_what_is_there_go_on_where_they_ended(spark: Any, stor
         events = spark.readStream.format("headgate").options(store=store.root, rows_per_batch=150).load("in")
         output = events.writeStream.format("headgate").options(store=store.root, routing_key="key", segments=2)
         output = output.option("checkpointLocation", str(tmp_path / "checkpoints")).trigger(availableNow=True)
-        assert output.start("out").awaitTermination(WAIT_S)
+        run_to_end(output, "out")
     assert per_key(store) == all_rounds(traffic)
 
 
@@ -179,7 +177,7 @@ def test_spark_reads_and_writes_the_streams_of_a_served_store(spark: Any, tmp_pa
             events = spark.readStream.format("headgate").options(store=store.root, rows_per_batch=1_500).load("in")
             output = events.writeStream.format("headgate").options(store=store.root, routing_key="key")
             output = output.option("checkpointLocation", str(tmp_path / "checkpoints")).trigger(availableNow=True)
-            assert output.start("out").awaitTermination(WAIT_S)
+            run_to_end(output, "out")
             found = loaded(spark, store, "out", rows_per_partition=500)
             assert sorted(row.id for row in found.select("id").collect()) == sorted([*range(2_000)] * (total // 2_000))
         assert [problem for problem in store.fsck() if not problem.is_harmless] == []
@@ -190,7 +188,7 @@ class Driver:
 
     def __init__(self, store: Store, checkpoints: Path, log: Path) -> None:
         command = [sys.executable, query_between_streams.__file__, store.root, str(checkpoints)]
-        environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
+        environment = {**os.environ, **quick_jvm(), "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(TESTS.parent)}
         with log.open("ab") as file:
             self._process = subprocess.Popen(command, stdout=file, stderr=file, env=environment, start_new_session=True)
 
@@ -230,7 +228,7 @@ def test_a_query_between_streams_is_exactly_once_when_its_driver_is_killed(store
 
     checkpoints, log = tmp_path / "checkpoints", tmp_path / "query.log"
     with flowing(store, is_over, "in", "out", rounds=20, most=25) as traffic:
-        for _ in range(2):
+        for _ in range(3 if IS_DEEP else 1):
             driver = Driver(store, checkpoints, log)
             try:
                 before = written()

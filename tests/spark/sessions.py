@@ -1,0 +1,57 @@
+"""The SparkSession of a module of tests, and how it runs a streaming query to its end."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from headgate.spark.jvm import quick_jvm
+
+
+@contextmanager
+def session(**settings: str) -> Iterator[Any]:
+    """Make a local one with two slots and a JVM that starts quickly, and stop it; the JVM stays with this process."""
+    from pyspark.sql import SparkSession
+
+    options = {
+        "spark.ui.enabled": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.sql.shuffle.partitions": "2",
+        **settings,
+    }
+    with pytest.MonkeyPatch.context() as patch, quick_jvm():
+        patch.setenv("PYSPARK_PYTHON", sys.executable)
+        builder = SparkSession.builder.master("local[2]")
+        for name, value in options.items():
+            builder = builder.config(name, value)
+        made = builder.getOrCreate()
+        try:
+            yield made
+        finally:
+            made.stop()
+
+
+WAIT_S = 240.0
+LATE = "Python worker failed to connect back"
+"""Spark gives the Python of a streaming source ten seconds to start; no setting makes that more on a busy machine."""
+
+
+def run_to_end(output: Any, *start: str) -> Any:
+    """Run a query that takes what is there; start it again where its Python began too late. Return the query."""
+    from pyspark.errors import StreamingQueryException
+
+    deadline = time.monotonic() + WAIT_S
+    while True:
+        query = output.start(*start)
+        try:
+            assert query.awaitTermination(WAIT_S)
+        except StreamingQueryException as error:
+            if LATE not in str(error) or time.monotonic() > deadline:
+                raise
+        else:
+            return query
