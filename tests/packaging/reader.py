@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 from tests.packaging.conftest import QUICK
 
-PATIENCE_S = 180
+PATIENCE_S = 600
 LOOK_S = 0.05
 
 _FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
