@@ -154,6 +154,7 @@ class CommitQueue:
 
     def retry(self) -> list[Commit]:
         """Repeat the commit that failed (its outcome may be unknown: commits are idempotent)."""
+        assert self._is_in_flight, "only a commit under way is repeated (K1)"
         self._is_in_flight = False
         return self._next()
 

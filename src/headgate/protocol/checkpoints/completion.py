@@ -96,6 +96,7 @@ class Triggering:
             return [Ignored("as many checkpoints are pending as allowed")]
         # The id is used up even if its reservation fails: whether the record of it was written may be unknown.
         checkpoint, self._next = self._next, CheckpointId(self._next + 1)
+        assert checkpoint not in pending, "an id is used once (C2)"
         self.is_due = False
         self._reserving = checkpoint
         return [ReserveId(checkpoint)]
@@ -193,6 +194,7 @@ class Completion:
         """The id is recorded: the barriers may start."""
         if not self.triggering.reservation_over(checkpoint):
             return [Ignored("an id that is not wanted any more")]
+        assert checkpoint > self.last_completed, "a checkpoint begins above all completed ones (C15)"
         pending = self.triggering.begun(checkpoint, is_draining=is_draining)
         pending.awaited = list(self._hooks)
         pending.markers = self._patience.begun()
@@ -289,6 +291,7 @@ class Completion:
         assert checkpoint > self.last_completed, "checkpoints complete in order (C15)"
         passed = [older for older in self.pending.ids if older < checkpoint]
         pending, subsumed = self.pending.complete(checkpoint)
+        assert all(other > checkpoint for other in self.pending.ids), "a completion ends everything older (C15)"
         self.last_completed = checkpoint
         self.tolerance.completed()
         self._patience.completed(pending.markers)
@@ -316,8 +319,10 @@ class Completion:
     # -- failures ---------------------------------------------------------------------------------------------------
 
     def _abort(self, checkpoint: CheckpointId, reason: AbortReason) -> list[Effect]:
+        assert checkpoint in self.pending, "only a pending checkpoint is given up (C17)"
         is_last, savepoint = self.pending[checkpoint].is_last, self.pending[checkpoint].savepoint
         effects = self.pending.abort(checkpoint, reason) + self.requests.failed(checkpoint, reason.text)
+        assert checkpoint not in self.pending, "a checkpoint that was given up is not pending (C17)"
         effects += self.savepoints.failed(checkpoint, reason)
         is_excused = savepoint is not None and reason is AbortReason.EXPIRED  # SV7
         failed = [] if is_excused else self._count(checkpoint, reason)

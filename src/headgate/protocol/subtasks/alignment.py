@@ -257,12 +257,15 @@ class Aligner(Machine):
 
     def _align(self, channel: ChannelIndex) -> list[Effect]:
         """Count ``channel`` as aligned. The last one completes: its channel never blocks (A2)."""
+        assert self._phase is Phase.ALIGNING, "only an alignment counts channels (A1)"
+        assert channel not in self._blocked, "a channel is counted once (A10)"
         if self._missing() == 1:
             return self._complete()
         self._blocked.add(channel)
         return [BlockChannel(channel)]  # A1
 
     def _complete(self) -> list[Effect]:
+        assert self._missing() <= 1, "every other channel has delivered the barrier or ended (A2, A7)"
         return [
             TakeSnapshot(self._current, self._options),
             EmitBarrier(self._current, self._options),

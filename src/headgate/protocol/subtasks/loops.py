@@ -143,6 +143,7 @@ class LoopHead(Machine):
         return effects
 
     def _on_snapshot(self, checkpoint: CheckpointId) -> list[HeadEffect]:  # L1
+        assert checkpoint not in self._pending, "a snapshot opens one log (L1)"
         # A sentinel that came first (a short way round) closes its channel: what came after it is after the cut.
         open_channels = {c for c, sentinel in self._sentinels.items() if sentinel < checkpoint}
         effects: list[HeadEffect] = [OpenLog(checkpoint)]
@@ -211,6 +212,10 @@ class LoopHead(Machine):
             "a log waits for sentinels that have not come (L4)"
         )
         assert all(self._sentinels[c] == held for c, held in self._held.items()), "held at the sentinel that it met"
+        assert all(c <= self._current for c in self._pending), "a log opens when its barrier is aligned (L1)"
+        assert all(c > self._current for c in self._held.values()), "a channel is held for a barrier to come (L6)"
+        assert all(c > self._current for c in self._released), "what is past is not remembered (L5)"
+        assert len(self._released) <= self.RELEASED_MAX, "as many given-up checkpoints are remembered as allowed"
 
 
 @dataclass(frozen=True, slots=True)
