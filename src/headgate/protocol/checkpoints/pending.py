@@ -197,6 +197,7 @@ class PendingCheckpoints:
         pending = self._pending[checkpoint]
         if entry.subtask in pending.acks:
             return False
+        assert checkpoint != self._writing, "a manifest is written when all have acknowledged (C12)"
         pending.acks[entry.subtask] = entry
         if pending.savepoint is not None:
             pending.copies[entry.subtask] = copied
@@ -244,6 +245,7 @@ class PendingCheckpoints:
 
     def abort(self, checkpoint: CheckpointId, reason: AbortReason) -> list[Effect]:
         """End ``checkpoint`` as if it had never been triggered (C17)."""
+        assert checkpoint != self._writing, "what may be durable already is not aborted (C12)"
         pending = self._pending.pop(checkpoint)
         # What is still being uploaded is deleted when its late acknowledgement comes (C10), or swept.
         files = tuple(part for entry in pending.acks.values() for part in entry.parts if part.path)
