@@ -55,7 +55,7 @@ def a_life_is_drawn_at_every_start() -> AbstractContextManager[None]:
         found: PipelineIdentity = original(self, host, wall_ms)
         return dataclasses.replace(found, id=f"{wall_ms:032x}")
 
-    return around(CheckpointLog, "life", life)
+    return around(CheckpointLog, "identity", life)
 
 
 def a_stranger_goes_on() -> AbstractContextManager[None]:

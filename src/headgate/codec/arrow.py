@@ -167,7 +167,7 @@ def unzoned(dtype: pa.DataType) -> pa.DataType:
 
 
 def unzoned_schema(schema: pa.Schema) -> pa.Schema:
-    """Return a canonical schema as it was before there were moments."""
+    """Return a canonical schema with local times instead of moments."""
     return pa.schema([pa.field(field.name, unzoned(field.type), field.nullable) for field in schema])
 
 

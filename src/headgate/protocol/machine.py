@@ -41,7 +41,7 @@ class Machine:
     @property
     def story(self) -> tuple[str, ...]:
         """The last events, oldest first."""
-        return tuple(told(event)[:STORY_CHARS_MAX] for event in self._story)
+        return tuple(describe(event)[:STORY_CHARS_MAX] for event in self._story)
 
     def _begin(self, event: object) -> None:
         """Record ``event``; raise again if this machine is dead."""
@@ -55,7 +55,7 @@ class Machine:
         return self._dead
 
 
-def told(value: object, depth: int = 0) -> str:
+def describe(value: object, depth: int = 0) -> str:
     """Return ``value`` for a story: keys and causes in full, bytes by their size, long lists by their length."""
     if isinstance(value, Enum):
         return value.name
@@ -66,9 +66,9 @@ def told(value: object, depth: int = 0) -> str:
     if depth >= _DEPTH_MAX:
         return "…"
     if is_dataclass(value) and not isinstance(value, type):
-        parts = (f"{f.name}={told(getattr(value, f.name), depth + 1)}" for f in fields(value) if f.repr)
+        parts = (f"{f.name}={describe(getattr(value, f.name), depth + 1)}" for f in fields(value) if f.repr)
         return f"{type(value).__name__}({', '.join(parts)})"
     if isinstance(value, tuple | list | frozenset | set | Mapping):
-        shown = ", ".join(told(item, depth + 1) for item in itertools.islice(value, _ITEMS_MAX))
+        shown = ", ".join(describe(item, depth + 1) for item in itertools.islice(value, _ITEMS_MAX))
         return f"[{shown}]" if len(value) <= _ITEMS_MAX else f"[{shown}, … {len(value)} in all]"
     return repr(value)[:_TEXT_CHARS_MAX]

@@ -497,14 +497,14 @@ def test_a_storage_that_ignores_the_condition_of_a_put_is_refused() -> None:
     storage = Careless("careless")
     for _ in range(2):  # the second start finds nothing that the first one left
         with pytest.raises(UsageError, match="replaces an object that was to be written only if absent"):
-            CheckpointLog(storage, "p").life("host", 0)
+            CheckpointLog(storage, "p").identity("host", 0)
         assert storage.list("") == []
 
 
 def test_a_sound_storage_is_asked_once_and_keeps_nothing_of_it() -> None:
     storage = FaultyStorage(MemoryStorage())
     for _ in range(2):
-        CheckpointLog(storage, "p").life("host", 0)
+        CheckpointLog(storage, "p").identity("host", 0)
     assert storage.list("") == ["p/life"]
     assert sum("probe-" in path for _, path in storage.calls) == 3
 
@@ -514,10 +514,10 @@ def test_a_check_of_the_storage_that_a_crash_cut_short_leaves_nothing_behind_the
     storage.inject(Fault(FaultKind.IO_ERROR, operation="delete"))
     storage.inject(Fault(FaultKind.TIMEOUT_AFTER_EFFECT, operation="put_if_absent", path_part="probe-"))
     with pytest.raises(StorageError):
-        CheckpointLog(storage, "p").life("host", 0)
+        CheckpointLog(storage, "p").identity("host", 0)
     assert [path[:8] for path in storage.list("p")] == ["p/probe-"]
     log = CheckpointLog(storage, "p")
-    log.life("host", 0)
+    log.identity("host", 0)
     log.claim("one", 0)
     log.files.sweep()
     assert storage.list("p") == ["p/life", "p/log-hint", "p/log/0000000001"]
@@ -534,7 +534,7 @@ def test_a_check_of_the_storage_that_another_start_disturbs_is_repeated() -> Non
                 self.delete(path)  # somebody takes it for what a crash left
             super().put_if_absent(path, parts)
 
-    assert CheckpointLog(Swept("swept"), "p").life("host", 0).host == "host"
+    assert CheckpointLog(Swept("swept"), "p").identity("host", 0).host == "host"
 
 
 def test_files_that_are_not_ours_are_passed_over() -> None:
@@ -606,9 +606,9 @@ def test_a_log_knows_those_beside_it(storage: FaultyStorage) -> None:
 
 def test_an_identity_says_where_and_when_it_was_drawn(storage: FaultyStorage) -> None:
     log, _ = claimed(storage)
-    found = log.life("here", 5)
+    found = log.identity("here", 5)
     assert (found.home, found.host, found.begun_ms) == (log.url, "here", 5)
-    assert CheckpointLog(storage, "p").life("there", 9) == found, "it is drawn once"
+    assert CheckpointLog(storage, "p").identity("there", 9) == found, "it is drawn once"
 
 
 def test_what_a_start_passes_over_is_not_retained(storage: FaultyStorage) -> None:  # C35

@@ -572,7 +572,7 @@ def test_a_life_that_cannot_be_read_stops_the_pipeline(
     def fails(*_: object) -> PipelineIdentity:
         raise error
 
-    monkeypatch.setattr(CheckpointLog, "life", fails)
+    monkeypatch.setattr(CheckpointLog, "identity", fails)
     failure = supervisor_host.claim_failure(failed(tmp_path / "home", hg.Discard()))
     assert failure.kind is FailureKind.DETERMINISTIC
     assert f"pipeline 'p' cannot tell which life of it {tmp_path}/home/p holds: " in failure.reason

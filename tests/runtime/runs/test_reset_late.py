@@ -31,7 +31,7 @@ A, B = "a" * 16, "b" * 16
 def begun(storage: Storage) -> CheckpointLog:
     """A pipeline that has claimed once."""
     log = CheckpointLog(storage, "p")
-    log.life("here", 0)
+    log.identity("here", 0)
     log.claim("a driver", 0)
     return log
 

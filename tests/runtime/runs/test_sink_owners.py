@@ -250,22 +250,22 @@ def test_a_stream_that_does_not_fit_any_more_stops_the_run_by_its_name(
 def test_all_drivers_get_the_same_life(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
     with ThreadPoolExecutor(8) as pool:
-        drawn = list(pool.map(lambda n: CheckpointLog(storage, "p").life(f"host-{n}", n), range(8)))
+        drawn = list(pool.map(lambda n: CheckpointLog(storage, "p").identity(f"host-{n}", n), range(8)))
     assert len(set(drawn)) == 1
     assert drawn[0].home == f"{tmp_path}/p"
-    assert CheckpointLog(storage, "q").life("h", 1).id != drawn[0].id
+    assert CheckpointLog(storage, "q").identity("h", 1).id != drawn[0].id
 
 
 def test_a_life_whose_answer_was_lost_is_the_one_that_counts() -> None:
     fault = Fault(FaultKind.TIMEOUT_AFTER_EFFECT, "put_if_absent", "/life")
     storage = FaultyStorage(MemoryStorage("life"), [fault])
     with pytest.raises(StorageError):
-        CheckpointLog(storage, "p").life("first", 1)
-    assert CheckpointLog(storage, "p").life("second", 2).host == "first"
+        CheckpointLog(storage, "p").identity("first", 1)
+    assert CheckpointLog(storage, "p").identity("second", 2).host == "first"
 
 
 def test_a_damaged_life_is_named_and_never_drawn_again(tmp_path: Path) -> None:
-    CheckpointLog(LocalStorage(tmp_path), "p").life("h", 1)
+    CheckpointLog(LocalStorage(tmp_path), "p").identity("h", 1)
     (tmp_path / "p/life").write_bytes(b"headgate-life 1 0123\nnull")
     with pytest.raises(CorruptionError, match="p/life is damaged"):
-        CheckpointLog(LocalStorage(tmp_path), "p").life("h", 1)
+        CheckpointLog(LocalStorage(tmp_path), "p").identity("h", 1)

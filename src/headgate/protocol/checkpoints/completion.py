@@ -280,7 +280,7 @@ class Completion:
         """Record that a source that sets its own barrier reads on; its last cut starts the timeout (EI35)."""
         if event.generation != self.generation or event.subtask not in self._participants:
             return [Ignored("a source of another generation")]
-        cut = [c for c in self.pending.ids if self.pending[c].markers.told(event.subtask, is_uncut=c in event.uncut)]
+        cut = [c for c in self.pending.ids if self.pending[c].markers.record(event.subtask, is_uncut=c in event.uncut)]
         begun: list[Effect] = [ArmTimer(ExpiryTimer(checkpoint), self._timeout_ms) for checkpoint in cut]
         return begun or [Ignored("noted")]
 

@@ -130,7 +130,7 @@ class Coordinator(Machine):
         self._is_draining = False
         self._commits = CommitQueue(generation)
         self._commit_tries = 0
-        self._told: dict[WorkerIndex, CheckpointId] = {}
+        self._confirmed: dict[WorkerIndex, CheckpointId] = {}
         """Workers with listeners for completed checkpoints, and the newest that each confirmed (HL7)."""
         self._checkpoints = Completion(
             generation, participants, config, first_checkpoint, retained, self._commits, hooks or {}, downstream or {}
@@ -360,8 +360,8 @@ class Coordinator(Machine):
     def _on_listener(self, event: ListenerFound | CompletionReported) -> list[Effect]:
         if event.generation != self._generation:
             return [Ignored("of another generation")]
-        told = event.checkpoint if isinstance(event, CompletionReported) else CheckpointId(0)
-        self._told[event.worker] = max(told, self._told.get(event.worker, CheckpointId(0)))
+        confirmed = event.checkpoint if isinstance(event, CompletionReported) else CheckpointId(0)
+        self._confirmed[event.worker] = max(confirmed, self._confirmed.get(event.worker, CheckpointId(0)))
         return self._end_if_done() or [Ignored("noted")]
 
     def _end_if_done(self) -> list[Effect]:
@@ -372,7 +372,7 @@ class Coordinator(Machine):
             return []
         if not self._checkpoints.savepoints.is_idle:  # SV10
             return []
-        if any(told < self.last_completed for told in self._told.values()):
+        if any(confirmed < self.last_completed for confirmed in self._confirmed.values()):
             return []
         self._enter(Phase.DONE)
         return [ConcludeGeneration(triggering.last_done, triggering.is_last_done_final)]

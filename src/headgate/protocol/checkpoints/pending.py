@@ -47,7 +47,7 @@ class MarkerWait:
     uncut: set[SubtaskId] = field(default_factory=set)
     reading: set[SubtaskId] = field(default_factory=set)
 
-    def told(self, subtask: SubtaskId, *, is_uncut: bool) -> bool:
+    def record(self, subtask: SubtaskId, *, is_uncut: bool) -> bool:
         """A source has read on; return whether it was the last one that had to be cut."""
         if is_uncut:
             self.uncut.add(subtask)

@@ -203,8 +203,8 @@ class DriverSupervisor(Machine):
         self._is_listening = True
         waiting = [(self._is_drain_wanted, Command.DRAIN), (self._is_checkpoint_wanted, Command.CHECKPOINT)]
         self._is_checkpoint_wanted = False
-        told: list[Effect] = [Tell(command) for is_wanted, command in waiting if is_wanted]
-        return told or [Ignored("nothing was requested")]
+        effects: list[Effect] = [Tell(command) for is_wanted, command in waiting if is_wanted]
+        return effects or [Ignored("nothing was requested")]
 
     def _on_claimed(self, event: ChildClaimed) -> list[Effect]:
         self._claimed = max(event.generation, self._claimed or event.generation)  # KR10

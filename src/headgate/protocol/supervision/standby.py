@@ -306,9 +306,9 @@ class Standby(Machine):
 
     def _take(self, found: Observed) -> list[Effect]:
         self._enter(Phase.TAKING)
-        told = self._say(Notice.TAKING_OVER, found.owner)
+        notices = self._say(Notice.TAKING_OVER, found.owner)
         drain = found.course is Course.DRAINING or found.was_draining  # SB14
-        return [*told, TakeOver(found.generation, drain=drain)]
+        return [*notices, TakeOver(found.generation, drain=drain)]
 
     def _on_lost(self) -> list[Effect]:
         if self._phase is not Phase.TAKING:

@@ -202,7 +202,7 @@ def restored_records(
 
 
 def _unzoned(name: EdgeName, schema: pa.Schema) -> EdgeName:
-    """Return the name of an edge with records of this schema, as it was before there were moments (EV12)."""
+    """Return the name of an edge in which moments are local times (EV12)."""
     return msgspec.structs.replace(name, fingerprint=schema_fingerprint(unzoned_schema(schema)))
 
 

@@ -228,7 +228,7 @@ class CheckpointLog:
         except NotFound:
             return None
 
-    def life(self, host: str, wall_ms: int) -> PipelineIdentity:
+    def identity(self, host: str, wall_ms: int) -> PipelineIdentity:
         """Return the identity of this pipeline for its sinks; drawn at its very first start.
 
         Of any number of drivers that come at once, all get the same one. See ``identity_after_reset``.

@@ -431,12 +431,12 @@ class SourceRetention:
         }
         self._held: dict[str, list[Positions]] = {}
 
-    def tell(self, observed: ObservedLog) -> None:
-        """Tell every source from where on it is needed by the checkpoints in the log that may be restored.
+    def update(self, observed: ObservedLog) -> None:
+        """Have every source hold what the checkpoints in the log that may be restored need.
 
         Raises:
             StorageError: a source, or a checkpoint, cannot be reached now; repeating is safe.
-            FencedError: a later generation tells it by now.
+            FencedError: a later generation holds it by now.
         """
         manifests = candidates(observed) if self._sources else []
         for node, source in self._sources.items():

@@ -425,7 +425,7 @@ class CoordinatorHost:
         if self._is_closed:
             return
         try:
-            self._holds.tell(observed)
+            self._holds.update(observed)
         except ThreadEnded:
             raise
         except BaseException as error:

@@ -107,7 +107,7 @@ def begin_generation(
             note(text)
     commits = recover_sinks(definition, log, claimed.next.generation, restored, around, note)
     with _closed_on_failure(commits):
-        retry_transient(lambda: SourceRetention(definition, log, claimed.next.generation).tell(claimed.log), around)
+        retry_transient(lambda: SourceRetention(definition, log, claimed.next.generation).update(claimed.log), around)
         retained = recovery.retained(claimed.log, restored)
         log.restored(retained)
         for text in commits.left_behind():
@@ -323,7 +323,7 @@ def claim(
     wall_ms, host = around.wall_ms(), around.host
     unknown = f"pipeline '{definition.config.name}' cannot tell which life of it {log.url} holds"
     with refusing_permanent_errors(unknown):
-        life = retry_transient(lambda: log.life(host, wall_ms), around)
+        life = retry_transient(lambda: log.identity(host, wall_ms), around)
     fault_points.reach("after-life")
     sinks = SinkOwnership(definition, life, log.url, host)
     owners = retry_transient(sinks.ask, around)
