@@ -24,6 +24,8 @@ from headgate.testing import Target, check_sink, check_source
 from headgate.testing.sinks.fake_pipeline import HasFailed
 
 STREAM = "out"
+EVERY = 1 if IS_DEEP else 4
+"""One in so many transactions of a scenario fails, each in a scenario of its own."""
 
 
 @pytest.fixture(autouse=True)
@@ -72,6 +74,7 @@ def _read_on(readers: list[SegmentReader]) -> list[dict[str, Any]]:
 @contextlib.contextmanager
 def failing(number: int, is_after: bool) -> Iterator[HasFailed]:
     """Fail one transaction that changes the catalogue, before it or after its commit."""
+    number *= EVERY
     write, seen = FileDatabase.write, itertools.count(1)
     last = 0
 

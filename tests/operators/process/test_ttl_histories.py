@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.conftest import few
 from tests.operators.harness import BORN_MS, Harness
 from tests.operators.process.expiring_functions import FORMS, OPERATIONS, SCHEMA, Model
 from tests.operators.process.test_ttl import PUT, unswept
@@ -120,14 +122,13 @@ def check(history: list[tuple[str, Any]], form: str, ttl: tuple[int | None, str]
         assert sum(counted) == model.rows()
 
 
-@pytest.mark.parametrize("form", sorted(FORMS))
-@pytest.mark.parametrize("ttl", TTLS)
+@pytest.mark.parametrize(("form", "ttl"), few(list(product(sorted(FORMS), TTLS)), 4))
 def test_a_history_of_everything_is_that_of_plain_python(form: str, ttl: tuple[int | None, str]) -> None:
     """One long history for whoever plants a bug: every operation on three keys again and again, and a restore."""
     many = [(key, do, number % 3, number) for number, do in enumerate((*OPERATIONS * 2, *PUT)) for key in range(3)]
-    few = [record for record in many if record[1].endswith(("get", "items", "exists", "count", "contains"))]
+    reads = [record for record in many if record[1].endswith(("get", "items", "exists", "count", "contains"))]
     waits = [("wait", ms) for ms in (1, 3, 4, 5)]
-    some = [step for wait in waits for step in (("records", many), wait, ("records", few), wait, ("round", None))]
+    some = [step for wait in waits for step in (("records", many), wait, ("records", reads), wait, ("round", None))]
     restore = ("restore", ("batch" if form == "row" else "row", 2, -3, None))
     with small(), unswept():
         check([*some, restore, *some], form, ttl)
