@@ -30,7 +30,7 @@ sim check: export POLARS_MAX_THREADS = 1
 UNIT := not deep and not spark and not crash and not simulator and not mutant and not run and not long
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-java setup-test docs demo test test-python test-near test-deep test-repeated test-again mutants crash-loops kill-drivers kill-chain lost-machines lint check format sim bench bench-peers clean
+.PHONY: help setup setup-java setup-test docs demo kafka test test-python test-near test-deep test-repeated test-again mutants crash-loops kill-drivers kill-chain lost-machines lint check format sim bench bench-peers clean
 
 help: ## print this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | \
@@ -53,6 +53,9 @@ docs: ## build the documentation site in build/site, check its links and that it
 
 demo: setup-java ## kill a worker and the driver of a running pipeline, compare its counts (LOGS="PATH...")
 	@$(PYTHON_ENV) scripts/demo $(if $(LOGS),--logs $(LOGS))
+
+kafka: setup-test ## start a Kafka broker to try things with, and say its address
+	@$(PYTHON_ENV) -m tests.servers.kafka
 
 test: setup-test ## all tests, with Spark and with real kills (about an hour on 2 cores)
 	@$(PYTHON_ENV) scripts/run_tests.py $(WORKERS) $(SPARK_WORKERS)

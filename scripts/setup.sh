@@ -2,7 +2,7 @@
 # Makes .venv with everything that development needs, unless it is up to date. Used by the Makefile.
 # Usage: scripts/setup.sh [java] [browser] [servers] [docs]     with "java": also require Java 17 or newer; with "browser": also get
 # Chromium where apt-get may, for the tests that look at a page; with "servers": get PostgreSQL and a server of objects,
-# for the tests of stores that machines share, and promtool, where that needs nobody's leave; with "docs": also install what builds the documentation
+# for the tests of stores that machines share, promtool and a Kafka broker, where that needs nobody's leave; with "docs": also install what builds the documentation
 # Environment: PYTHON: a Python to use, or a version such as 3.13, which must then be there; VENV: another place than .venv
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -78,8 +78,28 @@ get_promtool() {
     rm -rf "$found"
 }
 
+get_kafka() {
+    local version=4.3.1 there
+    there=.cache/kafka-$version
+    if [ -d "$there" ]; then return; fi
+    if ! command -v mvn >/dev/null; then
+        echo "There is no Maven, which gets a Kafka broker: tests that need one are skipped ('apt-get install maven' gets it)." >&2
+        return
+    fi
+    echo "Getting a Kafka broker for tests, into $there …" >&2
+    rm -rf "$there.new"
+    if mvn -q -B -f scripts/kafka-pom.xml dependency:copy-dependencies -DincludeScope=runtime \
+        -DoutputDirectory="$PWD/$there.new" >/dev/null 2>&1; then
+        mv "$there.new" "$there"
+    else
+        rm -rf "$there.new"
+        echo "Maven could not get a Kafka broker: tests that need one are skipped." >&2
+    fi
+}
+
 get_servers() {
     get_promtool
+    get_kafka
     local how="apt-get install postgresql"
     if ! command -v initdb >/dev/null && ! ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1; then
         if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then

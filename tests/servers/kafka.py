@@ -1,0 +1,239 @@
+"""A Kafka broker: one node of Kafka 4.3 without ZooKeeper, in a directory of its own, on loopback.
+
+``scripts/setup.sh servers`` gets the broker. ``make kafka`` starts one to try things with (``main`` below).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.servers.processes import LOOPBACK, START_S, Port, ServerProcess, answers
+
+VERSION = "4.3.1"
+LIBRARIES = Path(__file__).parents[2] / ".cache" / f"kafka-{VERSION}"
+"""Where ``scripts/setup.sh servers`` puts the broker."""
+
+USER, PASSWORD = "headgate", "tests-of-headgate"
+
+HEAP_MB = 768
+
+PROPERTIES = """
+process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@{host}:{controller}
+listeners=PLAINTEXT://{host}:{port},SASL://{host}:{sasl},CONTROLLER://{host}:{controller}
+advertised.listeners=PLAINTEXT://{host}:{port},SASL://{host}:{sasl}
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,SASL:{sasl_protocol},CONTROLLER:PLAINTEXT
+inter.broker.listener.name=PLAINTEXT
+controller.listener.names=CONTROLLER
+log.dirs={data}
+num.partitions=1
+auto.create.topics.enable=false
+offsets.topic.replication.factor=1
+offsets.topic.num.partitions=4
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+transaction.state.log.num.partitions=4
+share.coordinator.state.topic.replication.factor=1
+share.coordinator.state.topic.min.isr=1
+share.coordinator.state.topic.num.partitions=1
+group.initial.rebalance.delay.ms=0
+# a restart after SIGKILL waits for the session of the killed broker to end
+broker.session.timeout.ms=2000
+broker.heartbeat.interval.ms=500
+transaction.abort.timed.out.transaction.cleanup.interval.ms=1000
+transaction.max.timeout.ms=604800000
+log.cleaner.dedupe.buffer.size=16777216
+sasl.enabled.mechanisms=PLAIN,SCRAM-SHA-256,SCRAM-SHA-512,OAUTHBEARER
+listener.name.sasl.plain.sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required \
+    user_{user}="{password}";
+listener.name.sasl.scram-sha-256.sasl.jaas.config=org.apache.kafka.common.security.scram.ScramLoginModule required;
+listener.name.sasl.scram-sha-512.sasl.jaas.config=org.apache.kafka.common.security.scram.ScramLoginModule required;
+listener.name.sasl.oauthbearer.sasl.jaas.config=\
+    org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required \
+    unsecuredLoginStringClaim_sub="{user}";
+listener.name.sasl.oauthbearer.sasl.server.callback.handler.class=\
+    org.apache.kafka.common.security.oauthbearer.internals.unsecured.OAuthBearerUnsecuredValidatorCallbackHandler
+"""
+
+TWO_PHASE_COMMIT = """
+transaction.two.phase.commit.enable=true
+unstable.api.versions.enable=true
+"""
+"""Settings with which the broker takes part in two-phase commit: its own opt-in (KIP-939)."""
+
+LOG4J = """
+rootLogger.level=WARN
+rootLogger.appenderRefs=stdout
+rootLogger.appenderRef.stdout.ref=STDOUT
+appender.console.type=Console
+appender.console.name=STDOUT
+appender.console.layout.type=PatternLayout
+appender.console.layout.pattern=[%d] %p %m (%c)%n
+"""
+
+
+class KafkaBroker:
+    """A broker that is its own controller.
+
+    Attributes:
+        address: ``host:port`` of the listener without security.
+        sasl_address: ``host:port`` of the listener that demands SASL as ``USER`` with ``PASSWORD``; over TLS if a
+            ``tls`` key store was given.
+        is_measured: compile for speed, which makes the start slower by half.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        host: str = LOOPBACK,
+        settings: str = "",
+        tls: Path | None = None,
+        *,
+        is_measured: bool = False,
+    ) -> None:
+        self._ports = [Port(host) for _ in range(3)]
+        port, sasl, controller = (place.number for place in self._ports)
+        self.address, self.sasl_address = f"{host}:{port}", f"{host}:{sasl}"
+        self._properties, self.data = directory / "server.properties", directory / "data"
+        text = PROPERTIES.format(
+            host=host, port=port, sasl=sasl, controller=controller, data=self.data, user=USER, password=PASSWORD,
+            sasl_protocol="SASL_SSL" if tls else "SASL_PLAINTEXT",
+        )  # fmt: skip
+        if tls is not None:
+            text += f"listener.name.sasl.ssl.keystore.type=PEM\nlistener.name.sasl.ssl.keystore.location={tls}\n"
+        self._properties.write_text(text + settings)
+        (directory / "log4j2.properties").write_text(LOG4J)
+        self._java = [
+            java(), f"-Xmx{HEAP_MB}m", "-XX:+UseSerialGC", *(() if is_measured else ("-XX:TieredStopAtLevel=1",)),
+            f"-Dlog4j2.configurationFile={directory / 'log4j2.properties'}", "-cp", f"{LIBRARIES}/*",
+        ]  # fmt: skip
+        self._format()
+        command = [*self._java, "kafka.Kafka", str(self._properties)]
+        self.log = directory / "log"
+        self._process = ServerProcess(command, self.log, lambda: self._is_ready(port, host))
+        self._process.start()
+
+    def _format(self) -> None:
+        scram = [f"{name}=[name={USER},password={PASSWORD}]" for name in ("SCRAM-SHA-256", "SCRAM-SHA-512")]
+        tool = [*self._java, "kafka.tools.StorageTool", "format", "-t", "AAAAAAAAQACAAAAAAAAAAQ"]
+        tool += ["-c", str(self._properties), *(part for one in scram for part in ("--add-scram", one))]
+        formatted = subprocess.run(tool, capture_output=True, text=True)
+        if formatted.returncode:
+            raise RuntimeError(f"the broker's directory cannot be formatted: {formatted.stdout}{formatted.stderr}")
+
+    def _is_ready(self, port: int, host: str) -> bool:
+        if not answers(port, host):
+            return False
+        try:
+            return bool(self.admin().list_topics(timeout=1).brokers)
+        except Exception:
+            return False
+
+    def admin(self) -> Any:
+        """Return librdkafka's client for administrators."""
+        from confluent_kafka.admin import AdminClient
+
+        return AdminClient({"bootstrap.servers": self.address, "log_level": 0})
+
+    def create_topic(self, name: str, partitions: int = 1, config: Mapping[str, str] | None = None) -> str:
+        """Create a topic; return its name."""
+        from confluent_kafka.admin import NewTopic
+
+        topic = NewTopic(name, partitions, 1, config=dict(config or {}))
+        admin = self.admin()
+        for asked in admin.create_topics([topic]).values():
+            asked.result(START_S)
+        return name
+
+    def delete_topic(self, name: str) -> None:
+        """Delete a topic."""
+        admin = self.admin()
+        for asked in admin.delete_topics([name]).values():
+            asked.result(START_S)
+
+    def kill(self) -> None:
+        """End it by SIGKILL."""
+        self._process.end(signal.SIGKILL)
+
+    def pause(self) -> None:
+        """Stop the process: connections stay, and get no answers."""
+        self._process.send(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let the process go on."""
+        self._process.send(signal.SIGCONT)
+
+    def start(self) -> None:
+        """Start it again with the data it has."""
+        self._process.start()
+
+    def end(self) -> None:
+        """End it for good."""
+        self._process.end(signal.SIGKILL)
+        for place in self._ports:
+            place.close()
+
+
+def java() -> str:
+    """Return the command of the Java that Spark would use, too."""
+    home = os.environ.get("JAVA_HOME")
+    return f"{home}/bin/java" if home else "java"
+
+
+def missing() -> str | None:
+    """Return why there can be no broker on this machine, or None."""
+    if shutil.which(java()) is None:
+        return "there is no Java for a Kafka broker"
+    if not any(LIBRARIES.glob("kafka_*.jar")):
+        return "there is no Kafka broker on this machine (scripts/setup.sh servers gets one, with Maven)"
+    return None
+
+
+@contextmanager
+def kafka_broker(settings: str = "", tls: Path | None = None, host: str = LOOPBACK) -> Iterator[KafkaBroker]:
+    """Give a broker, or skip the test that asks for one. ``settings``: lines that count more than those of tests."""
+    if (problem := missing()) is not None:
+        pytest.skip(problem)
+    pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed (pip install -e '.[dev]')")
+    directory = Path(tempfile.mkdtemp(prefix="headgate-kafka-"))
+    try:
+        broker = KafkaBroker(directory, host, settings, tls)
+        try:
+            yield broker
+        finally:
+            broker.end()
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def main() -> None:
+    """Run a broker until it is interrupted; print its address."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--topic", action="append", default=[], help="create this topic, with 4 partitions")
+    topics = parser.parse_args().topic
+    if (problem := missing()) is not None:
+        raise SystemExit(f"Error: {problem}.")
+    begun = time.monotonic()
+    with contextlib.suppress(KeyboardInterrupt), kafka_broker("auto.create.topics.enable=true\n") as broker:
+        for topic in topics:
+            broker.create_topic(topic, 4)
+        print(f"Kafka {VERSION} listens on {broker.address} (started in {time.monotonic() - begun:.1f} s).")
+        print(f"Data and log: {broker.data.parent}. Press Ctrl-C to end it and delete them.", flush=True)
+        signal.sigwait({signal.SIGINT, signal.SIGTERM})
+
+
+if __name__ == "__main__":
+    main()
