@@ -1,0 +1,1 @@
+"""Kafka: the client that its source and its sink use."""

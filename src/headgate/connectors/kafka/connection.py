@@ -1,0 +1,256 @@
+"""One connection to a Kafka broker: requests go out in order, and their answers come back in the same order.
+
+Blocking calls with a limit of time; ``receive(0)`` only looks. A connection that failed is closed and stays unusable.
+Counterpart: the broker's socket server, which answers the requests of one connection one after the other.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import ssl
+import struct
+from collections import deque
+from typing import Any, TypeVar
+
+import numpy as np
+
+from headgate import __version__
+from headgate.codec.kafka.error_codes import ErrorCode
+from headgate.codec.kafka.messages import ApiVersions, ApiVersionsAnswer, SaslAuthenticate, SaslHandshake
+from headgate.codec.kafka.wire import Answer, Request, correlation_id_of, decode_answer, encode_request
+from headgate.connectors.kafka.security import KafkaSecurity, LoginError
+from headgate.environment import Environment
+from headgate.errors import ProtocolViolation, StorageError, UsageError
+
+ANSWER_BYTES_MAX = 512 << 20
+"""The longest answer: bounds what a length can make the client allocate. Fetches ask for far less."""
+
+SMALL_ANSWER_BYTES_MAX = 1 << 20
+"""The longest answer before the broker is known."""
+
+_LENGTH = struct.Struct(">i")
+_A = TypeVar("_A", bound=Answer)
+
+
+class Connection:
+    """A connection that is ready: versions are known, and the client is logged in.
+
+    Attributes:
+        address: the broker, for errors.
+        capabilities: what the broker answered to the first request.
+
+    Raises:
+        StorageError: the broker cannot be reached, or ends the connection.
+        UsageError: it refuses the login, or is no broker that can be used.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        security: KafkaSecurity,
+        *,
+        client_id: str,
+        environment: Environment,
+        timeout_ms: int,
+    ) -> None:
+        self.address = f"{host}:{port}"
+        self._client_id, self._environment = client_id, environment
+        self._sent: deque[tuple[int, Request[Any], int]] = deque()
+        self._next_id = 0
+        self._versions: dict[int, tuple[int, int]] = {}
+        self._in, self._in_filled = _space(_LENGTH.size), 0
+        self._is_length = True
+        self._answer_bytes_max = SMALL_ANSWER_BYTES_MAX
+        self._socket = self._connect(host, port, security.context(), timeout_ms)
+        try:
+            self.capabilities = self._learn_versions(timeout_ms)
+            if security.mechanism:
+                self._log_in(security, timeout_ms)
+        except BaseException:
+            self.close()
+            raise
+        self._answer_bytes_max = ANSWER_BYTES_MAX
+
+    def ask(self, request: Request[_A], timeout_ms: int) -> _A:
+        """Send ``request`` and return its answer. Nothing else may be in flight.
+
+        Raises:
+            StorageError: no answer in time; the connection is closed, because the answer may still come.
+        """
+        self.send(request)
+        answer = self.receive(timeout_ms)
+        if answer is None:
+            raise self._failed(f"no answer to {type(request).__name__} within {timeout_ms} ms")
+        return answer  # type: ignore[no-any-return]
+
+    def send(self, request: Request[Any]) -> None:
+        """Send ``request``; ``receive`` returns its answer in its turn."""
+        version = self.version_of(request)
+        self._next_id = (self._next_id + 1) & 0x7FFFFFFF
+        data = b"".join(encode_request(request, version, self._next_id, self._client_id))
+        self._sent.append((self._next_id, request, version))
+        view = memoryview(data)
+        while view:
+            try:
+                view = view[self._socket.send(view) :]
+            except (BlockingIOError, ssl.SSLWantWriteError):
+                self._wait(select.POLLOUT, 1000)
+            except ssl.SSLWantReadError:
+                self._wait(select.POLLIN, 1000)
+            except OSError as error:
+                raise self._failed(_reason(error)) from error
+
+    @property
+    def in_flight(self) -> int:
+        """How many answers have not come yet."""
+        return len(self._sent)
+
+    def receive(self, timeout_ms: int) -> Any:
+        """Return the next answer, or None if it has not come as a whole within ``timeout_ms``.
+
+        Raises:
+            StorageError: the connection is lost.
+            ProtocolViolation: the answer is malformed, or belongs to another request.
+        """
+        assert self._sent, "nothing was asked"
+        data = self._next_message(timeout_ms)
+        if data is None:
+            return None
+        correlation_id, request, version = self._sent.popleft()
+        try:
+            if (found := correlation_id_of(data)) != correlation_id:
+                problem = f"{self.address} answered request {found} where request {correlation_id} was next"
+                raise ProtocolViolation("Kafka", problem)
+            return decode_answer(request, version, data)
+        except ProtocolViolation:
+            self.close()
+            raise
+
+    def version_of(self, request: Request[Any]) -> int:
+        """Return the version of ``request`` that both sides have.
+
+        Raises:
+            UsageError: there is none.
+        """
+        if not self._versions:
+            return request.VERSIONS[0]
+        low, high = self._versions.get(request.KEY, (0, -1))
+        for version in request.VERSIONS:
+            if low <= version <= high:
+                return version
+        wanted = " or ".join(map(str, request.VERSIONS))
+        raise UsageError(
+            f"the Kafka broker {self.address} does not have request {type(request).__name__} in version {wanted}: "
+            "brokers of release 3.6 or newer are supported"
+        )
+
+    def fileno(self) -> int:
+        """Return the number to wait with for something to receive."""
+        return self._socket.fileno()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it cannot be used any more."""
+        return self._socket.fileno() < 0
+
+    def close(self) -> None:
+        """Release the socket."""
+        self._socket.close()
+
+    def _connect(self, host: str, port: int, context: ssl.SSLContext | None, timeout_ms: int) -> socket.socket:
+        try:
+            plain: socket.socket = self._environment.connect(host, port, timeout_ms / 1000)
+        except OSError as error:
+            raise StorageError("reach", f"Kafka at {self.address}", _reason(error)) from error
+        try:
+            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            stream = plain if context is None else context.wrap_socket(plain, server_hostname=host)
+            stream.setblocking(False)
+        except ssl.SSLCertVerificationError as error:
+            plain.close()
+            raise UsageError(
+                f"the certificate of the Kafka broker {self.address} is not trusted: {error.verify_message}; give the "
+                "authority that signed it as ca_file"
+            ) from error
+        except OSError as error:
+            plain.close()
+            raise StorageError("reach", f"Kafka at {self.address} over TLS", _reason(error)) from error
+        return stream
+
+    def _learn_versions(self, timeout_ms: int) -> ApiVersionsAnswer:
+        answer = self.ask(ApiVersions("headgate", __version__), timeout_ms)
+        if answer.error_code:
+            raise StorageError("use", f"Kafka at {self.address}", ErrorCode(answer.error_code).name, False)
+        self._versions = {one.api_key: (one.min_version, one.max_version) for one in answer.api_keys}
+        return answer
+
+    def _log_in(self, security: KafkaSecurity, timeout_ms: int) -> None:
+        chosen = self.ask(SaslHandshake(security.mechanism), timeout_ms)
+        if chosen.error_code:
+            there = ", ".join(chosen.mechanisms)
+            raise UsageError(
+                f"the Kafka broker {self.address} does not take mechanism {security.mechanism}; it has: {there}"
+            )
+        exchange = security.exchange(self._environment.token(18).hex())
+        try:
+            message = next(exchange)
+            while True:
+                answer = self.ask(SaslAuthenticate(message), timeout_ms)
+                if answer.error_code:
+                    raise LoginError(answer.error_message or ErrorCode(answer.error_code).name)
+                message = exchange.send(bytes(answer.auth_bytes))
+        except StopIteration:
+            return
+        except LoginError as error:
+            who = f"user '{security.user}'" if security.user else "the client"
+            raise UsageError(f"the Kafka broker {self.address} does not log {who} in: {error}") from error
+
+    def _next_message(self, timeout_ms: int) -> memoryview | None:
+        """Return the next message whole, or None; what has come of it is kept."""
+        deadline_ms = self._environment.monotonic_ms() + timeout_ms
+        while True:
+            if self._in_filled == len(self._in):
+                data, self._in_filled = self._in, 0
+                if not self._is_length:
+                    self._in, self._is_length = _space(_LENGTH.size), True
+                    return data
+                (size,) = _LENGTH.unpack(data)
+                if not _LENGTH.size <= size <= self._answer_bytes_max:
+                    what = f"an answer of {size} bytes was announced, not of {_LENGTH.size} to {self._answer_bytes_max}"
+                    raise self._failed(f"it does not speak Kafka's protocol as expected: {what}", is_transient=False)
+                self._in, self._is_length = _space(size), False
+            try:
+                count = self._socket.recv_into(self._in[self._in_filled :])
+            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                left_ms = deadline_ms - self._environment.monotonic_ms()
+                if left_ms <= 0:
+                    return None
+                self._wait(select.POLLIN, left_ms)
+                continue
+            except OSError as error:
+                raise self._failed(_reason(error)) from error
+            if count == 0:
+                raise self._failed("the broker ended the connection")
+            self._in_filled += count
+
+    def _wait(self, event: int, timeout_ms: int) -> None:
+        poll = select.poll()
+        poll.register(self._socket, event)
+        poll.poll(timeout_ms)
+
+    def _failed(self, reason: str, is_transient: bool = True) -> StorageError:
+        self.close()
+        return StorageError("talk to", f"Kafka at {self.address}", reason, is_transient)
+
+
+def _space(size: int) -> memoryview:
+    """Return memory that is not cleared first."""
+    return memoryview(np.empty(size, np.uint8))
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    return error.strerror or str(error) or type(error).__name__
