@@ -1,0 +1,61 @@
+"""The header of a record batch (format v2): what brokers store, and what ``Fetch`` and ``Produce`` carry.
+
+Layout: Kafka's documentation, "Record Batch". Used by ``record_decoder`` and ``record_encoder``.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from headgate.codec.arrow import MOMENT
+
+MAGIC = 2
+HEADER = struct.Struct(">qiibIhiqqqhii")
+CRC_BEGIN = 21
+"""The checksum is of everything after itself."""
+LENGTH_BEGIN = 12
+"""The length is of everything after itself."""
+
+CODEC_MASK, APPEND_TIME, TRANSACTIONAL, CONTROL = 0x07, 0x08, 0x10, 0x20
+"""Bits of the attributes."""
+
+NO_TIMESTAMP, NO_PRODUCER_ID, NO_SEQUENCE = -1, -1, -1
+SEQUENCES = 1 << 31
+"""Sequence numbers begin anew at this one."""
+
+RECORD_BYTES_MIN = 7
+"""A record without key, value and headers."""
+
+ABORT, COMMIT = 0, 1
+"""Types of control records."""
+
+
+class BatchHeader(NamedTuple):
+    """The fields in front of the records of a batch."""
+
+    base_offset: int
+    batch_length: int
+    partition_leader_epoch: int
+    magic: int
+    crc: int
+    attributes: int
+    last_offset_delta: int
+    base_timestamp: int
+    max_timestamp: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    records_count: int
+
+
+HEADERS_TYPE = pa.large_list(pa.struct([("key", pa.large_string()), ("value", pa.large_binary())]))
+
+RECORDS = pa.schema(
+    [("value", pa.large_binary()), ("key", pa.large_binary()), ("offset", pa.int64()), ("timestamp", MOMENT)]
+)
+"""The columns of records. A timestamp is null where a record has none, or one that is no date."""
+
+RECORDS_WITH_HEADERS = RECORDS.append(pa.field("headers", HEADERS_TYPE))

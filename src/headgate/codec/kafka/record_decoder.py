@@ -1,0 +1,433 @@
+"""Record batches as ``Fetch`` brings them, decoded into Arrow columns without Python code per field or per record.
+
+A record begins with its length, so that the begin of each one follows only from the one in front. That chain is
+followed by the Avro reader of Polars, in compiled code: a record is an Avro value of type ``bytes``, and the batches of
+a fetch are the blocks of an Avro file. Everything else is arithmetic on whole columns (``_Cursor``), and values are
+copied out by one ``take`` of Arrow. ``_follow`` follows the same chain in Python: for few records, and to say what is
+wrong where the other one refuses.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+import pyarrow as pa
+from crc32c import crc32c
+
+from headgate.codec.kafka.compression import Compression, UnreadableError, decompress
+from headgate.codec.kafka.messages import AbortedTransaction
+from headgate.codec.kafka.record_batch import (
+    ABORT,
+    APPEND_TIME,
+    CODEC_MASK,
+    CONTROL,
+    CRC_BEGIN,
+    HEADER,
+    HEADERS_TYPE,
+    LENGTH_BEGIN,
+    MAGIC,
+    NO_TIMESTAMP,
+    RECORD_BYTES_MIN,
+    RECORDS,
+    RECORDS_WITH_HEADERS,
+    TRANSACTIONAL,
+    BatchHeader,
+)
+from headgate.codec.kafka.wire import Buffer
+from headgate.errors import CorruptionError
+
+GROUP_BYTES = 4 << 20
+"""Batches are decoded together until they have this many bytes: the columns of a group stay in the caches."""
+
+FEW_RECORDS = 256
+"""So many are followed in Python: a call of Polars costs as much."""
+
+HEADERS_MAX = 10_000
+"""Headers of one record that are read: each takes a step of its own."""
+
+_Ints: TypeAlias = npt.NDArray[np.int64]
+_Bytes: TypeAlias = npt.NDArray[np.uint8]
+
+_SYNC = bytes(16)
+_SCHEMA = b'{"type":"record","name":"r","fields":[{"name":"b","type":"bytes"}]}'
+_AVRO = b"".join(
+    (b"Obj\x01", b"\x02\x16avro.schema", bytes((len(_SCHEMA) << 1 & 0x7F | 0x80, 1)), _SCHEMA, b"\0", _SYNC)
+)
+"""The begin of an Avro file of records with one field of bytes. Its blocks follow: count, length, bytes, ``_SYNC``."""
+
+_CONTROL_KEY = struct.Struct(">hh")
+_TIMESTAMP_MS_MAX = (1 << 63) // 1000 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedRecords:
+    """What one answer holds of one partition.
+
+    Attributes:
+        batches: records with columns ``RECORDS``, or ``RECORDS_WITH_HEADERS``, in the order of their offsets.
+        next_offset: where to fetch on: after the last whole batch, also if all of its records were left out.
+    """
+
+    batches: list[pa.RecordBatch]
+    next_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Section:
+    """The records of one batch, decompressed."""
+
+    data: Buffer
+    header: BatchHeader
+
+
+def decode_records(
+    data: Buffer,
+    begin: int,
+    place: str,
+    aborted: Sequence[AbortedTransaction] | None = None,
+    *,
+    with_headers: bool = False,
+) -> DecodedRecords:
+    """Decode the record batches of one partition.
+
+    A last batch that is not whole is left out: a broker cuts an answer off where the client's limit is.
+
+    Args:
+        begin: the offset that was asked for; batches may begin before it.
+        place: topic and partition, for errors.
+        aborted: the aborted transactions of the answer; None reads records of open and aborted transactions, too.
+        with_headers: whether to have the column ``headers``.
+
+    Raises:
+        CorruptionError: a checksum is wrong, or records contradict themselves.
+    """
+    batches: list[pa.RecordBatch] = []
+    group: list[_Section] = []
+    size, next_offset = 0, begin
+    isolation = None if aborted is None else _Isolation(aborted)
+    for header, records in _whole_batches(memoryview(data), place):
+        next_offset = max(next_offset, header.base_offset + header.last_offset_delta + 1)
+        is_left_out = isolation is not None and isolation.leaves_out(header, records)
+        if is_left_out or header.attributes & CONTROL or header.records_count == 0:
+            continue
+        group.append(_Section(_decompressed(header, records, place), header))
+        size += len(group[-1].data)
+        if size >= GROUP_BYTES:
+            batches.append(_columns(group, place, with_headers))
+            group, size = [], 0
+    if group:
+        batches.append(_columns(group, place, with_headers))
+    if batches:
+        batches = _from(begin, batches, next_offset, place)
+    return DecodedRecords(batches, next_offset)
+
+
+class _Isolation:
+    """Which batches belong to aborted transactions, in the order of the log."""
+
+    def __init__(self, aborted: Sequence[AbortedTransaction]) -> None:
+        self._coming = sorted(aborted, key=lambda one: one.first_offset, reverse=True)
+        self._aborted: set[int] = set()
+        """Producers whose open transaction is one of the aborted ones."""
+
+    def leaves_out(self, header: BatchHeader, records: memoryview) -> bool:
+        last = header.base_offset + header.last_offset_delta
+        while self._coming and self._coming[-1].first_offset <= last:
+            self._aborted.add(self._coming.pop().producer_id)
+        if header.attributes & CONTROL and _control_type(records) == ABORT:
+            self._aborted.discard(header.producer_id)
+        return bool(header.attributes & TRANSACTIONAL) and header.producer_id in self._aborted
+
+
+def _control_type(records: memoryview) -> int | None:
+    """Return the type of the only record of a control batch: version and type are its key."""
+    starts, _ = _follow(bytes(records), [0], [len(records)], [1], "a control batch")
+    data = np.frombuffer(records, np.uint8)
+    cursor = _Cursor(data, starts + 1, np.array([len(records)]), "a control batch")
+    cursor.numbers()
+    cursor.numbers()
+    (size,) = cursor.numbers()
+    (position,) = cursor.position
+    if size < _CONTROL_KEY.size or position + size > len(records):
+        return None
+    return int(_CONTROL_KEY.unpack_from(records, int(position))[1])
+
+
+def _whole_batches(data: memoryview, place: str) -> Iterator[tuple[BatchHeader, memoryview]]:
+    """Yield header and records of each batch that is there as a whole, with the right checksum."""
+    position = 0
+    while len(data) - position >= HEADER.size:
+        header = BatchHeader._make(HEADER.unpack_from(data, position))
+        if header.magic != MAGIC:
+            _refuse(place, position, f"a record batch of format {MAGIC}", f"format {header.magic}")
+        end = position + LENGTH_BEGIN + header.batch_length
+        if end > len(data):
+            return
+        if end < position + HEADER.size or header.last_offset_delta < 0:
+            _refuse(place, position, "a record batch", f"one of {header.batch_length} bytes")
+        where = f"{place}, the batch at offset {header.base_offset:,}"
+        found = crc32c(data[position + CRC_BEGIN : end])
+        if found != header.crc:
+            _refuse(where, position, f"checksum {header.crc:08x}", f"{found:08x}")
+        records = data[position + HEADER.size : end]
+        if header.records_count < 0:
+            _refuse(where, position, "records", f"{header.records_count} records")
+        yield header, records
+        position = end
+
+
+def _decompressed(header: BatchHeader, records: memoryview, place: str) -> Buffer:
+    where = f"{place}, the batch at offset {header.base_offset:,}"
+    codec = header.attributes & CODEC_MASK
+    if codec not in Compression.__members__.values():
+        _refuse(where, CRC_BEGIN, "a compression that is known", f"number {codec}")
+    try:
+        found = decompress(Compression(codec), records)
+    except UnreadableError as error:
+        _refuse(where, HEADER.size, "compressed records", str(error))
+    if header.records_count > len(found) // RECORD_BYTES_MIN:
+        _refuse(where, HEADER.size, f"{header.records_count} records", f"{len(found)} bytes")
+    return found
+
+
+def _columns(group: Sequence[_Section], place: str, with_headers: bool) -> pa.RecordBatch:
+    """Return the records of some batches as columns."""
+    counts = [section.header.records_count for section in group]
+    parts: list[Buffer] = [_AVRO]
+    begins, ends, position = [], [], len(_AVRO)
+    for section, count in zip(group, counts, strict=True):
+        block = _avro_long(count) + _avro_long(len(section.data))
+        parts += [block, section.data, _SYNC]
+        begins.append(position + len(block))
+        ends.append(begins[-1] + len(section.data))
+        position = ends[-1] + len(_SYNC)
+    raw = b"".join(parts)
+    data = np.frombuffer(raw, np.uint8)
+    position_of, end_of = _record_bounds(raw, begins, ends, counts, place)
+    cursor = _Cursor(data, position_of + 1, end_of, place)
+    times, offsets = cursor.numbers(), cursor.numbers()
+    columns = [None, cursor.bytes_column(raw), None, None]
+    columns[0] = cursor.bytes_column(raw)
+    headers = [section.header for section in group]
+    offsets += np.repeat([header.base_offset for header in headers], counts)
+    times += np.repeat([header.base_timestamp for header in headers], counts)
+    if any(header.attributes & APPEND_TIME for header in headers):
+        by_broker = np.repeat([bool(header.attributes & APPEND_TIME) for header in headers], counts)
+        times = np.where(by_broker, np.repeat([header.max_timestamp for header in headers], counts), times)
+    no_time = (times == NO_TIMESTAMP) | (times > _TIMESTAMP_MS_MAX) | (times < -_TIMESTAMP_MS_MAX)
+    columns[2] = pa.array(offsets)
+    columns[3] = pa.array(times * 1000, mask=no_time if no_time.any() else None).cast(RECORDS.field("timestamp").type)
+    if not with_headers:
+        return pa.RecordBatch.from_arrays(columns, schema=RECORDS)
+    return pa.RecordBatch.from_arrays([*columns, cursor.headers_column(raw)], schema=RECORDS_WITH_HEADERS)
+
+
+def _from(begin: int, batches: list[pa.RecordBatch], next_offset: int, place: str) -> list[pa.RecordBatch]:
+    """Check that offsets only grow; leave out records in front of ``begin``, which share a batch with later ones."""
+    last = -1
+    kept = []
+    for batch in batches:
+        offsets = batch.column("offset").to_numpy()
+        if offsets[0] <= last or offsets[-1] >= next_offset or (offsets[1:] <= offsets[:-1]).any():
+            _refuse(place, 0, "offsets that grow within their batches", f"offset {offsets[0]:,} and others")
+        last = int(offsets[-1])
+        first = int(np.searchsorted(offsets, begin)) if offsets[0] < begin else 0
+        if first < len(offsets):
+            kept.append(batch.slice(first))
+    return kept
+
+
+def _record_bounds(
+    raw: bytes, begins: Sequence[int], ends: Sequence[int], counts: Sequence[int], place: str
+) -> tuple[_Ints, _Ints]:
+    """Return where each record begins, after its length, and where it ends."""
+    if sum(counts) <= FEW_RECORDS:
+        return _follow(raw, begins, ends, counts, place)
+    try:
+        sizes = pl.read_avro(raw)["b"].bin.size().to_numpy().astype(np.int64)
+    except (Exception, pl.exceptions.PanicException):
+        return _follow(raw, begins, ends, counts, place)
+    if len(sizes) != sum(counts):
+        return _follow(raw, begins, ends, counts, place)
+    end_of = np.cumsum(sizes + _bytes_of_length(sizes))
+    lasts = np.cumsum(counts) - 1
+    # between two batches there are bytes of Avro's
+    gaps = np.array(begins) - np.concatenate(([0], end_of[lasts[:-1]]))
+    end_of += np.repeat(gaps, counts)
+    if (end_of[lasts] != np.array(ends)).any():
+        return _follow(raw, begins, ends, counts, place)
+    return end_of - sizes, end_of
+
+
+def _bytes_of_length(sizes: _Ints) -> _Ints:
+    """Return how many bytes these lengths take where they are written as short as possible."""
+    found = np.ones(len(sizes), np.int64)
+    limit, longest = 1 << 6, int(sizes.max(initial=0))
+    while limit <= longest:
+        found += sizes >= limit
+        limit <<= 7
+    return found
+
+
+def _follow(
+    raw: bytes, begins: Sequence[int], ends: Sequence[int], counts: Sequence[int], place: str
+) -> tuple[_Ints, _Ints]:
+    """Return the same as ``_record_bounds``, one record after the other.
+
+    Raises:
+        CorruptionError: the records are not as many, or do not fill their batch.
+    """
+    bodies, stops = [], []
+    for begin, end, count in zip(begins, ends, counts, strict=True):
+        position = begin
+        for number in range(count):
+            size = shift = 0
+            while True:
+                if position >= end or shift > 28:
+                    _refuse(place, position - begin, f"record {number} of {count} of a batch", "no length")
+                byte = raw[position]
+                position += 1
+                size |= (byte & 0x7F) << shift
+                shift += 7
+                if byte < 0x80:
+                    break
+            size = (size >> 1) ^ -(size & 1)
+            if not 0 <= size <= end - position:
+                _refuse(place, position - begin, f"record {number} of {count} of a batch", f"a length of {size}")
+            bodies.append(position)
+            position += size
+            stops.append(position)
+        if position != end:
+            _refuse(place, position - begin, f"{count} records in {end - begin} bytes", f"{end - position} bytes more")
+    return np.array(bodies, np.int64), np.array(stops, np.int64)
+
+
+class _Cursor:
+    """A place in each of many records, which all move on together from field to field.
+
+    Bytes may be read after the end of a record, never after the end of ``data``, which must go on for ten bytes: what
+    leads out of a record is refused.
+    """
+
+    def __init__(self, data: _Bytes, position: _Ints, end: _Ints, place: str) -> None:
+        self._data, self._end, self._place = data, end, place
+        self.position = position
+        self._check()
+
+    def numbers(self) -> _Ints:
+        """Return the next number of each record, and move behind it."""
+        first = self._data[self.position]
+        self.position = self.position + 1
+        is_short = not len(first) or first.max() < 0x80
+        value = first.astype(np.uint64) if is_short else self._long_numbers(first)
+        self._check()
+        return (value >> 1).astype(np.int64) ^ -(value & 1).astype(np.int64)
+
+    def _long_numbers(self, first: _Bytes) -> npt.NDArray[np.uint64]:
+        value = (first & 0x7F).astype(np.uint64)
+        rows = np.flatnonzero(first > 0x7F)
+        shift = 7
+        while len(rows):
+            if shift > 63:
+                _refuse(self._place, 0, "numbers of at most ten bytes", "a longer one")
+            byte = self._data[self.position[rows]]
+            value[rows] |= (byte & 0x7F).astype(np.uint64) << np.uint64(shift)
+            self.position[rows] += 1
+            self._check()
+            rows = rows[byte > 0x7F]
+            shift += 7
+        return value
+
+    def bytes_column(self, raw: bytes) -> pa.Array:
+        """Return the next bytes of each record, null where their length is -1, and move behind them."""
+        begin, size, is_null = self.skip_bytes()
+        if is_null.all():
+            return pa.nulls(len(begin), pa.large_binary())
+        return _cut_out(raw, begin, size, is_null)
+
+    def skip_bytes(self) -> tuple[_Ints, _Ints, npt.NDArray[np.bool_]]:
+        """Return begin and size of the next bytes of each record, and whether they are null; move behind them."""
+        size = self.numbers()
+        is_null = size == -1
+        if (size < -1).any():
+            _refuse(self._place, 0, "a length of bytes", f"{size.min()}")
+        size[is_null] = 0
+        begin = self.position
+        if (size > self._end - begin).any():
+            _refuse(self._place, 0, "bytes within their record", f"a length of {size.max()}")
+        self.position = begin + size
+        return begin, size, is_null
+
+    def headers_column(self, raw: bytes) -> pa.Array:
+        """Return the headers of each record. Each step takes the next header of every record that has one more."""
+        counts = self.numbers()
+        if (counts < 0).any() or counts.max(initial=0) > HEADERS_MAX:
+            _refuse(self._place, 0, f"at most {HEADERS_MAX} headers", f"{counts.max()} or {counts.min()}")
+        found: list[tuple[Any, ...]] = []
+        rows = np.flatnonzero(counts)
+        steps = _Cursor(self._data, self.position[rows], self._end[rows], self._place)
+        while len(rows):
+            key, value = steps.skip_bytes(), steps.skip_bytes()
+            found.append((rows, *key, *value))
+            more = counts[rows] > len(found)
+            rows = rows[more]
+            steps = _Cursor(self._data, steps.position[more], steps._end[more], self._place)
+        offsets = pa.array(np.concatenate(([0], np.cumsum(counts))))
+        if not found:
+            entries = pa.nulls(0, HEADERS_TYPE.value_type)
+            return pa.LargeListArray.from_arrays(offsets, entries, type=HEADERS_TYPE)
+        columns = [np.concatenate(column) for column in zip(*found, strict=True)]
+        order = np.argsort(columns[0], kind="stable")
+        _, key_begin, key_size, key_null, begin, size, is_null = (column[order] for column in columns)
+        if key_null.any():
+            _refuse(self._place, 0, "a name for each header", "null")
+        keys = _texts(_cut_out(raw, key_begin, key_size, key_null))
+        entries = pa.StructArray.from_arrays([keys, _cut_out(raw, begin, size, is_null)], ["key", "value"])
+        return pa.LargeListArray.from_arrays(offsets, entries, type=HEADERS_TYPE)
+
+    def _check(self) -> None:
+        if (self.position > self._end).any():
+            _refuse(self._place, 0, "fields within their record", "one that goes on after it")
+
+
+def _cut_out(raw: bytes, begin: _Ints, size: _Ints, is_null: npt.NDArray[np.bool_]) -> pa.Array:
+    """Return these bytes of ``raw``, which follow each other and do not overlap, as a column.
+
+    Seen as one column, ``raw`` is what is wanted and what is between it in turn; of that every other value is taken.
+    """
+    count = len(begin)
+    bounds = np.empty(2 * count + 1, np.int64)
+    bounds[0:-1:2] = begin
+    np.add(begin, size, out=bounds[1::2])
+    bounds[-1] = bounds[-2]
+    everything = pa.Array.from_buffers(pa.large_binary(), 2 * count, [None, pa.py_buffer(bounds), pa.py_buffer(raw)])
+    wanted = pa.array(np.arange(0, 2 * count, 2), mask=is_null if is_null.any() else None)
+    return everything.take(wanted)
+
+
+def _texts(column: pa.Array) -> pa.Array:
+    """Return the texts in ``column``; bytes that are no UTF-8 become replacement characters."""
+    try:
+        return column.cast(pa.large_string())
+    except pa.ArrowInvalid:
+        return pa.array([one.decode(errors="replace") for one in column.to_pylist()], pa.large_string())
+
+
+def _avro_long(value: int) -> bytes:
+    value <<= 1
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _refuse(place: str, position: int, expected: str, found: str) -> NoReturn:
+    raise CorruptionError(place, position, expected, found)

@@ -1,0 +1,236 @@
+"""Arrow columns as record batches for ``Produce``, without Python code per field or per record.
+
+The fields in front of a value are written into one column of bytes, by arithmetic on whole columns; one join of Arrow
+puts them in front of the values, and the bytes of the joined column are the records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from crc32c import crc32c
+
+from headgate.codec.kafka.compression import Compression, compress
+from headgate.codec.kafka.record_batch import (
+    CRC_BEGIN,
+    HEADER,
+    HEADERS_TYPE,
+    LENGTH_BEGIN,
+    MAGIC,
+    NO_PRODUCER_ID,
+    NO_SEQUENCE,
+    SEQUENCES,
+    TRANSACTIONAL,
+    BatchHeader,
+)
+from headgate.codec.kafka.wire import Parts
+from headgate.errors import UsageError
+
+BATCH_BYTES_MAX = 1_048_588
+"""What brokers and topics take unless they are told otherwise (``max.message.bytes``)."""
+
+_FIELDS_BYTES_MAX = 5 + 1 + 10 + 5 + 5 + 5 + 5
+"""Everything of a record but for key, value and headers: numbers of up to five or ten bytes."""
+
+_Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerState:
+    """Who writes, so that brokers refuse what is repeated, out of order, or of a producer that was replaced.
+
+    Attributes:
+        sequence: the number of the next record of the partition.
+        is_transactional: the records belong to the open transaction.
+    """
+
+    producer_id: int = NO_PRODUCER_ID
+    producer_epoch: int = -1
+    sequence: int = NO_SEQUENCE
+    is_transactional: bool = False
+
+
+NO_PRODUCER = ProducerState()
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedBatch:
+    """A record batch in pieces, and how many records it has."""
+
+    parts: Parts
+    records_count: int
+    size_bytes: int
+
+
+def encode_records(
+    value: pa.Array,
+    timestamps_ms: npt.NDArray[np.int64],
+    key: pa.Array | None = None,
+    headers: pa.Array | None = None,
+    *,
+    producer: ProducerState = NO_PRODUCER,
+    compression: Compression = Compression.NONE,
+    batch_bytes_max: int = BATCH_BYTES_MAX,
+) -> list[EncodedBatch]:
+    """Return the record batches for one partition.
+
+    Args:
+        value, key: binary or text; null is null.
+        headers: lists of structs with ``key`` and ``value``; null is no headers.
+        batch_bytes_max: no batch is larger before it is compressed.
+
+    Raises:
+        UsageError: a record is larger than a batch may be.
+    """
+    count = len(value)
+    if count == 0:
+        return []
+    values = _binary(value)
+    keys = None if key is None or key.null_count == count else _binary(key)
+    tails = None if headers is None else _headers(headers)
+    value_size, key_size = _sizes(values), np.full(count, -1, np.int64) if keys is None else _sizes(keys)
+    content: _Ints = np.maximum(value_size, 0) + np.maximum(key_size, 0)
+    content += 1 if tails is None else _sizes(tails)
+    firsts = _first_rows(content + _FIELDS_BYTES_MAX, batch_bytes_max - HEADER.size)
+    counts = np.diff([*firsts, count])
+    first_times = timestamps_ms[firsts]
+    deltas = np.arange(count) - np.repeat(firsts, counts)
+    time_deltas = timestamps_ms - np.repeat(first_times, counts)
+
+    fields = [_Number(time_deltas), _Number(deltas), _Number(key_size)]
+    value_length = _Number(value_size)
+    body = content + value_length.width + 1
+    for field in fields:
+        body += field.width
+    length = _Number(body)
+    if keys is None:
+        front = _written([length, None, *fields, value_length])
+        columns = [front, values]
+    else:
+        columns = [_written([length, None, *fields]), keys, _written([value_length]), values]
+    columns.append(pa.scalar(b"\0", pa.large_binary()) if tails is None else tails)
+    empty = pa.scalar(b"", pa.large_binary())
+    joined = pc.binary_join_element_wise(*columns, empty, null_handling="replace", null_replacement="")
+    data = memoryview(joined.buffers()[2])
+    begins = np.concatenate(([0], np.cumsum(length.width + body)))
+    last_times = np.maximum.reduceat(timestamps_ms, firsts)
+
+    batches = []
+    sequence = producer.sequence
+    for first, number, first_time, last_time in zip(firsts, counts, first_times, last_times, strict=True):
+        records = compress(compression, data[int(begins[first]) : int(begins[first + number])])
+        header = BatchHeader(
+            base_offset=0,
+            batch_length=HEADER.size - LENGTH_BEGIN + len(records),
+            partition_leader_epoch=-1,
+            magic=MAGIC,
+            crc=0,
+            attributes=compression | (TRANSACTIONAL if producer.is_transactional else 0),
+            last_offset_delta=int(number) - 1,
+            base_timestamp=int(first_time),
+            max_timestamp=int(last_time),
+            producer_id=producer.producer_id,
+            producer_epoch=producer.producer_epoch,
+            base_sequence=sequence,
+            records_count=int(number),
+        )
+        head = bytearray(HEADER.pack(*header))
+        crc = crc32c(records, crc32c(head[CRC_BEGIN:]))
+        head[CRC_BEGIN - 4 : CRC_BEGIN] = crc.to_bytes(4, "big")
+        batches.append(EncodedBatch([head, records], int(number), HEADER.size + len(records)))
+        if sequence >= 0:
+            sequence = (sequence + int(number)) % SEQUENCES
+    return batches
+
+
+class _Number:
+    """A column of numbers as Kafka writes them: small ones in few bytes, whatever their sign."""
+
+    def __init__(self, values: _Ints) -> None:
+        self.bits = ((values << 1) ^ (values >> 63)).view(np.uint64)
+        self.width = np.ones(len(values), np.int64)
+        limit, largest = 1 << 7, int(self.bits.max(initial=0))
+        while limit <= largest:
+            self.width += self.bits >= np.uint64(limit)
+            limit <<= 7
+
+    def write(self, data: npt.NDArray[np.uint8], position: _Ints) -> None:
+        """Write each number where ``position`` says."""
+        shortest, longest = int(self.width.min(initial=1)), int(self.width.max(initial=0))
+        bits, width = self.bits, self.width
+        for index in range(longest):
+            if index >= shortest:
+                rows = np.flatnonzero(width > index)
+                bits, width, position = bits[rows], width[rows], position[rows]
+                shortest = int(width.min())
+            byte = (bits >> np.uint64(7 * index)).astype(np.uint8) & 0x7F
+            byte |= (width > index + 1).astype(np.uint8) << 7
+            data[position + index] = byte
+
+
+def _written(fields: Sequence[_Number | None]) -> pa.Array:
+    """Return numbers one behind the other, as a column of bytes; None is a byte 0, the attributes of a record."""
+    count = len(next(field for field in fields if field is not None).width)
+    size = sum(1 if field is None else field.width for field in fields)
+    offsets = np.zeros(count + 1, np.int64)
+    np.cumsum(size, out=offsets[1:])
+    data = np.zeros(int(offsets[-1]), np.uint8)
+    position = offsets[:-1].copy()
+    for field in fields:
+        if field is None:
+            position += 1
+            continue
+        field.write(data, position)
+        position += field.width
+    return pa.Array.from_buffers(pa.large_binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+
+
+def _headers(headers: pa.Array) -> pa.Array:
+    """Return for each record the bytes of its headers, with their number in front."""
+    headers = headers.cast(HEADERS_TYPE)
+    number = pc.fill_null(pc.list_value_length(headers), 0).to_numpy()
+    entries = headers.flatten()
+    keys, values = _binary(entries.field("key")), _binary(entries.field("value"))
+    if keys.null_count:
+        raise UsageError("a header for Kafka has no name (null); give every header a name")
+    empty = pa.scalar(b"", pa.large_binary())
+    columns = [_written([_Number(_sizes(keys))]), keys, _written([_Number(_sizes(values))]), values]
+    each = pc.binary_join_element_wise(*columns, empty, null_handling="replace", null_replacement="")
+    # the headers of one record lie one behind the other: the same bytes, with other bounds
+    bounds = np.frombuffer(each.buffers()[1], np.int64)[: len(each) + 1]
+    own = bounds[np.concatenate(([0], np.cumsum(number)))]
+    of_records = pa.Array.from_buffers(
+        pa.large_binary(), len(headers), [None, pa.py_buffer(own), each.buffers()[2] or pa.py_buffer(b"")]
+    )
+    return pc.binary_join_element_wise(_written([_Number(number.astype(np.int64))]), of_records, empty)
+
+
+def _binary(column: pa.Array) -> pa.Array:
+    return column.cast(pa.large_binary())
+
+
+def _sizes(column: pa.Array) -> _Ints:
+    """Return the length of each value in bytes; -1 for null."""
+    sizes: _Ints = pc.fill_null(pc.binary_length(column), -1).to_numpy()
+    return sizes
+
+
+def _first_rows(sizes: _Ints, limit: int) -> _Ints:
+    """Return the first row of each batch, so that no batch has more than ``limit`` bytes."""
+    if (largest := int(sizes.max())) > limit:
+        raise UsageError(
+            f"a record of about {largest:,} bytes is larger than the {limit + HEADER.size:,} bytes that a batch for "
+            "Kafka may have; raise max.message.bytes of the topic and of the sink, or make the record smaller"
+        )
+    ends = np.cumsum(sizes)
+    firsts, first, before = [], 0, 0
+    while first < len(sizes):
+        firsts.append(first)
+        first = int(np.searchsorted(ends, before + limit, side="right"))
+        before = int(ends[first - 1])
+    return np.array(firsts, np.int64)
