@@ -56,6 +56,11 @@ broker.heartbeat.interval.ms=500
 transaction.abort.timed.out.transaction.cleanup.interval.ms=1000
 transaction.max.timeout.ms=604800000
 log.cleaner.dedupe.buffer.size=16777216
+# compacted soon, where a test asks for it
+log.cleaner.backoff.ms=500
+# records of tests may be of any time
+log.retention.ms=-1
+log.message.timestamp.after.max.ms=9223372036854775807
 sasl.enabled.mechanisms=PLAIN,SCRAM-SHA-256,SCRAM-SHA-512,OAUTHBEARER
 listener.name.sasl.plain.sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required \
     user_{user}="{password}";

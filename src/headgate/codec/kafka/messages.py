@@ -505,7 +505,7 @@ class FetchedPartition:
     log_start_offset: Int64
     aborted_transactions: tuple[AbortedTransaction, ...] | None
     preferred_read_replica: Int32
-    records: Records | None
+    records: Bytes | None
     diverging_epoch: Annotated[DivergingEpoch | None, Tag(0)] = None
     current_leader: Annotated[CurrentLeader | None, Tag(1)] = None
     snapshot_id: Annotated[SnapshotId | None, Tag(2)] = None

@@ -9,6 +9,7 @@ wrong where the other one refuses.
 
 from __future__ import annotations
 
+import io
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -128,6 +129,18 @@ def decode_records(
     return DecodedRecords(batches, next_offset)
 
 
+def next_offset_of(data: Buffer, begin: int) -> int:
+    """Return ``DecodedRecords.next_offset`` of the same bytes, without a look at the records."""
+    view, position = memoryview(data), 0
+    while len(view) - position >= HEADER.size:
+        header = BatchHeader._make(HEADER.unpack_from(view, position))
+        position += LENGTH_BEGIN + header.batch_length
+        if position > len(view) or header.batch_length <= 0:
+            break
+        begin = max(begin, header.base_offset + header.last_offset_delta + 1)
+    return begin
+
+
 class _Isolation:
     """Which batches belong to aborted transactions, in the order of the log."""
 
@@ -147,16 +160,13 @@ class _Isolation:
 
 def _control_type(records: memoryview) -> int | None:
     """Return the type of the only record of a control batch: version and type are its key."""
-    starts, _ = _follow(bytes(records), [0], [len(records)], [1], "a control batch")
-    data = np.frombuffer(records, np.uint8)
-    cursor = _Cursor(data, starts + 1, np.array([len(records)]), "a control batch")
+    raw = bytes(records) + _SYNC
+    starts, ends = _follow(raw, [0], [len(records)], [1], "a control batch")
+    cursor = _Cursor(np.frombuffer(raw, np.uint8), starts + 1, ends, "a control batch")
     cursor.numbers()
     cursor.numbers()
-    (size,) = cursor.numbers()
-    (position,) = cursor.position
-    if size < _CONTROL_KEY.size or position + size > len(records):
-        return None
-    return int(_CONTROL_KEY.unpack_from(records, int(position))[1])
+    (begin,), (size,), _ = cursor.skip_bytes()
+    return int(_CONTROL_KEY.unpack_from(raw, int(begin))[1]) if size >= _CONTROL_KEY.size else None
 
 
 def _whole_batches(data: memoryview, place: str) -> Iterator[tuple[BatchHeader, memoryview]]:
@@ -250,8 +260,8 @@ def _record_bounds(
     if sum(counts) <= FEW_RECORDS:
         return _follow(raw, begins, ends, counts, place)
     try:
-        sizes = pl.read_avro(raw)["b"].bin.size().to_numpy().astype(np.int64)
-    except (Exception, pl.exceptions.PanicException):
+        sizes = pl.read_avro(io.BytesIO(raw))["b"].bin.size().to_numpy().astype(np.int64)
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError):
         return _follow(raw, begins, ends, counts, place)
     if len(sizes) != sum(counts):
         return _follow(raw, begins, ends, counts, place)
@@ -322,27 +332,27 @@ class _Cursor:
 
     def numbers(self) -> _Ints:
         """Return the next number of each record, and move behind it."""
-        first = self._data[self.position]
+        byte = self._data[self.position]
         self.position = self.position + 1
-        is_short = not len(first) or first.max() < 0x80
-        value = first.astype(np.uint64) if is_short else self._long_numbers(first)
-        self._check()
-        return (value >> 1).astype(np.int64) ^ -(value & 1).astype(np.int64)
-
-    def _long_numbers(self, first: _Bytes) -> npt.NDArray[np.uint64]:
-        value = (first & 0x7F).astype(np.uint64)
-        rows = np.flatnonzero(first > 0x7F)
+        value = (byte & 0x7F).astype(np.uint64)
+        rows: npt.NDArray[np.intp] | None = None  # those whose number goes on; None: all
         shift = 7
-        while len(rows):
+        while (goes_on := byte > 0x7F).any():
             if shift > 63:
                 _refuse(self._place, 0, "numbers of at most ten bytes", "a longer one")
-            byte = self._data[self.position[rows]]
-            value[rows] |= (byte & 0x7F).astype(np.uint64) << np.uint64(shift)
-            self.position[rows] += 1
-            self._check()
-            rows = rows[byte > 0x7F]
+            if rows is None and goes_on.all():
+                byte = self._data[self.position]
+                value |= (byte & 0x7F).astype(np.uint64) << np.uint64(shift)
+                self.position += 1
+            else:
+                rows = np.flatnonzero(goes_on) if rows is None else rows[goes_on]
+                at = self.position[rows]
+                byte = self._data[at]
+                value[rows] |= (byte & 0x7F).astype(np.uint64) << np.uint64(shift)
+                self.position[rows] = at + 1
             shift += 7
-        return value
+        self._check()
+        return (value >> np.uint64(1)).astype(np.int64) ^ -(value & np.uint64(1)).astype(np.int64)
 
     def bytes_column(self, raw: bytes) -> pa.Array:
         """Return the next bytes of each record, null where their length is -1, and move behind them."""

@@ -11,6 +11,7 @@ import socket
 import ssl
 import struct
 from collections import deque
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import numpy as np
@@ -245,9 +246,17 @@ class Connection:
         return StorageError("talk to", f"Kafka at {self.address}", reason, is_transient)
 
 
+def wait_any(connections: Iterable[Connection], timeout_ms: int) -> None:
+    """Wait until one of them may have something to receive; call ``receive(0)`` on each before."""
+    poll = select.poll()
+    for connection in connections:
+        poll.register(connection.fileno(), select.POLLIN)
+    poll.poll(timeout_ms)
+
+
 def _space(size: int) -> memoryview:
     """Return memory that is not cleared first."""
-    return memoryview(np.empty(size, np.uint8))
+    return np.empty(size, np.uint8).data
 
 
 def _reason(error: OSError) -> str:

@@ -1,0 +1,521 @@
+"""A client of one Kafka cluster: finds leaders and coordinators, and asks again where waiting may help.
+
+Blocking, for one thread at a time. What can be answered by another broker, or later, is asked again until
+``patience_ms`` is over; everything else is one error that says what to do. Never decides about transactions: it carries
+out what the sink decided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+from uuid import UUID
+
+from headgate.codec.kafka.error_codes import COORDINATOR_CHANGED, LEADER_CHANGED, RETRIABLE, ErrorCode
+from headgate.codec.kafka.messages import (
+    BROKER_RESOURCE,
+    GROUP_COORDINATOR,
+    READ_COMMITTED,
+    TOPIC_RESOURCE,
+    TRANSACTION_COORDINATOR,
+    CommitPartition,
+    CommitTopic,
+    ConfigResource,
+    CreateTopics,
+    DescribeConfigs,
+    DescribeTransactions,
+    EndTxn,
+    FindCoordinator,
+    InitProducerId,
+    ListedTransaction,
+    ListOffsets,
+    ListOffsetsPartition,
+    ListOffsetsTopic,
+    ListTransactions,
+    Metadata,
+    MetadataAnswer,
+    MetadataTopic,
+    NewTopic,
+    OffsetCommit,
+    OffsetFetch,
+    OffsetFetchGroup,
+    OffsetFetchTopic,
+    TopicSetting,
+    TransactionDescription,
+    TxnOffsetCommit,
+)
+from headgate.codec.kafka.wire import Answer, Request
+from headgate.connectors.kafka.connection import Connection
+from headgate.connectors.kafka.security import KafkaSecurity
+from headgate.environment import SYSTEM_ENVIRONMENT, Environment
+from headgate.errors import FencedError, StorageError, UsageError
+
+PATIENCE_MS = 30_000
+"""How long a request is repeated while brokers are away or change their roles."""
+
+ANSWER_MS = 30_000
+"""How long one broker may take for an answer."""
+
+BACKOFF_MS_MIN, BACKOFF_MS_MAX = 20, 1_000
+
+_A = TypeVar("_A", bound=Answer)
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic as it is now.
+
+    Attributes:
+        id: another one than that of a former topic of the same name.
+        leaders: partition → the node that leads it, or -1.
+    """
+
+    name: str
+    id: UUID
+    leaders: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerIds:
+    """With what a producer writes its next transaction."""
+
+    producer_id: int
+    producer_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndedTransaction:
+    """How a broker answered the decision about a transaction.
+
+    Attributes:
+        code: ``NONE`` if the decision is taken, also if it had been taken before.
+        following: with what the next transaction is written, if the decision is taken.
+    """
+
+    code: ErrorCode
+    following: ProducerIds
+
+
+class _AskAgainError(Exception):
+    """Waiting may help; the message says what was in the way."""
+
+
+@dataclass(slots=True)
+class _Cluster:
+    """What is known of the cluster."""
+
+    nodes: dict[int, tuple[str, int]] = field(default_factory=dict)
+    coordinators: dict[tuple[int, str], int] = field(default_factory=dict)
+
+
+class KafkaClient:
+    """See the module.
+
+    Raises of every method:
+        UsageError: the configuration, the names or the rights are wrong; the message says what to change.
+        StorageError: the cluster did not do it within ``patience_ms``.
+    """
+
+    def __init__(
+        self,
+        brokers: Sequence[str],
+        security: KafkaSecurity | None = None,
+        *,
+        client_id: str = "headgate",
+        environment: Environment = SYSTEM_ENVIRONMENT,
+        patience_ms: int = PATIENCE_MS,
+    ) -> None:
+        self._bootstrap = [_address(one) for one in brokers]
+        if not self._bootstrap:
+            raise UsageError("no Kafka brokers are given; give brokers='host:9092'")
+        self._name = ",".join(brokers)
+        self._security, self._client_id = security or KafkaSecurity(), client_id
+        self._environment, self._patience_ms = environment, patience_ms
+        self._cluster = _Cluster()
+        self._connections: dict[int, Connection] = {}
+        self._any: Connection | None = None
+
+    def close(self) -> None:
+        """Close every connection that ``open`` did not return."""
+        for connection in self._connections.values():
+            connection.close()
+        if self._any is not None:
+            self._any.close()
+        self._connections, self._any = {}, None
+
+    # -- topics
+
+    def topics(self, names: Iterable[str] | None) -> dict[str, Topic]:
+        """Return those of the topics that exist and may be seen; None: all topics but internal ones."""
+        wanted = None if names is None else tuple(MetadataTopic(name=name) for name in names)
+
+        def attempt() -> dict[str, Topic]:
+            found = {}
+            for one in self._metadata(wanted).topics:
+                code = ErrorCode(one.error_code)
+                if code in RETRIABLE:
+                    raise _AskAgainError(f"topic '{one.name}': {code.name}")
+                if code is ErrorCode.TOPIC_AUTHORIZATION_FAILED and names is not None:
+                    raise self._refused(f"see topic '{one.name}'", code)
+                if code is ErrorCode.INVALID_TOPIC_EXCEPTION:
+                    raise self._refused(f"have a topic '{one.name}'", code)
+                if code is ErrorCode.NONE and one.name is not None and (names is not None or not one.is_internal):
+                    leaders = {part.partition_index: part.leader_id for part in one.partitions}
+                    found[one.name] = Topic(one.name, one.topic_id, leaders)
+            return found
+
+        return self._patiently("list topics", attempt)
+
+    def topic(self, name: str) -> Topic:
+        """Return a topic that must exist."""
+        if (found := self.topics([name]).get(name)) is None:
+            raise UsageError(f"Kafka at {self._name} has no topic '{name}'; create it, or name another one")
+        return found
+
+    def create_topic(
+        self, name: str, partitions: int = -1, replication: int = -1, settings: Mapping[str, str] | None = None
+    ) -> Topic:
+        """Create a topic, unless it is there; return it once it can be used. -1: as the brokers' defaults say."""
+        wanted = tuple(TopicSetting(key, value) for key, value in (settings or {}).items())
+        new = NewTopic(name, partitions, replication, configs=wanted)
+
+        def attempt() -> Topic:
+            (result,) = self._ask_any(CreateTopics((new,), ANSWER_MS)).topics
+            code = ErrorCode(result.error_code)
+            if code not in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
+                raise self._retry_or_refuse(f"create topic '{name}'", code, result.error_message)
+            found = self.topics([name]).get(name)
+            if found is None or -1 in found.leaders.values():
+                raise _AskAgainError(f"topic '{name}' has no leaders yet")
+            return found
+
+        return self._patiently(f"create topic '{name}'", attempt)
+
+    def setting(self, name: str, topic: str | None = None) -> str | None:
+        """Return a setting of a topic, or of a broker; None if it has none, or it is secret."""
+
+        def attempt() -> str | None:
+            self._known_nodes()
+            node = min(self._cluster.nodes)
+            kind, resource = (BROKER_RESOURCE, str(node)) if topic is None else (TOPIC_RESOURCE, topic)
+            request = DescribeConfigs((ConfigResource(kind, resource, (name,)),))
+            (result,) = self._ask(node, request).results
+            if result.error_code:
+                what = f"read setting {name} of {'a broker' if topic is None else repr(topic)}"
+                raise self._retry_or_refuse(what, ErrorCode(result.error_code), result.error_message)
+            return next((one.value for one in result.configs if one.name == name), None)
+
+        return self._patiently(f"read setting {name}", attempt)
+
+    def feature_level(self, name: str) -> int:
+        """Return the level of a feature at which the cluster runs, such as ``transaction.version``; 0: it lacks it."""
+
+        def attempt() -> int:
+            features = self._some_connection().capabilities.finalized_features
+            return next((one.max_version_level for one in features if one.name == name), 0)
+
+        return self._patiently("learn what the brokers can do", attempt)
+
+    # -- offsets
+
+    def list_offsets(
+        self, topic: Topic, timestamps: Mapping[int, int], isolation: int = READ_COMMITTED
+    ) -> dict[int, int]:
+        """Return the first offset at or after a time for each partition; -1 where there is none.
+
+        Args:
+            timestamps: partition → milliseconds, or ``EARLIEST``, ``LATEST``.
+        """
+        found: dict[int, int] = {}
+
+        def attempt() -> dict[int, int]:
+            leaders = self.topic(topic.name).leaders
+            for node in sorted({leaders.get(partition, -1) for partition in timestamps if partition not in found}):
+                wanted = [part for part in timestamps if part not in found and leaders.get(part, -1) == node]
+                if node < 0:
+                    raise _AskAgainError(f"partition {wanted[0]} of topic '{topic.name}' has no leader")
+                partitions = tuple(ListOffsetsPartition(part, -1, timestamps[part]) for part in wanted)
+                request = ListOffsets(-1, isolation, (ListOffsetsTopic(topic.name, partitions),))
+                for one in self._ask(node, request).topics[0].partitions:
+                    if code := ErrorCode(one.error_code):
+                        what = f"find offsets of partition {one.partition_index} of topic '{topic.name}'"
+                        raise self._retry_or_refuse(what, code)
+                    found[one.partition_index] = one.offset
+            return found
+
+        return self._patiently(f"find offsets of topic '{topic.name}'", attempt)
+
+    def committed_offsets(self, group: str, topic: str, partitions: Sequence[int]) -> dict[int, tuple[int, str]]:
+        """Return what a group has committed: partition → offset and text, where there is something."""
+        request = OffsetFetch((OffsetFetchGroup(group, (OffsetFetchTopic(topic, tuple(partitions)),)),), True)
+
+        def attempt() -> dict[int, tuple[int, str]]:
+            (result,) = self._ask_coordinator(GROUP_COORDINATOR, group, request).groups
+            parts = [one for of_topic in result.topics for one in of_topic.partitions]
+            for code in map(ErrorCode, [result.error_code, *(one.error_code for one in parts)]):
+                if code:
+                    raise self._coordinator_problem(GROUP_COORDINATOR, group, f"read offsets of group '{group}'", code)
+            return {p.partition_index: (p.committed_offset, p.metadata or "") for p in parts if p.committed_offset >= 0}
+
+        return self._patiently(f"read offsets of group '{group}'", attempt)
+
+    def commit_offsets(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
+        """Commit offsets to a group that has no members, for people and monitoring."""
+        parts = tuple(CommitPartition(partition, offset, -1, None) for partition, offset in offsets.items())
+        request = OffsetCommit(group, -1, "", None, (CommitTopic(topic, parts),))
+
+        def attempt() -> None:
+            for one in self._ask_coordinator(GROUP_COORDINATOR, group, request).topics[0].partitions:
+                if code := ErrorCode(one.error_code):
+                    raise self._coordinator_problem(GROUP_COORDINATOR, group, f"commit to group '{group}'", code)
+
+        self._patiently(f"commit to group '{group}'", attempt)
+
+    # -- transactions
+
+    def take_over(self, transactional_id: str, timeout_ms: int, *, has_no_timeout: bool = False) -> ProducerIds:
+        """Become the producer of ``transactional_id``: what its transaction held is ABORTED, former ones are fenced.
+
+        ``has_no_timeout``: prepared transactions are never aborted by the broker; it must have KIP-939 enabled.
+        """
+        request = InitProducerId(transactional_id, timeout_ms, enable_2pc=has_no_timeout)
+
+        def attempt() -> ProducerIds:
+            connection = self._coordinator(TRANSACTION_COORDINATOR, transactional_id)
+            if has_no_timeout and connection.version_of(request) < request.VERSIONS[0]:
+                raise UsageError(
+                    f"Kafka at {self._name} does not take part in two-phase commit: set "
+                    "transaction.two.phase.commit.enable and unstable.api.versions.enable on the brokers, or let "
+                    "prepared transactions have a timeout"
+                )
+            answer = self._ask_through(connection, request)
+            if code := ErrorCode(answer.error_code):
+                what = f"use transactional id '{transactional_id}'"
+                raise self._coordinator_problem(TRANSACTION_COORDINATOR, transactional_id, what, code)
+            return ProducerIds(answer.producer_id, answer.producer_epoch)
+
+        return self._patiently(f"use transactional id '{transactional_id}'", attempt)
+
+    def describe_transaction(self, transactional_id: str) -> TransactionDescription | None:
+        """Return the state of a transactional id, or None if its coordinator does not know it. Changes nothing."""
+
+        def attempt() -> TransactionDescription | None:
+            request = DescribeTransactions((transactional_id,))
+            (one,) = self._ask_coordinator(TRANSACTION_COORDINATOR, transactional_id, request).transaction_states
+            code = ErrorCode(one.error_code)
+            if code is ErrorCode.TRANSACTIONAL_ID_NOT_FOUND:
+                return None
+            if code:
+                what = f"see transactional id '{transactional_id}'"
+                raise self._coordinator_problem(TRANSACTION_COORDINATOR, transactional_id, what, code)
+            return one
+
+        return self._patiently(f"see transactional id '{transactional_id}'", attempt)
+
+    def list_transactions(self, prefix: str) -> list[ListedTransaction]:
+        """Return the transactional ids that begin with ``prefix`` and that the client may see, of all brokers."""
+
+        def attempt() -> list[ListedTransaction]:
+            found = []
+            self._metadata(())
+            for node in sorted(self._cluster.nodes):
+                answer = self._ask(node, ListTransactions())
+                if code := ErrorCode(answer.error_code):
+                    raise self._retry_or_refuse("list transactions", code)
+                found += [one for one in answer.transaction_states if one.transactional_id.startswith(prefix)]
+            return sorted(found, key=lambda one: one.transactional_id)
+
+        return self._patiently("list transactions", attempt)
+
+    def end_transaction(self, transactional_id: str, producer: ProducerIds, *, commit: bool) -> EndedTransaction:
+        """Decide a transaction, from any process. The broker's answer is returned where it is not to ask again.
+
+        With feature ``transaction.version`` 2 it may be repeated: the same decision about the same transaction gives
+        ``NONE`` again.
+        """
+        request = EndTxn(transactional_id, producer.producer_id, producer.producer_epoch, commit)
+
+        def attempt() -> EndedTransaction:
+            answer = self._ask_coordinator(TRANSACTION_COORDINATOR, transactional_id, request)
+            code = ErrorCode(answer.error_code)
+            if code in RETRIABLE:
+                what = f"end the transaction of '{transactional_id}'"
+                raise self._coordinator_problem(TRANSACTION_COORDINATOR, transactional_id, what, code)
+            return EndedTransaction(code, ProducerIds(answer.producer_id, answer.producer_epoch))
+
+        return self._patiently(f"end the transaction of '{transactional_id}'", attempt)
+
+    def commit_in_transaction(
+        self,
+        transactional_id: str,
+        producer: ProducerIds,
+        group: str,
+        topic: str,
+        offsets: Mapping[int, tuple[int, str]],
+    ) -> None:
+        """Commit offsets with texts to a group as part of the open transaction: they count once it is committed."""
+        parts = tuple(CommitPartition(part, offset, -1, text) for part, (offset, text) in offsets.items())
+        request = TxnOffsetCommit(
+            transactional_id,
+            group,
+            producer.producer_id,
+            producer.producer_epoch,
+            -1,
+            "",
+            None,
+            (CommitTopic(topic, parts),),
+        )
+
+        def attempt() -> None:
+            for one in self._ask_coordinator(GROUP_COORDINATOR, group, request).topics[0].partitions:
+                if code := ErrorCode(one.error_code):
+                    what = f"commit to group '{group}' in a transaction"
+                    raise self._coordinator_problem(GROUP_COORDINATOR, group, what, code)
+
+        self._patiently(f"commit to group '{group}' in a transaction", attempt)
+
+    # -- connections
+
+    def open(self, node: int) -> Connection:
+        """Return a connection of the caller's own to a node, for requests that wait long or are many."""
+
+        def attempt() -> Connection:
+            return self._connect_to(node)
+
+        return self._patiently(f"reach broker {node}", attempt)
+
+    def _connect_to(self, node: int) -> Connection:
+        if node not in self._cluster.nodes:
+            self._metadata(())
+        if node not in self._cluster.nodes:
+            raise _AskAgainError(f"broker {node} is not there")
+        return self._connect(*self._cluster.nodes[node])
+
+    def _connect(self, host: str, port: int) -> Connection:
+        return Connection(
+            host,
+            port,
+            self._security,
+            client_id=self._client_id,
+            environment=self._environment,
+            timeout_ms=min(ANSWER_MS, self._patience_ms),
+        )
+
+    def _some_connection(self) -> Connection:
+        """Return a connection to any broker: of those that are known, or that were given."""
+        if self._any is not None and not self._any.is_closed:
+            return self._any
+        failures: list[str] = []
+        for host, port in [*self._cluster.nodes.values(), *self._bootstrap]:
+            try:
+                self._any = self._connect(host, port)
+                return self._any
+            except StorageError as error:
+                if not error.is_transient:
+                    raise
+                failures.append(f"{host}:{port}: {error.cause}")
+        raise _AskAgainError("; ".join(dict.fromkeys(failures)))
+
+    def _known_nodes(self) -> None:
+        if not self._cluster.nodes:
+            self._metadata(())
+
+    def _metadata(self, topics: tuple[MetadataTopic, ...] | None) -> MetadataAnswer:
+        answer = self._ask_any(Metadata(topics))
+        self._cluster.nodes = {one.node_id: (one.host, one.port) for one in answer.brokers}
+        return answer
+
+    def _ask_any(self, request: Request[_A]) -> _A:
+        return self._ask_through(self._some_connection(), request)
+
+    def _ask(self, node: int, request: Request[_A]) -> _A:
+        connection = self._connections.get(node)
+        if connection is None or connection.is_closed:
+            connection = self._connections[node] = self._connect_to(node)
+        return self._ask_through(connection, request)
+
+    def _ask_through(self, connection: Connection, request: Request[_A]) -> _A:
+        return connection.ask(request, ANSWER_MS)
+
+    def _coordinator(self, kind: int, key: str) -> Connection:
+        if (node := self._cluster.coordinators.get((kind, key))) is None:
+            (found,) = self._ask_any(FindCoordinator(kind, (key,))).coordinators
+            if code := ErrorCode(found.error_code):
+                what = f"use {'group' if kind == GROUP_COORDINATOR else 'transactional id'} '{key}'"
+                raise self._retry_or_refuse(what, code, found.error_message)
+            node = self._cluster.coordinators[kind, key] = found.node_id
+            self._cluster.nodes[node] = found.host, found.port
+        connection = self._connections.get(node)
+        if connection is None or connection.is_closed:
+            connection = self._connections[node] = self._connect_to(node)
+        return connection
+
+    def _ask_coordinator(self, kind: int, key: str, request: Request[_A]) -> _A:
+        return self._ask_through(self._coordinator(kind, key), request)
+
+    # -- patience
+
+    def _patiently(self, what: str, attempt: Callable[[], _T]) -> _T:
+        """Return what ``attempt`` does, which is repeated while it fails for a time only."""
+        deadline_ms = self._environment.monotonic_ms() + self._patience_ms
+        pause_ms = BACKOFF_MS_MIN
+        while True:
+            try:
+                return attempt()
+            except _AskAgainError as error:
+                reason = str(error)
+            except StorageError as error:
+                if not error.is_transient:
+                    raise
+                reason = error.cause
+                self._cluster.coordinators.clear()
+            left_ms = deadline_ms - self._environment.monotonic_ms()
+            if left_ms <= 0:
+                raise StorageError(what, f"in Kafka at {self._name}", reason) from None
+            self._environment.sleep(min(pause_ms, left_ms) / 1000)
+            pause_ms = min(2 * pause_ms, BACKOFF_MS_MAX)
+
+    def _coordinator_problem(self, kind: int, key: str, what: str, code: ErrorCode) -> Exception:
+        if code in COORDINATOR_CHANGED:
+            self._cluster.coordinators.pop((kind, key), None)
+        return self._retry_or_refuse(what, code)
+
+    def _retry_or_refuse(self, what: str, code: ErrorCode, message: str | None = None) -> Exception:
+        if code in RETRIABLE or code in LEADER_CHANGED:
+            return _AskAgainError(code.name)
+        return self._refused(what, code, message)
+
+    def _refused(self, what: str, code: ErrorCode, message: str | None = None) -> Exception:
+        return refusal(what, self._name, code, message)
+
+
+_RIGHTS = {
+    ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+    ErrorCode.GROUP_AUTHORIZATION_FAILED,
+    ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+    ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+}
+_FENCED = {ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.TRANSACTION_COORDINATOR_FENCED}
+
+
+def refusal(what: str, brokers: str, code: ErrorCode, message: str | None = None) -> Exception:
+    """Return the error that says why brokers do not do ``what``, for codes with which waiting does not help."""
+    reason = f"{code.name}: {message}" if message else code.name
+    if code in _RIGHTS:
+        return UsageError(f"cannot {what}: the user has no right to it at Kafka {brokers} ({reason}); add an ACL")
+    if code in _FENCED:
+        return FencedError(f"cannot {what}: a newer producer took it over ({reason})")
+    if code in (ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.INCONSISTENT_TOPIC_ID):
+        return UsageError(f"cannot {what}: the topic was deleted, and perhaps created again ({reason})")
+    if code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+        return UsageError(f"cannot {what}: Kafka at {brokers} has no such topic or partition; create it first")
+    return StorageError(what, f"in Kafka at {brokers}", reason, False)
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, colon, port = text.strip().rpartition(":")
+    if not colon or not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
+        raise UsageError(f"{text!r} is no address of a Kafka broker; write it as host:port, such as 'kafka-1:9092'")
+    return host.strip("[]"), int(port)

@@ -1,0 +1,227 @@
+"""Reads partitions of Kafka on behalf of one subtask: one request to each leader at a time, the next one ahead.
+
+The request for what follows goes out before records are decoded, so that the broker works meanwhile. One answer per
+leader is in memory or in the socket, which bounds what is read ahead: ``BYTES_MAX`` for each leader. While brokers are
+away it may block as long as ``KafkaClient`` is patient: a source runs it in a thread of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+from uuid import UUID
+
+from headgate.codec.kafka.error_codes import RETRIABLE, ErrorCode
+from headgate.codec.kafka.messages import (
+    READ_COMMITTED,
+    Fetch,
+    FetchAnswer,
+    FetchedPartition,
+    FetchPartition,
+    FetchTopic,
+)
+from headgate.codec.kafka.record_decoder import DecodedRecords, decode_records, next_offset_of
+from headgate.connectors.kafka.client import BACKOFF_MS_MAX, BACKOFF_MS_MIN, KafkaClient, Topic, refusal
+from headgate.connectors.kafka.connection import Connection, wait_any
+from headgate.environment import Environment
+from headgate.errors import StorageError, UsageError
+
+BYTES_MAX = 16 << 20
+"""Of one answer."""
+PARTITION_BYTES_MAX = 4 << 20
+"""Of one partition in an answer; one batch comes whole, however large it is."""
+WAIT_MS = 500
+"""How long a leader may wait for records before it answers without any."""
+
+Partition: TypeAlias = tuple[str, int]
+"""Name of the topic, and number of the partition."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """Records of one partition, and how far its log goes.
+
+    Attributes:
+        log_end: the last stable offset of read-committed fetches, else the high watermark.
+    """
+
+    partition: Partition
+    records: DecodedRecords
+    log_begin: int
+    log_end: int
+
+
+class Fetcher:
+    """Reads partitions on from their positions, and follows their leaders.
+
+    Attributes:
+        positions: partition → offset of the next record that ``poll`` will return. Take it, never change it.
+    """
+
+    def __init__(
+        self,
+        client: KafkaClient,
+        environment: Environment,
+        topics: Mapping[str, Topic],
+        positions: Mapping[Partition, int],
+        *,
+        isolation: int = READ_COMMITTED,
+        with_headers: bool = False,
+        wait_ms: int = WAIT_MS,
+    ) -> None:
+        self._client, self._environment = client, environment
+        self.positions = dict(positions)
+        self._ids = {name: topics[name].id for name, _ in positions}
+        self._names: dict[UUID, str] = {found: name for name, found in self._ids.items()}
+        self._isolation, self._with_headers, self._wait_ms = isolation, with_headers, wait_ms
+        self._leaders = {part: topics[part[0]].leaders.get(part[1], -1) for part in positions}
+        self._connections: dict[int, Connection] = {}
+        self._asked: dict[int, dict[Partition, int]] = {}
+        """Node → the partitions that it was asked for, from which offsets."""
+        self._paused: set[Partition] = set()
+        self._look_at_ms, self._pause_ms = 0, BACKOFF_MS_MIN
+
+    def pause(self, partition: Partition) -> None:
+        """Do not ask for this partition until it is resumed. What was asked for already still comes."""
+        self._paused.add(partition)
+
+    def resume(self, partition: Partition) -> None:
+        """Ask for this partition again."""
+        self._paused.discard(partition)
+
+    def poll(self, timeout_ms: int) -> list[Fetched]:
+        """Return what has come, at least from one leader if something comes within ``timeout_ms``.
+
+        Raises:
+            UsageError: a topic is not there any more, or another one has its name; a position is not in the log.
+            CorruptionError: records are damaged.
+        """
+        deadline_ms = self._environment.monotonic_ms() + timeout_ms
+        self._find_leaders()
+        for node in sorted({leader for leader in self._leaders.values() if leader >= 0}):
+            self._ask(node)
+        while True:
+            for node in list(self._asked):
+                if found := self._receive(node):
+                    return found
+            left_ms = deadline_ms - self._environment.monotonic_ms()
+            if left_ms <= 0 or not self._asked:
+                return []
+            wait_any([self._connections[node] for node in self._asked], left_ms)
+
+    def close(self) -> None:
+        """Close the connections."""
+        for connection in self._connections.values():
+            connection.close()
+        self._connections, self._asked = {}, {}
+
+    def _find_leaders(self) -> None:
+        """Ask for leaders where none is known, with pauses in between."""
+        if -1 not in self._leaders.values() or self._environment.monotonic_ms() < self._look_at_ms:
+            return
+        self._look_at_ms = self._environment.monotonic_ms() + self._pause_ms
+        self._pause_ms = min(2 * self._pause_ms, BACKOFF_MS_MAX)
+        topics = self._client.topics(sorted(self._ids))
+        for name, known in self._ids.items():
+            if name in topics and topics[name].id != known:
+                raise UsageError(
+                    f"topic '{name}' was deleted and created again since this pipeline began to read it: its positions "
+                    "mean nothing in the new one; start over, or read the new topic under another name of the source"
+                )
+        for part, leader in self._leaders.items():
+            if leader < 0 and part[0] in topics:  # a topic that is not listed keeps its positions
+                self._leaders[part] = topics[part[0]].leaders.get(part[1], -1)
+
+    def _ask(self, node: int) -> None:
+        """Send the next request to a leader, unless one is in flight."""
+        wanted = {
+            part: offset
+            for part, offset in self.positions.items()
+            if self._leaders[part] == node and part not in self._paused
+        }
+        if node in self._asked or not wanted:
+            return
+        try:
+            connection = self._connections.get(node)
+            if connection is None or connection.is_closed:
+                connection = self._connections[node] = self._client.open(node)
+            connection.send(self._request(wanted))
+            self._asked[node] = wanted
+        except StorageError as error:
+            self._lost(node, error)
+
+    def _request(self, wanted: Mapping[Partition, int]) -> Fetch:
+        by_topic: dict[str, list[FetchPartition]] = {}
+        for (topic, number), offset in wanted.items():
+            by_topic.setdefault(topic, []).append(FetchPartition(number, -1, offset, -1, -1, PARTITION_BYTES_MAX))
+        topics = tuple(FetchTopic(self._ids[topic], tuple(parts)) for topic, parts in by_topic.items())
+        return Fetch(-1, self._wait_ms, 1, BYTES_MAX, self._isolation, 0, -1, topics)
+
+    def _receive(self, node: int) -> list[Fetched]:
+        """Return what a leader sent, after it was asked for what follows."""
+        try:
+            answer: FetchAnswer | None = self._connections[node].receive(0)
+        except StorageError as error:
+            self._lost(node, error)
+            return []
+        if answer is None:
+            return []
+        asked = self._asked.pop(node)
+        whole: list[tuple[Partition, int, FetchedPartition]] = []
+        code = ErrorCode(answer.error_code)
+        if code and code not in RETRIABLE:
+            raise refusal("read", self._connections[node].address, code)
+        for of_topic in answer.responses:
+            for part in of_topic.partitions:
+                name = (self._names.get(of_topic.topic_id, ""), part.partition_index)
+                if name in asked and self._is_sound(name, part, asked[name]):
+                    whole.append((name, asked[name], part))
+                    self._move(name, next_offset_of(part.records or b"", asked[name]))
+        self._ask(node)
+        return [self._decoded(name, begin, part) for name, begin, part in whole]
+
+    def _move(self, name: Partition, offset: int) -> None:
+        """Move a position; what brought records is asked for last, because a broker fills answers in that order."""
+        if offset > self.positions[name]:
+            del self.positions[name]
+            self.positions[name] = offset
+
+    def _is_sound(self, name: Partition, part: FetchedPartition, begin: int) -> bool:
+        code = ErrorCode(part.error_code)
+        if code is ErrorCode.NONE:
+            self._pause_ms = BACKOFF_MS_MIN
+            return True
+        where = f"partition {name[1]} of topic '{name[0]}'"
+        if code is ErrorCode.OFFSET_OUT_OF_RANGE:
+            raise UsageError(
+                f"offset {begin:,} of {where} is not in its log any more, or not yet: records that were to be read are "
+                "gone, by retention or because the topic lost data; start over, or begin at other offsets"
+            )
+        gone = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.INCONSISTENT_TOPIC_ID)
+        if code not in RETRIABLE and code not in gone:
+            raise refusal(f"read {where}", self._connections[self._leaders[name]].address, code)
+        self._leaders[name] = -1
+        return False
+
+    def _decoded(self, name: Partition, begin: int, part: FetchedPartition) -> Fetched:
+        is_committed = self._isolation == READ_COMMITTED
+        records = decode_records(
+            part.records or b"",
+            begin,
+            f"partition {name[1]} of topic '{name[0]}'",
+            (part.aborted_transactions or ()) if is_committed else None,
+            with_headers=self._with_headers,
+        )
+        end = part.last_stable_offset if is_committed else part.high_watermark
+        return Fetched(name, records, part.log_start_offset, end)
+
+    def _lost(self, node: int, error: StorageError) -> None:
+        if not error.is_transient:
+            raise error
+        self._asked.pop(node, None)
+        if (connection := self._connections.pop(node, None)) is not None:
+            connection.close()
+        for part, leader in self._leaders.items():
+            if leader == node:
+                self._leaders[part] = -1

@@ -1,0 +1,64 @@
+"""A broker for the tests of this room: one, which one process of pytest runs all of them against."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.servers.kafka import KafkaBroker, kafka_broker
+
+from headgate.connectors.kafka.connection import Connection
+from headgate.connectors.kafka.security import KafkaSecurity
+from headgate.environment import SYSTEM_ENVIRONMENT
+
+PATIENCE_MS = 60_000
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent == Path(__file__).parent and "kafka" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("kafka"))
+            item.add_marker("long")
+
+
+@pytest.fixture(scope="session")
+def kafka() -> Iterator[KafkaBroker]:
+    with kafka_broker() as broker:
+        yield broker
+
+
+@pytest.fixture
+def topic(kafka: KafkaBroker) -> str:
+    """A new topic with one partition."""
+    return kafka.create_topic(f"t-{uuid.uuid4().hex}")
+
+
+@pytest.fixture
+def connect(kafka: KafkaBroker) -> Iterator[Callable[..., Connection]]:
+    """Opens connections that end with the test."""
+    opened = []
+
+    def connect(security: KafkaSecurity | None = None, address: str = "") -> Connection:
+        default = kafka.sasl_address if security is not None and security.mechanism else kafka.address
+        host, port = (address or default).split(":")
+        connection = Connection(
+            host,
+            int(port),
+            security or KafkaSecurity(),
+            client_id="tests",
+            environment=SYSTEM_ENVIRONMENT,
+            timeout_ms=PATIENCE_MS,
+        )
+        opened.append(connection)
+        return connection
+
+    yield connect
+    for connection in opened:
+        connection.close()
+
+
+@pytest.fixture
+def connection(connect: Callable[..., Connection]) -> Connection:
+    return connect()
