@@ -50,8 +50,8 @@ share.coordinator.state.topic.replication.factor=1
 share.coordinator.state.topic.min.isr=1
 share.coordinator.state.topic.num.partitions=1
 group.initial.rebalance.delay.ms=0
-# a restart after SIGKILL waits for the session of the killed broker to end
-broker.session.timeout.ms=2000
+# a restart after SIGKILL waits for the former session to end; on a busy machine a shorter one ends by itself
+broker.session.timeout.ms=6000
 broker.heartbeat.interval.ms=500
 transaction.abort.timed.out.transaction.cleanup.interval.ms=1000
 transaction.max.timeout.ms=604800000

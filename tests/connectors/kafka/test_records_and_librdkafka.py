@@ -45,7 +45,7 @@ FETCH_BYTES = 50 << 20
 class Record:
     value: bytes | None
     key: bytes | None = None
-    headers: Sequence[tuple[str, bytes | None]] = field(default=())
+    headers: list[tuple[str, bytes | None]] = field(default_factory=list)
     timestamp_ms: int = START_MS
 
 

@@ -34,9 +34,6 @@ from headgate.errors import UsageError
 BATCH_BYTES_MAX = 1_048_588
 """What brokers and topics take unless they are told otherwise (``max.message.bytes``)."""
 
-_FIELDS_BYTES_MAX = 5 + 1 + 10 + 5 + 5 + 5 + 5
-"""Everything of a record but for key, value and headers: numbers of up to five or ten bytes."""
-
 _Ints = npt.NDArray[np.int64]
 
 
@@ -96,14 +93,17 @@ def encode_records(
     value_size, key_size = _sizes(values), np.full(count, -1, np.int64) if keys is None else _sizes(keys)
     content: _Ints = np.maximum(value_size, 0) + np.maximum(key_size, 0)
     content += 1 if tails is None else _sizes(tails)
-    firsts = _first_rows(content + _FIELDS_BYTES_MAX, batch_bytes_max - HEADER.size)
+    key_length, value_length = _Number(key_size), _Number(value_size)
+    # what differs by batch is taken as large as it may be: the differences of times and offsets, and the length
+    span = np.array([int(timestamps_ms.max()) - int(timestamps_ms.min()), count])
+    fields_max = content + key_length.width + value_length.width + (1 + int(_Number(span).width.sum()))
+    firsts = _first_rows(fields_max + _Number(fields_max).width, batch_bytes_max - HEADER.size)
     counts = np.diff([*firsts, count])
     first_times = timestamps_ms[firsts]
     deltas = np.arange(count) - np.repeat(firsts, counts)
     time_deltas = timestamps_ms - np.repeat(first_times, counts)
 
-    fields = [_Number(time_deltas), _Number(deltas), _Number(key_size)]
-    value_length = _Number(value_size)
+    fields = [_Number(time_deltas), _Number(deltas), key_length]
     body = content + value_length.width + 1
     for field in fields:
         body += field.width

@@ -1,0 +1,342 @@
+"""Record batches in both directions: every shape of record, damage, and a reading in plain Python as the judge."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from crc32c import crc32c
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from headgate.codec.kafka import record_decoder
+from headgate.codec.kafka.compression import Compression
+from headgate.codec.kafka.messages import AbortedTransaction
+from headgate.codec.kafka.record_batch import (
+    ABORT,
+    APPEND_TIME,
+    COMMIT,
+    CONTROL,
+    HEADER,
+    HEADERS_TYPE,
+    RECORDS,
+    RECORDS_WITH_HEADERS,
+    TRANSACTIONAL,
+)
+from headgate.codec.kafka.record_decoder import DecodedRecords, decode_records, next_offset_of
+from headgate.codec.kafka.record_encoder import ProducerState, encode_records
+from headgate.errors import CorruptionError, UsageError
+
+START_MS = 1_764_000_000_000
+PLACE = "partition 0 of topic 't'"
+
+
+@dataclass(frozen=True)
+class Record:
+    value: bytes | None
+    key: bytes | None = None
+    headers: Sequence[tuple[str, bytes | None]] = field(default=())
+    timestamp_ms: int = START_MS
+    offset_delta: int | None = None
+
+
+# -- a writer in plain Python, record by record ------------------------------------------------------------------------
+
+
+def varint(value: int) -> bytes:
+    value = (value << 1) ^ (value >> 63) if value >= 0 else ((-value) << 1) - 1
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def sized(data: bytes | None) -> bytes:
+    return varint(-1) if data is None else varint(len(data)) + data
+
+
+def plain_record(record: Record, delta: int, base_ms: int) -> bytes:
+    body = b"\0" + varint(record.timestamp_ms - base_ms) + varint(delta) + sized(record.key) + sized(record.value)
+    body += varint(len(record.headers))
+    body += b"".join(sized(name.encode()) + sized(value) for name, value in record.headers)
+    return varint(len(body)) + body
+
+
+def sealed(base_offset: int, attributes: int, last_delta: int, count: int, records: bytes, **other: int) -> bytes:
+    base_ms, last_ms = other.get("base_ms", START_MS), other.get("last_ms", START_MS)
+    producer = other.get("producer_id", -1), other.get("producer_epoch", -1), other.get("sequence", -1)
+    rest = struct.pack(">hiqqqhii", attributes, last_delta, base_ms, last_ms, *producer, count) + records
+    return struct.pack(">qiibI", base_offset, len(rest) + 9, -1, 2, crc32c(rest)) + rest
+
+
+def plain_batch(records: Sequence[Record], base_offset: int = 0, attributes: int = 0, **other: int) -> bytes:
+    deltas = [index if one.offset_delta is None else one.offset_delta for index, one in enumerate(records)]
+    base_ms = other.setdefault("base_ms", records[0].timestamp_ms)
+    data = b"".join(plain_record(one, delta, base_ms) for one, delta in zip(records, deltas, strict=True))
+    return sealed(base_offset, attributes, deltas[-1], len(records), data, **other)
+
+
+def marker(kind: int, offset: int, producer_id: int) -> bytes:
+    record = Record(b"\0\0\0\0\0\0", struct.pack(">hh", 0, kind))
+    return plain_batch([record], offset, TRANSACTIONAL | CONTROL, producer_id=producer_id)
+
+
+# -- our side ----------------------------------------------------------------------------------------------------------
+
+
+def encoded(records: Sequence[Record], **options: Any) -> bytes:
+    """Return the batches of our encoder, with the offsets that a broker would give them."""
+    headers = [[{"key": name, "value": value} for name, value in one.headers] for one in records]
+    batches = encode_records(
+        pa.array([one.value for one in records], pa.large_binary()),
+        np.array([one.timestamp_ms for one in records], np.int64),
+        pa.array([one.key for one in records], pa.large_binary()),
+        pa.array(headers, HEADERS_TYPE) if any(headers) else None,
+        **options,
+    )
+    offset, found = 0, b""
+    for batch in batches:
+        found += struct.pack(">q", offset) + b"".join(batch.parts)[8:]
+        offset += batch.records_count
+    return found
+
+
+def decoded(data: bytes, begin: int = 0, **options: Any) -> list[tuple[int, Record]]:
+    found = decode_records(data, begin, PLACE, with_headers=True, **options)
+    assert found.next_offset == next_offset_of(data, begin)
+    rows = []
+    for batch in found.batches:
+        batch.validate(full=True)
+        assert batch.schema == RECORDS_WITH_HEADERS
+        times = batch.column("timestamp").cast(pa.int64()).to_pylist()
+        for row, time in zip(batch.to_pylist(), times, strict=True):
+            headers = tuple((one["key"], one["value"]) for one in row["headers"])
+            millis = -1 if time is None else time // 1000
+            rows.append((row["offset"], Record(row["value"], row["key"], headers, millis)))
+    return rows
+
+
+def values(rows: Sequence[tuple[int, Record]]) -> list[bytes | None]:
+    return [record.value for _, record in rows]
+
+
+DATA = st.none() | st.binary(max_size=200) | st.integers(0, 20_000).map(bytes)
+HEADERS = st.lists(st.tuples(st.text(max_size=8), st.none() | st.binary(max_size=70)), max_size=4).map(tuple)
+TIMES = st.integers(START_MS - 10**12, START_MS + 10**12)
+RECORD_LISTS = st.lists(st.builds(Record, DATA, DATA, HEADERS, TIMES), min_size=1, max_size=60)
+
+
+@given(RECORD_LISTS, st.sampled_from(list(Compression)))
+def test_what_is_encoded_comes_back(records: list[Record], codec: Compression) -> None:
+    found = decoded(encoded(records, compression=codec, batch_bytes_max=100_000))
+    assert found == list(enumerate(records))
+
+
+@given(RECORD_LISTS)
+@example([Record(bytes(63)), Record(bytes(64)), Record(bytes(8191)), Record(bytes(8192))])
+def test_plain_python_writes_the_same_bytes(records: list[Record]) -> None:
+    deltas = range(len(records))
+    base_ms = records[0].timestamp_ms
+    expected = b"".join(plain_record(one, delta, base_ms) for delta, one in zip(deltas, records, strict=True))
+    data = encoded(records, batch_bytes_max=1 << 30)
+    assert data[HEADER.size :] == expected
+    last_ms = max(one.timestamp_ms for one in records)
+    assert data[:17] == plain_batch(records)[:17]
+    assert data == plain_batch(records, last_ms=last_ms)
+
+
+@given(RECORD_LISTS, st.integers(1, 30), st.booleans())
+def test_what_plain_python_writes_is_read(records: list[Record], times: int, is_fast: bool) -> None:
+    """Both ways of following the lengths of records find the same."""
+    many = records * times
+    data = plain_batch(many[: len(many) // 2 + 1]) + plain_batch(many, len(many))
+    few = record_decoder.FEW_RECORDS
+    record_decoder.FEW_RECORDS = 0 if is_fast else 1 << 30
+    try:
+        found = decoded(data, len(many))
+    finally:
+        record_decoder.FEW_RECORDS = few
+    assert found == [(len(many) + index, one) for index, one in enumerate(many)]
+
+
+def test_many_records_are_followed_in_compiled_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: Any) -> Any:
+        raise AssertionError("followed in Python")
+
+    monkeypatch.setattr(record_decoder, "_follow", never)
+    records = [Record(bytes(size)) for size in range(0, 10_000, 7)]
+    found = decode_records(encoded(records) + plain_batch(records, len(records)), 0, PLACE)
+    assert sum(batch.num_rows for batch in found.batches) == 2 * len(records)
+    assert found.batches[0].schema == RECORDS
+
+
+@given(RECORD_LISTS, st.integers(0, 100))
+def test_a_last_batch_that_is_cut_off_waits_for_the_next_answer(records: list[Record], cut: int) -> None:
+    first, second = plain_batch(records), plain_batch(records, len(records))
+    found = decode_records((first + second)[: -cut - 1], 0, PLACE)
+    assert found.next_offset == len(records)
+    assert sum(batch.num_rows for batch in found.batches) == len(records)
+    assert decode_records(first[: -cut - 1], 5, PLACE) == DecodedRecords([], 5)
+
+
+def test_records_in_front_of_what_was_asked_for_are_left_out() -> None:
+    data = plain_batch([Record(b"%d" % number) for number in range(10)], 100)
+    assert [offset for offset, _ in decoded(data, 104)] == list(range(104, 110))
+    assert decoded(data, 110) == []
+    assert decode_records(data, 110, PLACE).next_offset == 110
+
+
+def test_gaps_are_read_over() -> None:
+    data = plain_batch([Record(b"a", offset_delta=3), Record(b"b", offset_delta=900)], 50)
+    data += sealed(951, 0, 48, 0, b"")  # compaction leaves headers of batches without records
+    found = decode_records(data, 50, PLACE)
+    assert found.batches[0].column("offset").to_pylist() == [53, 950]
+    assert found.next_offset == 1_000
+
+
+# -- transactions ------------------------------------------------------------------------------------------------------
+
+
+def test_aborted_transactions_are_left_out_up_to_their_markers() -> None:
+    def of(producer_id: int, offset: int) -> bytes:
+        return plain_batch([Record(b"%d" % offset)], offset, TRANSACTIONAL, producer_id=producer_id)
+
+    data = of(1, 0) + of(2, 1) + of(1, 2) + plain_batch([Record(b"3")], 3) + marker(ABORT, 4, 1) + of(1, 5)
+    data += marker(COMMIT, 6, 2) + marker(COMMIT, 7, 1) + of(2, 8) + marker(ABORT, 9, 2) + of(2, 10)
+    aborted = (AbortedTransaction(2, 8), AbortedTransaction(1, 0))
+    assert values(decoded(data, aborted=aborted)) == [b"1", b"3", b"5", b"10"]
+    assert values(decoded(data)) == [b"0", b"1", b"2", b"3", b"5", b"8", b"10"]
+    assert decode_records(data, 0, PLACE, aborted).next_offset == 11
+    # a fetch in the middle of an aborted transaction names the transaction, which began before
+    assert values(decoded(of(1, 2) + marker(ABORT, 4, 1), 2, aborted=(AbortedTransaction(1, 0),))) == []
+
+
+def test_a_producer_outside_of_a_transaction_is_never_left_out() -> None:
+    data = plain_batch([Record(b"a")], 0, 0, producer_id=1)
+    assert values(decoded(data, aborted=(AbortedTransaction(1, 0),))) == [b"a"]
+
+
+def test_producers_have_sequences_that_go_on_over_batches() -> None:
+    state = ProducerState(7, 3, (1 << 31) - 2, True)
+    data = encoded([Record(bytes(100))] * 6, producer=state, batch_bytes_max=400)
+    sequences = []
+    while data:
+        header = record_decoder.BatchHeader._make(HEADER.unpack_from(data))
+        assert (header.producer_id, header.producer_epoch, header.attributes) == (7, 3, TRANSACTIONAL)
+        sequences.append((header.base_sequence, header.records_count))
+        data = data[12 + header.batch_length :]
+    assert sequences == [((1 << 31) - 2, 3), (1, 3)]
+
+
+# -- times -------------------------------------------------------------------------------------------------------------
+
+
+def test_times_of_the_broker_replace_those_of_records() -> None:
+    data = plain_batch([Record(b"a"), Record(b"b", timestamp_ms=START_MS + 5)], attributes=APPEND_TIME, last_ms=77)
+    assert [one.timestamp_ms for _, one in decoded(data)] == [77, 77]
+
+
+def test_records_without_a_time_have_none() -> None:
+    data = plain_batch([Record(b"a", timestamp_ms=-1), Record(b"b", timestamp_ms=5)])
+    assert [one.timestamp_ms for _, one in decoded(data)] == [-1, 5]
+    far = plain_batch([Record(b"a", timestamp_ms=(1 << 62)), Record(b"b", timestamp_ms=5)], base_ms=5)
+    assert [one.timestamp_ms for _, one in decoded(far)] == [-1, 5]
+
+
+# -- damage ------------------------------------------------------------------------------------------------------------
+
+
+def outcome(data: bytes) -> DecodedRecords | CorruptionError:
+    """Return the records, or how they are refused."""
+    try:
+        return decode_records(data, 0, PLACE, with_headers=True)
+    except CorruptionError as error:
+        return error
+
+
+@given(RECORD_LISTS, st.data())
+def test_a_changed_byte_is_found(records: list[Record], data: st.DataObject) -> None:
+    raw = bytearray(encoded(records))
+    where = data.draw(st.integers(16, len(raw) - 1))
+    raw[where] ^= 1 << data.draw(st.integers(0, 7))
+    with pytest.raises(CorruptionError, match="is damaged at byte 0"):
+        decode_records(bytes(raw), 0, PLACE)
+
+
+@given(st.integers(0, 400), st.binary(max_size=2_000), st.integers(0, 7))
+def test_any_bytes_under_a_right_checksum_are_read_or_refused(count: int, records: bytes, attributes: int) -> None:
+    raw = sealed(0, attributes, max(0, count - 1), count, records)
+    found = outcome(raw)
+    if isinstance(found, CorruptionError):
+        assert found.path.startswith(PLACE)
+    else:
+        assert sum(batch.num_rows for batch in found.batches) == count
+
+
+@given(RECORD_LISTS, st.integers(1, 20), st.data())
+def test_damaged_records_under_a_right_checksum_are_read_or_refused(
+    records: list[Record], times: int, data: st.DataObject
+) -> None:
+    many = records * times
+    raw = bytearray(encoded(many, batch_bytes_max=1 << 30)[HEADER.size :])
+    for _ in range(data.draw(st.integers(1, 3))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    whole = sealed(0, 0, len(many) - 1, len(many), bytes(raw))
+    found = outcome(whole)
+    if not isinstance(found, CorruptionError):
+        for batch in found.batches:
+            batch.validate(full=True)
+
+
+@pytest.mark.parametrize(
+    ("raw", "problem"),
+    [
+        (b"\0" * 16 + b"\1" + b"\0" * 60, "a record batch of format 2, found format 1"),
+        (sealed(0, 0, -1, 1, b""), "a record batch"),
+        (sealed(0, 0, 0, -1, b""), "-1 records"),
+        (sealed(0, 5, 0, 1, bytes(7)), "a compression that is known, found number 5"),
+        (sealed(0, 1, 0, 1, b"no gzip"), "gzip cannot decompress it"),
+        (sealed(0, 0, 0, 2_000_000_000, bytes(14)), "2000000000 records, found 14 bytes"),
+        (sealed(0, 0, 1, 1, plain_record(Record(b"a"), 0, START_MS) + bytes(3)), "3 bytes more"),
+        (plain_batch([Record(b"a", offset_delta=1), Record(b"b", offset_delta=1)]), "offsets that grow"),
+    ],
+)
+def test_what_is_wrong_is_said(raw: bytes, problem: str) -> None:
+    with pytest.raises(CorruptionError) as caught:
+        decode_records(raw, 0, PLACE)
+    assert problem in str(caught.value)
+    assert str(caught.value).startswith(PLACE)
+
+
+def test_names_of_headers_that_are_no_text_are_readable() -> None:
+    body = b"\0\0\0" + varint(-1) + varint(0) + varint(1) + sized(b"a\xff") + sized(b"1")
+    data = sealed(0, 0, 0, 1, varint(len(body)) + body)
+    assert decoded(data)[0][1].headers == (("a\ufffd", b"1"),)
+
+
+def test_a_record_that_no_batch_can_have_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"a record of about 1,100,0.. bytes is larger than the 1,048,588 bytes"):
+        encoded([Record(b"a"), Record(bytes(1_100_000))])
+
+
+def test_no_batch_is_larger_than_it_may_be() -> None:
+    batches = encode_records(
+        pa.array([bytes(90)] * 1_000, pa.binary()), np.zeros(1_000, np.int64), batch_bytes_max=5_000
+    )
+    assert all(batch.size_bytes <= 5_000 for batch in batches)
+    assert max(batch.size_bytes for batch in batches) > 4_700
+    assert sum(batch.records_count for batch in batches) == 1_000
+
+
+def test_texts_and_slices_are_values_and_keys() -> None:
+    column = pa.array(["x", "a", None, "ä"])[1:]
+    batches = encode_records(column, np.full(3, START_MS), column)
+    found = decoded(b"".join(batches[0].parts))
+    assert [(one.key, one.value) for _, one in found] == [(b"a", b"a"), (None, None), ("ä".encode(), "ä".encode())]
+    assert encode_records(pa.array([], pa.binary()), np.zeros(0, np.int64)) == []

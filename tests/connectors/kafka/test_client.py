@@ -1,0 +1,333 @@
+"""The client against a real broker: who coordinates and leads, transactions, security, and what is wrong in a sentence."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import ipaddress
+import json
+import socket
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from tests.servers.kafka import PASSWORD, TWO_PHASE_COMMIT, USER, KafkaBroker, kafka_broker
+
+from headgate.codec.kafka.error_codes import ErrorCode
+from headgate.codec.kafka.messages import EARLIEST, LATEST, Produce, ProducePartition, ProduceTopic
+from headgate.codec.kafka.record_encoder import NO_PRODUCER, ProducerState, encode_records
+from headgate.connectors.kafka.client import KafkaClient, ProducerIds
+from headgate.connectors.kafka.connection import Connection
+from headgate.connectors.kafka.security import KafkaSecurity
+from headgate.environment import SYSTEM_ENVIRONMENT
+from headgate.errors import FencedError, HeadgateError, ProtocolViolation, StorageError, UsageError
+
+START_MS = 1_764_000_000_000
+TIMEOUT_MS = 60_000
+
+
+@pytest.fixture
+def client(kafka: KafkaBroker) -> Iterator[KafkaClient]:
+    client = KafkaClient([kafka.address], patience_ms=TIMEOUT_MS)
+    yield client
+    client.close()
+
+
+def write(
+    client: KafkaClient,
+    topic: str,
+    values: list[bytes],
+    partition: int = 0,
+    owner: ProducerIds | None = None,
+    transactional_id: str | None = None,
+    sequence: int = 0,
+) -> ErrorCode:
+    state = NO_PRODUCER if owner is None else ProducerState(owner.producer_id, owner.producer_epoch, sequence, True)
+    times = START_MS + np.arange(len(values), dtype=np.int64)
+    (batch,) = encode_records(pa.array(values, pa.binary()), times, producer=state)
+    connection = client.open(client.topic(topic).leaders[partition])
+    data = (ProduceTopic(topic, (ProducePartition(partition, batch.parts),)),)
+    answer = connection.ask(Produce(transactional_id, -1, TIMEOUT_MS, data), TIMEOUT_MS)
+    connection.close()
+    return ErrorCode(answer.responses[0].partition_responses[0].error_code)
+
+
+# -- topics and offsets ------------------------------------------------------------------------------------------------
+
+
+def test_topics_are_created_and_found(client: KafkaClient) -> None:
+    name = f"t-{uuid.uuid4().hex}"
+    made = client.create_topic(name, 3, settings={"max.message.bytes": "2000000"})
+    assert sorted(made.leaders) == [0, 1, 2]
+    assert client.topic(name) == made
+    assert client.create_topic(name, 3) == made
+    assert client.topics(None)[name] == made
+    assert client.setting("max.message.bytes", name) == "2000000"
+    assert client.setting("transaction.max.timeout.ms") == "604800000"
+    assert client.feature_level("transaction.version") == 2
+    assert client.feature_level("nothing.version") == 0
+
+
+def test_a_topic_of_the_same_name_has_another_id(kafka: KafkaBroker, client: KafkaClient, topic: str) -> None:
+    before = client.topic(topic)
+    kafka.delete_topic(topic)
+    while client.topics([topic]):
+        continue
+    assert client.create_topic(topic, 1).id != before.id
+
+
+def test_offsets_are_found_by_time(client: KafkaClient) -> None:
+    topic = client.create_topic(f"t-{uuid.uuid4().hex}", 2)
+    write(client, topic.name, [b"a", b"b", b"c"])
+    assert client.list_offsets(topic, {0: EARLIEST, 1: LATEST}) == {0: 0, 1: 0}
+    assert client.list_offsets(topic, {0: LATEST, 1: EARLIEST}) == {0: 3, 1: 0}
+    assert client.list_offsets(topic, {0: START_MS + 1, 1: START_MS}) == {0: 1, 1: -1}
+
+
+def test_offsets_of_groups_are_committed(client: KafkaClient, topic: str) -> None:
+    group = uuid.uuid4().hex
+    assert client.committed_offsets(group, topic, [0]) == {}
+    client.commit_offsets(group, topic, {0: 7})
+    assert client.committed_offsets(group, topic, [0]) == {0: (7, "")}
+
+
+# -- transactions ------------------------------------------------------------------------------------------------------
+
+
+def test_a_transaction_is_committed_by_another_process_and_again(
+    client: KafkaClient, kafka: KafkaBroker, topic: str
+) -> None:
+    """What a sink needs: prepared by one client, committed by another, and once more when nothing is known."""
+    name, group = f"sink-{uuid.uuid4().hex}", uuid.uuid4().hex
+    first = client.take_over(name, TIMEOUT_MS)
+    assert write(client, topic, [b"a"], 0, first, name) is ErrorCode.NONE
+    client.commit_in_transaction(name, first, group, topic, {0: (0, "pipeline/out/3")})
+    described = client.describe_transaction(name)
+    assert described is not None
+    assert (described.transaction_state, described.producer_id) == ("Ongoing", first.producer_id)
+    assert [part.topic for part in described.topics if part.topic == topic] == [topic]
+    assert client.list_offsets(client.topic(topic), {0: LATEST}) == {0: 0}
+    assert name in [one.transactional_id for one in client.list_transactions("sink-")]
+    client.close()
+
+    other = KafkaClient([kafka.address], patience_ms=TIMEOUT_MS)
+    ended = other.end_transaction(name, first, commit=True)
+    assert ended.code is ErrorCode.NONE
+    assert ended.following == ProducerIds(first.producer_id, first.producer_epoch + 1)
+    assert other.end_transaction(name, first, commit=True) == ended
+    assert other.end_transaction(name, first, commit=False).code is ErrorCode.INVALID_TXN_STATE
+    while other.list_offsets(other.topic(topic), {0: LATEST}) == {0: 0}:  # the marker of the transaction may come later
+        continue
+    assert other.committed_offsets(group, topic, [0]) == {0: (0, "pipeline/out/3")}
+    assert write(other, topic, [b"late"], 0, first, name, 1) is ErrorCode.INVALID_PRODUCER_EPOCH
+    assert write(other, topic, [b"next"], 0, ended.following, name) is ErrorCode.NONE
+    assert other.end_transaction(name, ended.following, commit=False).code is ErrorCode.NONE
+    other.close()
+
+
+def test_taking_over_fences_and_aborts(client: KafkaClient, topic: str) -> None:
+    name = uuid.uuid4().hex
+    first = client.take_over(name, TIMEOUT_MS)
+    assert write(client, topic, [b"a"], 0, first, name) is ErrorCode.NONE
+    second = client.take_over(name, TIMEOUT_MS)
+    assert second.producer_epoch > first.producer_epoch
+    assert client.end_transaction(name, first, commit=True).code in (
+        ErrorCode.PRODUCER_FENCED,
+        ErrorCode.INVALID_PRODUCER_EPOCH,
+    )
+    with pytest.raises(FencedError, match="a newer producer took it over"):
+        client.commit_in_transaction(name, first, "g", topic, {0: (0, "")})
+    assert client.describe_transaction(uuid.uuid4().hex) is None
+
+
+def test_two_phase_commit_needs_brokers_that_take_part(client: KafkaClient) -> None:
+    with pytest.raises(UsageError, match="does not take part in two-phase commit: set transaction.two.phase"):
+        client.take_over(uuid.uuid4().hex, TIMEOUT_MS, has_no_timeout=True)
+
+
+@pytest.mark.crash
+def test_prepared_transactions_survive_a_broker_that_is_killed() -> None:
+    with kafka_broker(TWO_PHASE_COMMIT) as broker:
+        client = KafkaClient([broker.address], patience_ms=TIMEOUT_MS)
+        topic = client.create_topic("t", 1)
+        owner = client.take_over("sink", 1_000, has_no_timeout=True)
+        assert write(client, "t", [b"a"], 0, owner, "sink") is ErrorCode.NONE
+        broker.kill()
+        broker.start()
+        described = client.describe_transaction("sink")
+        assert described is not None
+        assert (described.transaction_state, described.transaction_timeout_ms) == ("Ongoing", (1 << 31) - 1)
+        assert client.end_transaction("sink", owner, commit=True).code is ErrorCode.NONE
+        while client.list_offsets(topic, {0: LATEST})[0] < 1:
+            continue
+        client.close()
+
+
+# -- security ----------------------------------------------------------------------------------------------------------
+
+
+def token(subject: str) -> str:
+    def part(content: dict[str, object]) -> str:
+        return base64.urlsafe_b64encode(json.dumps(content).encode()).rstrip(b"=").decode()
+
+    now = SYSTEM_ENVIRONMENT.wall_ms() // 1000
+    return f"{part({'alg': 'none'})}.{part({'sub': subject, 'iat': now, 'exp': now + 3_600})}."
+
+
+LOGINS = [
+    KafkaSecurity(mechanism="PLAIN", user=USER, secret="env:SECRET"),
+    KafkaSecurity(mechanism="SCRAM-SHA-256", user=USER, secret="env:SECRET"),
+    KafkaSecurity(mechanism="SCRAM-SHA-512", user=USER, secret="env:SECRET"),
+    KafkaSecurity(mechanism="OAUTHBEARER", secret="env:SECRET"),
+]
+
+
+@pytest.mark.parametrize("security", LOGINS, ids=lambda one: one.mechanism)
+def test_clients_log_in(
+    connect: Callable[..., Connection], security: KafkaSecurity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_token = security.mechanism == "OAUTHBEARER"
+    monkeypatch.setenv("SECRET", token(USER) if is_token else PASSWORD)
+    assert connect(security).capabilities.api_keys
+    monkeypatch.setenv("SECRET", "wrong")
+    with pytest.raises(UsageError, match="does not log .* in: ") as caught:
+        connect(security)
+    assert "wrong" not in str(caught.value)
+    monkeypatch.delenv("SECRET")
+    with pytest.raises(UsageError, match="set the environment variable SECRET on every worker"):
+        connect(security)
+
+
+def test_secrets_may_be_in_files(connect: Callable[..., Connection], tmp_path: Path) -> None:
+    path = tmp_path / "password"
+    security = KafkaSecurity(mechanism="PLAIN", user=USER, secret=f"file:{path}")
+    with pytest.raises(UsageError, match="cannot be read from .*password: No such file"):
+        connect(security)
+    path.write_text(f"{PASSWORD}\n")
+    assert connect(security).capabilities.api_keys
+
+
+def test_a_mechanism_that_the_broker_lacks_is_named(
+    kafka: KafkaBroker, connect: Callable[..., Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET", PASSWORD)
+    security = KafkaSecurity(mechanism="PLAIN", user=USER, secret="env:SECRET")
+    object.__setattr__(security, "mechanism", "GSSAPI")
+    with pytest.raises(UsageError, match="does not take mechanism GSSAPI; it has: PLAIN, "):
+        connect(security)
+
+
+def test_tls_checks_who_the_broker_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys, certificate = certificate_for(tmp_path, "127.0.0.1")
+    monkeypatch.setenv("SECRET", PASSWORD)
+    with kafka_broker(tls=keys) as broker:
+        trusting = KafkaSecurity(tls=True, ca_file=str(certificate), mechanism="PLAIN", user=USER, secret="env:SECRET")
+        client = KafkaClient([broker.sasl_address], trusting, patience_ms=TIMEOUT_MS)
+        assert client.create_topic("t", 1).leaders == {0: 1}
+        write(client, "t", [bytes(900_000)])  # more than what the system takes at once
+        client.close()
+        wary = KafkaSecurity(tls=True, mechanism="PLAIN", user=USER, secret="env:SECRET")
+        with pytest.raises(UsageError, match="is not trusted: .*; give the authority that signed it as ca_file"):
+            KafkaClient([broker.sasl_address], wary).topics(None)
+
+
+def certificate_for(directory: Path, address: str) -> tuple[Path, Path]:
+    """Return a file with key and certificate, as a broker takes them, and one with the certificate."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "kafka")])
+    builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+    alternatives = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address))])
+    builder = builder.add_extension(alternatives, critical=False)
+    builder = builder.not_valid_before(datetime.datetime(2020, 1, 1)).not_valid_after(datetime.datetime(2120, 1, 1))
+    certificate = builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    (directory / "keys.pem").write_bytes(private + certificate)
+    (directory / "ca.pem").write_bytes(certificate)
+    return directory / "keys.pem", directory / "ca.pem"
+
+
+# -- without a broker --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"mechanism": "PLAN", "secret": "env:A"}, "no mechanism 'PLAN'; choose one of PLAIN, SCRAM-SHA-256"),
+        ({"mechanism": "PLAIN", "user": "u", "secret": "hunter2"}, "needs secret='env:NAME' or secret='file:/path'"),
+        ({"mechanism": "PLAIN", "secret": "env:A"}, "with mechanism PLAIN needs user="),
+        ({"ca_file": "/x.pem"}, "add tls=True"),
+    ],
+)
+def test_security_that_cannot_work_is_refused(options: dict[str, str], problem: str) -> None:
+    with pytest.raises(UsageError, match=problem) as caught:
+        KafkaSecurity(**options)  # type: ignore[arg-type]
+    assert "hunter2" not in str(caught.value)
+
+
+def test_certificates_that_are_not_there_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"cannot use .*/ca.pem: No such file"):
+        KafkaSecurity(tls=True, ca_file=str(tmp_path / "ca.pem")).context()
+
+
+def test_secrets_are_in_no_text() -> None:
+    assert "SECRET" not in repr(LOGINS[0])
+
+
+@pytest.mark.parametrize("text", ["", "host", ":9092", "host:", "host:0", "host:70000", "host:x"])
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="write it as host:port"):
+        KafkaClient([text])
+
+
+def test_no_brokers_are_refused() -> None:
+    with pytest.raises(UsageError, match="no Kafka brokers are given"):
+        KafkaClient([])
+
+
+def test_brokers_that_are_not_there_are_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    client = KafkaClient([f"127.0.0.1:{port}"], patience_ms=1)
+    with pytest.raises(StorageError, match=f"127.0.0.1:{port}: Connection refused"):
+        client.topics(None)
+
+
+ANSWERS = [
+    (b"HTTP/1.1 400 Bad Request\r\n\r\n", StorageError, "it does not speak Kafka's protocol as expected: an answer of"),
+    (b"", StorageError, "the broker ended the connection"),
+    (b"\0\0\0\x0a" + b"\0\0\0\x63" + bytes(6), ProtocolViolation, "answered request 99 where request 1 was next"),
+    (b"\0\0\0\x08" + b"\0\0\0\x01" + b"\0\0\xff\x01", ProtocolViolation, "malformed at byte"),
+]
+
+
+@pytest.mark.parametrize(("answer", "kind", "problem"), ANSWERS)
+def test_what_is_no_broker_is_one_clear_error(answer: bytes, kind: type[HeadgateError], problem: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=answer_once, args=(server, answer))
+        thread.start()
+        host, port = server.getsockname()
+        with pytest.raises(kind, match=problem):
+            Connection(
+                host, port, KafkaSecurity(), client_id="t", environment=SYSTEM_ENVIRONMENT, timeout_ms=TIMEOUT_MS
+            )
+        thread.join()
+
+
+def answer_once(server: socket.socket, answer: bytes) -> None:
+    peer, _ = server.accept()
+    with peer:
+        peer.recv(1_000)
+        peer.sendall(answer)
+        peer.shutdown(socket.SHUT_WR)
+        peer.recv(1_000)

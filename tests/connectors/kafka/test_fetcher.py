@@ -1,0 +1,192 @@
+"""Reading partitions on: every record once, in order, whatever happens to brokers, and clear ends."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from tests.servers.kafka import KafkaBroker, kafka_broker
+
+from headgate.codec.kafka.messages import LATEST
+from headgate.connectors.kafka import fetcher as fetching
+from headgate.connectors.kafka.client import KafkaClient
+from headgate.connectors.kafka.fetcher import Fetcher, Partition
+from headgate.environment import SYSTEM_ENVIRONMENT
+from headgate.errors import UsageError
+
+PATIENCE_MS = 60_000
+
+
+@pytest.fixture
+def client(kafka: KafkaBroker) -> Iterator[KafkaClient]:
+    client = KafkaClient([kafka.address], patience_ms=PATIENCE_MS)
+    yield client
+    client.close()
+
+
+def produce(broker: KafkaBroker, topic: str, partition: int, numbers: range) -> None:
+    from confluent_kafka import Producer
+
+    producer = Producer({"bootstrap.servers": broker.address, "linger.ms": 5, "compression.type": "lz4"})
+    for number in numbers:
+        producer.produce(topic, b"%d" % number, partition=partition)
+        producer.poll(0)
+    assert producer.flush(60) == 0
+
+
+def fetcher_of(client: KafkaClient, positions: Mapping[Partition, int], **options: Any) -> Fetcher:
+    topics = client.topics({name for name, _ in positions})
+    return Fetcher(client, SYSTEM_ENVIRONMENT, topics, positions, **options)
+
+
+def read(fetcher: Fetcher, ends: Mapping[Partition, int]) -> dict[Partition, list[int]]:
+    """Return the numbers read of each partition until all have come to their ends."""
+    found: dict[Partition, list[int]] = {partition: [] for partition in ends}
+    while any(fetcher.positions[partition] < end for partition, end in ends.items()):
+        for one in fetcher.poll(PATIENCE_MS):
+            for batch in one.records.batches:
+                found[one.partition] += [int(value) for value in batch.column("value").to_pylist()]
+            assert one.log_end >= one.records.next_offset
+    return found
+
+
+def test_partitions_of_several_topics_are_read_in_order(
+    kafka: KafkaBroker, client: KafkaClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetching, "BYTES_MAX", 20_000)
+    monkeypatch.setattr(fetching, "PARTITION_BYTES_MAX", 5_000)
+    names = [client.create_topic(f"t-{uuid.uuid4().hex}", 3).name for _ in range(2)]
+    partitions = [(name, number) for name in names for number in range(3)]
+    for index, (name, number) in enumerate(partitions):
+        produce(kafka, name, number, range(index * 1_000))
+    fetcher = fetcher_of(client, dict.fromkeys(partitions, 0))
+    found = read(fetcher, {partition: index * 1_000 for index, partition in enumerate(partitions)})
+    assert found == {partition: list(range(index * 1_000)) for index, partition in enumerate(partitions)}
+    fetcher.close()
+
+
+def test_reading_goes_on_where_it_was(kafka: KafkaBroker, client: KafkaClient, topic: str) -> None:
+    produce(kafka, topic, 0, range(2_000))
+    numbers: list[int] = []
+    position = 0
+    while position < 2_000:
+        fetcher = fetcher_of(client, {(topic, 0): position})
+        (found,) = fetcher.poll(PATIENCE_MS)
+        batch = pa.Table.from_batches(found.records.batches).slice(0, 300)
+        numbers += [int(value) for value in batch["value"].to_pylist()]
+        position = batch["offset"][-1].as_py() + 1
+        fetcher.close()
+    assert numbers == list(range(2_000))
+
+
+def test_a_poll_without_records_ends_in_time(client: KafkaClient, topic: str) -> None:
+    fetcher = fetcher_of(client, {(topic, 0): 0})
+    assert fetcher.poll(0) == []
+    assert [one.records.batches for one in fetcher.poll(PATIENCE_MS)] == [[]]
+    fetcher.close()
+
+
+def test_paused_partitions_are_not_asked_for(kafka: KafkaBroker, client: KafkaClient, topic: str) -> None:
+    produce(kafka, topic, 0, range(10))
+    fetcher = fetcher_of(client, {(topic, 0): 0})
+    fetcher.pause((topic, 0))
+    assert fetcher.poll(0) == []
+    assert fetcher.poll(PATIENCE_MS) == []  # nothing is in flight, so that there is nothing to wait for
+    fetcher.resume((topic, 0))
+    assert read(fetcher, {(topic, 0): 10}) == {(topic, 0): list(range(10))}
+    fetcher.close()
+
+
+def test_a_position_that_is_not_in_the_log_is_an_error(client: KafkaClient, topic: str) -> None:
+    fetcher = fetcher_of(client, {(topic, 0): 5})
+    with pytest.raises(UsageError, match="offset 5 of partition 0 of topic .* is not in its log any more, or not yet"):
+        fetcher.poll(PATIENCE_MS)
+    fetcher.close()
+
+
+def test_a_topic_that_was_made_anew_is_noticed(kafka: KafkaBroker, client: KafkaClient, topic: str) -> None:
+    produce(kafka, topic, 0, range(10))
+    fetcher = fetcher_of(client, {(topic, 0): 0})
+    read(fetcher, {(topic, 0): 10})
+    kafka.delete_topic(topic)
+    while client.topics([topic]):
+        continue
+    client.create_topic(topic, 1)
+    with pytest.raises(UsageError, match="was deleted and created again since this pipeline began to read it"):
+        while True:
+            fetcher.poll(PATIENCE_MS)
+    fetcher.close()
+
+
+def test_a_topic_that_vanished_keeps_its_position(kafka: KafkaBroker, client: KafkaClient, topic: str) -> None:
+    produce(kafka, topic, 0, range(10))
+    fetcher = fetcher_of(client, {(topic, 0): 0})
+    read(fetcher, {(topic, 0): 10})
+    kafka.delete_topic(topic)
+    while client.topics([topic]):
+        continue
+    for _ in range(5):
+        assert [one for one in fetcher.poll(100) if one.records.batches] == []
+    assert fetcher.positions == {(topic, 0): 10}
+    fetcher.close()
+
+
+@pytest.mark.crash
+def test_reading_survives_brokers_that_are_killed() -> None:
+    with kafka_broker() as broker:
+        client = KafkaClient([broker.address], patience_ms=PATIENCE_MS)
+        topic = client.create_topic("t", 2)
+        numbers = range(30_000)
+        writer = threading.Thread(target=write_through_kills, args=(broker, numbers))
+        fetcher = fetcher_of(client, {("t", 0): 0, ("t", 1): 0})
+        writer.start()
+        found: dict[Partition, list[int]] = {("t", 0): [], ("t", 1): []}
+        for kill_at in (5_000, 20_000):
+            while sum(map(len, found.values())) < kill_at:
+                take(fetcher, found)
+            broker.kill()
+            broker.start()
+        writer.join()
+        ends = client.list_offsets(topic, {0: LATEST, 1: LATEST})
+        while any(fetcher.positions["t", number] < end for number, end in ends.items()):
+            take(fetcher, found)
+        assert found == {("t", 0): list(numbers[::2]), ("t", 1): list(numbers[1::2])}
+        fetcher.close()
+        client.close()
+
+
+def take(fetcher: Fetcher, found: dict[Partition, list[int]]) -> None:
+    for one in fetcher.poll(PATIENCE_MS):
+        for batch in one.records.batches:
+            found[one.partition] += [int(value) for value in batch.column("value").to_pylist()]
+
+
+def write_through_kills(broker: KafkaBroker, numbers: range) -> None:
+    from confluent_kafka import Producer
+
+    config = {"bootstrap.servers": broker.address, "enable.idempotence": True, "log_level": 0, "linger.ms": 5}
+    producer = Producer({**config, "message.timeout.ms": 600_000})
+    for number in numbers:
+        producer.produce("t", b"%d" % number, partition=number % 2)
+        producer.poll(0.001 if number % 100 == 0 else 0)
+    assert producer.flush(600) == 0
+
+
+def test_columns_are_as_large_as_their_records(kafka: KafkaBroker, client: KafkaClient, topic: str) -> None:
+    produce(kafka, topic, 0, range(1_000))
+    fetcher = fetcher_of(client, {(topic, 0): 0}, with_headers=True)
+    tables = []
+    while fetcher.positions[topic, 0] < 1_000:
+        tables += [
+            pa.Table.from_batches(one.records.batches) for one in fetcher.poll(PATIENCE_MS) if one.records.batches
+        ]
+    whole = pa.concat_tables(tables)
+    assert whole.num_rows == 1_000
+    assert np.array_equal(whole["offset"].to_numpy(), np.arange(1_000))
+    assert whole["headers"].to_pylist() == [[]] * 1_000
+    fetcher.close()
