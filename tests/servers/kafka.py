@@ -143,7 +143,7 @@ class KafkaBroker:
         if not answers(port, host):
             return False
         try:
-            return bool(self.admin().list_topics(timeout=1).brokers)
+            return bool(self.admin().list_topics(timeout=1).brokers)  # one look: not a wait for anything
         except Exception:
             return False
 

@@ -1,4 +1,4 @@
-"""The client against a real broker: who coordinates and leads, transactions, security, and what is wrong in a sentence."""
+"""The client against a real broker: topics, transactions, security, and what is wrong in one sentence."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_taking_over_fences_and_aborts(client: KafkaClient, topic: str) -> None:
 
 
 def test_two_phase_commit_needs_brokers_that_take_part(client: KafkaClient) -> None:
-    with pytest.raises(UsageError, match="does not take part in two-phase commit: set transaction.two.phase"):
+    with pytest.raises(UsageError, match=r"does not take part in two-phase commit: set transaction.two.phase"):
         client.take_over(uuid.uuid4().hex, TIMEOUT_MS, has_no_timeout=True)
 
 
@@ -194,7 +194,7 @@ def test_clients_log_in(
     monkeypatch.setenv("SECRET", token(USER) if is_token else PASSWORD)
     assert connect(security).capabilities.api_keys
     monkeypatch.setenv("SECRET", "wrong")
-    with pytest.raises(UsageError, match="does not log .* in: ") as caught:
+    with pytest.raises(UsageError, match=r"does not log .* in: ") as caught:
         connect(security)
     assert "wrong" not in str(caught.value)
     monkeypatch.delenv("SECRET")
@@ -205,7 +205,7 @@ def test_clients_log_in(
 def test_secrets_may_be_in_files(connect: Callable[..., Connection], tmp_path: Path) -> None:
     path = tmp_path / "password"
     security = KafkaSecurity(mechanism="PLAIN", user=USER, secret=f"file:{path}")
-    with pytest.raises(UsageError, match="cannot be read from .*password: No such file"):
+    with pytest.raises(UsageError, match=r"cannot be read from .*password: No such file"):
         connect(security)
     path.write_text(f"{PASSWORD}\n")
     assert connect(security).capabilities.api_keys
@@ -217,7 +217,7 @@ def test_a_mechanism_that_the_broker_lacks_is_named(
     monkeypatch.setenv("SECRET", PASSWORD)
     security = KafkaSecurity(mechanism="PLAIN", user=USER, secret="env:SECRET")
     object.__setattr__(security, "mechanism", "GSSAPI")
-    with pytest.raises(UsageError, match="does not take mechanism GSSAPI; it has: PLAIN, "):
+    with pytest.raises(UsageError, match=r"does not take mechanism GSSAPI; it has: PLAIN, "):
         connect(security)
 
 
@@ -231,7 +231,7 @@ def test_tls_checks_who_the_broker_is(tmp_path: Path, monkeypatch: pytest.Monkey
         write(client, "t", [bytes(900_000)])  # more than what the system takes at once
         client.close()
         wary = KafkaSecurity(tls=True, mechanism="PLAIN", user=USER, secret="env:SECRET")
-        with pytest.raises(UsageError, match="is not trusted: .*; give the authority that signed it as ca_file"):
+        with pytest.raises(UsageError, match=r"is not trusted: .*; give the authority that signed it as ca_file"):
             KafkaClient([broker.sasl_address], wary).topics(None)
 
 

@@ -104,7 +104,7 @@ def test_paused_partitions_are_not_asked_for(kafka: KafkaBroker, client: KafkaCl
 
 def test_a_position_that_is_not_in_the_log_is_an_error(client: KafkaClient, topic: str) -> None:
     fetcher = fetcher_of(client, {(topic, 0): 5})
-    with pytest.raises(UsageError, match="offset 5 of partition 0 of topic .* is not in its log any more, or not yet"):
+    with pytest.raises(UsageError, match=r"offset 5 of partition 0 of topic .* is not in its log any more, or not yet"):
         fetcher.poll(PATIENCE_MS)
     fetcher.close()
 
@@ -118,8 +118,7 @@ def test_a_topic_that_was_made_anew_is_noticed(kafka: KafkaBroker, client: Kafka
         continue
     client.create_topic(topic, 1)
     with pytest.raises(UsageError, match="was deleted and created again since this pipeline began to read it"):
-        while True:
-            fetcher.poll(PATIENCE_MS)
+        poll_for_ever(fetcher)
     fetcher.close()
 
 
@@ -158,6 +157,11 @@ def test_reading_survives_brokers_that_are_killed() -> None:
         assert found == {("t", 0): list(numbers[::2]), ("t", 1): list(numbers[1::2])}
         fetcher.close()
         client.close()
+
+
+def poll_for_ever(fetcher: Fetcher) -> None:
+    while True:
+        fetcher.poll(PATIENCE_MS)
 
 
 def take(fetcher: Fetcher, found: dict[Partition, list[int]]) -> None:

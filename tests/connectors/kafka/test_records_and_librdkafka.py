@@ -94,7 +94,7 @@ def read_by_librdkafka(broker: KafkaBroker, topic: str, count: int) -> list[Reco
     consumer.assign([TopicPartition(topic, 0, 0)])
     found: list[Record] = []
     while len(found) < count:
-        for message in consumer.consume(10_000, timeout=60):
+        for message in consumer.consume(10_000, 0.5):  # it waits for as many
             assert message.error() is None
             headers = [(name, value) for name, value in message.headers() or []]
             found.append(Record(message.value(), message.key(), headers, message.timestamp()[1]))
@@ -254,8 +254,10 @@ def test_gaps_that_compaction_leaves_are_read_over(kafka: KafkaBroker, connectio
     old = [Record(b"%d" % i, b"k%d" % (i % 10)) for i in range(1_000)]
     write(connection, topic, old, batch_bytes_max=5_000)
     offsets = list(range(1_000))
-    while len(offsets) > 500:  # until the broker has compacted: it does so only behind the segment that it writes to
-        write(connection, topic, [Record(b"new", b"new")])
+    time_ms = START_MS
+    while len(offsets) > 500:  # until the broker has compacted: all but the segment of the latest time
+        time_ms += 1_000
+        write(connection, topic, [Record(b"new", b"new", timestamp_ms=time_ms)])
         found, offsets = read(connection, topic)
     assert offsets == sorted(set(offsets))
     assert {one.key: one.value for one in found if one.key != b"new"} == {one.key: one.value for one in old[-10:]}

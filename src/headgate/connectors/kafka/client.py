@@ -298,6 +298,17 @@ class KafkaClient:
 
         return self._patiently(f"use transactional id '{transactional_id}'", attempt)
 
+    def new_producer(self) -> ProducerIds:
+        """Return ids for a producer without transactions, each of whose records is written once."""
+
+        def attempt() -> ProducerIds:
+            answer = self._ask_any(InitProducerId(None, ANSWER_MS))
+            if code := ErrorCode(answer.error_code):
+                raise self._retry_or_refuse("write", code)
+            return ProducerIds(answer.producer_id, answer.producer_epoch)
+
+        return self._patiently("begin to write", attempt)
+
     def describe_transaction(self, transactional_id: str) -> TransactionDescription | None:
         """Return the state of a transactional id, or None if its coordinator does not know it. Changes nothing."""
 

@@ -1,0 +1,179 @@
+"""Writing to partitions: each record once, in order, whatever happens to brokers, in transactions or without."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from tests.servers.kafka import KafkaBroker, kafka_broker
+from tests.servers.proxy import Wire
+
+from headgate.codec.kafka.compression import Compression
+from headgate.codec.kafka.error_codes import ErrorCode
+from headgate.codec.kafka.messages import LATEST
+from headgate.codec.kafka.partitioner import partitions_of_keys
+from headgate.connectors.kafka import producer as producing
+from headgate.connectors.kafka.client import KafkaClient
+from headgate.connectors.kafka.fetcher import Fetcher, Partition
+from headgate.connectors.kafka.producer import Producer
+from headgate.environment import SYSTEM_ENVIRONMENT
+from headgate.errors import FencedError, UsageError
+
+PATIENCE_MS = 60_000
+
+
+@pytest.fixture
+def client(kafka: KafkaBroker) -> Iterator[KafkaClient]:
+    client = KafkaClient([kafka.address], patience_ms=PATIENCE_MS)
+    yield client
+    client.close()
+
+
+def put(producer: Producer, partition: Partition, numbers: range) -> None:
+    values = pa.array([b"%d" % number for number in numbers], pa.binary())
+    # after a restart brokers know only producers whose last record is of today
+    producer.write(partition, values, np.full(len(numbers), SYSTEM_ENVIRONMENT.wall_ms()))
+
+
+def written(client: KafkaClient, topic: str) -> dict[int, list[int]]:
+    """Return what can be read of each partition."""
+    found = client.topic(topic)
+    ends = client.list_offsets(found, dict.fromkeys(found.leaders, LATEST))
+    fetcher = Fetcher(client, SYSTEM_ENVIRONMENT, {topic: found}, {(topic, part): 0 for part in found.leaders})
+    rows: dict[int, list[int]] = {part: [] for part in found.leaders}
+    while any(fetcher.positions[topic, part] < end for part, end in ends.items()):
+        for one in fetcher.poll(PATIENCE_MS):
+            for batch in one.records.batches:
+                rows[one.partition[1]] += [int(value) for value in batch.column("value").to_pylist()]
+    fetcher.close()
+    return rows
+
+
+def test_records_of_many_partitions_are_written_in_order(client: KafkaClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(producing, "BUFFERED_BYTES_MAX", 20_000)
+    topic = client.create_topic(f"t-{uuid.uuid4().hex}", 3)
+    producer = Producer(
+        client,
+        SYSTEM_ENVIRONMENT,
+        {topic.name: topic},
+        client.new_producer(),
+        compression=Compression.ZSTD,
+        batch_bytes_max=2_000,
+    )
+    for begin in range(0, 9_000, 300):
+        put(producer, (topic.name, begin // 300 % 3), range(begin, begin + 300))
+    producer.flush()
+    producer.flush()
+    expected = {part: [n for n in range(9_000) if n // 300 % 3 == part] for part in range(3)}
+    assert written(client, topic.name) == expected
+    producer.close()
+
+
+def test_transactions_follow_each_other(client: KafkaClient, topic: str) -> None:
+    name = uuid.uuid4().hex
+    owner = client.take_over(name, PATIENCE_MS)
+    producer = Producer(client, SYSTEM_ENVIRONMENT, client.topics([topic]), owner, name)
+    for number, commit in enumerate([True, False, True]):
+        put(producer, (topic, 0), range(10 * number, 10 * number + 10))
+        producer.flush()
+        ended = client.end_transaction(name, owner, commit=commit)
+        assert ended.code is ErrorCode.NONE
+        owner = ended.following
+        producer.begin(owner)
+    while len(found := written(client, topic)[0]) < 20:
+        continue
+    assert found == [*range(10), *range(20, 30)]
+    producer.close()
+
+
+def test_a_producer_that_was_replaced_ends(client: KafkaClient, topic: str) -> None:
+    name = uuid.uuid4().hex
+    producer = Producer(client, SYSTEM_ENVIRONMENT, client.topics([topic]), client.take_over(name, PATIENCE_MS), name)
+    put(producer, (topic, 0), range(3))
+    producer.flush()
+    client.take_over(name, PATIENCE_MS)
+    put(producer, (topic, 0), range(3, 6))
+    with pytest.raises(FencedError, match=r"write to partition 0 of topic .*: a newer producer took it over"):
+        producer.flush()
+    assert written(client, topic) == {0: []}
+    producer.close()
+
+
+def test_a_batch_that_the_topic_does_not_take_is_said(client: KafkaClient) -> None:
+    topic = client.create_topic(f"t-{uuid.uuid4().hex}", 1, settings={"max.message.bytes": "1000"})
+    producer = Producer(client, SYSTEM_ENVIRONMENT, {topic.name: topic}, client.new_producer())
+    put(producer, (topic.name, 0), range(1_000))
+    with pytest.raises(UsageError, match=r"it takes no batch of .* bytes; let the sink write smaller batches"):
+        producer.flush()
+    with pytest.raises(UsageError, match="has no partition 1"):
+        put(producer, (topic.name, 1), range(1))
+    producer.close()
+
+
+def test_an_answer_that_is_lost_writes_nothing_twice(kafka: KafkaBroker, client: KafkaClient, topic: str) -> None:
+    host, port = kafka.address.split(":")
+    wire = Wire(int(port))
+    through = KafkaClient([kafka.address], patience_ms=PATIENCE_MS)
+    topics = through.topics([topic])
+    through._cluster.nodes = dict.fromkeys(through._cluster.nodes, (host, wire.port))
+    producer = Producer(through, SYSTEM_ENVIRONMENT, topics, client.new_producer(), batch_bytes_max=500)
+    put(producer, (topic, 0), range(100))
+    producer.flush()
+    wire.lose_answer(b"\x00\x00\x00\x0c", is_given=True)  # version 12 of Produce
+    put(producer, (topic, 0), range(100, 400))
+    producer.flush()
+    assert wire.lost_count == 1
+    assert written(client, topic) == {0: list(range(400))}
+    producer.close()
+    through.close()
+    wire.close()
+
+
+def test_keys_meet_those_of_other_clients(kafka: KafkaBroker, client: KafkaClient) -> None:
+    from confluent_kafka import Producer as Librdkafka
+
+    topic = client.create_topic(f"t-{uuid.uuid4().hex}", 7)
+    other = Librdkafka({"bootstrap.servers": kafka.address, "partitioner": "murmur2"})
+    keys = [uuid.uuid4().hex[: 1 + number % 30].encode() for number in range(200)]
+    for number, key in enumerate(keys):
+        other.produce(topic.name, b"%d" % number, key)
+    assert other.flush(60) == 0
+    chosen = partitions_of_keys(pa.array(keys, pa.binary()), 7).tolist()
+    assert written(client, topic.name) == {
+        part: [number for number, one in enumerate(chosen) if one == part] for part in range(7)
+    }
+
+
+@pytest.mark.crash
+def test_writing_survives_brokers_that_are_killed() -> None:
+    with kafka_broker() as broker:
+        client = KafkaClient([broker.address], patience_ms=PATIENCE_MS)
+        topic = client.create_topic("t", 2)
+        producer = Producer(client, SYSTEM_ENVIRONMENT, {"t": topic}, client.new_producer(), batch_bytes_max=3_000)
+        is_done = threading.Event()
+        killer = threading.Thread(target=kill_twice, args=(broker, is_done))
+        killer.start()
+        number = 0
+        while not is_done.is_set():
+            put(producer, ("t", number % 2), range(10 * number, 10 * number + 10))
+            number += 1
+            time.sleep(0.001)
+        killer.join()
+        producer.flush()
+        numbers = range(10 * number)
+        assert written(client, "t") == {part: [one for one in numbers if one // 10 % 2 == part] for part in (0, 1)}
+        producer.close()
+        client.close()
+
+
+def kill_twice(broker: KafkaBroker, is_done: threading.Event) -> None:
+    for _ in range(2):
+        time.sleep(1)  # writing meanwhile: not a wait for anything
+        broker.kill()
+        broker.start()
+    is_done.set()
