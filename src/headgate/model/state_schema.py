@@ -153,6 +153,7 @@ class Form(Enum):
     LINES = "files of lines"
     PARQUET = "parquet files"
     STREAM = "stream "
+    KAFKA = "topics of Kafka cluster "
     GENERATOR = "generator, version 1"
     ROWS = "rows, version 1"
     OTHER = ""

@@ -145,6 +145,10 @@ class KafkaClient:
             self._any.close()
         self._connections, self._any = {}, None
 
+    def cluster_id(self) -> str:
+        """Return what tells this cluster from others."""
+        return self._patiently("learn about the cluster", lambda: self._metadata(()).cluster_id or "")
+
     # -- topics
 
     def topics(self, names: Iterable[str] | None) -> dict[str, Topic]:

@@ -82,6 +82,14 @@ class Fetcher:
         self._paused: set[Partition] = set()
         self._look_at_ms, self._pause_ms = 0, BACKOFF_MS_MIN
 
+    def add(self, topics: Mapping[str, Topic], positions: Mapping[Partition, int]) -> None:
+        """Read more partitions."""
+        for (name, number), offset in positions.items():
+            self._ids[name] = topics[name].id
+            self._names[topics[name].id] = name
+            self._leaders[name, number] = topics[name].leaders.get(number, -1)
+            self.positions[name, number] = offset
+
     def pause(self, partition: Partition) -> None:
         """Do not ask for this partition until it is resumed. What was asked for already still comes."""
         self._paused.add(partition)

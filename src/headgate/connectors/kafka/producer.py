@@ -2,8 +2,9 @@
 
 Brokers know every batch by (producer id, epoch, sequence), so that one whose answer was lost is sent again without
 being written twice. Outside of transactions brokers forget a producer whose last record has a timestamp that is older
-than ``producer.id.expiration.ms`` (a day), and may then write a batch twice; an open transaction is not forgotten. Within a transaction the records become visible with the transaction, which ``KafkaClient`` ends.
-``flush`` is what prepares a transaction: when it returns, brokers have acknowledged everything.
+than ``producer.id.expiration.ms`` (a day), and may then write a batch twice; an open transaction is not forgotten.
+Within a transaction the records become visible with it; ``KafkaClient`` ends it. ``flush`` is what prepares a
+transaction: when it returns, brokers have acknowledged everything.
 """
 
 from __future__ import annotations

@@ -114,6 +114,9 @@ class KafkaSecurity:
             raise UsageError(f"the secret for Kafka cannot be read from {path}: {reason}") from error
 
 
+NO_SECURITY = KafkaSecurity()
+
+
 class LoginError(Exception):
     """The broker's part of an exchange is wrong: it does not know the password, or it is no broker."""
 

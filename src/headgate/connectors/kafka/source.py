@@ -1,0 +1,511 @@
+"""Topics of Kafka as a source: one split per partition, whose position is the offset of the next record.
+
+A position also has the id of its topic, so that a topic that was deleted and created again is noticed, and the offset
+at which a bounded reading ends. A partition that vanishes keeps its position. Subtasks own partitions by a rule, so
+that each of them finds new ones for itself. A thread of each subtask fetches and decodes; ``poll`` takes what is there.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import ClassVar, TypeAlias
+from uuid import UUID
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from headgate.codec.kafka.messages import EARLIEST as FIRST_OFFSET
+from headgate.codec.kafka.messages import LATEST as LAST_OFFSET
+from headgate.codec.kafka.record_batch import RECORDS, RECORDS_WITH_HEADERS
+from headgate.connectors.base import FailStopReader, SourceBatch, SourceContext, owner_of_split
+from headgate.connectors.kafka.client import KafkaClient, Topic
+from headgate.connectors.kafka.fetcher import Fetched, Fetcher, Partition
+from headgate.connectors.kafka.security import NO_SECURITY, KafkaSecurity
+from headgate.environment import SYSTEM_ENVIRONMENT, Environment, ThreadEnded
+from headgate.errors import CorruptionError, StorageError, UsageError
+from headgate.model.lineage import Location
+from headgate.model.state_schema import Form
+from headgate.operators.checkpoint_listeners import CheckpointedFunction, CheckpointListener, SnapshotContext
+
+EARLIEST, LATEST, COMMITTED = "earliest", "latest", "committed"
+
+Offsets: TypeAlias = Mapping[Partition, int] | tuple[tuple[Partition, int], ...]
+Place: TypeAlias = str | datetime | Offsets
+"""Where reading begins or ends: a word, a moment, or an offset for each (topic, partition)."""
+
+DISCOVERY_MS = 30_000
+ANSWERS_AHEAD = 2
+"""Decoded answers that wait to be polled."""
+
+FETCH_WAIT_MS = 200
+"""How long the thread may take to notice that it is to end, or to commit."""
+
+WAKEUP_MS = 5
+
+_POSITION_VERSION = 1
+
+
+class Position(msgspec.Struct, frozen=True):
+    """A position as checkpoints store it.
+
+    Attributes:
+        topic: the id of the topic.
+        offset: of the next record.
+        end: where a bounded reading ends; None: it does not.
+    """
+
+    topic: str
+    offset: int
+    end: int | None = None
+    version: int = _POSITION_VERSION
+
+    def encode(self) -> bytes:
+        """Return it as JSON."""
+        return msgspec.json.encode(self)
+
+    @classmethod
+    def decode(cls, split: str, data: bytes) -> Position:
+        """Return the position of a split.
+
+        Raises:
+            CorruptionError
+        """
+        try:
+            found = msgspec.json.decode(data, type=cls)
+            UUID(found.topic)
+        except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
+            raise CorruptionError(f"position of split '{split}'", 0, "topic id and offset", str(error)) from error
+        if found.version != _POSITION_VERSION:
+            problem = f"version {found.version}"
+            raise CorruptionError(f"position of split '{split}'", 0, f"version {_POSITION_VERSION}", problem)
+        return found
+
+
+def split_name(partition: Partition) -> str:
+    """Return the name of a partition's split."""
+    return f"{partition[0]}/{partition[1]}"
+
+
+def partition_of(split: str) -> Partition:
+    """Return the partition of a split."""
+    topic, _, number = split.rpartition("/")
+    return topic, int(number)
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaSource:
+    """Reads topics of Kafka: the records of committed transactions, and those outside of transactions.
+
+    Attributes:
+        brokers: ``"host:port"`` of some brokers of the cluster, also separated by commas.
+        topics: names of topics.
+        pattern: a regular expression; topics with names that it matches as a whole are read, also those that are
+            created later. Give ``topics`` or ``pattern``.
+        start: where the first start begins: ``"earliest"``, ``"latest"``, ``"committed"`` (the offsets of ``group``,
+            and the earliest where it has none), a moment, or an offset for each (topic, partition). Partitions that
+            are found later are read from their beginning.
+        end: where reading ends: ``"latest"`` as it is at the first start, a moment, or an offset for each partition.
+            None: it never ends.
+        include_headers: whether there is a column ``headers``.
+        group: a consumer group to which offsets are committed after each checkpoint, for monitoring. Reading never
+            depends on it after the first start.
+        security: TLS and login.
+        discovery_ms: how often new partitions and topics are looked for.
+    """
+
+    brokers: str
+    topics: str | Sequence[str] = ()
+    pattern: str = ""
+    start: Place = EARLIEST
+    end: Place | None = None
+    include_headers: bool = False
+    group: str = ""
+    security: KafkaSecurity = NO_SECURITY
+    discovery_ms: int = DISCOVERY_MS
+
+    environment: ClassVar[Environment] = SYSTEM_ENVIRONMENT
+
+    def __post_init__(self) -> None:
+        topics = (self.topics,) if isinstance(self.topics, str) else tuple(self.topics)
+        object.__setattr__(self, "topics", tuple(dict.fromkeys(topics)))
+        if bool(self.topics) == bool(self.pattern):
+            raise UsageError("a Kafka source needs topics=... or pattern=..., one of them")
+        try:
+            re.compile(self.pattern)
+        except re.error as error:
+            raise UsageError(f"pattern {self.pattern!r} of a Kafka source is no regular expression: {error}") from error
+        for name in ("start", "end"):
+            object.__setattr__(self, name, _checked_place(name, getattr(self, name)))
+        if self.start == COMMITTED and not self.group:
+            raise UsageError("start='committed' of a Kafka source needs group='...', whose offsets it begins at")
+        self.client().close()
+
+    def client(self) -> KafkaClient:
+        """Return a client of the cluster."""
+        return KafkaClient(self.brokers.split(","), self.security, environment=self.environment)
+
+    def schema(self) -> pa.Schema:
+        """See ``Source``: bytes as they are, and where they came from."""
+        client = self.client()
+        try:
+            self.find_topics(client)
+        finally:
+            client.close()
+        return schema_of(self.include_headers)
+
+    def identity(self) -> str:
+        """See ``Source``: another cluster has other records. Topics are part of positions, by their ids."""
+        client = self.client()
+        try:
+            return f"{Form.KAFKA.value}{client.cluster_id()}"
+        finally:
+            client.close()
+
+    def locations(self) -> tuple[Location, ...]:
+        """See ``LocatedConnector``."""
+        names = [f"kafka://{self.brokers}/{name}" for name in (*self.topics, *([self.pattern] if self.pattern else []))]
+        return tuple(Location(name, name) for name in names)
+
+    def how_to_end(self) -> str | None:
+        """See ``EndlessSource``."""
+        return "give end='latest'" if self.end is None else None
+
+    def open(self, context: SourceContext) -> KafkaReader:
+        """Return a reader of the partitions that belong to this subtask."""
+        return KafkaReader(self, context)
+
+    def find_topics(self, client: KafkaClient) -> dict[str, Topic]:
+        """Return the topics to read, by name.
+
+        Raises:
+            UsageError: one of ``topics`` is not there.
+        """
+        if self.pattern:
+            return {name: one for name, one in client.topics(None).items() if re.fullmatch(self.pattern, name)}
+        return {name: client.topic(name) for name in self.topics}
+
+
+def schema_of(include_headers: bool) -> pa.Schema:
+    """Return the columns of the records."""
+    schema = RECORDS_WITH_HEADERS if include_headers else RECORDS
+    return pa.schema([("topic", pa.large_string()), ("partition", pa.int32()), *schema])
+
+
+def _checked_place(name: str, place: object) -> Place | None:
+    words = (EARLIEST, LATEST, COMMITTED) if name == "start" else (LATEST,)
+    if isinstance(place, Mapping):
+        place = tuple(sorted(place.items()))
+    if place in words or (name == "end" and place is None):
+        return place  # type: ignore[return-value]
+    if isinstance(place, datetime) and place.tzinfo is not None:
+        return place
+    if isinstance(place, tuple) and all(_is_offset(one) for one in place):
+        return place
+    choices = ", ".join(map(repr, words))
+    raise UsageError(
+        f"{name}={place!r} of a Kafka source is none of {choices}, a datetime with a time zone, or offsets such as "
+        "{('topic', 0): 1200}"
+    )
+
+
+def _is_offset(one: object) -> bool:
+    match one:
+        case ((str(), int()), int(offset)):
+            return offset >= 0
+    return False
+
+
+class KafkaReader(FailStopReader, CheckpointedFunction, CheckpointListener):
+    """Reads the partitions of one subtask."""
+
+    def __init__(self, source: KafkaSource, context: SourceContext) -> None:
+        """Use ``KafkaSource.open``."""
+        self._source, self._context = source, context
+        self._client = source.client()
+        self._schema = schema_of(source.include_headers)
+        self._places: dict[Partition, Position] = {}
+        self._ready: deque[SourceBatch] = deque()
+        self._cuts: dict[int, dict[Partition, int]] = {}
+        """Checkpoint → offsets, of checkpoints that are not completed."""
+        try:
+            topics = source.find_topics(self._client)
+            self._places = self._first_positions(topics)
+            known = {name: topics.get(name) for name, _ in self._places}
+        except BaseException:
+            self._client.close()
+            raise
+        self._finished = {part for part, position in self._places.items() if _is_over(position)}
+        ids = {name: one or Topic(name, self._id_of(name), {}) for name, one in known.items()}
+        self._work = _FetchThread(source, self._client, self._finds, ids, self._places, self._finished)
+
+    def splits(self) -> Sequence[str]:
+        """See ``SourceReader``."""
+        return [split_name(part) for part in self._places if part not in self._finished]
+
+    def wakeup_ms(self) -> int:
+        """See ``SourceReader``."""
+        return WAKEUP_MS
+
+    def snapshot(self, context: SnapshotContext) -> None:
+        """See ``CheckpointedFunction``."""
+        if self._source.group:
+            self._cuts[context.checkpoint_id] = {part: one.offset for part, one in self._places.items()}
+
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        """See ``CheckpointListener``: commit for monitoring what the newest completed checkpoint has."""
+        done = [number for number in self._cuts if number <= checkpoint_id]
+        if done:
+            self._work.commit(self._cuts[max(done)])
+        for number in done:
+            del self._cuts[number]
+
+    def close(self) -> None:
+        """See ``SourceReader``."""
+        self._work.close()
+
+    def _poll(self) -> SourceBatch | None:
+        while not self._ready:
+            found = self._work.take()
+            if found is None:
+                return None
+            self._take(found)
+        batch = self._ready.popleft()
+        part = partition_of(batch.split)
+        if batch.is_split_finished:
+            self._finished.add(part)
+            self._move(part, self._places[part].end or 0)
+        elif batch.batch.num_rows:
+            self._move(part, batch.batch.column("offset")[-1].as_py() + 1)
+        return batch
+
+    def _has_ended(self) -> bool:
+        is_bounded = self._source.end is not None
+        return is_bounded and not self._ready and len(self._finished) == len(self._places)
+
+    def _positions(self) -> dict[str, bytes]:
+        return {split_name(part): position.encode() for part, position in self._places.items()}
+
+    def _take(self, found: Fetched | dict[Partition, Position]) -> None:
+        """Take over records, or partitions that were found."""
+        if isinstance(found, dict):
+            self._places |= found
+            return
+        part, position = found.partition, self._places[found.partition]
+        if part in self._finished:
+            return
+        for batch in found.records.batches:
+            offsets = batch.column("offset").to_numpy()
+            if position.end is not None and offsets[-1] >= position.end:
+                batch = batch.slice(0, int(np.searchsorted(offsets, position.end)))
+            if batch.num_rows:
+                self._ready.append(SourceBatch(split_name(part), self._with_place(part, batch)))
+        if position.end is not None and found.records.next_offset >= position.end:
+            empty = pa.RecordBatch.from_pylist([], schema=self._schema)
+            self._ready.append(SourceBatch(split_name(part), empty, is_split_finished=True))
+        elif not self._ready:
+            self._move(part, found.records.next_offset)  # markers and aborted records only
+
+    def _with_place(self, part: Partition, batch: pa.RecordBatch) -> pa.RecordBatch:
+        rows = batch.num_rows
+        place = [
+            pa.repeat(pa.scalar(part[0], pa.large_string()), rows),
+            pa.repeat(pa.scalar(part[1], pa.int32()), rows),
+        ]
+        return pa.RecordBatch.from_arrays([*place, *batch.columns], schema=self._schema)
+
+    def _move(self, part: Partition, offset: int) -> None:
+        position = self._places[part]
+        self._places[part] = Position(position.topic, offset, position.end)
+
+    # -- where to begin
+
+    def _owns(self, part: Partition) -> bool:
+        index = zlib.crc32(part[0].encode()) + part[1]
+        return owner_of_split(index, self._context.parallelism) == self._context.subtask_index
+
+    def _id_of(self, topic: str) -> UUID:
+        return next(UUID(one.topic) for (name, _), one in self._places.items() if name == topic)
+
+    def _first_positions(self, topics: Mapping[str, Topic]) -> dict[Partition, Position]:
+        restored = self._context.positions
+        if restored is None:
+            return self._begin(topics, {}, self._source.start, is_first=True)
+        kept = {partition_of(split): Position.decode(split, data) for split, data in restored.items()}
+        kept = {part: position for part, position in kept.items() if self._owns(part)}
+        for (name, _), position in kept.items():
+            if name in topics and topics[name].id != UUID(position.topic):
+                raise UsageError(
+                    f"topic '{name}' was deleted and created again since the checkpoint: its positions mean nothing in "
+                    "the new topic; start over, or read it in a source of another name"
+                )
+        return kept | self._begin(topics, kept, EARLIEST, is_first=False)
+
+    def _finds(self, topics: Mapping[str, Topic], known: Mapping[Partition, object]) -> dict[Partition, Position]:
+        """Return the partitions of this subtask that are not known yet, with the positions to read them from."""
+        return self._begin(topics, known, EARLIEST, is_first=False)
+
+    def _begin(
+        self, topics: Mapping[str, Topic], known: Mapping[Partition, object], start: Place, *, is_first: bool
+    ) -> dict[Partition, Position]:
+        if self._source.end is not None and not is_first:
+            return {}  # which partitions a bounded reading has was decided at the first start
+        found: dict[Partition, Position] = {}
+        for name, topic in sorted(topics.items()):
+            own = [part for part in topic.leaders if self._owns((name, part)) and (name, part) not in known]
+            if not own:
+                continue
+            begins = self._offsets(topic, own, start)
+            ends = None if self._source.end is None else self._offsets(topic, own, self._source.end)
+            for part in own:
+                end = None if ends is None else ends[part]
+                found[name, part] = Position(topic.id.hex, begins[part], end)
+        return found
+
+    def _offsets(self, topic: Topic, parts: Sequence[int], place: Place) -> dict[int, int]:
+        """Return the offset of a place in each partition."""
+        client = self._client
+        if isinstance(place, tuple):
+            given = dict(place)
+            missing = [part for part in parts if (topic.name, part) not in given]
+            if missing:
+                raise UsageError(
+                    f"the offsets for a Kafka source lack partition {missing[0]} of topic '{topic.name}'; give one for "
+                    "each partition"
+                )
+            return {part: given[topic.name, part] for part in parts}
+        if place == COMMITTED:
+            first = client.list_offsets(topic, dict.fromkeys(parts, FIRST_OFFSET))
+            there = client.committed_offsets(self._source.group, topic.name, parts)
+            return {part: there[part][0] if part in there else first[part] for part in parts}
+        if isinstance(place, datetime):
+            by_time = client.list_offsets(topic, dict.fromkeys(parts, int(place.timestamp() * 1000)))
+            late = [part for part, offset in by_time.items() if offset < 0]
+            return by_time | (client.list_offsets(topic, dict.fromkeys(late, LAST_OFFSET)) if late else {})
+        return client.list_offsets(topic, dict.fromkeys(parts, FIRST_OFFSET if place == EARLIEST else LAST_OFFSET))
+
+
+def _is_over(position: Position) -> bool:
+    return position.end is not None and position.offset >= position.end
+
+
+_Finds: TypeAlias = Callable[[Mapping[str, Topic], Mapping[Partition, object]], dict[Partition, Position]]
+
+
+class _FetchThread:
+    """Fetches, looks for new partitions and commits to the group, beside the mailbox thread."""
+
+    def __init__(
+        self,
+        source: KafkaSource,
+        client: KafkaClient,
+        finds: _Finds,
+        topics: Mapping[str, Topic],
+        positions: Mapping[Partition, Position],
+        finished: set[Partition],
+    ) -> None:
+        self._source, self._client, self._finds = source, client, finds
+        self._ends = {part: one.end for part, one in positions.items() if one.end is not None}
+        offsets = {part: one.offset for part, one in positions.items()}
+        environment = source.environment
+        self._environment = environment
+        self._fetcher = Fetcher(
+            client, environment, topics, offsets, with_headers=source.include_headers, wait_ms=FETCH_WAIT_MS
+        )
+        for part in finished:
+            self._fetcher.pause(part)
+        self._changed = environment.condition()
+        self._found: deque[Fetched | dict[Partition, Position]] = deque()
+        self._failure: BaseException | None = None
+        self._to_commit: dict[Partition, int] = {}
+        self._is_closed = False
+        self._look_at_ms = environment.monotonic_ms() + source.discovery_ms
+        self._thread = environment.thread(self._run, "kafka-fetch")
+        self._thread.start()
+
+    def take(self) -> Fetched | dict[Partition, Position] | None:
+        """Return what was found next, or None.
+
+        Raises:
+            HeadgateError: fetching failed for good.
+        """
+        with self._changed:
+            if self._found:
+                self._changed.notify_all()
+                return self._found.popleft()
+            if self._failure is not None:
+                raise self._failure
+            return None
+
+    def commit(self, offsets: Mapping[Partition, int]) -> None:
+        """Have offsets committed to the group, soon."""
+        with self._changed:
+            self._to_commit = dict(offsets)
+
+    def close(self) -> None:
+        """End the thread."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        self._thread.join(1)  # it may be waiting for a broker; it ends by itself
+
+    def _run(self) -> None:
+        try:
+            while not self._is_closed:
+                self._round()
+        except ThreadEnded:
+            raise
+        except BaseException as error:
+            with self._changed:
+                self._failure = error
+        finally:
+            self._fetcher.close()
+            self._client.close()
+
+    def _round(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_closed or len(self._found) < ANSWERS_AHEAD, None)
+        if self._is_closed:
+            return
+        self._commit()
+        if self._environment.monotonic_ms() >= self._look_at_ms and self._source.end is None:
+            self._look_at_ms = self._environment.monotonic_ms() + self._source.discovery_ms
+            self._discover()
+        for found in self._fetcher.poll(FETCH_WAIT_MS):
+            end = self._ends.get(found.partition)
+            if end is not None and found.records.next_offset >= end:
+                self._fetcher.pause(found.partition)
+            self._put(found)
+        if not self._fetcher.positions:
+            self._environment.sleep(FETCH_WAIT_MS / 1000)
+
+    def _discover(self) -> None:
+        try:
+            topics = self._source.find_topics(self._client)
+        except UsageError:
+            return  # a topic is not there now: its partitions keep their positions
+        found = self._finds(topics, self._fetcher.positions)
+        if found:
+            self._fetcher.add(topics, {part: one.offset for part, one in found.items()})
+            self._put(found)
+
+    def _commit(self) -> None:
+        with self._changed:
+            offsets, self._to_commit = self._to_commit, {}
+        by_topic: dict[str, dict[int, int]] = {}
+        for (name, part), offset in offsets.items():
+            by_topic.setdefault(name, {})[part] = offset
+        for name, parts in by_topic.items():
+            try:
+                self._client.commit_offsets(self._source.group, name, parts)
+            except (StorageError, UsageError):
+                return  # it is for people to look at: the next checkpoint commits again
+
+    def _put(self, found: Fetched | dict[Partition, Position]) -> None:
+        with self._changed:
+            self._found.append(found)

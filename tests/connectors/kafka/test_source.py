@@ -1,0 +1,272 @@
+"""Topics as a source: restarts anywhere, partitions that come, go and are made anew, begins and ends."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from tests.servers.kafka import KafkaBroker
+
+from headgate.connectors.base import SourceContext
+from headgate.connectors.kafka.client import KafkaClient
+from headgate.connectors.kafka.producer import Producer
+from headgate.connectors.kafka.source import KafkaReader, KafkaSource, Position
+from headgate.environment import SYSTEM_ENVIRONMENT
+from headgate.errors import CorruptionError, UsageError
+from headgate.operators.checkpoint_listeners import SnapshotContext
+from headgate.testing.late_splits import Growing, check_late_splits
+from headgate.testing.source_kit import check_source
+
+PATIENCE_MS = 60_000
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture
+def client(kafka: KafkaBroker) -> Iterator[KafkaClient]:
+    client = KafkaClient([kafka.address], patience_ms=PATIENCE_MS)
+    yield client
+    client.close()
+
+
+def new_topic(client: KafkaClient, partitions: int, prefix: str = "t") -> str:
+    return client.create_topic(f"{prefix}-{uuid.uuid4().hex}", partitions).name
+
+
+def put(
+    client: KafkaClient,
+    topic: str,
+    values: Mapping[int, Sequence[bytes]],
+    *,
+    transaction: str = "",
+    commit: bool = True,
+) -> None:
+    """Write to partitions; the n-th value has a time of n seconds after ``START``."""
+    ids = client.take_over(transaction, PATIENCE_MS) if transaction else client.new_producer()
+    producer = Producer(client, SYSTEM_ENVIRONMENT, client.topics([topic]), ids, transaction or None)
+    for part, some in values.items():
+        times = int(START.timestamp() * 1000) + 1000 * np.arange(len(some), dtype=np.int64)
+        producer.write((topic, part), pa.array(some, pa.binary()), times)
+    producer.flush()
+    producer.close()
+    if transaction:
+        client.end_transaction(transaction, ids, commit=commit)
+
+
+def context(positions: dict[str, bytes] | None = None, index: int = 0, parallelism: int = 1) -> SourceContext:
+    return SourceContext("p", "s", index, parallelism, positions)
+
+
+def take(reader: KafkaReader, count: int) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    while len(rows) < count:
+        found = reader.poll()
+        if found is not None:
+            rows += found.batch.to_pylist()
+    return rows
+
+
+def read_all(source: KafkaSource, positions: dict[str, bytes] | None = None) -> list[bytes]:
+    """Return the values up to the end of a bounded source."""
+    reader = source.open(context(positions))
+    rows = []
+    while not reader.is_finished():
+        found = reader.poll()
+        rows += [] if found is None else found.batch.to_pylist()
+    reader.close()
+    return [row["value"] for row in rows]
+
+
+@pytest.mark.early
+def test_a_restart_anywhere_delivers_what_followed(kafka: KafkaBroker, client: KafkaClient) -> None:
+    topic = new_topic(client, 3)
+    for number in range(4):
+        name = uuid.uuid4().hex
+        values = {part: [b"%d/%d/%d" % (number, part, i) for i in range(5)] for part in range(number)}
+        put(client, topic, values, transaction=name, commit=number % 2 == 1)
+    found = check_source(KafkaSource(kafka.address, topic, end="latest"), parallelisms=(1, 2))
+    expected = [b"%d/%d/%d" % (number, part, i) for number in (1, 3) for part in range(number) for i in range(5)]
+    assert sorted(row["value"] for row in found) == sorted(expected)
+
+
+@pytest.mark.early
+def test_topics_that_come_later_are_read_once(kafka: KafkaBroker, client: KafkaClient) -> None:
+    def fresh() -> Growing:
+        prefix = uuid.uuid4().hex
+        source = KafkaSource(kafka.address, pattern=f"{prefix}-.*", discovery_ms=20)
+
+        def add() -> list[dict[str, Any]]:
+            topic = new_topic(client, 1, prefix)
+            put(client, topic, {0: [b"a", b"b", b"c"]})
+            moment = [START + timedelta(seconds=n) for n in range(3)]
+            return [
+                {"topic": topic, "partition": 0, "value": value, "key": None, "offset": n, "timestamp": moment[n]}
+                for n, value in enumerate((b"a", b"b", b"c"))
+            ]
+
+        return Growing(source, add(), add)
+
+    check_late_splits(fresh, parallelisms=(1, 2))
+
+
+def test_records_have_where_they_came_from(kafka: KafkaBroker, client: KafkaClient) -> None:
+    topic = new_topic(client, 2)
+    put(client, topic, {1: [b"a"]})
+    source = KafkaSource(kafka.address, topic, include_headers=True)
+    assert source.schema().names == ["topic", "partition", "value", "key", "offset", "timestamp", "headers"]
+    reader = source.open(context())
+    (row,) = take(reader, 1)
+    reader.close()
+    assert row == {
+        "topic": topic,
+        "partition": 1,
+        "value": b"a",
+        "key": None,
+        "offset": 0,
+        "timestamp": START,
+        "headers": [],
+    }
+
+
+def test_reading_begins_and_ends_where_it_is_told_to(kafka: KafkaBroker, client: KafkaClient) -> None:
+    topic = new_topic(client, 1)
+    put(client, topic, {0: [b"%d" % n for n in range(10)]})
+
+    def values(**options: Any) -> list[int]:
+        return [int(value) for value in read_all(KafkaSource(kafka.address, topic, **options))]
+
+    assert values(end="latest") == list(range(10))
+    assert values(start={(topic, 0): 4}, end={(topic, 0): 7}) == [4, 5, 6]
+    assert values(start=START + timedelta(seconds=8), end="latest") == [8, 9]
+    assert values(end=START + timedelta(seconds=2)) == [0, 1]
+    assert values(start="latest", end="latest") == []
+    assert values(start=START + timedelta(days=1), end="latest") == []
+    client.commit_offsets("g", topic, {0: 9})
+    assert values(start="committed", group="g", end="latest") == [9]
+    assert values(start="committed", group="none", end="latest") == list(range(10))
+
+
+def test_the_end_is_that_of_the_first_start(kafka: KafkaBroker, client: KafkaClient) -> None:
+    topic = new_topic(client, 1)
+    put(client, topic, {0: [b"a", b"b"]})
+    source = KafkaSource(kafka.address, topic, end="latest")
+    reader = source.open(context())
+    positions = reader.positions()
+    reader.close()
+    put(client, topic, {0: [b"late"]})
+    assert read_all(source, positions) == [b"a", b"b"]
+
+
+def test_offsets_are_committed_after_a_completed_checkpoint_only(kafka: KafkaBroker, client: KafkaClient) -> None:
+    topic, group = new_topic(client, 1), uuid.uuid4().hex
+    put(client, topic, {0: [b"a", b"b"]})
+    reader = KafkaSource(kafka.address, topic, group=group).open(context())
+    take(reader, 2)
+    reader.snapshot(SnapshotContext(1))
+    reader.poll()
+    assert client.committed_offsets(group, topic, [0]) == {}
+    reader.snapshot(SnapshotContext(2))
+    reader.notify_checkpoint_complete(1)
+    while not (found := client.committed_offsets(group, topic, [0])):
+        reader.poll()
+    assert found == {0: (2, "")}
+    reader.close()
+
+
+def test_a_topic_that_was_made_anew_since_the_checkpoint_is_refused(kafka: KafkaBroker, client: KafkaClient) -> None:
+    topic = new_topic(client, 1)
+    source = KafkaSource(kafka.address, topic)
+    reader = source.open(context())
+    positions = reader.positions()
+    reader.close()
+    kafka.delete_topic(topic)
+    while client.topics([topic]):
+        continue
+    client.create_topic(topic, 1)
+    with pytest.raises(UsageError, match="was deleted and created again since the checkpoint"):
+        source.open(context(positions))
+
+
+def test_a_partition_that_vanished_keeps_its_position(kafka: KafkaBroker, client: KafkaClient) -> None:
+    prefix = uuid.uuid4().hex
+    gone, there = new_topic(client, 1, prefix), new_topic(client, 1, prefix)
+    put(client, gone, {0: [b"a"]})
+    source = KafkaSource(kafka.address, pattern=f"{prefix}.*")
+    reader = source.open(context())
+    take(reader, 1)
+    positions = reader.positions()
+    reader.close()
+    kafka.delete_topic(gone)
+    while client.topics([gone]):
+        continue
+    put(client, there, {0: [b"b"]})
+    reader = source.open(context(positions))
+    assert [row["value"] for row in take(reader, 1)] == [b"b"]
+    assert Position.decode("", reader.positions()[f"{gone}/0"]).offset == 1
+    reader.close()
+
+
+def test_subtasks_share_partitions_without_agreement(kafka: KafkaBroker, client: KafkaClient) -> None:
+    topic = new_topic(client, 5)
+    source = KafkaSource(kafka.address, topic)
+    readers = [source.open(context(None, index, 3)) for index in range(3)]
+    owned = [split for reader in readers for split in reader.splits()]
+    assert sorted(owned) == [f"{topic}/{part}" for part in range(5)]
+    assert all(len(reader.splits()) in (1, 2) for reader in readers)
+    for reader in readers:
+        reader.close()
+
+
+def test_another_cluster_has_another_identity(kafka: KafkaBroker, topic: str) -> None:
+    assert KafkaSource(kafka.address, topic).identity() == "topics of Kafka cluster AAAAAAAAQACAAAAAAAAAAQ"
+
+
+def test_what_is_wrong_is_said_before_anything_starts(kafka: KafkaBroker) -> None:
+    with pytest.raises(UsageError, match="has no topic 'nothing-there'; create it, or name another one"):
+        KafkaSource(kafka.address, "nothing-there").schema()
+    with pytest.raises(UsageError, match=r"Kafka security|INVALID_TOPIC_EXCEPTION|has no topic"):
+        KafkaSource(kafka.address, "no name of a topic").schema()
+
+
+# -- without a broker --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({}, "needs topics=... or pattern=..., one of them"),
+        ({"topics": "a", "pattern": "b"}, "needs topics=... or pattern=..., one of them"),
+        ({"pattern": "("}, "is no regular expression"),
+        ({"topics": "a", "start": "begin"}, "start='begin' of a Kafka source is none of 'earliest', 'latest'"),
+        ({"topics": "a", "start": datetime(2026, 1, 1)}, "a datetime with a time zone"),
+        ({"topics": "a", "start": {("a", 0): -1}}, "offsets such as"),
+        ({"topics": "a", "end": "earliest"}, "end='earliest' of a Kafka source is none of 'latest'"),
+        ({"topics": "a", "start": "committed"}, "needs group="),
+    ],
+)
+def test_a_source_that_cannot_work_is_refused(options: dict[str, Any], problem: str) -> None:
+    with pytest.raises(UsageError, match=problem):
+        KafkaSource("kafka:9092", **options)
+
+
+def test_a_source_says_where_it_reads_and_how_it_ends() -> None:
+    source = KafkaSource("kafka:9092", ["a", "b"])
+    assert [one.name for one in source.locations()] == ["kafka://kafka:9092/a", "kafka://kafka:9092/b"]
+    assert source.how_to_end() == "give end='latest'"
+    assert KafkaSource("kafka:9092", "a", end="latest").how_to_end() is None
+    assert hash(KafkaSource("kafka:9092", "a", start={("a", 0): 3}))
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b'{"topic":"x","offset":1}', b"\xff", b'{"topic":"' + b"0" * 32 + b'"}'])
+def test_damaged_positions_are_refused(data: bytes) -> None:
+    with pytest.raises(CorruptionError, match="position of split 'a/0'"):
+        Position.decode("a/0", data)
+
+
+def test_positions_of_another_version_are_refused() -> None:
+    with pytest.raises(CorruptionError, match="expected version 1, found version 2"):
+        Position.decode("a/0", Position("0" * 32, 1, None, 2).encode())
