@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -12,7 +13,9 @@ import pyarrow as pa
 import pytest
 from tests.servers.kafka import KafkaBroker
 
-from headgate.connectors.base import SourceContext
+from headgate.codec.arrow import MOMENT
+from headgate.codec.kafka.messages import LATEST
+from headgate.connectors.base import SourceBatch, SourceContext
 from headgate.connectors.kafka.client import KafkaClient
 from headgate.connectors.kafka.producer import Producer
 from headgate.connectors.kafka.source import KafkaReader, KafkaSource, Position
@@ -81,15 +84,31 @@ def read_all(source: KafkaSource, positions: dict[str, bytes] | None = None) -> 
     return [row["value"] for row in rows]
 
 
+class PatientReader(KafkaReader):
+    """A reader whose polls wait for something, so that the kit counts few of them."""
+
+    def poll(self) -> SourceBatch | None:
+        while (found := super().poll()) is None and not self.is_finished():
+            time.sleep(0.001)
+        return found
+
+
+class PatientSource(KafkaSource):
+    def open(self, context: SourceContext) -> KafkaReader:
+        return PatientReader(self, context)
+
+
 @pytest.mark.early
 def test_a_restart_anywhere_delivers_what_followed(kafka: KafkaBroker, client: KafkaClient) -> None:
-    topic = new_topic(client, 3)
-    for number in range(4):
+    topic = new_topic(client, 2)
+    for number in range(3):
         name = uuid.uuid4().hex
-        values = {part: [b"%d/%d/%d" % (number, part, i) for i in range(5)] for part in range(number)}
-        put(client, topic, values, transaction=name, commit=number % 2 == 1)
-    found = check_source(KafkaSource(kafka.address, topic, end="latest"), parallelisms=(1, 2))
-    expected = [b"%d/%d/%d" % (number, part, i) for number in (1, 3) for part in range(number) for i in range(5)]
+        values = {part: [b"%d/%d/%d" % (number, part, i) for i in range(5)] for part in range(2)}
+        put(client, topic, values, transaction=name, commit=number != 1)
+    while client.list_offsets(client.topic(topic), {0: LATEST, 1: LATEST}) != {0: 18, 1: 18}:  # markers come later
+        continue
+    found = check_source(lambda: PatientSource(kafka.address, topic, end="latest"), parallelisms=(1, 2))
+    expected = [b"%d/%d/%d" % (number, part, i) for number in (0, 2) for part in range(2) for i in range(5)]
     assert sorted(row["value"] for row in found) == sorted(expected)
 
 
@@ -102,7 +121,7 @@ def test_topics_that_come_later_are_read_once(kafka: KafkaBroker, client: KafkaC
         def add() -> list[dict[str, Any]]:
             topic = new_topic(client, 1, prefix)
             put(client, topic, {0: [b"a", b"b", b"c"]})
-            moment = [START + timedelta(seconds=n) for n in range(3)]
+            moment = pa.array([START + timedelta(seconds=n) for n in range(3)], MOMENT).to_pylist()
             return [
                 {"topic": topic, "partition": 0, "value": value, "key": None, "offset": n, "timestamp": moment[n]}
                 for n, value in enumerate((b"a", b"b", b"c"))
@@ -228,7 +247,7 @@ def test_another_cluster_has_another_identity(kafka: KafkaBroker, topic: str) ->
 def test_what_is_wrong_is_said_before_anything_starts(kafka: KafkaBroker) -> None:
     with pytest.raises(UsageError, match="has no topic 'nothing-there'; create it, or name another one"):
         KafkaSource(kafka.address, "nothing-there").schema()
-    with pytest.raises(UsageError, match=r"Kafka security|INVALID_TOPIC_EXCEPTION|has no topic"):
+    with pytest.raises(UsageError, match="cannot have a topic 'no name of a topic': that is no name of a topic"):
         KafkaSource(kafka.address, "no name of a topic").schema()
 
 

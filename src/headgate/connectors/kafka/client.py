@@ -446,10 +446,16 @@ class KafkaClient:
         return self._ask_through(self._some_connection(), request)
 
     def _ask(self, node: int, request: Request[_A]) -> _A:
+        return self._ask_through(self._connection_to(node), request)
+
+    def _connection_to(self, node: int) -> Connection:
+        """Return the connection to a node; the one that asks for metadata, if it leads there."""
+        if self._any is not None and not self._any.is_closed and self._cluster.nodes.get(node) == self._any.peer:
+            return self._any
         connection = self._connections.get(node)
         if connection is None or connection.is_closed:
             connection = self._connections[node] = self._connect_to(node)
-        return self._ask_through(connection, request)
+        return connection
 
     def _ask_through(self, connection: Connection, request: Request[_A]) -> _A:
         return connection.ask(request, ANSWER_MS)
@@ -462,10 +468,7 @@ class KafkaClient:
                 raise self._retry_or_refuse(what, code, found.error_message)
             node = self._cluster.coordinators[kind, key] = found.node_id
             self._cluster.nodes[node] = found.host, found.port
-        connection = self._connections.get(node)
-        if connection is None or connection.is_closed:
-            connection = self._connections[node] = self._connect_to(node)
-        return connection
+        return self._connection_to(node)
 
     def _ask_coordinator(self, kind: int, key: str, request: Request[_A]) -> _A:
         return self._ask_through(self._coordinator(kind, key), request)
@@ -524,6 +527,8 @@ def refusal(what: str, brokers: str, code: ErrorCode, message: str | None = None
         return FencedError(f"cannot {what}: a newer producer took it over ({reason})")
     if code in (ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.INCONSISTENT_TOPIC_ID):
         return UsageError(f"cannot {what}: the topic was deleted, and perhaps created again ({reason})")
+    if code is ErrorCode.INVALID_TOPIC_EXCEPTION:
+        return UsageError(f"cannot {what}: that is no name of a topic ({reason})")
     if code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
         return UsageError(f"cannot {what}: Kafka at {brokers} has no such topic or partition; create it first")
     return StorageError(what, f"in Kafka at {brokers}", reason, False)

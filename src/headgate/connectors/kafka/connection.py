@@ -23,6 +23,7 @@ from headgate.codec.kafka.wire import Answer, Request, correlation_id_of, decode
 from headgate.connectors.kafka.security import KafkaSecurity, LoginError
 from headgate.environment import Environment
 from headgate.errors import ProtocolViolation, StorageError, UsageError
+from headgate.tls import shut_down
 
 ANSWER_BYTES_MAX = 512 << 20
 """The longest answer: bounds what a length can make the client allocate. Fetches ask for far less."""
@@ -39,6 +40,7 @@ class Connection:
 
     Attributes:
         address: the broker, for errors.
+        peer: its host and port.
         capabilities: what the broker answered to the first request.
 
     Raises:
@@ -56,7 +58,7 @@ class Connection:
         environment: Environment,
         timeout_ms: int,
     ) -> None:
-        self.address = f"{host}:{port}"
+        self.address, self.peer = f"{host}:{port}", (host, port)
         self._client_id, self._environment = client_id, environment
         self._sent: deque[tuple[int, Request[Any], int]] = deque()
         self._next_id = 0
@@ -155,6 +157,10 @@ class Connection:
     def is_closed(self) -> bool:
         """Whether it cannot be used any more."""
         return self._socket.fileno() < 0
+
+    def interrupt(self) -> None:
+        """End the connection from another thread: whatever waits for it fails."""
+        shut_down(self._socket)
 
     def close(self) -> None:
         """Release the socket."""

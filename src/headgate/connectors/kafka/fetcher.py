@@ -118,6 +118,11 @@ class Fetcher:
                 return []
             wait_any([self._connections[node] for node in self._asked], left_ms)
 
+    def interrupt(self) -> None:
+        """End what ``poll`` waits for, from another thread; then only ``close`` it."""
+        for connection in list(self._connections.values()):
+            connection.interrupt()
+
     def close(self) -> None:
         """Close the connections."""
         for connection in self._connections.values():

@@ -452,6 +452,7 @@ class _FetchThread:
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
+        self._fetcher.interrupt()
         self._thread.join(1)  # it may be waiting for a broker; it ends by itself
 
     def _run(self) -> None:
@@ -477,6 +478,8 @@ class _FetchThread:
             self._look_at_ms = self._environment.monotonic_ms() + self._source.discovery_ms
             self._discover()
         for found in self._fetcher.poll(FETCH_WAIT_MS):
+            if self._is_closed:
+                return
             end = self._ends.get(found.partition)
             if end is not None and found.records.next_offset >= end:
                 self._fetcher.pause(found.partition)
