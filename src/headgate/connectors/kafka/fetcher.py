@@ -106,17 +106,27 @@ class Fetcher:
             CorruptionError: records are damaged.
         """
         deadline_ms = self._environment.monotonic_ms() + timeout_ms
-        self._find_leaders()
-        for node in sorted({leader for leader in self._leaders.values() if leader >= 0}):
-            self._ask(node)
         while True:
+            self._find_leaders()
+            for node in sorted({leader for leader in self._leaders.values() if leader >= 0}):
+                self._ask(node)
             for node in list(self._asked):
                 if found := self._receive(node):
                     return found
             left_ms = deadline_ms - self._environment.monotonic_ms()
-            if left_ms <= 0 or not self._asked:
+            if -1 in self._leaders.values():
+                left_ms = min(left_ms, self._pause_ms)
+            if left_ms <= 0 or self.is_idle:
                 return []
-            wait_any([self._connections[node] for node in self._asked], left_ms)
+            if self._asked:
+                wait_any([self._connections[node] for node in self._asked], left_ms)
+            else:
+                self._environment.sleep(left_ms / 1000)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to wait for: no partition is to be read."""
+        return not self._asked and not self.positions.keys() - self._paused
 
     def interrupt(self) -> None:
         """End what ``poll`` waits for, from another thread; then only ``close`` it."""

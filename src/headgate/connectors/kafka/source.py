@@ -484,8 +484,9 @@ class _FetchThread:
             if end is not None and found.records.next_offset >= end:
                 self._fetcher.pause(found.partition)
             self._put(found)
-        if not self._fetcher.positions:
-            self._environment.sleep(FETCH_WAIT_MS / 1000)
+        if self._fetcher.is_idle:
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_closed, FETCH_WAIT_MS / 1000)
 
     def _discover(self) -> None:
         try:
