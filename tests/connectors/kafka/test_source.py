@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pytest
 from tests.servers.kafka import KafkaBroker
 
+import headgate as hg
+from headgate import testing
 from headgate.codec.arrow import MOMENT
 from headgate.codec.kafka.messages import LATEST
 from headgate.connectors.base import SourceBatch, SourceContext
@@ -289,3 +295,43 @@ def test_damaged_positions_are_refused(data: bytes) -> None:
 def test_positions_of_another_version_are_refused() -> None:
     with pytest.raises(CorruptionError, match="expected version 1, found version 2"):
         Position.decode("a/0", Position("0" * 32, 1, None, 2).encode())
+
+
+# -- in a pipeline -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.run
+def test_a_pipeline_reads_each_record_once_although_a_worker_is_killed(
+    kafka: KafkaBroker, client: KafkaClient, tmp_path: Path
+) -> None:
+    topic = new_topic(client, 4)
+    put(client, topic, {part: [b"%d" % (4 * n + part) for n in range(2_000)] for part in range(4)})
+    pipeline = hg.Pipeline("p", checkpointing=hg.Checkpointing(interval="20ms", dir=tmp_path / "checkpoints"))
+    records = pipeline.source(SlowSource(kafka.address, topic, end="latest"), name="kafka")
+    number = pl.col("value").cast(pl.String).cast(pl.Int64)
+    records.select(number.alias("number"), "partition").sink(hg.FileSink(tmp_path / "out"), name="out")
+    testing.run(pipeline, timeout_s=PATIENCE_MS / 1000, parallelism=3, kill_worker_after_checkpoint=(1, 3))
+    files = [path for path in (tmp_path / "out").iterdir() if path.suffix == ".jsonl"]
+    rows = [json.loads(line) for path in files for line in path.read_text().splitlines()]
+    assert sorted(row["number"] for row in rows) == list(range(8_000))
+    assert all(row["number"] % 4 == row["partition"] for row in rows)
+
+
+class SlowReader(KafkaReader):
+    """Gives records out a few at a time, so that checkpoints lie between them."""
+
+    def _take(self, found: Any) -> None:
+        super()._take(found)
+        whole, self._ready = self._ready, deque()
+        for one in whole:
+            parts = [one.batch.slice(row, 20) for row in range(0, one.batch.num_rows, 20)] or [one.batch]
+            self._ready += [SourceBatch(one.split, part, is_split_finished=one.is_split_finished) for part in parts]
+
+    def poll(self) -> SourceBatch | None:
+        time.sleep(0.001)  # slow work: not a wait for anything
+        return super().poll()
+
+
+class SlowSource(KafkaSource):
+    def open(self, context: SourceContext) -> KafkaReader:
+        return SlowReader(self, context)
