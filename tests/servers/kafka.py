@@ -129,7 +129,11 @@ class KafkaBroker:
         command = [*self._java, "kafka.Kafka", str(self._properties)]
         self.log = directory / "log"
         self._process = ServerProcess(command, self.log, lambda: self._is_ready(port, host))
-        self._process.start()
+        try:
+            self._process.start()
+        except BaseException:
+            self.end()
+            raise
 
     def _format(self) -> None:
         scram = [f"{name}=[name={USER},password={PASSWORD}]" for name in ("SCRAM-SHA-256", "SCRAM-SHA-512")]
@@ -231,13 +235,14 @@ def main() -> None:
     topics = parser.parse_args().topic
     if (problem := missing()) is not None:
         raise SystemExit(f"Error: {problem}.")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     begun = time.monotonic()
     with contextlib.suppress(KeyboardInterrupt), kafka_broker("auto.create.topics.enable=true\n") as broker:
         for topic in topics:
             broker.create_topic(topic, 4)
         print(f"Kafka {VERSION} listens on {broker.address} (started in {time.monotonic() - begun:.1f} s).")
         print(f"Data and log: {broker.data.parent}. Press Ctrl-C to end it and delete them.", flush=True)
-        signal.sigwait({signal.SIGINT, signal.SIGTERM})
+        signal.pause()
 
 
 if __name__ == "__main__":
