@@ -19,7 +19,15 @@ import pytest
 from tests.servers.kafka import PASSWORD, TWO_PHASE_COMMIT, USER, KafkaBroker, kafka_broker
 
 from headgate.codec.kafka.error_codes import ErrorCode
-from headgate.codec.kafka.messages import EARLIEST, LATEST, Produce, ProducePartition, ProduceTopic
+from headgate.codec.kafka.messages import (
+    EARLIEST,
+    LATEST,
+    TRANSACTION_COORDINATOR,
+    InitProducerId,
+    Produce,
+    ProducePartition,
+    ProduceTopic,
+)
 from headgate.codec.kafka.record_encoder import NO_PRODUCER, ProducerState, encode_records
 from headgate.connectors.kafka.client import KafkaClient, ProducerIds
 from headgate.connectors.kafka.connection import Connection
@@ -143,6 +151,69 @@ def test_taking_over_fences_and_aborts(client: KafkaClient, topic: str) -> None:
     with pytest.raises(FencedError, match="a newer producer took it over"):
         client.commit_in_transaction(name, first, "g", topic, {0: (0, "")})
     assert client.describe_transaction(uuid.uuid4().hex) is None
+
+
+def committed_again(client: KafkaClient, name: str, producer: ProducerIds) -> ErrorCode:
+    return client.end_transaction(name, producer, commit=True).code
+
+
+def state_of(client: KafkaClient, name: str) -> tuple[str, ProducerIds]:
+    found = client.describe_transaction(name)
+    assert found is not None
+    return found.transaction_state, ProducerIds(found.producer_id, found.producer_epoch)
+
+
+def after(producer: ProducerIds) -> ProducerIds:
+    return ProducerIds(producer.producer_id, producer.producer_epoch + 1)
+
+
+def test_a_commit_that_is_repeated_tells_how_the_transaction_ended(client: KafkaClient, topic: str) -> None:
+    """As long as the id is not used again; afterwards every former pair is only fenced."""
+    name = uuid.uuid4().hex
+    first = client.take_over(name, TIMEOUT_MS)
+    assert committed_again(client, name, first) is ErrorCode.INVALID_TXN_STATE  # nothing was written
+    write(client, topic, [b"a"], 0, first, name)
+    second = client.end_transaction(name, first, commit=True).following
+    assert committed_again(client, name, first) is ErrorCode.NONE
+    write(client, topic, [b"b"], 0, second, name)
+    assert committed_again(client, name, first) is ErrorCode.PRODUCER_FENCED
+    assert state_of(client, name) == ("Ongoing", second)
+    third = client.end_transaction(name, second, commit=False).following
+    assert committed_again(client, name, second) is ErrorCode.INVALID_TXN_STATE
+    assert committed_again(client, name, first) is ErrorCode.PRODUCER_FENCED
+    assert third == after(second)
+    assert committed_again(client, uuid.uuid4().hex, first) is ErrorCode.INVALID_PRODUCER_ID_MAPPING
+
+
+def test_a_transaction_that_timed_out_is_not_committed(client: KafkaClient, topic: str) -> None:
+    name = uuid.uuid4().hex
+    owner = client.take_over(name, 1_000)
+    write(client, topic, [b"a"], 0, owner, name)
+    while state_of(client, name)[0] != "CompleteAbort":
+        continue
+    assert state_of(client, name) == ("CompleteAbort", after(owner))
+    assert committed_again(client, name, owner) is ErrorCode.INVALID_TXN_STATE
+    assert write(client, topic, [b"b"], 0, owner, name, 1) is ErrorCode.INVALID_PRODUCER_EPOCH
+
+
+def test_epochs_that_are_used_up_go_on_with_another_producer_id(client: KafkaClient, topic: str) -> None:
+    name = uuid.uuid4().hex
+    owner = client.take_over(name, TIMEOUT_MS)
+    connection = client._coordinator(TRANSACTION_COORDINATOR, name)
+    while owner.producer_epoch < 32_766:
+        request = InitProducerId(name, TIMEOUT_MS, owner.producer_id, owner.producer_epoch)
+        answer = connection.ask(request, TIMEOUT_MS)
+        if answer.error_code == 0:
+            owner = ProducerIds(answer.producer_id, answer.producer_epoch)
+    assert write(client, topic, [b"a"], 0, owner, name) is ErrorCode.NONE
+    ended = client.end_transaction(name, owner, commit=True)
+    assert ended.code is ErrorCode.NONE
+    assert ended.following.producer_epoch == 0
+    assert ended.following.producer_id != owner.producer_id
+    assert client.end_transaction(name, owner, commit=True) == ended
+    assert client.end_transaction(name, owner, commit=False).code is ErrorCode.INVALID_TXN_STATE
+    assert write(client, topic, [b"b"], 0, ended.following, name) is ErrorCode.NONE
+    assert client.end_transaction(name, ended.following, commit=True).following == after(ended.following)
 
 
 def test_two_phase_commit_needs_brokers_that_take_part(client: KafkaClient) -> None:
