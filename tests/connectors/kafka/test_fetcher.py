@@ -136,6 +136,29 @@ def test_a_topic_that_vanished_keeps_its_position(kafka: KafkaBroker, client: Ka
 
 
 @pytest.mark.crash
+def test_a_broker_that_does_not_answer_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetching, "ANSWER_MS", 300)
+    with kafka_broker() as broker:
+        client = KafkaClient([broker.address], patience_ms=PATIENCE_MS)
+        client.create_topic("t", 1)
+        produce(broker, "t", 0, range(10))
+        fetcher = fetcher_of(client, {("t", 0): 0}, wait_ms=100)
+        assert read(fetcher, {("t", 0): 10}) == {("t", 0): list(range(10))}
+        fetcher.poll(0)
+        first = fetcher._connections[1]
+        broker.pause()
+        resume = threading.Timer(3, broker.resume)
+        resume.start()
+        while not first.is_closed:
+            fetcher.poll(100)
+        resume.join()
+        produce(broker, "t", 0, range(10, 20))
+        assert read(fetcher, {("t", 0): 20}) == {("t", 0): list(range(10, 20))}
+        fetcher.close()
+        client.close()
+
+
+@pytest.mark.crash
 def test_reading_survives_brokers_that_are_killed() -> None:
     with kafka_broker() as broker:
         client = KafkaClient([broker.address], patience_ms=PATIENCE_MS)

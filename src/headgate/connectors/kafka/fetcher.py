@@ -22,7 +22,7 @@ from headgate.codec.kafka.messages import (
     FetchTopic,
 )
 from headgate.codec.kafka.record_decoder import DecodedRecords, decode_records, next_offset_of
-from headgate.connectors.kafka.client import BACKOFF_MS_MAX, BACKOFF_MS_MIN, KafkaClient, Topic, refusal
+from headgate.connectors.kafka.client import ANSWER_MS, BACKOFF_MS_MAX, BACKOFF_MS_MIN, KafkaClient, Topic, refusal
 from headgate.connectors.kafka.connection import Connection, wait_any
 from headgate.environment import Environment
 from headgate.errors import StorageError, UsageError
@@ -79,6 +79,7 @@ class Fetcher:
         self._connections: dict[int, Connection] = {}
         self._asked: dict[int, dict[Partition, int]] = {}
         """Node → the partitions that it was asked for, from which offsets."""
+        self._asked_ms: dict[int, int] = {}
         self._paused: set[Partition] = set()
         self._look_at_ms, self._pause_ms = 0, BACKOFF_MS_MIN
 
@@ -170,7 +171,7 @@ class Fetcher:
             if connection is None or connection.is_closed:
                 connection = self._connections[node] = self._client.open(node)
             connection.send(self._request(wanted))
-            self._asked[node] = wanted
+            self._asked[node], self._asked_ms[node] = wanted, self._environment.monotonic_ms()
         except StorageError as error:
             self._lost(node, error)
 
@@ -189,6 +190,8 @@ class Fetcher:
             self._lost(node, error)
             return []
         if answer is None:
+            if self._environment.monotonic_ms() - self._asked_ms[node] > self._wait_ms + ANSWER_MS:
+                self._lost(node, StorageError("read", f"from broker {node} of Kafka", "it does not answer"))
             return []
         asked = self._asked.pop(node)
         whole: list[tuple[Partition, int, FetchedPartition]] = []

@@ -21,7 +21,15 @@ from headgate.codec.kafka.compression import Compression
 from headgate.codec.kafka.error_codes import RETRIABLE, ErrorCode
 from headgate.codec.kafka.messages import Produce, ProduceAnswer, ProducePartition, ProduceTopic
 from headgate.codec.kafka.record_encoder import BATCH_BYTES_MAX, EncodedBatch, ProducerState, encode_records
-from headgate.connectors.kafka.client import BACKOFF_MS_MAX, BACKOFF_MS_MIN, KafkaClient, ProducerIds, Topic, refusal
+from headgate.connectors.kafka.client import (
+    ANSWER_MS,
+    BACKOFF_MS_MAX,
+    BACKOFF_MS_MIN,
+    KafkaClient,
+    ProducerIds,
+    Topic,
+    refusal,
+)
 from headgate.connectors.kafka.connection import Connection, wait_any
 from headgate.connectors.kafka.fetcher import Partition
 from headgate.environment import Environment
@@ -76,8 +84,8 @@ class Producer:
         self._leaders = {(name, part): node for name, topic in topics.items() for part, node in topic.leaders.items()}
         self._queues: dict[Partition, _Queue] = {}
         self._connections: dict[int, Connection] = {}
-        self._sent: dict[int, deque[list[Partition]]] = {}
-        """Node → the partitions of each request that is not answered."""
+        self._sent: dict[int, deque[tuple[int, list[Partition]]]] = {}
+        """Node → when each request was sent that is not answered, and for which partitions."""
         self._buffered_bytes = 0
         self._pause_ms = BACKOFF_MS_MIN
         self._progress_ms = environment.monotonic_ms()
@@ -179,12 +187,12 @@ class Producer:
         for partition in taken:
             queue = self._queues[partition]
             queue.in_flight.append(queue.waiting.popleft())
-        self._sent[node].append(taken)
+        self._sent[node].append((self._environment.monotonic_ms(), taken))
         try:
             connection = self._connections.get(node)
             if connection is None or connection.is_closed:
                 connection = self._connections[node] = self._client.open(node)
-            connection.send(Produce(self._transactional_id, -1, self._patience_ms, topics))
+            connection.send(Produce(self._transactional_id, -1, ANSWER_MS, topics))
         except StorageError as error:
             self._lost(node, error)
 
@@ -192,13 +200,17 @@ class Producer:
         """Return whether an answer had come."""
         has_some = False
         for node in list(self._sent):
-            while self._sent[node]:
+            while self._sent.get(node):
                 try:
                     answer: ProduceAnswer | None = self._connections[node].receive(0)
                 except StorageError as error:
                     self._lost(node, error)
                     break
                 if answer is None:
+                    # the broker itself gives up after ANSWER_MS
+                    if self._environment.monotonic_ms() - self._sent[node][0][0] > 2 * ANSWER_MS:
+                        problem = StorageError("write", f"to broker {node} of Kafka", "it does not answer")
+                        self._lost(node, problem)
                     break
                 has_some = True
                 self._sent[node].popleft()
@@ -240,7 +252,7 @@ class Producer:
         self._problem = error.cause
         if (connection := self._connections.pop(node, None)) is not None:
             connection.close()
-        for partition in {one for sent in self._sent.pop(node, ()) for one in sent}:
+        for partition in {one for _, sent in self._sent.pop(node, ()) for one in sent}:
             queue = self._queues[partition]
             queue.failed.extend(queue.in_flight)
             queue.in_flight.clear()

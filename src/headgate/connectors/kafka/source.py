@@ -188,7 +188,10 @@ class KafkaSource:
         """
         if self.pattern:
             return {name: one for name, one in client.topics(None).items() if re.fullmatch(self.pattern, name)}
-        return {name: client.topic(name) for name in self.topics}
+        found = client.topics(self.topics)
+        if missing := [name for name in self.topics if name not in found]:
+            client.topic(missing[0])
+        return found
 
 
 def schema_of(include_headers: bool) -> pa.Schema:
