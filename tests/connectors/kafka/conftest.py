@@ -16,10 +16,10 @@ from headgate.environment import SYSTEM_ENVIRONMENT
 PATIENCE_MS = 60_000
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent == Path(__file__).parent and "kafka" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("kafka"))
             item.add_marker("long")
 
 

@@ -35,6 +35,9 @@ from headgate.connectors.kafka.security import KafkaSecurity
 from headgate.environment import SYSTEM_ENVIRONMENT
 from headgate.errors import FencedError, HeadgateError, ProtocolViolation, StorageError, UsageError
 
+pytestmark = pytest.mark.xdist_group("kafka")
+"""They share a broker."""
+
 START_MS = 1_764_000_000_000
 TIMEOUT_MS = 60_000
 
@@ -293,6 +296,7 @@ def test_a_mechanism_that_the_broker_lacks_is_named(
         connect(security)
 
 
+@pytest.mark.long
 def test_tls_checks_who_the_broker_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys, certificate = certificate_for(tmp_path, "127.0.0.1")
     monkeypatch.setenv("SECRET", PASSWORD)

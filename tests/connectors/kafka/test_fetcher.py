@@ -19,6 +19,9 @@ from headgate.connectors.kafka.fetcher import Fetcher, Partition
 from headgate.environment import SYSTEM_ENVIRONMENT
 from headgate.errors import UsageError
 
+pytestmark = pytest.mark.xdist_group("kafka")
+"""They share a broker."""
+
 PATIENCE_MS = 60_000
 
 

@@ -24,6 +24,9 @@ from headgate.connectors.kafka.producer import Producer
 from headgate.environment import SYSTEM_ENVIRONMENT
 from headgate.errors import FencedError, UsageError
 
+pytestmark = pytest.mark.xdist_group("kafka")
+"""They share a broker."""
+
 PATIENCE_MS = 60_000
 
 

@@ -25,7 +25,10 @@ START_MS = 1_764_000_000_000
 COUNT = 2_000
 PROGRAM = Path(servers.__file__).with_name("KafkaJudge.java")
 
-pytestmark = pytest.mark.skipif(shutil.which("javac") is None, reason="there is no Java compiler (a JDK has one)")
+pytestmark = [
+    pytest.mark.xdist_group("kafka"),
+    pytest.mark.skipif(shutil.which("javac") is None, reason="there is no Java compiler (a JDK has one)"),
+]
 
 
 def java(*arguments: str) -> list[str]:

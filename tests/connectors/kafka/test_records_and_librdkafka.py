@@ -36,6 +36,9 @@ from headgate.codec.kafka.record_decoder import decode_records
 from headgate.codec.kafka.record_encoder import NO_PRODUCER, ProducerState, encode_records
 from headgate.connectors.kafka.connection import Connection
 
+pytestmark = pytest.mark.xdist_group("kafka")
+"""They share a broker."""
+
 TIMEOUT_MS = 60_000
 START_MS = 1_764_000_000_000
 FETCH_BYTES = 50 << 20

@@ -31,6 +31,9 @@ from headgate.operators.checkpoint_listeners import SnapshotContext
 from headgate.testing.late_splits import Growing, check_late_splits
 from headgate.testing.source_kit import check_source
 
+pytestmark = pytest.mark.xdist_group("kafka")
+"""They share a broker."""
+
 PATIENCE_MS = 60_000
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
