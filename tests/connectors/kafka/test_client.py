@@ -23,12 +23,16 @@ from headgate.codec.kafka.messages import (
     EARLIEST,
     LATEST,
     TRANSACTION_COORDINATOR,
+    ApiVersion,
+    ApiVersionsAnswer,
     InitProducerId,
     Produce,
     ProducePartition,
     ProduceTopic,
 )
 from headgate.codec.kafka.record_encoder import NO_PRODUCER, ProducerState, encode_records
+from headgate.codec.kafka.wire import Nested, Parts
+from headgate.connectors.kafka import connection as connections
 from headgate.connectors.kafka.client import KafkaClient, ProducerIds
 from headgate.connectors.kafka.connection import Connection
 from headgate.connectors.kafka.security import KafkaSecurity
@@ -407,3 +411,33 @@ def answer_once(server: socket.socket, answer: bytes) -> None:
         peer.sendall(answer)
         peer.shutdown(socket.SHUT_WR)
         peer.recv(1_000)
+
+
+def test_a_broker_that_takes_no_bytes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "SEND_MS", 100)
+    answer = ApiVersionsAnswer(0, tuple(ApiVersion(key, 0, 20) for key in range(100)))
+    parts: Parts = [b"\0\0\0\1"]
+    Nested(ApiVersionsAnswer).write(parts, answer, 3, True)
+    data = b"".join(parts)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        is_over = threading.Event()
+
+        def hang() -> None:
+            peer, _ = server.accept()
+            with peer:
+                peer.recv(1_000)
+                peer.sendall(len(data).to_bytes(4, "big") + data)
+                is_over.wait()
+
+        thread = threading.Thread(target=hang)
+        thread.start()
+        host, port = server.getsockname()
+        connection = Connection(
+            host, port, KafkaSecurity(), client_id="t", environment=SYSTEM_ENVIRONMENT, timeout_ms=TIMEOUT_MS
+        )
+        request = Produce(None, -1, 1, (ProduceTopic("t", (ProducePartition(0, bytes(50_000_000)),)),))
+        with pytest.raises(StorageError, match="it has taken no bytes for 100 ms"):
+            connection.send(request)
+        assert connection.is_closed
+        is_over.set()
+        thread.join()

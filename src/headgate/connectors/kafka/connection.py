@@ -28,6 +28,9 @@ from headgate.tls import shut_down
 ANSWER_BYTES_MAX = 512 << 20
 """The longest answer: bounds what a length can make the client allocate. Fetches ask for far less."""
 
+SEND_MS = 30_000
+"""How long a broker may leave the bytes of a request in the network."""
+
 SMALL_ANSWER_BYTES_MAX = 1 << 20
 """The longest answer before the broker is known."""
 
@@ -95,15 +98,20 @@ class Connection:
         data = b"".join(encode_request(request, version, self._next_id, self._client_id))
         self._sent.append((self._next_id, request, version))
         view = memoryview(data)
+        deadline_ms = self._environment.monotonic_ms() + SEND_MS
         while view:
             try:
                 view = view[self._socket.send(view) :]
+                deadline_ms = self._environment.monotonic_ms() + SEND_MS
+                continue
             except (BlockingIOError, ssl.SSLWantWriteError):
-                self._wait(select.POLLOUT, 1000)
+                self._wait(select.POLLOUT, SEND_MS)
             except ssl.SSLWantReadError:
-                self._wait(select.POLLIN, 1000)
+                self._wait(select.POLLIN, SEND_MS)
             except OSError as error:
                 raise self._failed(_reason(error)) from error
+            if self._environment.monotonic_ms() >= deadline_ms:
+                raise self._failed(f"it has taken no bytes for {SEND_MS} ms")
 
     @property
     def in_flight(self) -> int:
