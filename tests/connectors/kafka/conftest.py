@@ -1,4 +1,4 @@
-"""A broker for the tests of this room: one, which one process of pytest runs all of them against."""
+"""A broker for the tests of this room, which all tests of one process of pytest share."""
 
 from __future__ import annotations
 
