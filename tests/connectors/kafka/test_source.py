@@ -15,6 +15,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
+from headgate.testing.late_splits import Growing, check_late_splits
 from tests.servers.kafka import KafkaBroker
 
 import headgate as hg
@@ -28,7 +29,6 @@ from headgate.connectors.kafka.source import KafkaReader, KafkaSource, Position
 from headgate.environment import SYSTEM_ENVIRONMENT
 from headgate.errors import CorruptionError, UsageError
 from headgate.operators.checkpoint_listeners import SnapshotContext
-from headgate.testing.late_splits import Growing, check_late_splits
 from headgate.testing.source_kit import check_source
 
 pytestmark = pytest.mark.xdist_group("kafka")
