@@ -109,7 +109,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 FOR_TESTS = {"FaultyStorage", "forget_memory_storage"}
 """What only tests use: a storage that fails, and a way to begin with an empty one."""
 
-OF_KAFKA = {"KafkaSource", "Producer", "partitions_of_keys"}
+OF_KAFKA = {"Producer", "partitions_of_keys"}
 """What the public names for Kafka are to be made of."""
 
 

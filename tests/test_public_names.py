@@ -82,7 +82,7 @@ NOT_THERE_YET: dict[str, Callable[[], object]] = {
     "session windows": lambda: hg.Session("5m"),
     "allowed lateness": lambda: windows(allowed_lateness="1m"),
     "Python functions over a window": lambda: windows().apply(len),
-    "Kafka": lambda: getattr(hg, "KafkaSource"),  # noqa: B009
+    "Pulsar": lambda: getattr(hg, "PulsarSource"),  # noqa: B009
     "Delta": lambda: getattr(hg, "DeltaSource"),  # noqa: B009
     "Iceberg": lambda: getattr(hg, "read_iceberg"),  # noqa: B009
     "compressed text files": lambda: hg.TextFiles("logs/", compression="gzip"),  # type: ignore[call-arg]

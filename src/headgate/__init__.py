@@ -37,6 +37,8 @@ PUBLIC_NAMES = {
     "headgate.connectors.files.line_source": "JsonLines TextFiles",
     "headgate.connectors.files.parquet": "ParquetFiles",
     "headgate.connectors.generator": "Choice Generator RowNumber Uniform",
+    "headgate.connectors.kafka.security": "KafkaSecurity",
+    "headgate.connectors.kafka.source": "Kafka",
     "headgate.connectors.ledger_sink": "LedgerOutput LedgerSink output_checkpoint",
     "headgate.connectors.memory": "Discard FromRows Print",
     "headgate.connectors.streams": "GroupSource StreamSink StreamSource",
@@ -133,6 +135,8 @@ if TYPE_CHECKING:
     from headgate.connectors.generator import Generator as Generator
     from headgate.connectors.generator import RowNumber as RowNumber
     from headgate.connectors.generator import Uniform as Uniform
+    from headgate.connectors.kafka.security import KafkaSecurity as KafkaSecurity
+    from headgate.connectors.kafka.source import Kafka as Kafka
     from headgate.connectors.ledger_sink import LedgerOutput as LedgerOutput
     from headgate.connectors.ledger_sink import LedgerSink as LedgerSink
     from headgate.connectors.ledger_sink import output_checkpoint as output_checkpoint

@@ -30,6 +30,7 @@ UNION_HINT = f"union them with a column that tells them apart, and {_PROCESS}"
 NAMES_TO_COME = {
     "ParquetSource": "the source of Parquet files is called headgate.ParquetFiles",
     "FileSource": "the sources of files are called headgate.TextFiles, headgate.JsonLines and headgate.ParquetFiles",
+    "KafkaSource": "the source of Kafka is called headgate.Kafka",
     "ParquetSink": "the sink of Parquet files is headgate.FileSink(url, 'parquet')",
     "CoProcessFunction": f"functions of two streams are not there yet; {UNION_HINT}",
 }
@@ -55,7 +56,7 @@ SYSTEMS_TO_COME = {
     "mongo": "databases are",
     "elastic": "Elasticsearch is",
 }
-"""Foreign systems and formats, as they occur in names, such as ``KafkaSource`` and ``read_csv``."""
+"""Foreign systems and formats, as they occur in names, such as ``PulsarSource`` and ``read_csv``."""
 
 ENDLESS = ("kafka", "kinesis", "pulsar", "rabbit", "mqtt")
 """Systems with endless input: a DataFrame that is captured once would be the wrong advice."""

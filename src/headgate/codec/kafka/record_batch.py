@@ -11,6 +11,14 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from headgate.codec.arrow import MOMENT
+from headgate.codec.kafka.wire import Buffer
+from headgate.distribution import install_command
+from headgate.errors import UsageError
+
+try:
+    import crc32c
+except ImportError:
+    crc32c = None  # type: ignore[assignment]
 
 MAGIC = 2
 HEADER = struct.Struct(">qiibIhiqqqhii")
@@ -59,3 +67,14 @@ RECORDS = pa.schema(
 """The columns of records. A timestamp is null where a record has none, or one that is no date."""
 
 RECORDS_WITH_HEADERS = RECORDS.append(pa.field("headers", HEADERS_TYPE))
+
+
+def checksum(data: Buffer, begin: int = 0) -> int:
+    """Return the CRC-32C of ``data`` after what has the checksum ``begin``.
+
+    Raises:
+        UsageError: the package that computes it is not installed.
+    """
+    if crc32c is None:
+        raise UsageError(f"Kafka needs the package crc32c: {install_command('kafka')}, on every worker")
+    return crc32c.crc32c(data, begin)

@@ -19,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
-from crc32c import crc32c
 
 from headgate.codec.kafka.compression import Compression, UnreadableError, decompress
 from headgate.codec.kafka.messages import AbortedTransaction
@@ -39,6 +38,7 @@ from headgate.codec.kafka.record_batch import (
     RECORDS_WITH_HEADERS,
     TRANSACTIONAL,
     BatchHeader,
+    checksum,
 )
 from headgate.codec.kafka.wire import Buffer
 from headgate.errors import CorruptionError
@@ -182,7 +182,7 @@ def _whole_batches(data: memoryview, place: str) -> Iterator[tuple[BatchHeader, 
         if end < position + HEADER.size or header.last_offset_delta < 0:
             _refuse(place, position, "a record batch", f"one of {header.batch_length} bytes")
         where = f"{place}, the batch at offset {header.base_offset:,}"
-        found = crc32c(data[position + CRC_BEGIN : end])
+        found = checksum(data[position + CRC_BEGIN : end])
         if found != header.crc:
             _refuse(where, position, f"checksum {header.crc:08x}", f"{found:08x}")
         records = data[position + HEADER.size : end]

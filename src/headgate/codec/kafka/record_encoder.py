@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from crc32c import crc32c
 
 from headgate.codec.kafka.compression import Compression, compress
 from headgate.codec.kafka.record_batch import (
@@ -27,6 +26,7 @@ from headgate.codec.kafka.record_batch import (
     SEQUENCES,
     TRANSACTIONAL,
     BatchHeader,
+    checksum,
 )
 from headgate.codec.kafka.wire import Parts
 from headgate.errors import UsageError
@@ -140,7 +140,7 @@ def encode_records(
             records_count=int(number),
         )
         head = bytearray(HEADER.pack(*header))
-        crc = crc32c(records, crc32c(head[CRC_BEGIN:]))
+        crc = checksum(records, checksum(head[CRC_BEGIN:]))
         head[CRC_BEGIN - 4 : CRC_BEGIN] = crc.to_bytes(4, "big")
         batches.append(EncodedBatch([head, records], int(number), HEADER.size + len(records)))
         if sequence >= 0:

@@ -129,7 +129,7 @@ class JsonDecoder:
         """
         self.schema = canonical_schema(schema)
         self._parsed = pa.schema([pa.field(f.name, _parsed_type(f.type, f.name)) for f in self.schema])
-        self._cast = pa.schema([pa.field(f.name, _wide_type(f.type)) for f in self.schema])
+        self._cast = pa.schema([pa.field(f.name, wide_type(f.type)) for f in self.schema])
         not_null = [f.name for f in schema if not f.nullable]
         self._required = list(dict.fromkeys([*not_null, *required]))
         self._nested = [f for f in schema if _requires_within(f.type)]
@@ -155,10 +155,10 @@ class JsonDecoder:
 
         isolate(len(values), parse, values, starts, refused, good)
         batch = pa.Table.from_batches(batches, self.schema).combine_chunks()
-        return self._check_required(_one_batch(batch, self.schema), values.filter(good), starts[good], refused)
+        return self._check_required(one_batch(batch, self.schema), values.filter(good), starts[good], refused)
 
     def _parse(self, values: pa.LargeStringArray) -> pa.RecordBatch:
-        text = _joined(values)
+        text = joined(values)
         table = pj.read_json(
             pa.BufferReader(text),
             read_options=pj.ReadOptions(use_threads=False, block_size=len(text) + 64),
@@ -167,7 +167,7 @@ class JsonDecoder:
         if table.num_rows != len(values):
             raise _SeveralValuesError
         table = table.select(self.schema.names).cast(self._cast).combine_chunks()
-        return to_canonical(_one_batch(table, self._cast), self.schema)
+        return to_canonical(one_batch(table, self._cast), self.schema)
 
     def _problem(self, values: pa.LargeStringArray, error: Exception) -> str:
         """Return what is wrong with one line; which field it is, the field says that cannot be read alone."""
@@ -253,13 +253,14 @@ def _is_object(values: pa.LargeStringArray) -> pa.BooleanArray:
     return pc.and_(pc.starts_with(values, "{"), pc.ends_with(values, "}"))
 
 
-def _joined(values: pa.LargeStringArray) -> pa.Buffer:
+def joined(values: pa.LargeStringArray) -> pa.Buffer:
     """Return the values with a line end between them."""
     whole = pa.LargeListArray.from_arrays(pa.array([0, len(values)], pa.int64()), values)
     return pc.binary_join(whole, pa.scalar("\n", pa.large_string())).cast(pa.large_binary())[0].as_buffer()
 
 
-def _one_batch(table: pa.Table, schema: pa.Schema) -> pa.RecordBatch:
+def one_batch(table: pa.Table, schema: pa.Schema) -> pa.RecordBatch:
+    """Return the rows of a table whose columns have one chunk each."""
     batches = table.to_batches()
     return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=schema)
 
@@ -284,12 +285,12 @@ def _parsed_type(dtype: pa.DataType, name: str) -> pa.DataType:
     return dtype
 
 
-def _wide_type(dtype: pa.DataType) -> pa.DataType:
+def wide_type(dtype: pa.DataType) -> pa.DataType:
     """Return ``dtype`` with the ``float64`` that stand for ``float32`` until it is looked at whether they fit."""
     if pa.types.is_large_list(dtype):
-        return pa.large_list(_wide_type(dtype.value_type))
+        return pa.large_list(wide_type(dtype.value_type))
     if pa.types.is_struct(dtype):
-        return pa.struct([pa.field(f.name, _wide_type(f.type)) for f in dtype])
+        return pa.struct([pa.field(f.name, wide_type(f.type)) for f in dtype])
     return pa.float64() if pa.types.is_float32(dtype) else dtype
 
 

@@ -22,16 +22,19 @@ import pyarrow as pa
 
 from headgate.codec.kafka.messages import EARLIEST as FIRST_OFFSET
 from headgate.codec.kafka.messages import LATEST as LAST_OFFSET
-from headgate.codec.kafka.record_batch import RECORDS, RECORDS_WITH_HEADERS
-from headgate.connectors.base import FailStopReader, SourceBatch, SourceContext, owner_of_split
+from headgate.codec.kafka.record_batch import checksum
+from headgate.connectors.base import FailStopReader, Source, SourceBatch, SourceContext, owner_of_split
 from headgate.connectors.kafka.client import KafkaClient, Topic
 from headgate.connectors.kafka.fetcher import Fetched, Fetcher, Partition
+from headgate.connectors.kafka.formats import DROP, RAW, Metadata, RecordDecoder, record_format
 from headgate.connectors.kafka.security import NO_SECURITY, KafkaSecurity
 from headgate.environment import SYSTEM_ENVIRONMENT, Environment, ThreadEnded
 from headgate.errors import CorruptionError, StorageError, UsageError
+from headgate.model.config import Duration, duration_ms
 from headgate.model.lineage import Location
 from headgate.model.state_schema import Form
 from headgate.operators.checkpoint_listeners import CheckpointedFunction, CheckpointListener, SnapshotContext
+from headgate.operators.schemas import SchemaLike, arrow_schema
 
 EARLIEST, LATEST, COMMITTED = "earliest", "latest", "committed"
 
@@ -39,7 +42,6 @@ Offsets: TypeAlias = Mapping[Partition, int] | tuple[tuple[Partition, int], ...]
 Place: TypeAlias = str | datetime | Offsets
 """Where reading begins or ends: a word, a moment, or an offset for each (topic, partition)."""
 
-DISCOVERY_MS = 30_000
 ANSWERS_AHEAD = 2
 """Decoded answers that wait to be polled."""
 
@@ -98,66 +100,100 @@ def partition_of(split: str) -> Partition:
     return topic, int(number)
 
 
-@dataclass(frozen=True, slots=True)
-class KafkaSource:
+class Kafka(Source):
     """Reads topics of Kafka: the records of committed transactions, and those outside of transactions.
 
-    Attributes:
-        brokers: ``"host:port"`` of some brokers of the cluster, also separated by commas.
-        topics: names of topics.
-        pattern: a regular expression; topics with names that it matches as a whole are read, also those that are
-            created later. Give ``topics`` or ``pattern``.
-        start: where the first start begins: ``"earliest"``, ``"latest"``, ``"committed"`` (the offsets of ``group``,
-            and the earliest where it has none), a moment, or an offset for each (topic, partition). Partitions that
-            are found later are read from their beginning.
-        end: where reading ends: ``"latest"`` as it is at the first start, a moment, or an offset for each partition.
-            None: it never ends.
-        include_headers: whether there is a column ``headers``.
-        group: a consumer group to which offsets are committed after each checkpoint, for monitoring. Reading never
-            depends on it after the first start.
-        security: TLS and login.
-        discovery_ms: how often new partitions and topics are looked for.
+    ``Kafka("localhost:9092", "orders", format="json", schema={"customer": str, "amount": int})`` reads a topic of JSON.
+    Each partition has event time of its own. A record that cannot be decoded is a bad record. Needs the package crc32c:
+    ``pip install 'headgate-streams[kafka]'``.
     """
-
-    brokers: str
-    topics: str | Sequence[str] = ()
-    pattern: str = ""
-    start: Place = EARLIEST
-    end: Place | None = None
-    include_headers: bool = False
-    group: str = ""
-    security: KafkaSecurity = NO_SECURITY
-    discovery_ms: int = DISCOVERY_MS
 
     environment: ClassVar[Environment] = SYSTEM_ENVIRONMENT
 
-    def __post_init__(self) -> None:
-        topics = (self.topics,) if isinstance(self.topics, str) else tuple(self.topics)
-        object.__setattr__(self, "topics", tuple(dict.fromkeys(topics)))
-        if bool(self.topics) == bool(self.pattern):
+    def __init__(
+        self,
+        brokers: str,
+        topics: str | Sequence[str] = (),
+        *,
+        pattern: str = "",
+        format: str = RAW,
+        schema: SchemaLike | None = None,
+        required: Sequence[str] = (),
+        separator: str = ",",
+        metadata: Metadata | None = None,
+        tombstones: str = DROP,
+        start: Place = EARLIEST,
+        end: Place | None = None,
+        group: str = "",
+        security: KafkaSecurity = NO_SECURITY,
+        discovery_interval: Duration = "30s",
+    ) -> None:
+        """Configure.
+
+        Args:
+            brokers: ``"host:port"`` of some brokers of the cluster, separated by commas.
+            topics: the name of a topic, or names.
+            pattern: a regular expression; topics with names that it matches as a whole are read, also those that are
+                created later. Give ``topics`` or ``pattern``.
+            format: what values are: ``"raw"`` (a column ``value`` of bytes), ``"text"`` (a column ``value`` of text),
+                ``"json"`` (an object with the fields of ``schema``), or ``"csv"`` (one row with the fields of
+                ``schema`` in their order, without a header).
+            schema: for JSON and CSV, an Arrow or Polars schema, or a dict from names to Python, Polars or Arrow types.
+                Arrow fields that are not nullable are required.
+            required: further fields of JSON that must be present and not null.
+            separator: the character between the fields of CSV.
+            metadata: columns beside those of the value, of ``"key"``, ``"timestamp"``, ``"topic"``, ``"partition"``,
+                ``"offset"`` and ``"headers"``; or a dict from names of columns to these. Default: none, and with
+                ``"raw"`` all but the headers.
+            tombstones: what becomes of records whose value is null: ``"drop"``, or ``"keep"`` for a row in which all
+                columns of the value are null. With ``"raw"`` they are always kept.
+            start: where the first start begins: ``"earliest"``, ``"latest"``, ``"committed"`` (the offsets of
+                ``group``, and the earliest where it has none), a datetime with a time zone, or an offset for each
+                partition such as ``{("orders", 0): 1200}``. Partitions that are found later are read from their
+                beginning.
+            end: where reading ends: ``"latest"`` as it is at the first start, a datetime, or an offset for each
+                partition. None: it never ends.
+            group: a consumer group to which offsets are committed after each checkpoint, for monitoring. Reading never
+                depends on it after the first start.
+            security: TLS and login.
+            discovery_interval: how often new partitions and topics are looked for.
+
+        Raises:
+            UsageError: options contradict each other, or the package is not installed.
+        """
+        checksum(b"")
+        self.brokers, self.pattern, self.group, self.security = brokers, pattern, group, security
+        self.topics = tuple(dict.fromkeys((topics,) if isinstance(topics, str) and topics else tuple(topics)))
+        if bool(self.topics) == bool(pattern):
             raise UsageError("a Kafka source needs topics=... or pattern=..., one of them")
         try:
-            re.compile(self.pattern)
+            re.compile(pattern)
         except re.error as error:
-            raise UsageError(f"pattern {self.pattern!r} of a Kafka source is no regular expression: {error}") from error
-        for name in ("start", "end"):
-            object.__setattr__(self, name, _checked_place(name, getattr(self, name)))
-        if self.start == COMMITTED and not self.group:
+            raise UsageError(f"pattern {pattern!r} of a Kafka source is no regular expression: {error}") from error
+        self.start, self.end = _checked_place("start", start), None if end is None else _checked_place("end", end)
+        if self.start == COMMITTED and not group:
             raise UsageError("start='committed' of a Kafka source needs group='...', whose offsets it begins at")
+        self.discovery_ms = duration_ms(discovery_interval, "discovery_interval")
+        fields = None if schema is None else arrow_schema(schema)
+        self.format = record_format(format, fields, required, separator, metadata, tombstones)
+        RecordDecoder(self.format)
         self.client().close()
+
+    def __repr__(self) -> str:
+        return f"Kafka({self.brokers!r}, {', '.join(self.topics) or self.pattern!r})"
 
     def client(self) -> KafkaClient:
         """Return a client of the cluster."""
         return KafkaClient(self.brokers.split(","), self.security, environment=self.environment)
 
     def schema(self) -> pa.Schema:
-        """See ``Source``: bytes as they are, and where they came from."""
+        """See ``Source``. The topics are looked for, too."""
         client = self.client()
         try:
             self.find_topics(client)
         finally:
             client.close()
-        return schema_of(self.include_headers)
+        return RecordDecoder(self.format).schema
 
     def identity(self) -> str:
         """See ``Source``: another cluster has other records. Topics are part of positions, by their ids."""
@@ -168,12 +204,12 @@ class KafkaSource:
             client.close()
 
     def locations(self) -> tuple[Location, ...]:
-        """See ``LocatedConnector``."""
+        """See ``Source``."""
         names = [f"kafka://{self.brokers}/{name}" for name in (*self.topics, *([self.pattern] if self.pattern else []))]
         return tuple(Location(name, name) for name in names)
 
     def how_to_end(self) -> str | None:
-        """See ``EndlessSource``."""
+        """See ``Source``."""
         return "give end='latest'" if self.end is None else None
 
     def open(self, context: SourceContext) -> KafkaReader:
@@ -194,17 +230,11 @@ class KafkaSource:
         return found
 
 
-def schema_of(include_headers: bool) -> pa.Schema:
-    """Return the columns of the records."""
-    schema = RECORDS_WITH_HEADERS if include_headers else RECORDS
-    return pa.schema([("topic", pa.large_string()), ("partition", pa.int32()), *schema])
-
-
-def _checked_place(name: str, place: object) -> Place | None:
+def _checked_place(name: str, place: object) -> Place:
     words = (EARLIEST, LATEST, COMMITTED) if name == "start" else (LATEST,)
     if isinstance(place, Mapping):
         place = tuple(sorted(place.items()))
-    if place in words or (name == "end" and place is None):
+    if place in words:
         return place  # type: ignore[return-value]
     if isinstance(place, datetime) and place.tzinfo is not None:
         return place
@@ -224,16 +254,28 @@ def _is_offset(one: object) -> bool:
     return False
 
 
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """Decoded records of one partition, or None where all were left out, and the offset that follows them."""
+
+    partition: Partition
+    batch: SourceBatch | None
+    next_offset: int
+
+
+_Found: TypeAlias = list[Delivery] | dict[Partition, Position]
+"""What the thread found: records, or new partitions."""
+
+
 class KafkaReader(FailStopReader, CheckpointedFunction, CheckpointListener):
     """Reads the partitions of one subtask."""
 
-    def __init__(self, source: KafkaSource, context: SourceContext) -> None:
-        """Use ``KafkaSource.open``."""
+    def __init__(self, source: Kafka, context: SourceContext) -> None:
+        """Use ``Kafka.open``."""
         self._source, self._context = source, context
         self._client = source.client()
-        self._schema = schema_of(source.include_headers)
         self._places: dict[Partition, Position] = {}
-        self._ready: deque[SourceBatch] = deque()
+        self._ready: deque[Delivery] = deque()
         self._cuts: dict[int, dict[Partition, int]] = {}
         """Checkpoint → offsets, of checkpoints that are not completed."""
         try:
@@ -245,7 +287,7 @@ class KafkaReader(FailStopReader, CheckpointedFunction, CheckpointListener):
             raise
         self._finished = {part for part, position in self._places.items() if _is_over(position)}
         ids = {name: one or Topic(name, self._id_of(name), {}) for name, one in known.items()}
-        self._work = _FetchThread(source, self._client, self._finds, ids, self._places, self._finished)
+        self._work = _FetchThread(source, self._client, self._finds, ids, self._places, self._finished, context.node)
 
     def splits(self) -> Sequence[str]:
         """See ``SourceReader``."""
@@ -273,19 +315,19 @@ class KafkaReader(FailStopReader, CheckpointedFunction, CheckpointListener):
         self._work.close()
 
     def _poll(self) -> SourceBatch | None:
-        while not self._ready:
-            found = self._work.take()
-            if found is None:
-                return None
-            self._take(found)
-        batch = self._ready.popleft()
-        part = partition_of(batch.split)
-        if batch.is_split_finished:
-            self._finished.add(part)
-            self._move(part, self._places[part].end or 0)
-        elif batch.batch.num_rows:
-            self._move(part, batch.batch.column("offset")[-1].as_py() + 1)
-        return batch
+        while True:
+            while not self._ready:
+                found = self._work.take()
+                if found is None:
+                    return None
+                self._take(found)
+            delivery = self._ready.popleft()
+            self._move(delivery.partition, delivery.next_offset)
+            if (batch := delivery.batch) is None:
+                continue  # markers, aborted records and what was left out
+            if batch.is_split_finished:
+                self._finished.add(delivery.partition)
+            return batch
 
     def _has_ended(self) -> bool:
         is_bounded = self._source.end is not None
@@ -294,33 +336,12 @@ class KafkaReader(FailStopReader, CheckpointedFunction, CheckpointListener):
     def _positions(self) -> dict[str, bytes]:
         return {split_name(part): position.encode() for part, position in self._places.items()}
 
-    def _take(self, found: Fetched | dict[Partition, Position]) -> None:
+    def _take(self, found: _Found) -> None:
         """Take over records, or partitions that were found."""
         if isinstance(found, dict):
             self._places |= found
-            return
-        part, position = found.partition, self._places[found.partition]
-        if part in self._finished:
-            return
-        for batch in found.records.batches:
-            offsets = batch.column("offset").to_numpy()
-            if position.end is not None and offsets[-1] >= position.end:
-                batch = batch.slice(0, int(np.searchsorted(offsets, position.end)))
-            if batch.num_rows:
-                self._ready.append(SourceBatch(split_name(part), self._with_place(part, batch)))
-        if position.end is not None and found.records.next_offset >= position.end:
-            empty = pa.RecordBatch.from_pylist([], schema=self._schema)
-            self._ready.append(SourceBatch(split_name(part), empty, is_split_finished=True))
-        elif not self._ready:
-            self._move(part, found.records.next_offset)  # markers and aborted records only
-
-    def _with_place(self, part: Partition, batch: pa.RecordBatch) -> pa.RecordBatch:
-        rows = batch.num_rows
-        place = [
-            pa.repeat(pa.scalar(part[0], pa.large_string()), rows),
-            pa.repeat(pa.scalar(part[1], pa.int32()), rows),
-        ]
-        return pa.RecordBatch.from_arrays([*place, *batch.columns], schema=self._schema)
+        else:
+            self._ready.extend(found)
 
     def _move(self, part: Partition, offset: int) -> None:
         position = self._places[part]
@@ -405,25 +426,29 @@ class _FetchThread:
 
     def __init__(
         self,
-        source: KafkaSource,
+        source: Kafka,
         client: KafkaClient,
         finds: _Finds,
         topics: Mapping[str, Topic],
         positions: Mapping[Partition, Position],
         finished: set[Partition],
+        node: str,
     ) -> None:
-        self._source, self._client, self._finds = source, client, finds
+        self._source, self._client, self._finds, self._node = source, client, finds, node
+        self._decoder = RecordDecoder(source.format)
         self._ends = {part: one.end for part, one in positions.items() if one.end is not None}
         offsets = {part: one.offset for part, one in positions.items()}
         environment = source.environment
         self._environment = environment
         self._fetcher = Fetcher(
-            client, environment, topics, offsets, with_headers=source.include_headers, wait_ms=FETCH_WAIT_MS
+            client, environment, topics, offsets, with_headers=source.format.needs("headers"), wait_ms=FETCH_WAIT_MS
         )
+        self._over = set(finished)
+        """Partitions of a bounded reading that were read to their ends."""
         for part in finished:
             self._fetcher.pause(part)
         self._changed = environment.condition()
-        self._found: deque[Fetched | dict[Partition, Position]] = deque()
+        self._found: deque[_Found] = deque()
         self._failure: BaseException | None = None
         self._to_commit: dict[Partition, int] = {}
         self._is_closed = False
@@ -431,7 +456,7 @@ class _FetchThread:
         self._thread = environment.thread(self._run, "kafka-fetch")
         self._thread.start()
 
-    def take(self) -> Fetched | dict[Partition, Position] | None:
+    def take(self) -> _Found | None:
         """Return what was found next, or None.
 
         Raises:
@@ -483,13 +508,36 @@ class _FetchThread:
         for found in self._fetcher.poll(FETCH_WAIT_MS):
             if self._is_closed:
                 return
-            end = self._ends.get(found.partition)
-            if end is not None and found.records.next_offset >= end:
-                self._fetcher.pause(found.partition)
-            self._put(found)
+            if deliveries := self._decoded(found):
+                self._put(deliveries)
         if self._fetcher.is_idle:
             with self._changed:
                 self._changed.wait_for(lambda: self._is_closed, FETCH_WAIT_MS / 1000)
+
+    def _decoded(self, found: Fetched) -> list[Delivery]:
+        """Decode records up to the end of a bounded reading; what comes after it was asked for too early."""
+        part, split = found.partition, split_name(found.partition)
+        if part in self._over:
+            return []
+        end = self._ends.get(part)
+        deliveries = []
+        for records in found.records.batches:
+            offsets = records.column("offset").to_numpy()
+            if end is not None and offsets[-1] >= end:
+                records = records.slice(0, int(np.searchsorted(offsets, end)))
+            if records.num_rows:
+                batch = self._decoder.decode(part, split, records, self._node)
+                is_empty = batch.batch.num_rows == 0 and batch.bad is None
+                last = int(offsets[records.num_rows - 1])
+                deliveries.append(Delivery(part, None if is_empty else batch, last + 1))
+        if end is not None and found.records.next_offset >= end:
+            self._fetcher.pause(part)
+            self._over.add(part)
+            empty = pa.RecordBatch.from_pylist([], schema=self._decoder.schema)
+            deliveries.append(Delivery(part, SourceBatch(split, empty, is_split_finished=True), end))
+        elif found.records.next_offset > (deliveries[-1].next_offset if deliveries else 0):
+            deliveries.append(Delivery(part, None, found.records.next_offset))  # markers and aborted records
+        return deliveries
 
     def _discover(self) -> None:
         try:
@@ -513,6 +561,6 @@ class _FetchThread:
             except (StorageError, UsageError):
                 return  # it is for people to look at: the next checkpoint commits again
 
-    def _put(self, found: Fetched | dict[Partition, Position]) -> None:
+    def _put(self, found: _Found) -> None:
         with self._changed:
             self._found.append(found)

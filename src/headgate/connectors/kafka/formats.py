@@ -1,0 +1,308 @@
+"""Formats of Kafka's records: what a value becomes, and which columns stand beside it.
+
+Values are decoded a batch at a time by the decoders of lines (``files.line_decoders``); the row of a value stands where
+these have the byte at which a line begins. A value that cannot be decoded becomes a bad record that names topic,
+partition and offset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pv
+
+from headgate.codec.arrow import MOMENT
+from headgate.codec.exact_values import MisfitError
+from headgate.codec.kafka.record_batch import HEADERS_TYPE
+from headgate.connectors.base import SourceBatch
+from headgate.connectors.files.line_decoders import (
+    Decoded,
+    Decoder,
+    JsonDecoder,
+    Refused,
+    TextDecoder,
+    isolate,
+    joined,
+    one_batch,
+    valid_text,
+    wide_type,
+)
+from headgate.connectors.files.line_file import Lines
+from headgate.errors import UsageError
+from headgate.operators.schemas import canonical_schema, to_canonical
+from headgate.operators.user_functions import bad_records
+
+RAW, TEXT, JSON, CSV = "raw", "text", "json", "csv"
+FORMATS = (RAW, TEXT, JSON, CSV)
+
+DROP, KEEP = "drop", "keep"
+TOMBSTONES = (DROP, KEEP)
+"""What becomes of records without a value, unless the format is ``RAW``."""
+
+VALUE = "value"
+METADATA: Mapping[str, pa.DataType] = {
+    "key": pa.large_binary(),
+    "timestamp": MOMENT,
+    "topic": pa.large_string(),
+    "partition": pa.int32(),
+    "offset": pa.int64(),
+    "headers": HEADERS_TYPE,
+}
+"""What a record has beside its value."""
+
+METADATA_OF_RAW = ("key", "timestamp", "topic", "partition", "offset")
+
+Metadata: TypeAlias = Sequence[str] | Mapping[str, str]
+"""Names of metadata, or the names of their columns → those of the metadata."""
+
+_Rows: TypeAlias = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordFormat:
+    """What records become.
+
+    Attributes:
+        name: one of ``FORMATS``.
+        schema: the fields of a value, for JSON and CSV.
+        required: fields of JSON that must be there and not null.
+        separator: between the fields of CSV.
+        metadata: columns beside the value: name of the column, name in ``METADATA``.
+        keeps_tombstones: whether a record without a value is a row of nulls.
+    """
+
+    name: str
+    schema: pa.Schema | None
+    required: tuple[str, ...]
+    separator: str
+    metadata: tuple[tuple[str, str], ...]
+    keeps_tombstones: bool
+
+    def needs(self, name: str) -> bool:
+        """Whether this metadata is wanted."""
+        return any(wanted == name for _, wanted in self.metadata)
+
+
+def record_format(
+    name: str,
+    schema: pa.Schema | None,
+    required: Sequence[str],
+    separator: str,
+    metadata: Metadata | None,
+    tombstones: str,
+) -> RecordFormat:
+    """Return the options of a format as one value.
+
+    Raises:
+        UsageError: they contradict each other.
+    """
+    where = "a Kafka source"
+    if name not in FORMATS:
+        raise UsageError(f"format={name!r} of {where} is none of {', '.join(map(repr, FORMATS))}")
+    if (schema is None) == (name in (JSON, CSV)):
+        need = "needs schema={'name': type}" if schema is None else "takes no schema=; give format='json' or 'csv'"
+        raise UsageError(f"format={name!r} of {where} {need}")
+    if required and name != JSON:
+        raise UsageError(f"required= of {where} is for format='json' only")
+    if len(separator) != 1 or separator in '"\r\n':
+        raise UsageError(f"separator={separator!r} of {where} must be one character, and no quote or line end")
+    if tombstones not in TOMBSTONES:
+        raise UsageError(f"tombstones={tombstones!r} of {where} is none of {', '.join(map(repr, TOMBSTONES))}")
+    not_null = [*required, *(field.name for field in schema or () if not field.nullable)]
+    if tombstones == KEEP and not_null:
+        raise UsageError(f"tombstones='keep' of {where} makes rows of nulls, but field '{not_null[0]}' is required")
+    return RecordFormat(name, schema, tuple(required), separator, _columns(name, metadata), tombstones == KEEP)
+
+
+def _columns(name: str, metadata: Metadata | None) -> tuple[tuple[str, str], ...]:
+    if metadata is None:
+        metadata = METADATA_OF_RAW if name == RAW else ()
+    if isinstance(metadata, str):
+        metadata = (metadata,)
+    pairs = metadata.items() if isinstance(metadata, Mapping) else [(one, one) for one in metadata]
+    for _, wanted in pairs:
+        if wanted not in METADATA:
+            known = ", ".join(METADATA)
+            raise UsageError(f"metadata of a Kafka source has no {wanted!r}; choose of {known}")
+    return tuple(pairs)
+
+
+def _decoder(form: RecordFormat) -> Decoder | None:
+    """Return what decodes values; None: they stay bytes."""
+    match form.name:
+        case "text":
+            return TextDecoder(VALUE)
+        case "json":
+            assert form.schema is not None
+            return JsonDecoder(form.schema, form.required)
+        case "csv":
+            assert form.schema is not None
+            return CsvDecoder(form.schema, form.separator)
+    return None
+
+
+class RecordDecoder:
+    """Makes the records of a source of Kafka's records.
+
+    Attributes:
+        schema: of the records that it makes.
+    """
+
+    def __init__(self, form: RecordFormat) -> None:
+        self._form, self._decoder = form, _decoder(form)
+        values = pa.schema([(VALUE, pa.large_binary())]) if self._decoder is None else self._decoder.schema
+        taken = [column for column, _ in form.metadata if column in values.names]
+        if taken:
+            raise UsageError(
+                f"the metadata of a Kafka source and its values both have a column '{taken[0]}'; rename that of the "
+                f"metadata: metadata={{'kafka_{taken[0]}': '{dict(form.metadata)[taken[0]]}'}}"
+            )
+        self._values = values
+        beside = [pa.field(column, METADATA[wanted]) for column, wanted in form.metadata]
+        self.schema = canonical_schema(pa.schema([*values, *beside]))
+
+    def decode(self, partition: tuple[str, int], split: str, records: pa.RecordBatch, node: str) -> SourceBatch:
+        """Return the records of one partition in ``schema``, and those that cannot be decoded."""
+        if self._decoder is None:
+            return SourceBatch(split, self._with_metadata([records.column(VALUE)], partition, records, None))
+        values, rows = records.column(VALUE), np.arange(records.num_rows)
+        has_tombstones = values.null_count > 0
+        if has_tombstones:
+            is_there = values.is_valid()
+            values, rows = values.drop_null(), rows[is_there.to_numpy(zero_copy_only=False)]
+        decoded = self._decoder.decode(Lines(_with_tabs(values, self._form.name), rows))
+        _refuse_the_rest(values, rows, decoded)
+        batch, kept = decoded.batch, decoded.starts
+        if has_tombstones and self._form.keeps_tombstones:
+            batch, kept = _with_nulls(batch, kept, records.column(VALUE))
+        bad = None
+        if (refused := decoded.refused).problems:
+            offsets = records.column("offset").to_numpy()[refused.starts]
+            places = [f"topic {partition[0]} partition {partition[1]} offset {offset}" for offset in offsets]
+            texts = records.column(VALUE).take(pa.array(refused.starts)).to_pylist()
+            bad = bad_records(
+                node, refused.problems, places, [text.decode(errors="backslashreplace") for text in texts]
+            )
+        whole = None if len(kept) == records.num_rows else pa.array(kept)
+        return SourceBatch(split, self._with_metadata(batch.columns, partition, records, whole), bad)
+
+    def _with_metadata(
+        self, values: list[pa.Array], partition: tuple[str, int], records: pa.RecordBatch, rows: pa.Array | None
+    ) -> pa.RecordBatch:
+        """``rows``: which records the values are from; None: from all."""
+        count = records.num_rows if rows is None else len(rows)
+        columns = list(values)
+        for _, wanted in self._form.metadata:
+            if wanted in ("topic", "partition"):
+                what = partition[0] if wanted == "topic" else partition[1]
+                columns.append(pa.repeat(pa.scalar(what, METADATA[wanted]), count))
+            else:
+                column = records.column(wanted)
+                columns.append(column if rows is None else column.take(rows))
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+
+def _with_tabs(values: pa.Array, name: str) -> pa.Array:
+    """Return JSON with tabs for line ends, so that a value is one line: they mean the same, or are refused, too."""
+    if name != JSON or not pc.any(pc.match_substring(values, "\n")).as_py():
+        return values
+    return pc.replace_substring(values, "\n", "\t")
+
+
+def _refuse_the_rest(values: pa.Array, rows: _Rows, decoded: Decoded) -> None:
+    """Refuse what a decoder of lines leaves out in silence: blank ones."""
+    if len(decoded.starts) + len(decoded.refused.starts) < len(rows):
+        is_left = ~np.isin(rows, decoded.starts) & ~np.isin(rows, decoded.refused.starts)
+        decoded.refused.add("the value is empty", rows[is_left], values.filter(pa.array(is_left)))
+
+
+def _with_nulls(batch: pa.RecordBatch, kept: _Rows, values: pa.Array) -> tuple[pa.RecordBatch, _Rows]:
+    """Return ``batch`` with a row of nulls where ``values`` has a null."""
+    nulls = np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))
+    rows = np.sort(np.concatenate([kept, nulls]))
+    where = np.searchsorted(kept, rows)
+    is_null = np.isin(rows, nulls)
+    indices = pa.array(np.where(is_null, 0, where), mask=is_null)
+    columns = [pa.nulls(len(rows), c.type) if len(kept) == 0 else c.take(indices) for c in batch.columns]
+    return pa.RecordBatch.from_arrays(columns, schema=batch.schema), rows
+
+
+class CsvDecoder:
+    """Each value is one row of CSV without a header. An empty field is null, ``""`` an empty text."""
+
+    def __init__(self, schema: pa.Schema, separator: str) -> None:
+        """Prepare for ``schema``, whose columns are the fields in their order.
+
+        Raises:
+            UsageError: a type cannot be read from CSV.
+        """
+        self.schema = canonical_schema(schema)
+        for one in self.schema:
+            if pa.types.is_nested(one.type) or pa.types.is_duration(one.type) or pa.types.is_large_binary(one.type):
+                raise UsageError(
+                    f"field '{one.name}' has type {one.type}, which CSV cannot express; read it as a string"
+                )
+        self._wide = pa.schema([pa.field(f.name, wide_type(f.type)) for f in self.schema])
+        self._required = [f.name for f in schema if not f.nullable]
+        self._separator = separator
+
+    def decode(self, lines: Lines) -> Decoded:
+        """Parse the values at once; isolate those at fault when that fails."""
+        refused = Refused()
+        values, rows = valid_text(lines, refused)
+        values = pc.utf8_rtrim(values, "\r\n")
+        goes_on = pc.or_(pc.match_substring(values, "\n"), pc.match_substring(values, "\r"))
+        is_odd = pc.equal(pc.bit_wise_and(pc.count_substring(values, '"'), 1), 1)
+        alone = pc.or_(pc.or_(goes_on, is_odd), pc.equal(pc.binary_length(values), 0))  # never together with others
+        has_some = pc.any(alone).as_py()
+        good = np.ones(len(values), np.bool_)
+        batches: list[pa.RecordBatch] = []
+
+        def parse(low: int, high: int) -> str | None:
+            if has_some and high - low > 1 and pc.any(alone.slice(low, high - low)).as_py():
+                return "one of several"
+            if high - low == 1 and len(self.schema) > 1 and not values[low].as_py():
+                return "the value is empty"
+            try:
+                batches.append(self._parse(values.slice(low, high - low)))
+            except (pa.ArrowInvalid, MisfitError) as error:
+                return _reason(error)
+            return None
+
+        isolate(len(values), parse, values, rows, refused, good)
+        batch = one_batch(pa.Table.from_batches(batches, self.schema).combine_chunks(), self.schema)
+        values, rows = values.filter(pa.array(good)), rows[good]
+        for name in self._required:
+            if batch.column(name).null_count:
+                is_null = batch.column(name).is_null()
+                mask = is_null.to_numpy(zero_copy_only=False)
+                refused.add(f"field '{name}' is empty", rows[mask], values.filter(is_null))
+                keep = pc.invert(is_null)
+                batch, values, rows = batch.filter(keep), values.filter(keep), rows[~mask]
+        return Decoded(batch, rows, refused)
+
+    def _parse(self, values: pa.LargeStringArray) -> pa.RecordBatch:
+        text = joined(values)
+        table = pv.read_csv(
+            pa.BufferReader(text),
+            read_options=pv.ReadOptions(use_threads=False, block_size=len(text) + 64, column_names=self._wide.names),
+            parse_options=pv.ParseOptions(
+                delimiter=self._separator, newlines_in_values=len(values) == 1, ignore_empty_lines=False
+            ),
+            convert_options=pv.ConvertOptions(
+                column_types=self._wide, null_values=[""], strings_can_be_null=True, quoted_strings_can_be_null=False
+            ),
+        )
+        if table.num_rows != len(values):
+            raise pa.ArrowInvalid("it is not one row of CSV")
+        return to_canonical(one_batch(table.combine_chunks(), self._wide), self.schema)
+
+
+def _reason(error: Exception) -> str:
+    return str(error).split("\n")[0].removeprefix("CSV parse error: ").removeprefix("Row #1: ")
