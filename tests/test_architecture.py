@@ -109,9 +109,6 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 FOR_TESTS = {"FaultyStorage", "forget_memory_storage"}
 """What only tests use: a storage that fails, and a way to begin with an empty one."""
 
-OF_KAFKA = {"Producer", "partitions_of_keys"}
-"""What the public names for Kafka are to be made of."""
-
 
 def names_of_a_module(tree: ast.Module) -> set[str]:
     """Return the functions, classes and constants of a module, but for what a decorator hands to somebody."""
@@ -134,7 +131,7 @@ def names_used(nodes: Sequence[ast.AST]) -> set[str]:
 
 def test_nothing_in_a_module_is_left_unused() -> None:
     trees = trees_of("src")
-    used = set().union(*map(names_used, nodes_of("src").values())) | FOR_TESTS | OF_KAFKA
+    used = set().union(*map(names_used, nodes_of("src").values())) | FOR_TESTS
     public = set(headgate.__all__)
     unused = {path.name: sorted(names_of_a_module(tree) - used - public) for path, tree in trees.items()}
     assert {name: left for name, left in unused.items() if left} == {}

@@ -122,7 +122,6 @@ def test_a_wrong_call_can_be_sent_between_processes() -> None:
         ("Pulsar", "headgate has no name 'Pulsar': Pulsar is not there yet; let Spark read it and write a stream with"),
         ("PulsarSource", "Pulsar is not there yet; let Spark read it and write a stream with writeStream"),
         ("KafkaSource", "the source of Kafka is called headgate.Kafka"),
-        ("KafkaSink", "Kafka is not there yet; write with headgate.StreamSink, and let Spark read that"),
         ("CsvSink", "CSV is not there yet; write with headgate.FileSink"),
         ("read_csv", "CSV is not there yet; read it with Spark"),
         ("Join", "joins are not there yet; union them"),

@@ -38,6 +38,7 @@ PUBLIC_NAMES = {
     "headgate.connectors.files.parquet": "ParquetFiles",
     "headgate.connectors.generator": "Choice Generator RowNumber Uniform",
     "headgate.connectors.kafka.security": "KafkaSecurity",
+    "headgate.connectors.kafka.sink": "KafkaSink",
     "headgate.connectors.kafka.source": "Kafka",
     "headgate.connectors.ledger_sink": "LedgerOutput LedgerSink output_checkpoint",
     "headgate.connectors.memory": "Discard FromRows Print",
@@ -136,6 +137,7 @@ if TYPE_CHECKING:
     from headgate.connectors.generator import RowNumber as RowNumber
     from headgate.connectors.generator import Uniform as Uniform
     from headgate.connectors.kafka.security import KafkaSecurity as KafkaSecurity
+    from headgate.connectors.kafka.sink import KafkaSink as KafkaSink
     from headgate.connectors.kafka.source import Kafka as Kafka
     from headgate.connectors.ledger_sink import LedgerOutput as LedgerOutput
     from headgate.connectors.ledger_sink import LedgerSink as LedgerSink

@@ -37,7 +37,6 @@ NAMES_TO_COME = {
 """Names of the package that people try, and what to do today."""
 
 SYSTEMS_TO_COME = {
-    "kafka": "Kafka is",
     "kinesis": "Kinesis is",
     "pulsar": "Pulsar is",
     "rabbit": "RabbitMQ is",
@@ -58,7 +57,7 @@ SYSTEMS_TO_COME = {
 }
 """Foreign systems and formats, as they occur in names, such as ``PulsarSource`` and ``read_csv``."""
 
-ENDLESS = ("kafka", "kinesis", "pulsar", "rabbit", "mqtt")
+ENDLESS = ("kinesis", "pulsar", "rabbit", "mqtt")
 """Systems with endless input: a DataFrame that is captured once would be the wrong advice."""
 
 

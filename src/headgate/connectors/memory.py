@@ -193,7 +193,7 @@ def _is_pandas(rows: object) -> bool:
     return type(rows).__module__.partition(".")[0] == "pandas" and hasattr(rows, "columns")
 
 
-class _NothingToCommit(Committer):
+class NothingToCommit(Committer):
     """The committer of a sink that never prepares anything."""
 
     def recover(self, keep: Sequence[Committable]) -> None:
@@ -215,7 +215,7 @@ class Discard(Sink):
 
     def open_committer(self, pipeline: str, node: str, generation: Generation) -> Committer:
         """Return a committer with nothing to do."""
-        return _NothingToCommit()
+        return NothingToCommit()
 
     def recorded(self, node: str) -> Target:
         """See ``Sink``: a reset has nothing to empty."""

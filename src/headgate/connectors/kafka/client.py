@@ -113,6 +113,9 @@ class _Cluster:
 class KafkaClient:
     """See the module.
 
+    Attributes:
+        patience_ms: how long a request is repeated.
+
     Raises of every method:
         UsageError: the configuration, the names or the rights are wrong; the message says what to change.
         StorageError: the cluster did not do it within ``patience_ms``.
@@ -132,7 +135,7 @@ class KafkaClient:
             raise UsageError("no Kafka brokers are given; give brokers='host:9092'")
         self._name = ",".join(brokers)
         self._security, self._client_id = security or KafkaSecurity(), client_id
-        self._environment, self._patience_ms = environment, patience_ms
+        self._environment, self.patience_ms = environment, patience_ms
         self._cluster = _Cluster()
         self._connections: dict[int, Connection] = {}
         self._any: Connection | None = None
@@ -213,6 +216,14 @@ class KafkaClient:
 
         return self._patiently(f"read setting {name}", attempt)
 
+    def number_setting(self, name: str, default: int, topic: str | None = None) -> int:
+        """Return a setting that is a number; ``default`` if the client may not read settings, or there is none."""
+        try:
+            found = self.setting(name, topic)
+        except UsageError:
+            return default
+        return int(found) if found is not None and found.isdigit() else default
+
     def feature_level(self, name: str) -> int:
         """Return the level of a feature at which the cluster runs, such as ``transaction.version``; 0: it lacks it."""
 
@@ -251,9 +262,14 @@ class KafkaClient:
 
         return self._patiently(f"find offsets of topic '{topic.name}'", attempt)
 
-    def committed_offsets(self, group: str, topic: str, partitions: Sequence[int]) -> dict[int, tuple[int, str]]:
-        """Return what a group has committed: partition → offset and text, where there is something."""
-        request = OffsetFetch((OffsetFetchGroup(group, (OffsetFetchTopic(topic, tuple(partitions)),)),), True)
+    def committed_offsets(
+        self, group: str, topic: str, partitions: Sequence[int], *, is_stable: bool = True
+    ) -> dict[int, tuple[int, str]]:
+        """Return what a group has committed: partition → offset and text, where there is something.
+
+        ``is_stable``: wait for the end of transactions that may change it.
+        """
+        request = OffsetFetch((OffsetFetchGroup(group, (OffsetFetchTopic(topic, tuple(partitions)),)),), is_stable)
 
         def attempt() -> dict[int, tuple[int, str]]:
             (result,) = self._ask_coordinator(GROUP_COORDINATOR, group, request).groups
@@ -415,7 +431,7 @@ class KafkaClient:
             self._security,
             client_id=self._client_id,
             environment=self._environment,
-            timeout_ms=min(ANSWER_MS, self._patience_ms),
+            timeout_ms=min(ANSWER_MS, self.patience_ms),
         )
 
     def _some_connection(self) -> Connection:
@@ -477,7 +493,7 @@ class KafkaClient:
 
     def _patiently(self, what: str, attempt: Callable[[], _T]) -> _T:
         """Return what ``attempt`` does, which is repeated while it fails for a time only."""
-        deadline_ms = self._environment.monotonic_ms() + self._patience_ms
+        deadline_ms = self._environment.monotonic_ms() + self.patience_ms
         pause_ms = BACKOFF_MS_MIN
         while True:
             try:

@@ -98,6 +98,12 @@ class Producer:
             self._producer = producer
             self._queues.clear()  # sequences begin anew with every epoch
 
+    def add(self, topics: Mapping[str, Topic]) -> None:
+        """Write to these topics, too; what is known of a topic stays."""
+        for name, topic in topics.items():
+            for part, node in topic.leaders.items():
+                self._leaders.setdefault((name, part), node)
+
     def write(
         self,
         partition: Partition,

@@ -92,11 +92,16 @@ def check_neighbours(target: Target) -> None:
         pipeline.complete(pipeline.prepare(run))  # promised, not committed
         pipeline.prepare(run)  # and this one is given up
     ours = FakePipeline(target, 4, "others share the target")
+    for pipeline in (ours, *others):
+        pipeline.is_held_back = target.holds_back
     ours.advance(ours.start(2))
     ours.advance(ours.start(1))
     ours.check_visible(ours.completed.shown, "beside others")
     for pipeline in others:
         pipeline.start(1)
+    ours.is_held_back = False
+    for pipeline in others:
+        pipeline.is_held_back = False
         pipeline.check_visible(pipeline.completed.shown, "after the others went on")
     ours.check_end(2)
 

@@ -1,0 +1,131 @@
+"""Decides the prepared transactions of a Kafka sink, in the driver: from any process, by what checkpoints keep of them.
+
+Counterpart: ``sink_writer`` prepares them in the workers. What answers mean is in ``transactions``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from headgate.codec.kafka.error_codes import ErrorCode
+from headgate.connectors.base import Committer
+from headgate.connectors.fenced_sink import Fence, in_order
+from headgate.connectors.kafka.client import KafkaClient, ProducerIds, refusal
+from headgate.connectors.kafka.owner import TopicOwner
+from headgate.connectors.kafka.transactions import (
+    UNCERTAIN,
+    Outcome,
+    Prepared,
+    SinkIds,
+    outcome_in_state,
+    outcome_of_commit,
+    prepared_in,
+    why_not_committed,
+)
+from headgate.errors import UsageError, gone
+from headgate.model.ids import CheckpointId
+from headgate.model.manifest import Committable
+from headgate.protocol.checkpoints.commit import CommitPermit
+
+FENCED_TIMEOUT_MS = 1_111
+"""The transaction timeout of ids that were taken away from their generation: it tells them from all others."""
+
+
+class KafkaCommitter(Committer):
+    """See the module."""
+
+    knows_outcomes = True
+    can_forget = True
+
+    def __init__(self, client: KafkaClient, owner: TopicOwner, ids: SinkIds, fence: Fence, timeout: str) -> None:
+        """Use ``KafkaSink.open_committer``. ``timeout``: of transactions, for errors."""
+        self._client, self._owner, self._ids, self._fence, self._timeout = client, owner, ids, fence, timeout
+
+    def recover(self, keep: Sequence[Committable]) -> None:
+        """Claim the topic, then take every id of this sink over, which aborts its transaction, but those of ``keep``.
+
+        Writers look at the claim after they took a new id, so none that is replaced begins with one that is not here.
+        """
+        known = self._owner.fences().get(self._fence.owner)
+        self._owner.claim(Fence(self._fence.owner, self._fence.generation, "" if known is None else known.life))
+        kept = {(one.transactional_id, one.producer_id, one.producer_epoch) for one in map(prepared_in, keep)}
+        kept_ids = {one[0] for one in kept}
+        for listed in self._client.list_transactions(self._ids.beginning):
+            name = listed.transactional_id
+            if not self._is_mine(name):
+                continue
+            now = self._client.describe_transaction(name)
+            if now is None or (now.transaction_state == "Empty" and now.transaction_timeout_ms == FENCED_TIMEOUT_MS):
+                continue
+            is_open = now.transaction_state == "Ongoing"
+            if (name, now.producer_id, now.producer_epoch) in kept or (name in kept_ids and not is_open):
+                continue  # to be committed, or found committed, and then taken over
+            self._take_away(name)
+
+    def commit(self, permit: CommitPermit, committables: Sequence[Committable]) -> None:
+        """See ``Committer``. Kafka cannot show several transactions in one step: oldest checkpoints first."""
+        ordered = in_order(permit, committables)
+        if not ordered:
+            return
+        self._owner.refuse_if_replaced(self._fence)
+        for committable in ordered:
+            what = prepared_in(committable)
+            self._commit(committable, what)
+            if self._is_mine(what.transactional_id) and committable.generation < self._fence.generation:
+                self._take_away(what.transactional_id)
+
+    def denial(self, committable: Committable) -> str:
+        """See ``Committer``."""
+        what = prepared_in(committable)
+        now = self._client.describe_transaction(what.transactional_id)
+        pair = None if now is None else (now.producer_id, now.producer_epoch)
+        is_same = pair == (what.producer_id, what.producer_epoch)
+        is_next = pair == (what.producer_id, what.producer_epoch + 1)
+        state = None if now is None else now.transaction_state
+        outcome = outcome_in_state(state, is_same, is_next, what.use, self._proof(what))
+        if outcome in (Outcome.COMMITTED, Outcome.NOT_DECIDED):
+            return ""
+        return why_not_committed(outcome, what, self._timeout)
+
+    def forget(self, before: CheckpointId, promised: Callable[[], Sequence[Committable]]) -> None:
+        """Keep what a retained checkpoint may ask for from expiring. Kafka forgets everything else by itself."""
+        for what in map(prepared_in, promised()):
+            generation = self._ids.generation_of(what.transactional_id)
+            proof = self._proof(what)
+            # the proofs of this generation are renewed by its transactions
+            if proof is not None and generation is not None and generation < self._fence.generation:
+                self._client.commit_offsets(what.transactional_id, what.topic, {0: proof})
+
+    def close(self) -> None:
+        """See ``Committer``."""
+        self._client.close()
+
+    def _is_mine(self, name: str) -> bool:
+        """Whether this sink had the id in this or an older generation."""
+        generation = self._ids.generation_of(name)
+        return generation is not None and generation <= self._fence.generation
+
+    def _take_away(self, name: str) -> None:
+        """Abort the open transaction of an id, if there is one, and fence who has it."""
+        self._client.take_over(name, FENCED_TIMEOUT_MS)
+
+    def _commit(self, committable: Committable, what: Prepared) -> None:
+        producer = ProducerIds(what.producer_id, what.producer_epoch)
+        code = self._client.end_transaction(what.transactional_id, producer, commit=True).code
+        if code is ErrorCode.NONE:
+            return
+        if code not in UNCERTAIN:
+            raise refusal(f"commit transaction '{what.transactional_id}'", "the brokers", code)
+        outcome = outcome_of_commit(code, what.use, self._proof(what))
+        if outcome is not Outcome.COMMITTED:
+            why = why_not_committed(outcome, what, self._timeout)
+            raise gone(UsageError(f"output of checkpoint {committable.checkpoint} cannot be committed: {why}"))
+
+    def _proof(self, what: Prepared) -> int | None:
+        return proof_of(self._client, what.transactional_id, what.topic)
+
+
+def proof_of(client: KafkaClient, transactional_id: str, topic: str) -> int | None:
+    """Return the number of the last transaction of an id that was committed, if Kafka remembers one."""
+    found = client.committed_offsets(transactional_id, topic, [0], is_stable=False)
+    return found[0][0] if 0 in found else None

@@ -1,0 +1,263 @@
+"""A topic of Kafka as sink: what users configure, and which pipeline the topic belongs to.
+
+Counterparts: ``sink_writer`` writes and prepares in the workers, ``committer`` decides in the driver.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, TypeAlias
+
+import pyarrow as pa
+
+from headgate.codec.kafka.compression import Compression
+from headgate.codec.kafka.record_encoder import BATCH_BYTES_MAX
+from headgate.connectors.base import Committer, SinkContext, SinkWriter
+from headgate.connectors.fenced_sink import Fence, FencedSink, owner_of
+from headgate.connectors.kafka.client import KafkaClient
+from headgate.connectors.kafka.committer import KafkaCommitter
+from headgate.connectors.kafka.outgoing_records import RecordColumns, Router
+from headgate.connectors.kafka.owner import TopicOwner
+from headgate.connectors.kafka.producer import REQUEST_BYTES_MAX
+from headgate.connectors.kafka.security import NO_SECURITY, KafkaSecurity
+from headgate.connectors.kafka.sink_writer import IdPool, KafkaWriter, PlainKafkaWriter, Topics, WriterSettings
+from headgate.connectors.kafka.transactions import SinkIds
+from headgate.connectors.memory import NothingToCommit
+from headgate.environment import SYSTEM_ENVIRONMENT, Environment
+from headgate.errors import UsageError
+from headgate.model.config import Duration, duration_ms
+from headgate.model.ids import Generation
+from headgate.model.lineage import Location
+
+EXACTLY_ONCE, AT_LEAST_ONCE = "exactly-once", "at-least-once"
+
+KafkaGuarantee: TypeAlias = Literal["exactly-once", "at-least-once"]
+KafkaCompression: TypeAlias = Literal["none", "gzip", "snappy", "lz4", "zstd"]
+
+TRANSACTION_VERSION = 2
+"""The level of the feature ``transaction.version`` that makes a commit repeatable."""
+
+TIMEOUT_MS_MAX = 3 * 24 * 3_600_000
+"""As long as brokers keep a transaction, unless ``transaction_timeout`` says more."""
+
+BATCH_SETTING = "max.message.bytes"
+
+BROKER_TIMEOUT_MS = 900_000
+"""The longest timeout that brokers allow, unless they are told otherwise (``transaction.max.timeout.ms``)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KafkaSink(FencedSink):
+    """Writes records to a topic of Kafka, exactly once or at least once.
+
+    Exactly once: readers with ``isolation.level=read_committed`` see the records of completed checkpoints only, each
+    once. Every subtask writes the records of a checkpoint in a transaction of Kafka. When the checkpoint is taken,
+    brokers have acknowledged all of them; when it is completed, the driver commits the transaction, and any later
+    driver can. Brokers abort a transaction that was not committed within ``transaction_timeout``: a pipeline that was
+    down for longer stops, and says what was lost. Brokers of release 4.0 or newer are needed, at level 2 of the feature
+    ``transaction.version``.
+
+    Attributes:
+        brokers: ``"host:port"`` of some brokers of the cluster, separated by commas.
+        topic: the topic.
+        key: the column with the key, binary or text; None: records have no key. Records of one key go to one partition,
+            the one that Kafka's own clients choose.
+        value: the column with the value, binary or text, as it is. Null is written as null, which deletes the key in a
+            compacted topic. None: the value is the whole record as JSON.
+        headers: the column with headers, a list of structs with ``key`` and ``value``.
+        timestamp: the column with the timestamp; None: the time of writing.
+        partition: the column with the number of the partition; where it is null, the key decides.
+        topic_column: the column with the name of the topic, for records that go elsewhere; where it is null, it is
+            ``topic``, which is always needed. These topics must exist.
+        guarantee: ``"exactly-once"``, or ``"at-least-once"``: records are visible when they are written, and after a
+            failure those since the last checkpoint are written again.
+        compression: ``"none"``, ``"gzip"``, ``"snappy"``, ``"lz4"`` or ``"zstd"``.
+        transaction_timeout: after this time brokers abort a transaction. It must exceed the longest time for which the
+            pipeline may be down. None: as long as brokers allow (``transaction.max.timeout.ms``), at most 3 days.
+        create: create the topic with so many partitions if it is missing. 0: it must exist.
+        replication: of a topic that is created; -1: as brokers say.
+        settings: of a topic that is created, such as ``{"cleanup.policy": "compact"}``.
+        security: TLS and login.
+        prefix: transactional ids and consumer groups of the sink begin with it. Give rights for it.
+    """
+
+    brokers: str = field(kw_only=False)
+    topic: str = field(kw_only=False)
+    key: str | None = None
+    value: str | None = None
+    headers: str | None = None
+    timestamp: str | None = None
+    partition: str | None = None
+    topic_column: str | None = None
+    guarantee: KafkaGuarantee = "exactly-once"
+    compression: KafkaCompression = "none"
+    transaction_timeout: Duration | None = None
+    create: int = 0
+    replication: int = -1
+    settings: Mapping[str, str] = field(default_factory=dict)
+    security: KafkaSecurity = NO_SECURITY
+    prefix: str = "headgate"
+
+    can_be_reset = False
+    environment: ClassVar[Environment] = SYSTEM_ENVIRONMENT
+
+    def __post_init__(self) -> None:
+        """Raises:
+        UsageError: an option has no such value.
+        """
+        if self.guarantee not in (EXACTLY_ONCE, AT_LEAST_ONCE):
+            raise UsageError(f"KafkaSink(guarantee={self.guarantee!r}) must be {EXACTLY_ONCE!r} or {AT_LEAST_ONCE!r}")
+        names = [codec.name.lower() for codec in Compression]
+        if self.compression not in names:
+            raise UsageError(f"KafkaSink(compression={self.compression!r}) must be one of {', '.join(names)}")
+        if not self.topic:
+            raise UsageError("KafkaSink(topic='') names no topic")
+        if self.create < 0:
+            raise UsageError(f"KafkaSink(create={self.create}) must be a number of partitions, or 0")
+        if not self.is_transactional and self.transaction_timeout is not None:
+            raise UsageError("KafkaSink(guarantee='at-least-once') has no transactions: leave transaction_timeout out")
+        if self.transaction_timeout is not None:
+            duration_ms(self.transaction_timeout, "KafkaSink(transaction_timeout=)")
+        self.client().close()
+
+    @property
+    def is_transactional(self) -> bool:  # type: ignore[override]
+        """See ``Sink``."""
+        return self.guarantee == EXACTLY_ONCE
+
+    @property
+    def has_owner(self) -> bool:  # type: ignore[override]
+        """See ``Sink``."""
+        return self.is_transactional
+
+    def client(self) -> KafkaClient:
+        """Return a client of the cluster."""
+        return KafkaClient(self.brokers.split(","), self.security, environment=self.environment)
+
+    def check(self, schema: pa.Schema) -> None:
+        """See ``Sink``: also that brokers are there, have the topic, and allow the transactions."""
+        self._columns.check(schema)
+        with self._connected() as client:
+            if not self.create:
+                client.topic(self.topic)
+            if self.is_transactional:
+                self._check_transactions(client)
+
+    def make_target(self, schema: pa.Schema) -> None:
+        """See ``Sink``: create the topic when it is missing."""
+        with self._connected() as client:
+            if self.create and self.topic not in client.topics([self.topic]):
+                client.create_topic(self.topic, self.create, self.replication, self.settings)
+            client.topic(self.topic)
+            if self.is_transactional:
+                self._check_transactions(client)
+
+    def open(self, context: SinkContext) -> SinkWriter:
+        """See ``Sink``."""
+        topics = Topics(self.client())
+        try:
+            topics.partitions_count(self.topic)
+            batch_bytes = min(
+                topics.client.number_setting(BATCH_SETTING, BATCH_BYTES_MAX, self.topic), REQUEST_BYTES_MAX
+            )
+            router = Router(self._columns, self.topic, topics.partitions_count, context.subtask_index)
+            settings = WriterSettings(
+                self.client, self.environment, topics, Compression[self.compression.upper()], batch_bytes
+            )
+            if not self.is_transactional:
+                return PlainKafkaWriter(settings, router)
+            fence = Fence(owner_of(context.pipeline, context.node), int(context.generation))
+            pool = IdPool(
+                settings,
+                self.topic,
+                SinkIds(self.prefix, fence.owner),
+                fence,
+                context.subtask_index,
+                self._timeout_ms(),
+                self._owner,
+            )
+            return KafkaWriter(settings, router, pool, self.topic, fence)
+        except BaseException:
+            topics.close()
+            raise
+
+    def open_committer(self, pipeline: str, node: str, generation: Generation) -> Committer:
+        """See ``Sink``."""
+        if not self.is_transactional:
+            return NothingToCommit()
+        client, owner = self.client(), owner_of(pipeline, node)
+        fence = Fence(owner, int(generation))
+        ids = SinkIds(self.prefix, owner)
+        return KafkaCommitter(client, self._owner(client), ids, fence, f"{self._timeout_ms()} ms")
+
+    def locations(self) -> tuple[Location, ...]:
+        """See ``Sink``."""
+        name = f"kafka://{self.brokers}/{self.topic}"
+        return (Location(name, name),)
+
+    # -- the owner of the topic -------------------------------------------------------------------------------------
+
+    def claim(self, fence: Fence) -> None:
+        """See ``FencedSink``."""
+        with self._connected() as client:
+            self._owner(client).claim(fence)
+
+    def claimed(self, owner: str) -> Fence | None:
+        """See ``FencedSink``. A topic that is missing has no owner."""
+        return next((fence for fence in self.all_claimed() if fence.owner == owner), None)
+
+    def all_claimed(self) -> Iterable[Fence]:
+        """See ``FencedSink``."""
+        with self._connected() as client:
+            if self.topic not in client.topics([self.topic]):
+                return []
+            return list(self._owner(client).fences().values())
+
+    def _owner(self, client: KafkaClient) -> TopicOwner:
+        return TopicOwner(client, self.prefix, self.topic)
+
+    # -- what the brokers allow -------------------------------------------------------------------------------------
+
+    @property
+    def _columns(self) -> RecordColumns:
+        return RecordColumns(
+            self.value or "",
+            self.key or "",
+            self.headers or "",
+            self.timestamp or "",
+            self.topic_column or "",
+            self.partition or "",
+        )
+
+    @contextlib.contextmanager
+    def _connected(self) -> Iterator[KafkaClient]:
+        client = self.client()
+        try:
+            yield client
+        finally:
+            client.close()
+
+    def _timeout_ms(self) -> int:
+        if self.transaction_timeout is None:
+            return BROKER_TIMEOUT_MS
+        return duration_ms(self.transaction_timeout, "KafkaSink(transaction_timeout=)")
+
+    def _check_transactions(self, client: KafkaClient) -> None:
+        """Check that brokers can do what commits need, and settle the timeout."""
+        level = client.feature_level("transaction.version")
+        if level < TRANSACTION_VERSION:
+            raise UsageError(
+                f"Kafka at {self.brokers} runs at level {level} of transaction.version, and commits of KafkaSink need "
+                f"level {TRANSACTION_VERSION}: run kafka-features.sh upgrade --feature transaction.version="
+                f"{TRANSACTION_VERSION} with brokers of release 4.0 or newer, or give guarantee='at-least-once'"
+            )
+        allowed_ms = client.number_setting("transaction.max.timeout.ms", BROKER_TIMEOUT_MS)
+        if self.transaction_timeout is None:
+            object.__setattr__(self, "transaction_timeout", f"{min(allowed_ms, TIMEOUT_MS_MAX)}ms")
+        elif self._timeout_ms() > allowed_ms:
+            raise UsageError(
+                f"KafkaSink(transaction_timeout={self.transaction_timeout!r}) is longer than Kafka at {self.brokers} "
+                f"allows, which is {allowed_ms} ms: raise transaction.max.timeout.ms there, or give a shorter one"
+            )

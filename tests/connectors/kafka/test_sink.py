@@ -1,0 +1,387 @@
+"""The sink: each record once for readers of committed records, whatever happens to its processes."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from tests.servers.kafka import KafkaBroker
+
+from headgate.codec.kafka.record_batch import HEADERS_TYPE
+from headgate.connectors.base import SinkContext
+from headgate.connectors.kafka.client import KafkaClient
+from headgate.connectors.kafka.sink import KafkaSink
+from headgate.connectors.kafka.transactions import prepared_in
+from headgate.errors import FencedError, StorageError, UsageError
+from headgate.model.config import duration_ms
+from headgate.model.ids import CheckpointId, Generation
+from headgate.protocol.checkpoints.commit import CommitPermit
+from headgate.testing import Target, check_sink
+from headgate.testing.sinks.fake_pipeline import SCHEMA, Checkpoint, FakePipeline, SinkGeneration
+
+pytestmark = pytest.mark.xdist_group("kafka")
+"""They share a broker."""
+
+PATIENCE_S = 60
+
+
+class Reader:
+    """Reads a topic by librdkafka, as far as its last stable offset is when it is asked."""
+
+    def __init__(self, broker: KafkaBroker, topic: str, client: KafkaClient, prefix: str) -> None:
+        from confluent_kafka import Consumer, TopicPartition
+
+        self._client, self._prefix = client, prefix
+        self._consumer = Consumer(
+            {
+                "bootstrap.servers": broker.address,
+                "group.id": uuid.uuid4().hex,
+                "isolation.level": "read_committed",
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                "auto.offset.reset": "earliest",
+                "fetch.wait.max.ms": 5,
+                "log_level": 0,
+            }
+        )
+        self._next = {part: TopicPartition(topic, part, 0) for part in client.topic(topic).leaders}
+        self.rows: list[Any] = []
+
+    def read(self) -> list[Any]:
+        """Return all records so far: those of decided transactions."""
+        while any(one.transaction_state.startswith("Prepare") for one in self.transactions()):
+            continue  # markers are on their way
+        self._consumer.assign(list(self._next.values()))  # from which it tells the ends again
+        ended: set[int] = set()
+        while len(ended) < len(self._next):
+            message = self._consumer.poll(PATIENCE_S)
+            assert message is not None, "the broker does not answer"
+            if message.error() is None:
+                ended.discard(message.partition())
+                self._next[message.partition()].offset = message.offset() + 1
+                self.rows.append(message)
+            else:
+                ended.add(message.partition())
+        return self.rows
+
+    def transactions(self) -> Sequence[Any]:
+        return self._client.list_transactions(f"{self._prefix}:")
+
+    def close(self) -> None:
+        self._consumer.close()
+
+
+@pytest.fixture
+def client(kafka: KafkaBroker) -> Iterator[KafkaClient]:
+    client = KafkaClient([kafka.address])
+    yield client
+    client.close()
+
+
+class Place:
+    """A topic of its own with a sink, and what a reader of committed records sees of it."""
+
+    def __init__(self, broker: KafkaBroker, client: KafkaClient, **options: Any) -> None:
+        self.broker, self.client = broker, client
+        self.topic = client.create_topic(f"t-{uuid.uuid4().hex}", 2).name
+        self.prefix = f"p-{uuid.uuid4().hex}"
+        self.reader = Reader(broker, self.topic, client, self.prefix)
+        self.sink = KafkaSink(broker.address, self.topic, key="text", prefix=self.prefix, **options)
+
+    def read(self) -> list[dict[str, Any]]:
+        return [json.loads(one.value()) for one in self.reader.read()]
+
+    def open_transactions(self) -> list[str]:
+        return [one.transactional_id for one in self.reader.transactions() if one.transaction_state == "Ongoing"]
+
+    def lose(self) -> None:
+        for name in self.open_transactions():
+            self.client.take_over(name, 10_000)
+
+    def take(self) -> None:
+        from confluent_kafka import TopicPartition
+
+        self.reader.read()
+        everything = [TopicPartition(self.topic, part, -1) for part in range(2)]
+        admin = self.broker.admin()
+        for asked in admin.delete_records(everything).values():
+            asked.result(PATIENCE_S)
+        self.reader.rows.clear()
+
+    @property
+    def target(self) -> Target:
+        return Target(self.sink, self.read, self.open_transactions, self.lose, self.take, holds_back=True)
+
+    def pipeline(self, story: str, rows: int = 6) -> FakePipeline:
+        return FakePipeline(self.target, rows, story)
+
+
+@pytest.fixture
+def place(kafka: KafkaBroker, client: KafkaClient) -> Iterator[Callable[..., Place]]:
+    places: list[Place] = []
+
+    def make(**options: Any) -> Place:
+        places.append(Place(kafka, client, **options))
+        return places[-1]
+
+    yield make
+    for one in places:
+        one.reader.close()
+
+
+@pytest.mark.timeout(1_200)
+def test_the_sink_passes_the_kit(place: Callable[..., Place]) -> None:
+    left_out = check_sink(lambda: place().target, rescales=((2, 2), (5, 2)), overlaps=(2,), rows=(0, 7))
+    assert [one.partition(":")[0] for one in left_out] == [
+        "the order of the output",
+        "remove output",
+        "interruptions",
+        "outages",
+    ]
+
+
+def committed(run: SinkGeneration, pipeline: FakePipeline) -> Checkpoint:
+    """Write a checkpoint, prepare and commit it."""
+    pipeline.advance(run)
+    return pipeline.completed
+
+
+def ids_of(place: Place) -> set[str]:
+    found = {one.transactional_id for one in place.reader.transactions()}
+    return {name for name in found if ":owners:" not in name}
+
+
+def test_an_id_is_used_again_once_its_transaction_is_committed(place: Callable[..., Place]) -> None:
+    here = place()
+    pipeline = here.pipeline("it went on for a while")
+    run = pipeline.start(1)
+    for _ in range(5):
+        committed(run, pipeline)
+    assert len(ids_of(here)) == 1
+    for _ in range(3):  # given up
+        pipeline.prepare(run)
+    assert len(ids_of(here)) == 3
+    run.close()
+    pipeline.check_end(1)
+
+
+def test_a_reused_id_proves_its_former_commits(place: Callable[..., Place]) -> None:
+    """FLINK-8132: a commit of an old checkpoint neither fails nor commits what is in the id now."""
+    here = place()
+    pipeline = here.pipeline("the id was used again")
+    run = pipeline.start(1)
+    first = committed(run, pipeline)
+    second = committed(run, pipeline)
+    pipeline.prepare(run)
+    seen = len(here.read())
+    for old in (first, second):
+        run.committer.commit(CommitPermit(old.checkpoint, run.generation), old.committables)
+        assert [run.committer.denial(one) for one in old.committables] == [""]
+    assert len(here.read()) == seen
+    assert len(here.open_transactions()) == 1
+
+
+def test_going_back_behind_a_reused_id_aborts_what_is_in_it_now(place: Callable[..., Place]) -> None:
+    """FLINK-40703: checkpoint 1 completed, 2 and 3 did not, the id was used again, and 1 is restored."""
+    here = place()
+    pipeline = here.pipeline("restored checkpoint 1")
+    run = pipeline.start(1)
+    first = committed(run, pipeline)
+    pipeline.prepare(run)  # in the same id
+    pipeline.prepare(run)
+    assert len(ids_of(here)) == 2
+    assert len(here.open_transactions()) == 2
+    pipeline.go_back_to(first)
+    run = pipeline.start(1)
+    assert here.open_transactions() == []
+    pipeline.check_visible(first.position, "after checkpoint 1 was restored")
+    pipeline.advance(run)
+    pipeline.check_end(1)
+
+
+def test_epochs_that_are_used_up_lose_nothing(place: Callable[..., Place], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pool leaves an id whose next epoch brokers would not give. The broker's side: see ``test_client``."""
+    here = place()
+    pipeline = here.pipeline("the epochs of an id were used up")
+    run = pipeline.start(1)
+    committed(run, pipeline)
+    monkeypatch.setattr("headgate.connectors.kafka.sink_writer.EPOCH_LAST", 2)
+    for _ in range(6):
+        committed(run, pipeline)
+    assert len(ids_of(here)) == 3
+    pipeline.check_end(1)
+
+
+def test_an_outage_that_was_too_long_stops_the_pipeline(place: Callable[..., Place]) -> None:
+    here = place(transaction_timeout="1s")
+    pipeline = here.pipeline("it was away for too long", rows=8)
+    run = pipeline.start(2)
+    done = pipeline.prepare(run)
+    pipeline.complete(done)
+    while here.open_transactions():  # the broker aborts them
+        time.sleep(0.05)
+    lost = r"output of checkpoint 1 cannot be committed: 4 records for topic '.*' are lost: Kafka aborted transaction"
+    for attempt in (lambda: run.commit(done), lambda: pipeline.start(1), lambda: pipeline.start(2)):
+        with pytest.raises(UsageError, match=lost) as found:
+            attempt()
+        assert found.value.is_output_gone
+    assert "are lost" in run.committer.denial(done.committables[0])
+    assert here.read() == []
+
+
+def test_a_transaction_that_was_open_for_too_long_is_no_newer_generation(place: Callable[..., Place]) -> None:
+    """KAFKA-6119: nothing was promised, so the pipeline goes back to its last checkpoint."""
+    here = place(transaction_timeout="1s")
+    pipeline = here.pipeline("a transaction was open for too long")
+    run = pipeline.start(1)
+    run.write(3)
+    while not here.open_transactions():
+        time.sleep(0.01)
+    while here.open_transactions():
+        time.sleep(0.05)
+    with pytest.raises(StorageError, match="which was open longer than 1000 ms"):
+        run.prepare(pipeline.next_id())
+    run.close()
+    pipeline.advance(pipeline.start(1))
+    pipeline.check_end(1)
+
+
+def test_a_writer_that_was_replaced_begins_with_no_new_id(place: Callable[..., Place]) -> None:
+    here = place()
+    pipeline = here.pipeline("replaced before it wrote anything")
+    old = pipeline.start(2)
+    new = pipeline.start(2)
+    with pytest.raises(FencedError, match="generation 1 was replaced by generation 2"):
+        old.write(4)
+    pipeline.advance(new)
+    pipeline.check_end(1)
+
+
+def test_a_writer_that_ends_leaves_nothing_open(place: Callable[..., Place]) -> None:
+    here = place()
+    pipeline = here.pipeline("a writer was closed")
+    run = pipeline.start(1)
+    run.write(5)
+    run.close()
+    assert here.open_transactions() == []
+
+
+def test_proofs_of_retained_checkpoints_are_kept(place: Callable[..., Place]) -> None:
+    here = place()
+    pipeline = here.pipeline("an old checkpoint is retained")
+    run = pipeline.start(1)
+    first = committed(run, pipeline)
+    run = pipeline.start(1)
+    (one,) = first.committables
+    name = prepared_in(one).transactional_id
+    before = here.client.committed_offsets(name, here.topic, [0])
+    run.forget([first])
+    assert here.client.committed_offsets(name, here.topic, [0])[0][0] == before[0][0] == 1
+    run.committer.commit(CommitPermit(first.checkpoint, run.generation), first.committables)
+    pipeline.check_end(1)
+
+
+def test_at_least_once_writes_at_once_and_waits_at_a_barrier(place: Callable[..., Place]) -> None:
+    here = place(guarantee="at-least-once", compression="zstd")
+    assert not here.sink.is_transactional
+    here.sink.check(SCHEMA)
+    context = SinkContext("p", "out", 0, 1, Generation(1), SCHEMA)
+    writer = here.sink.open(context)
+    writer.write(pa.record_batch([[1, 2], ["1", "2"]], schema=SCHEMA))
+    assert writer.seal(CheckpointId(1)).prepare() is None
+    assert sorted(row["number"] for row in here.read()) == [1, 2]
+    assert here.reader.transactions() == []
+    writer.close()
+
+
+def test_records_arrive_as_they_were_asked_for(kafka: KafkaBroker, client: KafkaClient) -> None:
+    """Key, value, tombstone, headers, time, partition and topic, in a topic that the sink creates."""
+    topic, other = f"t-{uuid.uuid4().hex}", client.create_topic(f"t-{uuid.uuid4().hex}").name
+    sink = KafkaSink(
+        kafka.address,
+        topic,
+        key="k",
+        value="v",
+        headers="h",
+        timestamp="at",
+        partition="part",
+        topic_column="to",
+        compression="lz4",
+        create=3,
+        settings={"cleanup.policy": "compact"},
+        guarantee="at-least-once",
+    )
+    batch = pa.RecordBatch.from_pydict(
+        {
+            "k": pa.array([b"a", b"a", None], pa.large_binary()),
+            "v": pa.array(["1", None, "3"], pa.large_string()),
+            "h": pa.array([[{"key": "x", "value": b"y"}], [], None], HEADERS_TYPE),
+            "at": pa.array([1_700_000_000_000_000] * 3, pa.timestamp("us", "UTC")),
+            "part": pa.array([2, 2, 0]),
+            "to": pa.array([None, None, other], pa.large_string()),
+        }
+    )
+    sink.check(batch.schema)
+    sink.make_target(batch.schema)
+    sink.make_target(batch.schema)
+    assert client.setting("cleanup.policy", topic) == "compact"
+    writer = sink.open(SinkContext("p", "out", 0, 1, Generation(1), batch.schema))
+    writer.write(batch)
+    writer.seal(CheckpointId(1))
+    writer.close()
+    reader, beside = Reader(kafka, topic, client, "none"), Reader(kafka, other, client, "none")
+    found = [(one.partition(), one.key(), one.value(), one.headers(), one.timestamp()[1]) for one in reader.read()]
+    assert found == [(2, b"a", b"1", [("x", b"y")], 1_700_000_000_000), (2, b"a", None, None, 1_700_000_000_000)]
+    assert [one.value() for one in beside.read()] == [b"3"]
+    reader.close()
+    beside.close()
+
+
+def test_what_cannot_work_is_one_sentence(kafka: KafkaBroker, client: KafkaClient, topic: str) -> None:
+    with pytest.raises(UsageError, match="has no topic 'missing'; create it, or name another one"):
+        KafkaSink(kafka.address, "missing").check(SCHEMA)
+    with pytest.raises(UsageError, match="allows, which is 604800000 ms: raise transaction"):
+        KafkaSink(kafka.address, topic, transaction_timeout="8d").check(SCHEMA)
+    with pytest.raises(UsageError, match=r"KafkaSink\(key='none'\) names a column"):
+        KafkaSink(kafka.address, topic, key="none").check(SCHEMA)
+    sink = KafkaSink(kafka.address, topic)
+    sink.check(SCHEMA)
+    assert duration_ms(sink.transaction_timeout, "") == 3 * 24 * 3_600_000
+    elsewhere = KafkaSink(kafka.address, topic, topic_column="text", guarantee="at-least-once")
+    writer = elsewhere.open(SinkContext("p", "out", 0, 1, Generation(1), SCHEMA))
+    with pytest.raises(UsageError, match="has no topic 'nowhere'"):
+        writer.write(pa.record_batch([[1], ["nowhere"]], schema=SCHEMA))
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"guarantee": "twice"}, "must be 'exactly-once' or 'at-least-once'"),
+        ({"compression": "rar"}, "must be one of none, gzip, snappy, lz4, zstd"),
+        ({"create": -1}, "must be a number of partitions"),
+        ({"transaction_timeout": "soon"}, "transaction_timeout"),
+        ({"guarantee": "at-least-once", "transaction_timeout": "5m"}, "has no transactions"),
+        ({"topic": ""}, "names no topic"),
+        ({"brokers": "kafka"}, "is no address of a Kafka broker"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(options: dict[str, Any], problem: str) -> None:
+    with pytest.raises(UsageError, match=problem):
+        KafkaSink(**{"brokers": "localhost:9092", "topic": "t", **options})
+
+
+def test_a_level_of_the_cluster_without_repeatable_commits_is_refused(
+    kafka: KafkaBroker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(KafkaClient, "feature_level", lambda self, name: 1)
+    with pytest.raises(
+        UsageError, match=r"runs at level 1 of transaction.version, and commits of KafkaSink need level 2"
+    ):
+        KafkaSink(kafka.address, topic).check(SCHEMA)
+    KafkaSink(kafka.address, topic, guarantee="at-least-once").check(SCHEMA)
