@@ -37,6 +37,7 @@ PUBLIC_NAMES = {
     "headgate.connectors.files.line_source": "JsonLines TextFiles",
     "headgate.connectors.files.parquet": "ParquetFiles",
     "headgate.connectors.generator": "Choice Generator RowNumber Uniform",
+    "headgate.connectors.kafka.schema_registry": "SchemaRegistry",
     "headgate.connectors.kafka.security": "KafkaSecurity",
     "headgate.connectors.kafka.sink": "KafkaSink",
     "headgate.connectors.kafka.source": "Kafka",
@@ -136,6 +137,7 @@ if TYPE_CHECKING:
     from headgate.connectors.generator import Generator as Generator
     from headgate.connectors.generator import RowNumber as RowNumber
     from headgate.connectors.generator import Uniform as Uniform
+    from headgate.connectors.kafka.schema_registry import SchemaRegistry as SchemaRegistry
     from headgate.connectors.kafka.security import KafkaSecurity as KafkaSecurity
     from headgate.connectors.kafka.sink import KafkaSink as KafkaSink
     from headgate.connectors.kafka.source import Kafka as Kafka

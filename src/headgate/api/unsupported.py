@@ -42,7 +42,7 @@ SYSTEMS_TO_COME = {
     "rabbit": "RabbitMQ is",
     "mqtt": "MQTT is",
     "csv": "CSV is",
-    "avro": "Avro is",
+    "avro": "Avro files are",
     "orc": "ORC is",
     "delta": "Delta tables are",
     "iceberg": "Iceberg tables are",

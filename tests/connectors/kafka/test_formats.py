@@ -39,7 +39,7 @@ def records(*values: bytes | None) -> pa.RecordBatch:
 
 
 def decode(*values: bytes | None, **options: Any) -> SourceBatch:
-    decoder = RecordDecoder(Kafka("kafka:9092", "orders", **options).format)
+    decoder = RecordDecoder(Kafka("kafka:9092", "orders", **options).format())
     found = decoder.decode(("orders", 3), "orders/3", records(*values), "kafka")
     assert found.batch.schema.equals(decoder.schema)
     found.batch.validate(full=True)
@@ -185,9 +185,9 @@ def test_headers_are_a_column_where_they_are_wanted() -> None:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"format": "xml"}, "format='xml' of a Kafka source is none of 'raw', 'text', 'json', 'csv'"),
+        ({"format": "xml"}, "format='xml' of a Kafka source is none of 'raw', 'text', 'json', 'csv', 'avro'"),
         ({"format": "json"}, "format='json' of a Kafka source needs schema="),
-        ({"schema": FIELDS}, "format='raw' of a Kafka source takes no schema=; give format='json' or 'csv'"),
+        ({"schema": FIELDS}, "format='raw' of a Kafka source takes no schema=; give format='json', 'csv' or 'avro'"),
         (
             {"format": "csv", "schema": FIELDS, "required": ["a"]},
             "required= of a Kafka source is for format='json' only",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,7 @@ def new_topic(client: KafkaClient, partitions: int, prefix: str = "t") -> str:
 def put(
     client: KafkaClient,
     topic: str,
-    values: Mapping[int, Sequence[bytes]],
+    values: Mapping[int, Sequence[bytes | None]],
     *,
     transaction: str = "",
     commit: bool = True,
@@ -118,6 +119,60 @@ def test_a_restart_anywhere_delivers_what_followed(kafka: KafkaBroker, client: K
     found = check_source(lambda: PatientSource(kafka.address, topic, end="latest"), parallelisms=(1, 2))
     expected = [b"%d/%d/%d" % (number, part, i) for number in (0, 2) for part in range(2) for i in range(5)]
     assert sorted(row["value"] for row in found) == sorted(expected)
+
+
+@pytest.mark.early
+@pytest.mark.parametrize("form", ["text", "json", "csv", "avro"])
+def test_a_restart_anywhere_delivers_what_followed_in_each_format(
+    kafka: KafkaBroker, client: KafkaClient, form: str
+) -> None:
+    topic = new_topic(client, 2)
+    encode: Callable[[int], bytes] = {
+        "text": lambda n: b"%d" % n,
+        "json": lambda n: b'{"value": "%d"}' % n,
+        "csv": lambda n: b"%d" % n,
+        "avro": lambda n: b"\x04%02d" % n,
+    }[form]
+    values = [encode(n) if n % 5 else [None, b"\xff"][n % 2] for n in range(10, 40)]
+    for begin in range(0, 30, 6):
+        put(client, topic, {part: values[begin + 3 * part : begin + 3 * part + 3] for part in range(2)})
+    schema = {"text": None, "avro": AVRO}.get(form, {"value": str})
+    options: dict[str, Any] = {"schema": schema, "format": form, "metadata": ["offset", "partition"], "end": "latest"}
+    found = check_source(lambda: PatientSource(kafka.address, topic, **options), parallelisms=(1, 2))
+    assert sorted(row["value"] for row in found) == [str(n) for n in range(10, 40) if n % 5]
+    assert len({(row["offset"], row["partition"]) for row in found}) == len(found)
+
+
+AVRO = '{"type": "record", "name": "r", "fields": [{"name": "value", "type": "string"}]}'
+
+
+def test_what_is_odd_in_a_topic_is_read(kafka: KafkaBroker, client: KafkaClient) -> None:
+    from confluent_kafka import Producer as OtherProducer
+
+    topic = client.create_topic(f"t.{uuid.uuid4().hex}", 1, settings={"max.message.bytes": "20000000"}).name
+    expected = []
+    for number, compression in enumerate(["none", "gzip", "snappy", "lz4", "zstd"]):
+        settings = {
+            "bootstrap.servers": kafka.address,
+            "compression.type": compression,
+            "message.max.bytes": 20_000_000,
+        }
+        producer = OtherProducer(settings)
+        text = f"{number:02d}" * (5_000_000 if compression == "none" else 1000)
+        producer.produce(topic, json.dumps({"value": text}).encode())
+        producer.produce(topic, None, key=b"only")
+        producer.flush()
+        expected.append(text)
+    source = Kafka(kafka.address, pattern=re.escape(topic), format="json", schema={"value": str}, end="latest")
+    reader = source.open(context())
+    rows = []
+    while not reader.is_finished():
+        found = reader.poll()
+        rows += [] if found is None else found.batch.to_pylist()
+    reader.close()
+    assert [row["value"] for row in rows] == expected
+    empty = new_topic(client, 3)
+    assert read_all(Kafka(kafka.address, empty, end="latest")) == []
 
 
 @pytest.mark.early

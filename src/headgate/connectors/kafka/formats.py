@@ -7,6 +7,7 @@ partition and offset.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -34,12 +35,15 @@ from headgate.connectors.files.line_decoders import (
     wide_type,
 )
 from headgate.connectors.files.line_file import Lines
+from headgate.connectors.kafka.avro_decoder import AvroDecoder
+from headgate.connectors.kafka.schema_registry import FoundSchema, RegistryClient, SchemaRegistry
+from headgate.environment import SYSTEM_ENVIRONMENT, Environment
 from headgate.errors import UsageError
-from headgate.operators.schemas import canonical_schema, to_canonical
+from headgate.operators.schemas import SchemaLike, arrow_schema, canonical_schema, to_canonical
 from headgate.operators.user_functions import bad_records
 
-RAW, TEXT, JSON, CSV = "raw", "text", "json", "csv"
-FORMATS = (RAW, TEXT, JSON, CSV)
+RAW, TEXT, JSON, CSV, AVRO = "raw", "text", "json", "csv", "avro"
+FORMATS = (RAW, TEXT, JSON, CSV, AVRO)
 
 DROP, KEEP = "drop", "keep"
 TOMBSTONES = (DROP, KEEP)
@@ -71,6 +75,8 @@ class RecordFormat:
     Attributes:
         name: one of ``FORMATS``.
         schema: the fields of a value, for JSON and CSV.
+        avro: the reader's schema of Avro; None: not known yet, or not needed.
+        registry: where values of Avro have their schemas; None: all have the reader's.
         required: fields of JSON that must be there and not null.
         separator: between the fields of CSV.
         metadata: columns beside the value: name of the column, name in ``METADATA``.
@@ -79,19 +85,23 @@ class RecordFormat:
 
     name: str
     schema: pa.Schema | None
+    avro: FoundSchema | None
+    registry: SchemaRegistry | None
     required: tuple[str, ...]
     separator: str
     metadata: tuple[tuple[str, str], ...]
     keeps_tombstones: bool
 
-    def needs(self, name: str) -> bool:
-        """Whether this metadata is wanted."""
-        return any(wanted == name for _, wanted in self.metadata)
+    @property
+    def needs_headers(self) -> bool:
+        """Whether headers have to be read."""
+        return self.registry is not None or any(wanted == "headers" for _, wanted in self.metadata)
 
 
 def record_format(
     name: str,
-    schema: pa.Schema | None,
+    schema: SchemaLike | str | None,
+    registry: SchemaRegistry | str | None,
     required: Sequence[str],
     separator: str,
     metadata: Metadata | None,
@@ -105,19 +115,30 @@ def record_format(
     where = "a Kafka source"
     if name not in FORMATS:
         raise UsageError(f"format={name!r} of {where} is none of {', '.join(map(repr, FORMATS))}")
-    if (schema is None) == (name in (JSON, CSV)):
-        need = "needs schema={'name': type}" if schema is None else "takes no schema=; give format='json' or 'csv'"
-        raise UsageError(f"format={name!r} of {where} {need}")
+    if schema is None and (name in (JSON, CSV) or (name == AVRO and registry is None)):
+        need = "schema='{...}' or registry='http://...'" if name == AVRO else "schema={'name': type}"
+        raise UsageError(f"format={name!r} of {where} needs {need}")
+    if schema is not None and name in (RAW, TEXT):
+        raise UsageError(f"format={name!r} of {where} takes no schema=; give format='json', 'csv' or 'avro'")
+    if registry is not None and name != AVRO:
+        raise UsageError(f"registry= of {where} is for format='avro' only")
     if required and name != JSON:
         raise UsageError(f"required= of {where} is for format='json' only")
     if len(separator) != 1 or separator in '"\r\n':
         raise UsageError(f"separator={separator!r} of {where} must be one character, and no quote or line end")
     if tombstones not in TOMBSTONES:
         raise UsageError(f"tombstones={tombstones!r} of {where} is none of {', '.join(map(repr, TOMBSTONES))}")
-    not_null = [*required, *(field.name for field in schema or () if not field.nullable)]
+    avro, fields = None, None
+    if schema is not None and name == AVRO:
+        avro = FoundSchema(schema if isinstance(schema, str) else json.dumps(schema))
+    elif schema is not None:
+        fields = arrow_schema(schema)
+    not_null = [*required, *(field.name for field in fields or () if not field.nullable)]
     if tombstones == KEEP and not_null:
         raise UsageError(f"tombstones='keep' of {where} makes rows of nulls, but field '{not_null[0]}' is required")
-    return RecordFormat(name, schema, tuple(required), separator, _columns(name, metadata), tombstones == KEEP)
+    place = SchemaRegistry(registry) if isinstance(registry, str) else registry
+    columns = _columns(name, metadata)
+    return RecordFormat(name, fields, avro, place, tuple(required), separator, columns, tombstones == KEEP)
 
 
 def _columns(name: str, metadata: Metadata | None) -> tuple[tuple[str, str], ...]:
@@ -133,7 +154,7 @@ def _columns(name: str, metadata: Metadata | None) -> tuple[tuple[str, str], ...
     return tuple(pairs)
 
 
-def _decoder(form: RecordFormat) -> Decoder | None:
+def _decoder(form: RecordFormat, environment: Environment) -> Decoder | AvroDecoder | None:
     """Return what decodes values; None: they stay bytes."""
     match form.name:
         case "text":
@@ -144,6 +165,10 @@ def _decoder(form: RecordFormat) -> Decoder | None:
         case "csv":
             assert form.schema is not None
             return CsvDecoder(form.schema, form.separator)
+        case "avro":
+            assert form.avro is not None
+            client = None if form.registry is None else RegistryClient(form.registry, environment)
+            return AvroDecoder(form.avro, client)
     return None
 
 
@@ -154,8 +179,8 @@ class RecordDecoder:
         schema: of the records that it makes.
     """
 
-    def __init__(self, form: RecordFormat) -> None:
-        self._form, self._decoder = form, _decoder(form)
+    def __init__(self, form: RecordFormat, environment: Environment = SYSTEM_ENVIRONMENT) -> None:
+        self._form, self._decoder = form, _decoder(form, environment)
         values = pa.schema([(VALUE, pa.large_binary())]) if self._decoder is None else self._decoder.schema
         taken = [column for column, _ in form.metadata if column in values.names]
         if taken:
@@ -163,7 +188,6 @@ class RecordDecoder:
                 f"the metadata of a Kafka source and its values both have a column '{taken[0]}'; rename that of the "
                 f"metadata: metadata={{'kafka_{taken[0]}': '{dict(form.metadata)[taken[0]]}'}}"
             )
-        self._values = values
         beside = [pa.field(column, METADATA[wanted]) for column, wanted in form.metadata]
         self.schema = canonical_schema(pa.schema([*values, *beside]))
 
@@ -176,8 +200,12 @@ class RecordDecoder:
         if has_tombstones:
             is_there = values.is_valid()
             values, rows = values.drop_null(), rows[is_there.to_numpy(zero_copy_only=False)]
-        decoded = self._decoder.decode(Lines(_with_tabs(values, self._form.name), rows))
-        _refuse_the_rest(values, rows, decoded)
+        if isinstance(self._decoder, AvroDecoder):
+            headers = None if self._form.registry is None else records.column("headers").take(pa.array(rows))
+            decoded = self._decoder.decode(values, rows, headers)
+        else:
+            decoded = self._decoder.decode(Lines(_with_tabs(values, self._form.name), rows))
+            _refuse_the_rest(values, rows, decoded)
         batch, kept = decoded.batch, decoded.starts
         if has_tombstones and self._form.keeps_tombstones:
             batch, kept = _with_nulls(batch, kept, records.column(VALUE))

@@ -11,7 +11,7 @@ import re
 import zlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import ClassVar, TypeAlias
 from uuid import UUID
@@ -24,9 +24,10 @@ from headgate.codec.kafka.messages import EARLIEST as FIRST_OFFSET
 from headgate.codec.kafka.messages import LATEST as LAST_OFFSET
 from headgate.codec.kafka.record_batch import checksum
 from headgate.connectors.base import FailStopReader, Source, SourceBatch, SourceContext, owner_of_split
-from headgate.connectors.kafka.client import KafkaClient, Topic
+from headgate.connectors.kafka.client import PATIENCE_MS, KafkaClient, Topic
 from headgate.connectors.kafka.fetcher import Fetched, Fetcher, Partition
-from headgate.connectors.kafka.formats import DROP, RAW, Metadata, RecordDecoder, record_format
+from headgate.connectors.kafka.formats import AVRO, DROP, RAW, Metadata, RecordDecoder, RecordFormat, record_format
+from headgate.connectors.kafka.schema_registry import RegistryClient, SchemaRegistry
 from headgate.connectors.kafka.security import NO_SECURITY, KafkaSecurity
 from headgate.environment import SYSTEM_ENVIRONMENT, Environment, ThreadEnded
 from headgate.errors import CorruptionError, StorageError, UsageError
@@ -34,7 +35,7 @@ from headgate.model.config import Duration, duration_ms
 from headgate.model.lineage import Location
 from headgate.model.state_schema import Form
 from headgate.operators.checkpoint_listeners import CheckpointedFunction, CheckpointListener, SnapshotContext
-from headgate.operators.schemas import SchemaLike, arrow_schema
+from headgate.operators.schemas import SchemaLike
 
 EARLIEST, LATEST, COMMITTED = "earliest", "latest", "committed"
 
@@ -49,6 +50,9 @@ FETCH_WAIT_MS = 200
 """How long the thread may take to notice that it is to end, or to commit."""
 
 WAKEUP_MS = 5
+
+LOOK_MS = 10_000
+"""How long a program may wait for brokers and the registry while it is built."""
 
 _POSITION_VERSION = 1
 
@@ -117,7 +121,8 @@ class Kafka(Source):
         *,
         pattern: str = "",
         format: str = RAW,
-        schema: SchemaLike | None = None,
+        schema: SchemaLike | str | None = None,
+        registry: SchemaRegistry | str | None = None,
         required: Sequence[str] = (),
         separator: str = ",",
         metadata: Metadata | None = None,
@@ -136,10 +141,13 @@ class Kafka(Source):
             pattern: a regular expression; topics with names that it matches as a whole are read, also those that are
                 created later. Give ``topics`` or ``pattern``.
             format: what values are: ``"raw"`` (a column ``value`` of bytes), ``"text"`` (a column ``value`` of text),
-                ``"json"`` (an object with the fields of ``schema``), or ``"csv"`` (one row with the fields of
-                ``schema`` in their order, without a header).
+                ``"json"`` (an object with the fields of ``schema``), ``"csv"`` (one row with the fields of
+                ``schema`` in their order, without a header), or ``"avro"``.
             schema: for JSON and CSV, an Arrow or Polars schema, or a dict from names to Python, Polars or Arrow types.
-                Arrow fields that are not nullable are required.
+                Arrow fields that are not nullable are required. For Avro, the reader's schema as JSON text; without
+                one, the newest in the registry when the program starts.
+            registry: the URL of the schema registry that has the schemas of values of Avro, or a ``SchemaRegistry``.
+                None: all values have the schema ``schema``, and no id.
             required: further fields of JSON that must be present and not null.
             separator: the character between the fields of CSV.
             metadata: columns beside those of the value, of ``"key"``, ``"timestamp"``, ``"topic"``, ``"partition"``,
@@ -174,26 +182,39 @@ class Kafka(Source):
         if self.start == COMMITTED and not group:
             raise UsageError("start='committed' of a Kafka source needs group='...', whose offsets it begins at")
         self.discovery_ms = duration_ms(discovery_interval, "discovery_interval")
-        fields = None if schema is None else arrow_schema(schema)
-        self.format = record_format(format, fields, required, separator, metadata, tombstones)
-        RecordDecoder(self.format)
+        self._format = record_format(format, schema, registry, required, separator, metadata, tombstones)
+        if format != AVRO or self._format.avro is not None:
+            RecordDecoder(self._format)
+        elif len(self.topics) != 1:
+            raise UsageError(
+                "a Kafka source of Avro that reads several topics needs schema='{...}', the reader's schema"
+            )
         self.client().close()
 
     def __repr__(self) -> str:
         return f"Kafka({self.brokers!r}, {', '.join(self.topics) or self.pattern!r})"
 
-    def client(self) -> KafkaClient:
+    def client(self, patience_ms: int = PATIENCE_MS) -> KafkaClient:
         """Return a client of the cluster."""
-        return KafkaClient(self.brokers.split(","), self.security, environment=self.environment)
+        brokers = self.brokers.split(",")
+        return KafkaClient(brokers, self.security, environment=self.environment, patience_ms=patience_ms)
 
     def schema(self) -> pa.Schema:
         """See ``Source``. The topics are looked for, too."""
-        client = self.client()
+        client = self.client(LOOK_MS)
         try:
             self.find_topics(client)
         finally:
             client.close()
-        return RecordDecoder(self.format).schema
+        return RecordDecoder(self.format()).schema
+
+    def format(self) -> RecordFormat:
+        """Return the format, with the newest schema of the topic if none was given: once, in the driver."""
+        if self._format.name == AVRO and self._format.avro is None:
+            assert self._format.registry is not None
+            registry = RegistryClient(self._format.registry, self.environment, LOOK_MS)
+            self._format = replace(self._format, avro=registry.latest(f"{self.topics[0]}-value"))
+        return self._format
 
     def identity(self) -> str:
         """See ``Source``: another cluster has other records. Topics are part of positions, by their ids."""
@@ -435,13 +456,13 @@ class _FetchThread:
         node: str,
     ) -> None:
         self._source, self._client, self._finds, self._node = source, client, finds, node
-        self._decoder = RecordDecoder(source.format)
+        self._decoder = RecordDecoder(source.format(), source.environment)
         self._ends = {part: one.end for part, one in positions.items() if one.end is not None}
         offsets = {part: one.offset for part, one in positions.items()}
         environment = source.environment
         self._environment = environment
         self._fetcher = Fetcher(
-            client, environment, topics, offsets, with_headers=source.format.needs("headers"), wait_ms=FETCH_WAIT_MS
+            client, environment, topics, offsets, with_headers=source.format().needs_headers, wait_ms=FETCH_WAIT_MS
         )
         self._over = set(finished)
         """Partitions of a bounded reading that were read to their ends."""
