@@ -22,11 +22,13 @@ from headgate.operators.base import OperatorContext
 pytest_plugins = ["pytester"]
 
 PAGES = ["README.md", *guide_pages()]
+OTHERS = ("docs/how-to/through-spark.md", "docs/how-to/kafka.md")
+"""Tested with a session of Spark, and with a broker."""
 EXAMPLES = [
     (page, number, code)
     for page in PAGES
     for number, code in enumerate(examples(page), 1)
-    if "register_streams(spark)" not in code and page != "docs/how-to/kafka.md"  # in tests/spark, with a session
+    if "register_streams(spark)" not in code and page not in OTHERS
 ]
 
 

@@ -152,7 +152,7 @@ def test_the_example_of_what_to_do_without_kafka_works_as_it_is_printed(
     """But for the ends of both: a window of ten seconds is too long for a test."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HEADGATE_STORE", str(tmp_path / "store"))
-    query, pipeline = examples("docs/how-to/kafka.md")
+    query, pipeline = examples("docs/how-to/through-spark.md")
     names: dict[str, Any] = {}
     query = query.replace('format("headgate")', f'format("headgate").option("store", {str(tmp_path / "store")!r})')
     query = query.replace("fill-checkpoints", str(tmp_path / "checkpoints"))  # the JVM began elsewhere

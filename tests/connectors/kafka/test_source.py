@@ -16,10 +16,12 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
+from tests.docs.documentation import PREAMBLE, examples
 from tests.servers.kafka import KafkaBroker
 
 import headgate as hg
 from headgate import testing
+from headgate.api.foreground import RunRequested, loading_only
 from headgate.codec.arrow import MOMENT
 from headgate.codec.kafka.messages import LATEST
 from headgate.connectors.base import SourceBatch, SourceContext
@@ -397,3 +399,23 @@ class SlowReader(KafkaReader):
 class SlowSource(Kafka):
     def open(self, context: SourceContext) -> KafkaReader:
         return SlowReader(self, context)
+
+
+def test_each_example_of_the_guide_builds_its_pipeline(
+    kafka: KafkaBroker, client: KafkaClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("orders", "payments"):
+        client.create_topic(name, 1)
+    codes = examples("docs/how-to/kafka.md")
+    assert len(codes) >= 3
+    for code in codes:
+        code = code.replace("localhost:9092", kafka.address).replace("security=security", "security=hg.KafkaSecurity()")
+        names: dict[str, Any] = {"__name__": "example"}
+        exec(PREAMBLE, names)
+        try:
+            with loading_only():
+                exec(code, names)
+        except RunRequested as requested:
+            names["p"] = requested.pipeline
+        assert len(names["p"].definition().plan.vertices) >= 1
