@@ -450,7 +450,20 @@ def processors(spec: dict[str, Any]) -> Pipeline:
     return processors(spec)
 
 
+def kafka(spec: dict[str, Any]) -> Pipeline:
+    """A topic to a topic, with a count for each key in between; it ends when ``rows`` records were read."""
+    pipeline = make(spec)
+    ends = {("in", part): spec["rows"] // 2 for part in range(2)}
+    schema = {"id": int, "key": int}
+    source = pipeline.source(hg.Kafka(spec["brokers"], "in", format="json", schema=schema, end=ends), name="in")
+    ones = source.with_columns(n=pl.lit(1, pl.Int64))
+    counts = ones.key_by("key").process(Count(), name="counted").with_columns(text=pl.col("key").cast(pl.String))
+    counts.sink(hg.KafkaSink(spec["brokers"], "out", key="text", compression="lz4"), name="out")
+    return pipeline
+
+
 BUILDERS = {
+    "kafka": kafka,
     "own_sinks": own_sinks,
     "processors": processors,
     "publishing": publishing,

@@ -7,14 +7,16 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from headgate.api.dataframe_source import CapturedDataFrame, DataFrameSource
 from headgate.api.pipeline_registry import remember_pipeline
+from headgate.connectors.base import Sink, transaction_timeout_ms
 from headgate.connectors.registry import targets_of
+from headgate.display.text import duration_text
 from headgate.errors import UsageError
 from headgate.model.config import PipelineConfig, StartConfig
-from headgate.model.graph import Graph
+from headgate.model.graph import Graph, Role
 from headgate.model.ids import CheckpointId, NodeName
 from headgate.model.lineage import Moves
 from headgate.model.plan import PipelineDefinition, make_plan
@@ -232,6 +234,12 @@ def announce(definition: PipelineDefinition, watcher: Observer) -> None:
     streams = f", streams in {' and '.join(stores)}" if stores else ""
     mode = config.checkpoints.mode.value.replace("_", " ")
     watcher.on_note(f"checkpoints in {config.checkpoint_root}{streams}; records count {mode}{_removed_when(config)}")
+    for node in definition.graph.nodes:
+        if node.role is Role.SINK and (timeout_ms := transaction_timeout_ms(cast(Sink, node.spec))) is not None:
+            watcher.on_note(
+                f"sink '{node.name}' survives an outage of {duration_text(timeout_ms)}; after a longer one, in "
+                "which its target dropped output, the pipeline stops"
+            )
     others = remember_pipeline(config.name, config.checkpoint_root)
     if others:
         places = " and in ".join(others)

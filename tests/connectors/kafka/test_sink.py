@@ -20,6 +20,7 @@ from headgate.connectors.kafka.transactions import prepared_in
 from headgate.errors import FencedError, StorageError, UsageError
 from headgate.model.config import duration_ms
 from headgate.model.ids import CheckpointId, Generation
+from headgate.model.pipeline_identity import Owner, PipelineIdentity
 from headgate.protocol.checkpoints.commit import CommitPermit
 from headgate.testing import Target, check_sink
 from headgate.testing.sinks.fake_pipeline import SCHEMA, Checkpoint, FakePipeline, SinkGeneration
@@ -340,6 +341,23 @@ def test_records_arrive_as_they_were_asked_for(kafka: KafkaBroker, client: Kafka
     assert [one.value() for one in beside.read()] == [b"3"]
     reader.close()
     beside.close()
+
+
+def test_a_topic_belongs_to_a_pipeline_until_it_is_deleted(kafka: KafkaBroker, client: KafkaClient) -> None:
+    topic = f"t-{uuid.uuid4().hex}"
+    sink = KafkaSink(kafka.address, topic, create=1)
+    mine, other = PipelineIdentity("mine", "/mine", "here", 1), PipelineIdentity("other", "/other", "here", 1)
+    assert sink.owner("p", "out") == Owner()
+    assert sink.holding("p", "out", lambda owner: True).what == ""
+    assert sink.own("p", "out", mine).life == mine
+    assert sink.own("p", "out", other).life == mine
+    holding = sink.holding("p", "out", lambda owner: True)
+    assert holding.what
+    assert "keeps what was written to it; delete the topic" in holding.problem
+    kafka.delete_topic(topic)
+    while client.topics([topic]):
+        continue
+    assert sink.own("p", "out", other).life == other
 
 
 def test_what_cannot_work_is_one_sentence(kafka: KafkaBroker, client: KafkaClient, topic: str) -> None:

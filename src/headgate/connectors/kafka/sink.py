@@ -13,8 +13,9 @@ from typing import ClassVar, Literal, TypeAlias
 import pyarrow as pa
 
 from headgate.codec.kafka.compression import Compression
+from headgate.codec.kafka.record_batch import checksum
 from headgate.codec.kafka.record_encoder import BATCH_BYTES_MAX
-from headgate.connectors.base import Committer, SinkContext, SinkWriter
+from headgate.connectors.base import Committer, Holding, SinkContext, SinkWriter
 from headgate.connectors.fenced_sink import Fence, FencedSink, owner_of
 from headgate.connectors.kafka.client import KafkaClient
 from headgate.connectors.kafka.committer import KafkaCommitter
@@ -30,6 +31,7 @@ from headgate.errors import UsageError
 from headgate.model.config import Duration, duration_ms
 from headgate.model.ids import Generation
 from headgate.model.lineage import Location
+from headgate.model.pipeline_identity import Mine
 
 EXACTLY_ONCE, AT_LEAST_ONCE = "exactly-once", "at-least-once"
 
@@ -57,7 +59,7 @@ class KafkaSink(FencedSink):
     brokers have acknowledged all of them; when it is completed, the driver commits the transaction, and any later
     driver can. Brokers abort a transaction that was not committed within ``transaction_timeout``: a pipeline that was
     down for longer stops, and says what was lost. Brokers of release 4.0 or newer are needed, at level 2 of the feature
-    ``transaction.version``.
+    ``transaction.version``. Needs the package crc32c: ``pip install 'headgate-streams[kafka]'``.
 
     Attributes:
         brokers: ``"host:port"`` of some brokers of the cluster, separated by commas.
@@ -100,13 +102,15 @@ class KafkaSink(FencedSink):
     security: KafkaSecurity = NO_SECURITY
     prefix: str = "headgate"
 
-    can_be_reset = False
     environment: ClassVar[Environment] = SYSTEM_ENVIRONMENT
 
     def __post_init__(self) -> None:
-        """Raises:
-        UsageError: an option has no such value.
+        """Check the options.
+
+        Raises:
+            UsageError: one has no such value, or the package is not installed.
         """
+        checksum(b"")
         if self.guarantee not in (EXACTLY_ONCE, AT_LEAST_ONCE):
             raise UsageError(f"KafkaSink(guarantee={self.guarantee!r}) must be {EXACTLY_ONCE!r} or {AT_LEAST_ONCE!r}")
         names = [codec.name.lower() for codec in Compression]
@@ -148,9 +152,7 @@ class KafkaSink(FencedSink):
     def make_target(self, schema: pa.Schema) -> None:
         """See ``Sink``: create the topic when it is missing."""
         with self._connected() as client:
-            if self.create and self.topic not in client.topics([self.topic]):
-                client.create_topic(self.topic, self.create, self.replication, self.settings)
-            client.topic(self.topic)
+            self._find_or_create(client)
             if self.is_transactional:
                 self._check_transactions(client)
 
@@ -202,6 +204,7 @@ class KafkaSink(FencedSink):
     def claim(self, fence: Fence) -> None:
         """See ``FencedSink``."""
         with self._connected() as client:
+            self._find_or_create(client)
             self._owner(client).claim(fence)
 
     def claimed(self, owner: str) -> Fence | None:
@@ -214,6 +217,21 @@ class KafkaSink(FencedSink):
             if self.topic not in client.topics([self.topic]):
                 return []
             return list(self._owner(client).fences().values())
+
+    def holding(self, pipeline: str, node: str, mine: Mine) -> Holding:
+        """See ``Sink``. Records cannot be removed from a topic one by one."""
+        where, known = f"topic {self.topic} in Kafka at {self.brokers}", self.owner(pipeline, node)
+        if known.is_unknown or known.is_forgotten:
+            return Holding("", where)
+        problem = (
+            f"{where} keeps what was written to it; delete the topic if it is no longer needed, or leave it as it is"
+        )
+        return Holding("all its output", where, problem=problem)
+
+    def _find_or_create(self, client: KafkaClient) -> None:
+        if self.create and self.topic not in client.topics([self.topic]):
+            client.create_topic(self.topic, self.create, self.replication, self.settings)
+        client.topic(self.topic)
 
     def _owner(self, client: KafkaClient) -> TopicOwner:
         return TopicOwner(client, self.prefix, self.topic)
