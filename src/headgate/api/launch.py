@@ -234,16 +234,24 @@ def announce(definition: PipelineDefinition, watcher: Observer) -> None:
     streams = f", streams in {' and '.join(stores)}" if stores else ""
     mode = config.checkpoints.mode.value.replace("_", " ")
     watcher.on_note(f"checkpoints in {config.checkpoint_root}{streams}; records count {mode}{_removed_when(config)}")
-    for node in definition.graph.nodes:
-        if node.role is Role.SINK and (timeout_ms := transaction_timeout_ms(cast(Sink, node.spec))) is not None:
-            watcher.on_note(
-                f"sink '{node.name}' survives an outage of {duration_text(timeout_ms)}; after a longer one, in "
-                "which its target dropped output, the pipeline stops"
-            )
+    for note in outage_notes(definition):
+        watcher.on_note(note)
     others = remember_pipeline(config.name, config.checkpoint_root)
     if others:
         places = " and in ".join(others)
         watcher.on_note(f"a pipeline of the same name has its checkpoints in {places}; this run does not continue it")
+
+
+def outage_notes(definition: PipelineDefinition) -> list[str]:
+    """Return how long an outage may last, for each sink whose target ends transactions by itself (CS9)."""
+    sinks = [node for node in definition.graph.nodes if node.role is Role.SINK]
+    found = [(node.name, transaction_timeout_ms(cast(Sink, node.spec))) for node in sinks]
+    return [
+        f"sink '{name}' survives an outage of {duration_text(timeout_ms)}; after a longer one, in which its target "
+        "dropped output, the pipeline stops"
+        for name, timeout_ms in found
+        if timeout_ms is not None
+    ]
 
 
 def _removed_when(config: PipelineConfig) -> str:

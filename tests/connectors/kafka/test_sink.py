@@ -6,12 +6,17 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pyarrow as pa
 import pytest
 from tests.servers.kafka import KafkaBroker
 
+import headgate as hg
+from headgate import testing
+from headgate.api.launch import outage_notes
 from headgate.codec.kafka.record_batch import HEADERS_TYPE
 from headgate.connectors.base import SinkContext
 from headgate.connectors.kafka.client import KafkaClient
@@ -144,6 +149,29 @@ def test_the_sink_passes_the_kit(place: Callable[..., Place]) -> None:
         "interruptions",
         "outages",
     ]
+
+
+@pytest.mark.run
+def test_a_pipeline_writes_each_record_once_although_workers_are_killed(
+    place: Callable[..., Place], tmp_path: Path
+) -> None:
+    here = place(create=2)
+    pipeline = hg.Pipeline(f"p-{uuid.uuid4().hex}", checkpointing=hg.Checkpointing(interval="50ms", dir=tmp_path))
+    columns = {"number": hg.RowNumber()}
+    rows = pipeline.source(hg.Generator(columns=columns, rows=4_000, rows_per_second=2_000, splits=2), name="in")
+    texts = rows.select("number", text=pl.col("number").cast(pl.String))
+    texts.sink(here.sink, name="out")
+    assert outage_notes(pipeline.definition()) == [
+        "sink 'out' survives an outage of 72 h 00 min; after a longer one, in which its target dropped output, the "
+        "pipeline stops"
+    ]
+    result = testing.run(pipeline, timeout_s=4 * PATIENCE_S, parallelism=2, kill_worker_after_checkpoint=(2, 5))
+    assert result.restarts >= 1
+    assert sorted(row["number"] for row in here.read()) == list(range(4_000))
+    assert here.open_transactions() == []
+    again = testing.run(pipeline, timeout_s=4 * PATIENCE_S, checkpoint_dir=tmp_path)  # it has ended: nothing follows
+    assert again.is_finished
+    assert len(here.read()) == 4_000
 
 
 def committed(run: SinkGeneration, pipeline: FakePipeline) -> Checkpoint:
