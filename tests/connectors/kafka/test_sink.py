@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import json
 import time
 import uuid
@@ -18,7 +20,7 @@ import headgate as hg
 from headgate import testing
 from headgate.api.launch import outage_notes
 from headgate.codec.kafka.record_batch import HEADERS_TYPE
-from headgate.connectors.base import SinkContext
+from headgate.connectors.base import Committer, SinkContext
 from headgate.connectors.kafka.client import KafkaClient
 from headgate.connectors.kafka.sink import KafkaSink
 from headgate.connectors.kafka.transactions import prepared_in
@@ -28,6 +30,7 @@ from headgate.model.ids import CheckpointId, Generation
 from headgate.model.pipeline_identity import Owner, PipelineIdentity
 from headgate.protocol.checkpoints.commit import CommitPermit
 from headgate.testing import Target, check_sink
+from headgate.testing.sinks.failures import Failure, check_interruption
 from headgate.testing.sinks.fake_pipeline import SCHEMA, Checkpoint, FakePipeline, SinkGeneration
 
 pytestmark = pytest.mark.xdist_group("kafka")
@@ -149,6 +152,60 @@ def test_the_sink_passes_the_kit(place: Callable[..., Place]) -> None:
         "interruptions",
         "outages",
     ]
+
+
+RETRIED = (
+    "committed_offsets",
+    "commit_in_transaction",
+    "describe_transaction",
+    "end_transaction",
+    "list_transactions",
+    "take_over",
+)
+"""What committers ask of brokers. Of what writers ask, only the proof is asked for again."""
+
+
+class FailingClient(KafkaClient):
+    """A client in which one of some calls fails once."""
+
+    failure = Failure()
+    names: Sequence[str] = ()
+
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        if name not in RETRIED or name not in self.names:
+            return found
+        return lambda *given, **options: self.failure.during(lambda: found(*given, **options))
+
+
+class FailingSink(KafkaSink):
+    """A sink in which calls to brokers fail where the runtime repeats them."""
+
+    names: Sequence[str] = ("commit_in_transaction",)
+
+    def client(self) -> KafkaClient:
+        client = FailingClient([self.brokers])
+        client.names = self.names
+        return client
+
+    def open_committer(self, pipeline: str, node: str, generation: Generation) -> Committer:
+        object.__setattr__(self, "names", RETRIED)
+        try:
+            return super().open_committer(pipeline, node, generation)
+        finally:
+            object.__setattr__(self, "names", ("commit_in_transaction",))
+
+
+@pytest.mark.timeout(1_200)
+def test_every_call_that_fails_is_made_good(place: Callable[..., Place]) -> None:
+    """Call after call, before or after its effect, and with the driver killed or not, in turn."""
+    for number in itertools.count(1):
+        here = place()
+        sink = FailingSink(**{field.name: getattr(here.sink, field.name) for field in dataclasses.fields(here.sink)})
+        target = dataclasses.replace(here.target, sink=sink, failing=FailingClient.failure.armed)
+        if not check_interruption(target, number, is_after=number % 2 == 1, is_killed=number % 4 >= 2):
+            break
+    assert number > 20
 
 
 @pytest.mark.run
