@@ -215,7 +215,7 @@ def test_a_login_comes_from_the_environment(registry: Registry, monkeypatch: pyt
         ({"registry": "http://c", "topics": ["a", "b"]}, "that reads several topics needs schema='{...}'"),
         (
             {"registry": "http://c", "format": "json", "schema": {"a": int}},
-            "registry= of a Kafka source is for format='avro' only",
+            "registry= of a Kafka source is for format='avro' or 'protobuf' only",
         ),
     ],
 )

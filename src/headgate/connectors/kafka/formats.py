@@ -36,14 +36,15 @@ from headgate.connectors.files.line_decoders import (
 )
 from headgate.connectors.files.line_file import Lines
 from headgate.connectors.kafka.avro_decoder import AvroDecoder
+from headgate.connectors.kafka.protobuf_decoder import ProtobufDecoder, ProtobufMessage, message_of
 from headgate.connectors.kafka.schema_registry import FoundSchema, RegistryClient, SchemaRegistry
 from headgate.environment import SYSTEM_ENVIRONMENT, Environment
 from headgate.errors import UsageError
 from headgate.operators.schemas import SchemaLike, arrow_schema, canonical_schema, to_canonical
 from headgate.operators.user_functions import bad_records
 
-RAW, TEXT, JSON, CSV, AVRO = "raw", "text", "json", "csv", "avro"
-FORMATS = (RAW, TEXT, JSON, CSV, AVRO)
+RAW, TEXT, JSON, CSV, AVRO, PROTOBUF = "raw", "text", "json", "csv", "avro", "protobuf"
+FORMATS = (RAW, TEXT, JSON, CSV, AVRO, PROTOBUF)
 
 DROP, KEEP = "drop", "keep"
 TOMBSTONES = (DROP, KEEP)
@@ -76,7 +77,9 @@ class RecordFormat:
         name: one of ``FORMATS``.
         schema: the fields of a value, for JSON and CSV.
         avro: the reader's schema of Avro; None: not known yet, or not needed.
-        registry: where values of Avro have their schemas; None: all have the reader's.
+        protobuf: the message of Protobuf.
+        registry: where values of Avro have their schemas; None: all have the reader's. Of Protobuf: values begin as a
+            registry demands it.
         required: fields of JSON that must be there and not null.
         separator: between the fields of CSV.
         metadata: columns beside the value: name of the column, name in ``METADATA``.
@@ -86,6 +89,7 @@ class RecordFormat:
     name: str
     schema: pa.Schema | None
     avro: FoundSchema | None
+    protobuf: ProtobufMessage | None
     registry: SchemaRegistry | None
     required: tuple[str, ...]
     separator: str
@@ -100,7 +104,7 @@ class RecordFormat:
 
 def record_format(
     name: str,
-    schema: SchemaLike | str | None,
+    schema: SchemaLike | str | type | None,
     registry: SchemaRegistry | str | None,
     required: Sequence[str],
     separator: str,
@@ -115,21 +119,24 @@ def record_format(
     where = "a Kafka source"
     if name not in FORMATS:
         raise UsageError(f"format={name!r} of {where} is none of {', '.join(map(repr, FORMATS))}")
-    if schema is None and (name in (JSON, CSV) or (name == AVRO and registry is None)):
-        need = "schema='{...}' or registry='http://...'" if name == AVRO else "schema={'name': type}"
+    if schema is None and (name in (JSON, CSV, PROTOBUF) or (name == AVRO and registry is None)):
+        others = {AVRO: "schema='{...}' or registry='http://...'", PROTOBUF: "schema=Message, a generated class"}
+        need = others.get(name, "schema={'name': type}")
         raise UsageError(f"format={name!r} of {where} needs {need}")
     if schema is not None and name in (RAW, TEXT):
-        raise UsageError(f"format={name!r} of {where} takes no schema=; give format='json', 'csv' or 'avro'")
-    if registry is not None and name != AVRO:
-        raise UsageError(f"registry= of {where} is for format='avro' only")
+        raise UsageError(f"format={name!r} of {where} takes no schema=; give another format")
+    if registry is not None and name not in (AVRO, PROTOBUF):
+        raise UsageError(f"registry= of {where} is for format='avro' or 'protobuf' only")
     if required and name != JSON:
         raise UsageError(f"required= of {where} is for format='json' only")
     if len(separator) != 1 or separator in '"\r\n':
         raise UsageError(f"separator={separator!r} of {where} must be one character, and no quote or line end")
     if tombstones not in TOMBSTONES:
         raise UsageError(f"tombstones={tombstones!r} of {where} is none of {', '.join(map(repr, TOMBSTONES))}")
-    avro, fields = None, None
-    if schema is not None and name == AVRO:
+    avro, protobuf, fields = None, None, None
+    if name == PROTOBUF:
+        protobuf = message_of(schema)
+    elif schema is not None and name == AVRO:
         avro = FoundSchema(schema if isinstance(schema, str) else json.dumps(schema))
     elif schema is not None:
         fields = arrow_schema(schema)
@@ -138,7 +145,8 @@ def record_format(
         raise UsageError(f"tombstones='keep' of {where} makes rows of nulls, but field '{not_null[0]}' is required")
     place = SchemaRegistry(registry) if isinstance(registry, str) else registry
     columns = _columns(name, metadata)
-    return RecordFormat(name, fields, avro, place, tuple(required), separator, columns, tombstones == KEEP)
+    keeps = tombstones == KEEP
+    return RecordFormat(name, fields, avro, protobuf, place, tuple(required), separator, columns, keeps)
 
 
 def _columns(name: str, metadata: Metadata | None) -> tuple[tuple[str, str], ...]:
@@ -154,7 +162,7 @@ def _columns(name: str, metadata: Metadata | None) -> tuple[tuple[str, str], ...
     return tuple(pairs)
 
 
-def _decoder(form: RecordFormat, environment: Environment) -> Decoder | AvroDecoder | None:
+def _decoder(form: RecordFormat, environment: Environment) -> Decoder | AvroDecoder | ProtobufDecoder | None:
     """Return what decodes values; None: they stay bytes."""
     match form.name:
         case "text":
@@ -169,6 +177,9 @@ def _decoder(form: RecordFormat, environment: Environment) -> Decoder | AvroDeco
             assert form.avro is not None
             client = None if form.registry is None else RegistryClient(form.registry, environment)
             return AvroDecoder(form.avro, client)
+        case "protobuf":
+            assert form.protobuf is not None
+            return ProtobufDecoder(form.protobuf, is_framed=form.registry is not None)
     return None
 
 
@@ -200,7 +211,7 @@ class RecordDecoder:
         if has_tombstones:
             is_there = values.is_valid()
             values, rows = values.drop_null(), rows[is_there.to_numpy(zero_copy_only=False)]
-        if isinstance(self._decoder, AvroDecoder):
+        if isinstance(self._decoder, AvroDecoder | ProtobufDecoder):
             headers = None if self._form.registry is None else records.column("headers").take(pa.array(rows))
             decoded = self._decoder.decode(values, rows, headers)
         else:

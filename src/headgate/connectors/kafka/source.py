@@ -121,7 +121,7 @@ class Kafka(Source):
         *,
         pattern: str = "",
         format: str = RAW,
-        schema: SchemaLike | str | None = None,
+        schema: SchemaLike | str | type | None = None,
         registry: SchemaRegistry | str | None = None,
         required: Sequence[str] = (),
         separator: str = ",",
@@ -142,12 +142,13 @@ class Kafka(Source):
                 created later. Give ``topics`` or ``pattern``.
             format: what values are: ``"raw"`` (a column ``value`` of bytes), ``"text"`` (a column ``value`` of text),
                 ``"json"`` (an object with the fields of ``schema``), ``"csv"`` (one row with the fields of
-                ``schema`` in their order, without a header), or ``"avro"``.
+                ``schema`` in their order, without a header), ``"avro"``, or ``"protobuf"``.
             schema: for JSON and CSV, an Arrow or Polars schema, or a dict from names to Python, Polars or Arrow types.
                 Arrow fields that are not nullable are required. For Avro, the reader's schema as JSON text; without
-                one, the newest in the registry when the program starts.
+                one, the newest in the registry when the program starts. For Protobuf, the message: a generated class.
             registry: the URL of the schema registry that has the schemas of values of Avro, or a ``SchemaRegistry``.
-                None: all values have the schema ``schema``, and no id.
+                None: all values have the schema ``schema``, and no id. With Protobuf it says that values have ids,
+                and is not asked.
             required: further fields of JSON that must be present and not null.
             separator: the character between the fields of CSV.
             metadata: columns beside those of the value, of ``"key"``, ``"timestamp"``, ``"topic"``, ``"partition"``,

@@ -1,0 +1,106 @@
+"""Values of Protobuf; the messages of protobuf's own library are the judge."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark import cloudpickle
+
+from headgate.codec.kafka.record_batch import RECORDS_WITH_HEADERS
+from headgate.connectors.base import SourceBatch
+from headgate.connectors.kafka.formats import RecordDecoder
+from headgate.connectors.kafka.source import Kafka
+from headgate.errors import UsageError
+
+pytest.importorskip("ptars", reason="ptars is not installed (pip install -e '.[protobuf]')")
+
+HEAD = b"\0\0\0\0\x07"
+
+
+def generated() -> Any:
+    """Return the class of a message as protoc would generate it."""
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+    kinds = descriptor_pb2.FieldDescriptorProto
+    inner = descriptor_pb2.FileDescriptorProto(name="item.proto", package="shop", syntax="proto3")
+    inner.message_type.add(name="Item").field.add(name="sku", number=1, type=kinds.TYPE_STRING, label=1)
+    file = descriptor_pb2.FileDescriptorProto(
+        name="order.proto", package="shop", syntax="proto3", dependency=["item.proto"]
+    )
+    message = file.message_type.add(name="Order")
+    message.field.add(name="id", number=1, type=kinds.TYPE_INT64, label=1)
+    message.field.add(name="name", number=2, type=kinds.TYPE_STRING, label=1)
+    message.field.add(name="tags", number=3, type=kinds.TYPE_STRING, label=3)
+    message.field.add(name="item", number=4, type=kinds.TYPE_MESSAGE, type_name=".shop.Item", label=1)
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(inner)
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("shop.Order"))
+
+
+Order: Any = generated()
+
+
+def order(number: int) -> bytes:
+    made = Order(id=number, name=f"n{number}", tags=["a"] * number)
+    made.item.sku = "s"
+    return bytes(made.SerializeToString())
+
+
+def row(number: int) -> dict[str, Any]:
+    return {"id": number, "name": f"n{number}", "tags": ["a"] * number, "item": {"sku": "s"}}
+
+
+def decode(*values: bytes | tuple[bytes, bytes] | None, **options: Any) -> SourceBatch:
+    """A pair is a value, and what its header says of its schema."""
+    rows = []
+    for n, one in enumerate(values):
+        value, named = one if isinstance(one, tuple) else (one, None)
+        headers = [] if named is None else [{"key": "__value_schema_id", "value": named}]
+        rows.append({"value": value, "key": None, "offset": n, "timestamp": None, "headers": headers})
+    source = Kafka("kafka:9092", "orders", format="protobuf", schema=Order, **options)
+    decoder = RecordDecoder(cloudpickle.loads(cloudpickle.dumps(source)).format())  # as it travels to a worker
+    records = pa.RecordBatch.from_pylist(rows, schema=RECORDS_WITH_HEADERS)
+    found = decoder.decode(("orders", 0), "orders/0", records, "kafka")
+    found.batch.validate(full=True)
+    return found
+
+
+def problems(found: SourceBatch) -> list[str]:
+    return [] if found.bad is None else [f"{one['position'][-1]}: {one['problem']}" for one in found.bad.to_pylist()]
+
+
+def test_values_have_the_fields_of_the_message() -> None:
+    found = decode(order(1), None, order(2), metadata="offset")
+    assert found.batch.to_pylist() == [{**row(1), "offset": 0}, {**row(2), "offset": 2}]
+    assert decode(order(0), None, tombstones="keep").batch.to_pylist()[1] == dict.fromkeys(row(0))
+
+
+def test_damaged_values_leave_the_others_alone() -> None:
+    found = decode(order(1), b"\xff", b"\x12\x02\xff\xfe", order(2), order(3)[:-1])
+    assert found.batch.to_pylist() == [row(1), row(2)]
+    assert [problem[:1] for problem in problems(found)] == ["1", "2", "4"]
+
+
+def test_with_a_registry_values_begin_with_ids() -> None:
+    values = [HEAD + b"\0" + order(1), HEAD + b"\2\2" + order(2), order(3), HEAD, b"", (order(4), HEAD)]
+    found = decode(*values, registry="http://registry:8081")
+    assert found.batch.to_pylist() == [row(1), row(2), row(4)]
+    assert [problem[:1] for problem in problems(found)] == ["2", "3", "4"]
+
+
+@pytest.mark.parametrize(
+    ("schema", "problem"),
+    [(None, "needs schema=Message, a generated class"), ({"a": int}, "a class that protoc generated, not {'a'")],
+)
+def test_what_is_no_message_is_refused(schema: Any, problem: str) -> None:
+    with pytest.raises(UsageError, match=problem):
+        Kafka("kafka:9092", "orders", format="protobuf", schema=schema)
+
+
+def test_without_the_package_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "ptars", None)
+    with pytest.raises(UsageError, match=r"needs the package ptars: pip install 'headgate-streams\[protobuf\]'"):
+        Kafka("kafka:9092", "orders", format="protobuf", schema=Order)
