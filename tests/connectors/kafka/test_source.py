@@ -340,7 +340,7 @@ def test_a_source_that_cannot_work_is_refused(options: dict[str, Any], problem: 
 
 def test_a_source_says_where_it_reads_and_how_it_ends() -> None:
     source = Kafka("kafka:9092", ["a", "b"])
-    assert [one.name for one in source.locations()] == ["kafka://kafka:9092/a", "kafka://kafka:9092/b"]
+    assert [one.name for one in source.locations()] == ["kafka:a", "kafka:b"]
     assert source.how_to_end() == "give end='latest'"
     assert Kafka("kafka:9092", "a", end="latest").how_to_end() is None
 

@@ -195,8 +195,8 @@ class KafkaSink(FencedSink):
         return KafkaCommitter(client, self._owner(client), ids, fence, f"{self._timeout_ms()} ms")
 
     def locations(self) -> tuple[Location, ...]:
-        """See ``Sink``."""
-        name = f"kafka://{self.brokers}/{self.topic}"
+        """See ``Sink``. Without brokers, which come and go: another cluster does not know the prepared transactions."""
+        name = f"kafka:{self.topic}"
         return (Location(name, name),)
 
     # -- the owner of the topic -------------------------------------------------------------------------------------

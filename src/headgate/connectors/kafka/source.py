@@ -226,8 +226,8 @@ class Kafka(Source):
             client.close()
 
     def locations(self) -> tuple[Location, ...]:
-        """See ``Source``."""
-        names = [f"kafka://{self.brokers}/{name}" for name in (*self.topics, *([self.pattern] if self.pattern else []))]
+        """See ``Source``. Without brokers, which come and go: positions have the ids of topics, which tell clusters."""
+        names = [f"kafka:{name}" for name in (*self.topics, *([self.pattern] if self.pattern else []))]
         return tuple(Location(name, name) for name in names)
 
     def how_to_end(self) -> str | None:
