@@ -129,20 +129,23 @@ def _run(
     """
     begin = SourceCheckpoint()
     life = SourceGeneration(source, NO_GENERATION, parallelism, begin)
-    for poll in range(polls_max):
-        if life.is_finished:
-            return life.rows, poll
-        life.poll(poll % parallelism)
-        is_restart = restarts_after(poll)
-        if is_restart or is_time_for_checkpoint(poll):
-            done = life.checkpoint(poll + 1, is_polled=False)
-            is_restart = is_restart and not (if_changed and done.holds_the_same_as(begin))
-            if not is_restart:
-                life.tell_completed(done.number)
-                continue
-            life.close()
-            begin = done
-            life = SourceGeneration(source, NO_GENERATION, parallelism, begin)
+    try:
+        for poll in range(polls_max):
+            if life.is_finished:
+                return life.rows, poll
+            life.poll(poll % parallelism)
+            is_restart = restarts_after(poll)
+            if is_restart or is_time_for_checkpoint(poll):
+                done = life.checkpoint(poll + 1, is_polled=False)
+                is_restart = is_restart and not (if_changed and done.holds_the_same_as(begin))
+                if not is_restart:
+                    life.tell_completed(done.number)
+                    continue
+                life.close()
+                begin = done
+                life = SourceGeneration(source, NO_GENERATION, parallelism, begin)
+    finally:
+        life.close()
     raise AssertionError(f"the source had not ended after {polls_max} polls")
 
 
@@ -311,7 +314,11 @@ def check_late_splits(fresh: Callable[[], Growing], parallelisms: Sequence[int] 
     for before, after in itertools.product(parallelisms, repeat=2):
         for check in CHECKS:
             doc = (check.__doc__ or "").partition("\n")[0].rstrip(".")
-            check(GrowingPipeline(fresh(), before, f"{doc}, parallelism {before} to {after}"), after)
+            pipeline = GrowingPipeline(fresh(), before, f"{doc}, parallelism {before} to {after}")
+            try:
+                check(pipeline, after)
+            finally:
+                pipeline.close()
 
 
 class GrowingPipeline:
@@ -373,9 +380,13 @@ class GrowingPipeline:
 
     def crash(self, parallelism: int) -> None:
         """Go back to the last checkpoint; what came since does not count."""
+        self.close()
+        self._start(parallelism)
+
+    def close(self) -> None:
+        """Close all readers."""
         for reader in self._readers:
             reader.close()
-        self._start(parallelism)
 
     def restart(self, parallelism: int) -> None:
         """Stop with a checkpoint, and go on from it."""

@@ -207,12 +207,14 @@ class SourceRun:
         self._completed = SourceCheckpoint()
         self._generations = itertools.count(1)
         self._numbers = itertools.count(1)
+        self._lives: list[SourceGeneration] = []
         self.start(parallelism)
 
     def start(self, parallelism: int) -> None:
         """Crash, and begin another generation with the last completed checkpoint."""
         self._turns = 0
         self.life = SourceGeneration(self._source, next(self._generations), parallelism, self._completed)
+        self._lives.append(self.life)
 
     def poll(self, polls: int) -> None:
         """Poll ``polls`` times, one subtask after another."""
@@ -247,11 +249,12 @@ class SourceRun:
                 self.complete(self.checkpoint())
         self.complete(self.checkpoint())
         check_same(self._completed.rows, expected, self.story)
-        self.life.close()
+        self._lives.pop().close()
         self.start(self.life.parallelism)
         self.poll_on()
         check_same(self.life.rows, expected, f"{self.story}, and from the last checkpoint once more")
-        self.life.close()
+        for life in self._lives:  # a crash closes nothing; in this process they would keep threads and files
+            life.close()
 
 
 def check_first_epoch(run: SourceRun, polls: int, after: int) -> None:
