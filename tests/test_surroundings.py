@@ -17,7 +17,7 @@ ROOMS = ("model", "protocol", "codec", "storage", "store", "state", "operators",
 FROM_OUTSIDE = {
     "time": None,
     "secrets": None,
-    "uuid": None,
+    "uuid": {"uuid1", "uuid4", "getnode"},
     "random": None,
     "socket": {"gethostname", "create_server", "create_connection"},
     "os": {"getpid", "urandom", "getrandom", "times"},

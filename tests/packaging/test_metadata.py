@@ -62,15 +62,15 @@ def test_the_version_is_said_once() -> None:
 def test_what_is_optional_is_an_extra_and_not_required() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    assert set(extras) == {"rocksdb", "s3", "ui", "otel", "postgres", "kafka", "docs", "dev"}
+    assert set(extras) == {"rocksdb", "s3", "ui", "otel", "postgres", "kafka", "protobuf", "docs", "dev"}
     optional = {
         re.match(r"[\w-]+", text)[0]
-        for name in ("rocksdb", "s3", "ui", "otel", "postgres", "kafka")
+        for name in ("rocksdb", "s3", "ui", "otel", "postgres", "kafka", "protobuf")
         for text in extras[name]
     }  # type: ignore[index]
     required = {re.match(r"[\w-]+", text)[0] for text in project["dependencies"]}  # type: ignore[index]
     assert optional == {
-        *("rocksdict", "obstore", "starlette", "uvicorn", "psycopg", "crc32c"),
+        *("rocksdict", "obstore", "starlette", "uvicorn", "psycopg", "crc32c", "ptars"),
         *("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"),
     }
     assert optional.isdisjoint(required)

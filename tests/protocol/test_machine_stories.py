@@ -17,7 +17,7 @@ from headgate.protocol.checkpoints.coordinator_events import (
     ManifestWritten,
     Started,
 )
-from headgate.protocol.machine import STORY_CHARS_MAX, STORY_MAX, told
+from headgate.protocol.machine import STORY_CHARS_MAX, STORY_MAX, describe
 
 WINDOW = SubtaskId(VertexId("window"), 3)
 
@@ -51,11 +51,11 @@ def test_the_story_of_a_machine_has_keys_and_causes_and_a_bounded_size() -> None
 
 
 def test_bytes_are_told_by_their_size_and_lists_by_their_length() -> None:
-    assert told((b"secret", [1, 2, 3, 4, 5], "y" * 81)) == f"[<6 bytes>, [1, 2, 3, 4, … 5 in all], '{'y' * 80}…']"
+    assert describe((b"secret", [1, 2, 3, 4, 5], "y" * 81)) == f"[<6 bytes>, [1, 2, 3, 4, … 5 in all], '{'y' * 80}…']"
 
 
 def test_what_a_peer_made_up_is_told_in_bounds() -> None:
     deep: object = b"x" * 100
     for _ in range(1_000):
         deep = (deep, "y" * 10_000)
-    assert len(told(deep)) < 2_000
+    assert len(describe(deep)) < 2_000

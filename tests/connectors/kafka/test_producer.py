@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -15,10 +16,10 @@ from tests.servers.proxy import Wire
 
 from headgate.codec.kafka.compression import Compression
 from headgate.codec.kafka.error_codes import ErrorCode
-from headgate.codec.kafka.messages import LATEST
+from headgate.codec.kafka.messages import LATEST, Produce, ProduceAnswer, ProducedPartition, ProducedTopic
 from headgate.codec.kafka.partitioner import partitions_of_keys
 from headgate.connectors.kafka import producer as producing
-from headgate.connectors.kafka.client import KafkaClient
+from headgate.connectors.kafka.client import KafkaClient, ProducerIds, Topic
 from headgate.connectors.kafka.fetcher import Fetcher, Partition
 from headgate.connectors.kafka.producer import Producer
 from headgate.environment import SYSTEM_ENVIRONMENT
@@ -75,6 +76,60 @@ def test_records_of_many_partitions_are_written_in_order(client: KafkaClient, mo
     expected = {part: [n for n in range(9_000) if n // 300 % 3 == part] for part in range(3)}
     assert written(client, topic.name) == expected
     producer.close()
+
+
+class NewLeader:
+    """A broker that does not lead its partition yet when the first request comes.
+
+    As real ones do, it takes any batch of a producer that it does not know, and then only the batch that follows.
+    """
+
+    is_closed = False
+
+    def __init__(self) -> None:
+        self.is_leader = False
+        self.taken: list[bytes] = []
+        self._answers: deque[ProduceAnswer] = deque()
+
+    def open(self, node: int) -> NewLeader:
+        return self
+
+    def topics(self, names: Iterable[str]) -> dict[str, Topic]:
+        return {name: Topic(name, uuid.UUID(int=1), {0: 1}) for name in names}
+
+    def send(self, request: Produce) -> None:
+        (of_topic,) = request.topic_data
+        (part,) = of_topic.partition_data
+        assert isinstance(part.records, list)
+        batch = b"".join(bytes(one) for one in part.records)
+        follows = not self.taken or sequence_of(batch) == sequence_of(self.taken[-1]) + 1
+        code = ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+        if not self.is_leader:
+            code, self.is_leader = ErrorCode.NOT_LEADER_OR_FOLLOWER, True
+        elif follows:
+            code = ErrorCode.NONE
+            self.taken.append(batch)
+        produced = ProducedPartition(0, code, 0, -1, 0, (), None)
+        self._answers.append(ProduceAnswer((ProducedTopic(of_topic.name, (produced,)),), 0))
+
+    def receive(self, timeout_ms: int) -> ProduceAnswer | None:
+        return self._answers.popleft() if self._answers else None
+
+    def close(self) -> None:
+        pass
+
+
+def sequence_of(batch: bytes) -> int:
+    return int.from_bytes(batch[53:57], "big")
+
+
+def test_the_first_batch_of_a_partition_is_written_before_the_others() -> None:
+    broker = NewLeader()
+    topics = broker.topics(["t"])
+    producer = Producer(broker, SYSTEM_ENVIRONMENT, topics, ProducerIds(7, 0), batch_bytes_max=70)  # type: ignore[arg-type]
+    put(producer, ("t", 0), range(5))
+    producer.flush()
+    assert [sequence_of(batch) for batch in broker.taken] == list(range(5))
 
 
 def test_transactions_follow_each_other(client: KafkaClient, topic: str) -> None:

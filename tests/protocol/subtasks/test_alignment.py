@@ -8,7 +8,7 @@ from tests.protocol.making import ch, cp
 from headgate.errors import ProtocolViolation
 from headgate.model.config import CheckpointKind, CheckpointOptions
 from headgate.protocol.checkpoints.coordinator_events import AbortReason
-from headgate.protocol.machine import STORY_MAX, Ignored, told
+from headgate.protocol.machine import STORY_MAX, Ignored, describe
 from headgate.protocol.subtasks.alignment import (
     AbortedIds,
     AbortReceived,
@@ -277,10 +277,10 @@ def test_a_machine_that_broke_a_rule_stays_dead_and_tells_its_story() -> None:  
         aligner.handle(barrier(1, 1))
     assert second.value is first.value
     assert first.value.machine == "Aligner"
-    assert first.value.story == (told(barrier(0, 1)), told(barrier(0, 1)))
+    assert first.value.story == (describe(barrier(0, 1)), describe(barrier(0, 1)))
 
 
 def test_the_story_is_bounded() -> None:
     aligner = after(1, *(barrier(0, i) for i in range(1, STORY_MAX + 10)))
     assert len(aligner.story) == STORY_MAX
-    assert aligner.story[-1] == told(barrier(0, STORY_MAX + 9))
+    assert aligner.story[-1] == describe(barrier(0, STORY_MAX + 9))

@@ -55,6 +55,13 @@ class _Queue:
     in_flight: deque[EncodedBatch] = field(default_factory=deque)
     failed: list[EncodedBatch] = field(default_factory=list)
     """To be sent again in front of what waits, once nothing is in flight."""
+    is_known: bool = False
+    """Whether the leader has taken a batch. Until then it would take a later one in place of one that failed."""
+
+    @property
+    def may_send(self) -> bool:
+        """Whether another batch may follow those in flight."""
+        return bool(self.waiting) and not self.failed and (self.is_known or not self.in_flight)
 
 
 class Producer:
@@ -170,12 +177,12 @@ class Producer:
             if queue.failed and not queue.in_flight:
                 queue.waiting.extendleft(reversed(queue.failed))
                 queue.failed.clear()
-            if queue.waiting and not queue.failed and self._leaders[partition] >= 0:
+            if queue.may_send and self._leaders[partition] >= 0:
                 by_node.setdefault(self._leaders[partition], []).append(partition)
         for node, partitions in by_node.items():
             while partitions and len(self._sent.setdefault(node, deque())) < IN_FLIGHT_MAX:
                 self._send_one(node, partitions)
-                partitions = [one for one in partitions if self._queues[one].waiting and self._leaders[one] == node]
+                partitions = [one for one in partitions if self._queues[one].may_send and self._leaders[one] == node]
 
     def _send_one(self, node: int, partitions: list[Partition]) -> None:
         """Send one request with the next batch of each partition."""
@@ -234,6 +241,7 @@ class Producer:
                 follows = code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and bool(queue.failed)
                 if code in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
                     self._buffered_bytes -= batch.size_bytes
+                    queue.is_known = True
                     self._progress_ms, self._pause_ms = self._environment.monotonic_ms(), BACKOFF_MS_MIN
                 elif code in _AGAIN or follows:
                     queue.failed.append(batch)
