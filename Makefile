@@ -15,6 +15,7 @@ PYTHON ?= 3.13
 TESTS ?=
 QUICK ?=
 MINUTES ?= 5
+CHAIN ?= spark
 PATIENCE ?= 3
 SAMPLE ?= 200
 SEED ?= 1
@@ -89,8 +90,9 @@ kill-drivers: setup-java ## kill drivers under --supervised and --standby for MI
 lost-machines: setup-test ## cut machines off and delete their disks TIMES times, on a cluster in network namespaces, too
 	for n in $$(seq $(TIMES)); do HEADGATE_TEST_CLUSTERS=1 $(PYTHON_ENV) -m pytest -q tests/crash/test_lost_machines.py || exit 1; done
 
-kill-chain: setup-java ## kill workers and drivers of two pipelines in a row for MINUTES minutes, on Spark
-	HEADGATE_TEST_MINUTES=$(MINUTES) $(PYTHON_ENV) -m pytest -q -s tests/crash/test_chains.py -k spark
+kill-chain: setup-test ## kill workers and drivers of two pipelines in a row, and Kafka's broker, each MINUTES minutes: CHAIN="kafka and spark"
+	HEADGATE_TEST_MINUTES=$(MINUTES) $(PYTHON_ENV) -m pytest -q -s tests/crash/test_chains.py tests/crash/test_kafka_kills.py \
+		-k "test_a_chain and $(CHAIN)"
 
 lint: setup ## format, lint, import layering, types, names and words, rules of the architecture
 	$(PYTHON_ENV) -m ruff format --check .

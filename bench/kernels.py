@@ -20,10 +20,11 @@ import pyarrow as pa
 
 from headgate.environment import SYSTEM_CLOCK
 from headgate.model.graph import OutputTag
+from headgate.operators.aligned_windows import WindowOperators, window_operators
 from headgate.operators.base import Operator, OperatorContext
 from headgate.operators.keys import partition
-from headgate.operators.tumbling_windows import WindowOperators, window_operators
-from headgate.operators.window_plan import TumblingAggregate
+from headgate.operators.window_assigner import tumbling
+from headgate.operators.window_plan import WindowedAggregate
 
 BATCH_ROWS = 65_536
 EVENTS = 30_000_000
@@ -146,7 +147,7 @@ def main() -> None:
     figures: dict[str, float] = {}
     aggregates = (pl.len().alias("n"), pl.col("value").sum().alias("total"))
     for keys, target in TARGETS.items():
-        aggregate = TumblingAggregate(("key",), "ts", 5_000, aggregates)
+        aggregate = WindowedAggregate(("key",), "ts", tumbling(5_000), aggregates)
         operators = window_operators(aggregate, SCHEMA, "window")
         clock, rows = run(operators, keys)
         per_event = {part: seconds / EVENTS * 1e9 for part, seconds in clock.spent.items()}

@@ -15,7 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 
 import headgate as hg
-from headgate.connectors.base import Source, SourceBatch, SourceContext, owner_of_split
+from headgate.connectors.base import Source, SourceBatch, SourceContext, SourceReader, owner_of_split
 
 SPLIT = "inbox"
 SCHEMA = pa.schema({"number": pa.int64(), "message": pa.large_string()})
@@ -43,7 +43,7 @@ class Inbox(Source):
         return InboxReader(self.directory, context)
 
 
-class InboxReader(hg.PublishOnCheckpoint):
+class InboxReader(hg.PublishOnCheckpoint, SourceReader):
     """Delivers one message at a time, and acknowledges what completed checkpoints cover."""
 
     item_type = int

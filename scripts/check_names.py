@@ -1,4 +1,4 @@
-"""Checks that the code keeps the words of the field: names of modules, words of docstrings, subjects of commits.
+"""Checks that the code keeps the words of the field: names of modules, docstrings, subjects of commits.
 
 Run by ``make lint``. A module is named by a noun: a name that ends like a verb form is refused unless ``NOUNS`` has it.
 """
@@ -15,6 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "headgate"
+SIMULATOR = SOURCE / "sim"
 
 VERB_FORM = re.compile(r"(?:ing|ed|ly)$")
 NOUNS = {
@@ -75,6 +76,24 @@ def docstring_words() -> Iterator[str]:
         yield f"say in the field's words what the docstrings say with {RIDDLES.pattern}: {worst}"
 
 
+def methods() -> Iterator[str]:
+    """Yield a problem for each public method that no class describes."""
+    described: set[str] = set()
+    bare: list[tuple[str, str]] = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            for part in node.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_") else ():
+                if not isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef) or part.name.startswith("_"):
+                    continue
+                if ast.get_docstring(part):
+                    described.add(part.name)
+                elif SIMULATOR not in path.parents:
+                    bare.append((part.name, f"{path.relative_to(ROOT)}:{part.lineno}"))
+    for name, place in bare:
+        if name not in described:
+            yield f"{place}: say in a docstring what '{name}' does"
+
+
 def commit_subjects() -> Iterator[str]:
     """Yield a problem for each recent commit with a subject that is too long.
 
@@ -94,7 +113,7 @@ def commit_subjects() -> Iterator[str]:
 
 def main() -> int:
     """Print what is wrong; return how the process ends."""
-    problems = [*module_names(), *docstring_words(), *commit_subjects()]
+    problems = [*module_names(), *docstring_words(), *methods(), *commit_subjects()]
     for problem in problems:
         print(problem, file=sys.stderr)
     return 1 if problems else 0

@@ -1,7 +1,8 @@
-"""Runs all tests in two halves and says at the end what passed, what failed, and what was skipped and why.
+"""Runs all tests in two halves side by side and says at the end what passed, what failed, and what was skipped and why.
 
-Usage: ``python scripts/run_tests.py WORKERS SPARK_WORKERS``. The second half starts Spark and kills processes; it also
-runs where the first one failed, so that one run shows everything. Reports of both are below build/tests.
+Usage: ``python scripts/run_tests.py WORKERS SPARK_WORKERS``. The Spark half starts Spark and kills processes, and waits
+for a third of its time; the quick half uses that time, at a lower priority. Each half runs to its end, also where the
+other one failed, so that one run shows everything. Reports of both are below build/tests.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import xml.etree.ElementTree as ET
 from collections import Counter
 from dataclasses import dataclass, field
@@ -16,6 +18,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 REPORTS = ROOT / "build" / "tests"
+NICENESS = 5
+"""Of the quick half: what waits for heartbeats and kills is in the other one."""
+LINE_MAX = 300
+"""So much of a failure's message stands in the summary."""
 HALVES = {"quick": "not deep and not spark and not crash", "spark": "not deep and (spark or crash)"}
 
 
@@ -25,6 +31,7 @@ class Totals:
 
     passed: int = 0
     failed: list[str] = field(default_factory=list)
+    """The name of each test that failed, and the first line of what it said."""
     skipped: Counter[str] = field(default_factory=Counter)
     """How many tests were skipped, by reason."""
 
@@ -34,8 +41,10 @@ def read_report(path: Path, totals: Totals) -> None:
     for case in ET.parse(path).iter("testcase"):
         name = f"{case.get('classname')}::{case.get('name')}"
         skipped = case.find("skipped")
-        if case.find("failure") is not None or case.find("error") is not None:
-            totals.failed.append(name)
+        problem = case.find("failure") if case.find("failure") is not None else case.find("error")
+        if problem is not None:
+            lines = (problem.get("message") or "").splitlines() or [""]
+            totals.failed.append(f"{name}: {lines[0][:LINE_MAX]}")
         elif skipped is not None:
             totals.skipped[skipped.get("message") or "no reason given"] += 1
         else:
@@ -48,16 +57,46 @@ def class_archive() -> str:
     return subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
 
 
-def run_half(name: str, workers: str) -> int:
-    """Run one half with its progress shown; return how pytest ended."""
+def begin_half(name: str, workers: str) -> subprocess.Popen[str]:
+    """Start one half."""
     environment = dict(os.environ)
+    prefix: list[str] = []
     if name == "spark":
         environment["SPARK_SUBMIT_OPTS"] = class_archive()
+    else:
+        prefix = ["nice", "-n", str(NICENESS)]
     report = REPORTS / f"{name}.xml"
     report.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "pytest", "-q", "-n", workers, "-m", HALVES[name], f"--junitxml={report}"]
+    loudness = "-v" if name == "spark" else "-q"  # a test with Spark may take a minute
+    command = [*prefix, sys.executable, "-m", "pytest", loudness, "-n", workers, "-m", HALVES[name]]
     print(f"== tests: {name} half ({HALVES[name]}), {workers} workers", flush=True)
-    return subprocess.run(command, cwd=ROOT, env=environment).returncode
+    return subprocess.Popen(
+        [*command, f"--junitxml={report}"],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+
+
+def show(name: str, half: subprocess.Popen[str]) -> None:
+    """Print the lines of a half as they come, each after the name of the half."""
+    assert half.stdout is not None
+    for line in half.stdout:
+        print(f"{name:>5}: {line}", end="", flush=True)
+
+
+def run_halves(workers: list[str]) -> list[int]:
+    """Run both halves with their progress shown; return how pytest ended in each."""
+    halves = [(name, begin_half(name, count)) for name, count in zip(HALVES, workers, strict=True)]
+    shown = [threading.Thread(target=show, args=half) for half in halves]
+    for thread in shown:
+        thread.start()
+    for thread in shown:
+        thread.join()
+    return [half.wait() for _, half in halves]
 
 
 def summary(totals: Totals) -> str:
@@ -71,7 +110,7 @@ def summary(totals: Totals) -> str:
 def main() -> int:
     """Run both halves; return 0 if every test passed or was skipped."""
     REPORTS.mkdir(parents=True, exist_ok=True)
-    codes = [run_half(name, workers) for name, workers in zip(HALVES, sys.argv[1:], strict=True)]
+    codes = run_halves(sys.argv[1:])
     totals = Totals()
     for name in HALVES:
         report = REPORTS / f"{name}.xml"

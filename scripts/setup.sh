@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Makes .venv with everything that development needs, unless it is up to date. Used by the Makefile.
-# Usage: scripts/setup.sh [java] [browser] [servers] [docs]     with "java": also require Java 17 or newer; with "browser": also get
+# Usage: scripts/setup.sh [java] [browser] [servers] [pravega] [docs]     with "java": also require Java 17 or newer; with "browser": also get
 # Chromium where apt-get may, for the tests that look at a page; with "servers": get PostgreSQL and a server of objects,
-# for the tests of stores that machines share, promtool and a Kafka broker, where that needs nobody's leave; with "docs": also install what builds the documentation
+# for the tests of stores that machines share, promtool, a Kafka broker and HDFS, where that needs nobody's leave; with "pravega": get
+# a Pravega server for its tests, which run with the deep ones; with "docs": also install what builds the documentation
 # Environment: PYTHON: a Python to use, or a version such as 3.13, which must then be there; VENV: another place than .venv
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -78,28 +79,35 @@ get_promtool() {
     rm -rf "$found"
 }
 
-get_kafka() {
-    local version=4.3.1 there
-    there=.cache/kafka-$version
+# Has Maven copy the jars of a pom into a directory. Arguments: what they are, the pom, the directory.
+get_jars() {
+    local what=$1 pom=$2 there=$3
     if [ -d "$there" ]; then return; fi
     if ! command -v mvn >/dev/null; then
-        echo "There is no Maven, which gets a Kafka broker: tests that need one are skipped ('apt-get install maven' gets it)." >&2
+        echo "There is no Maven, which gets $what: tests that need one are skipped ('apt-get install maven' gets it)." >&2
         return
     fi
-    echo "Getting a Kafka broker for tests, into $there …" >&2
+    echo "Getting $what for tests, into $there …" >&2
     rm -rf "$there.new"
-    if mvn -q -B -f scripts/kafka-pom.xml dependency:copy-dependencies -DincludeScope=runtime \
+    if mvn -q -B -f "$pom" dependency:copy-dependencies -DincludeScope=runtime \
         -DoutputDirectory="$PWD/$there.new" >/dev/null 2>&1; then
         mv "$there.new" "$there"
     else
         rm -rf "$there.new"
-        echo "Maven could not get a Kafka broker: tests that need one are skipped." >&2
+        echo "Maven could not get $what: tests that need one are skipped." >&2
     fi
+}
+
+get_pravega() {
+    local there=.cache/pravega-0.13.0
+    get_jars "a Pravega server" scripts/pravega-pom.xml $there
+    rm -f $there/slf4j-reload4j-*.jar $there/log4j-1.*.jar # the server wants one library of logging
 }
 
 get_servers() {
     get_promtool
-    get_kafka
+    get_jars "a Kafka broker" scripts/kafka-pom.xml .cache/kafka-4.3.1
+    get_jars "an HDFS cluster" scripts/hdfs-pom.xml .cache/hadoop-3.5.0
     local how="apt-get install postgresql"
     if ! command -v initdb >/dev/null && ! ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1; then
         if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
@@ -143,8 +151,9 @@ for wanted in "$@"; do
         java) check_java ;;
         browser) get_browser ;;
         servers) get_servers ;;
+        pravega) get_pravega ;;
         docs) wants_docs=yes ;;
-        *) fail "scripts/setup.sh knows 'java', 'browser', 'servers' and 'docs', not '$wanted'" ;;
+        *) fail "scripts/setup.sh knows 'java', 'browser', 'servers', 'pravega' and 'docs', not '$wanted'" ;;
     esac
 done
 if ! is_current; then

@@ -80,9 +80,8 @@ def test_no_wrong_option_shows_internals(title: str, function: Callable[..., Any
         ("testing.run(p, checkpointdir='x')", "run() has no option 'checkpointdir'; did you mean 'checkpoint_dir'?"),
         ("testing.run(p, restor='x')", "run() has no option 'restor'; did you mean 'restore'?"),
         (
-            "hg.Tumbling('5s', allowed_lateness='1s')",
-            "Tumbling(): allowed_lateness= is not there yet; "
-            "wait longer with with_timestamps(..., out_of_orderness=...)",
+            "hg.Tumbling('5s', lateness='1s')",
+            "Tumbling(): lateness= is not there yet; it is window(..., allowed_lateness=...)",
         ),
     ],
 )
@@ -122,9 +121,9 @@ def test_a_wrong_call_can_be_sent_between_processes() -> None:
         ("Pulsar", "headgate has no name 'Pulsar': Pulsar is not there yet; let Spark read it and write a stream with"),
         ("PulsarSource", "Pulsar is not there yet; let Spark read it and write a stream with writeStream"),
         ("KafkaSource", "the source of Kafka is called headgate.Kafka"),
-        ("CsvSink", "CSV is not there yet; write with headgate.FileSink"),
-        ("read_csv", "CSV is not there yet; read it with Spark"),
-        ("Join", "joins are not there yet; union them"),
+        ("CsvSink", "the sink of CSV files is headgate.FileSink(url, 'csv')"),
+        ("read_csv", "the source of CSV files is called headgate.CsvFiles"),
+        ("Join", "joins are made with stream.join(other, on='id', within=('-10s', '5s'))"),
         ("TextFile", "headgate has no name 'TextFile'; did you mean 'TextFiles'?"),
         ("zzz", "headgate has no name 'zzz'"),
     ],

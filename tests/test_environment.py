@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import itertools
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 
 from headgate.environment import (
     SYSTEM_CLOCK,
+    SYSTEM_THREADS,
     CancellablePool,
     DaemonPool,
     ThreadEnded,
@@ -182,3 +184,63 @@ def test_a_thread_that_ends_closes_nothing_more() -> None:
     with pytest.raises(ThreadEnded):
         close_all(closes(OSError("first"), ThreadEnded(), None))
     assert CALLS == ["close 0", "close 1"]
+
+
+class Ended:
+    """What coroutines came to, in the thread of the loop."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, object] = {}
+        self.threads: set[int] = set()
+        self._changed = threading.Condition()
+
+    def done(self, name: str) -> Callable[[object, BaseException | None], None]:
+        def done(value: object, error: BaseException | None) -> None:
+            with self._changed:
+                self.found[name] = value if error is None else type(error)
+                self.threads.add(threading.get_ident())
+                self._changed.notify_all()
+
+        return done
+
+    def wait(self, *names: str) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.found.keys() >= set(names), 60)
+
+
+async def returning() -> str:
+    return "value"
+
+
+async def raising() -> None:
+    raise ValueError
+
+
+async def hanging() -> None:
+    await asyncio.Event().wait()
+
+
+def test_an_event_loop_runs_coroutines_side_by_side_and_says_what_comes_of_each() -> None:
+    loop, ended = SYSTEM_THREADS.event_loop("test"), Ended()
+    cancel = loop.submit(hanging, ended.done("cancelled"))
+    loop.submit(hanging, ended.done("closed"))
+    loop.submit(raising, ended.done("raised"))
+    loop.submit(returning, ended.done("returned"))
+    ended.wait("raised", "returned")
+    cancel()
+    ended.wait("cancelled")
+    assert "closed" not in ended.found
+    loop.close()
+    cancelled = asyncio.CancelledError
+    assert ended.found == {"cancelled": cancelled, "closed": cancelled, "raised": ValueError, "returned": "value"}
+    assert len(ended.threads) == 1
+    assert threading.get_ident() not in ended.threads
+    cancel()  # nothing is left to cancel
+
+
+def test_what_is_submitted_at_any_moment_runs() -> None:
+    loop, ended = SYSTEM_THREADS.event_loop("test"), Ended()
+    for number in range(500):
+        loop.submit(returning, ended.done(str(number)))
+    ended.wait(*map(str, range(500)))
+    loop.close()

@@ -201,7 +201,7 @@ def measure(
 ) -> dict[str, Any]:
     """Run the endless query, wait for its warm-up and count the events of the next ``seconds``."""
     directory = tempfile.mkdtemp(prefix="headgate-peer-")
-    port = _free_port()
+    port = free_port()
     chosen = settings(
         parallelism=parallelism, directory=directory, port=port, checkpoint_interval_ms=checkpoint_interval_ms
     )
@@ -232,7 +232,7 @@ def measure(
 def check(*, keys: int, parallelism: int, rows: int) -> dict[str, int]:
     """Run the same query over ``rows`` events to its end and return what it counted: events, keys and windows."""
     directory = tempfile.mkdtemp(prefix="headgate-peer-")
-    chosen = settings(parallelism=parallelism, directory=directory, port=_free_port(), checkpoint_interval_ms=1_000)
+    chosen = settings(parallelism=parallelism, directory=directory, port=free_port(), checkpoint_interval_ms=1_000)
     tables = environment(chosen)
     tables.execute_sql(source_sql(keys=keys, rows=rows))
     with tables.execute_sql(query_sql()).collect() as results:
@@ -277,7 +277,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(json.dumps(head | figures), flush=True)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """Return a free port below those that systems give to connections, so that none takes it meanwhile."""
     for port in random.sample(range(20_000, 30_000), 100):
         with socket.socket() as probe, suppress(OSError):

@@ -25,6 +25,8 @@ REQUIREMENTS = {
     KAFKA_ENVIRONMENT: Path(__file__).with_name("requirements-kafka.txt"),
 }
 BROKER_POM = Path(__file__).with_name("kafka-pom.xml")
+CONNECTORS_POM = Path(__file__).with_name("connectors-pom.xml")
+CONNECTORS = KAFKA_ENVIRONMENT / "connectors"
 
 PYTHONS = ((3, 11), (3, 12), (3, 10))
 """Versions of Python that all peers support, the preferred first."""
@@ -73,15 +75,27 @@ def broker_of(environment: Path) -> Path:
     return environment / "broker"
 
 
-def install_broker(environment: Path = KAFKA_ENVIRONMENT) -> str | None:
-    """Have Maven copy a broker of Kafka into the environment; return what prevented it, or None."""
+def streaming_connector() -> list[Path]:
+    """Return the jars of Structured Streaming's connector for Kafka; none if they are not there."""
+    names = ("spark-sql-kafka-*", "spark-token-provider-kafka-*", "kafka-clients-*", "commons-pool2-*")
+    return [jar for name in names for jar in sorted(CONNECTORS.glob(f"{name}.jar"))]
+
+
+def flink_connector() -> list[Path]:
+    """Return the jars of Flink's connector for Kafka, which comes without zstd; none if it is not there."""
+    found = sorted(CONNECTORS.glob("flink-sql-connector-kafka-*.jar"))
+    return [*found, *sorted(broker_of(KAFKA_ENVIRONMENT).glob("zstd-jni-*.jar"))] if found else []
+
+
+def copy_jars(pom: Path, directory: Path) -> str | None:
+    """Have Maven copy what ``pom`` names into ``directory``; return what prevented it, or None."""
     maven = shutil.which("mvn")
     if maven is None:
-        return "its broker comes by Maven, which is not there ('apt-get install maven')"
-    goal = ["dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={broker_of(environment)}"]
-    finished = subprocess.run([maven, "-q", "-B", "-f", str(BROKER_POM), *goal], capture_output=True, text=True)
+        return "it comes by Maven, which is not there ('apt-get install maven')"
+    goal = ["dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={directory}"]
+    finished = subprocess.run([maven, "-q", "-B", "-f", str(pom), *goal], capture_output=True, text=True)
     if finished.returncode:
-        return f"Maven could not get its broker: {_last_line(finished.stdout + finished.stderr)}"
+        return f"Maven could not get {pom.name}: {_last_line(finished.stdout + finished.stderr)}"
     return None
 
 
@@ -94,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for environment, peer in peers:
         problem = install(environment)
         if environment == KAFKA_ENVIRONMENT:
-            problem = problem or install_broker(environment)
+            problem = problem or copy_jars(BROKER_POM, broker_of(environment)) or copy_jars(CONNECTORS_POM, CONNECTORS)
         if problem:
             print(f"{peer} will be missing from the benchmarks: {problem}")
         else:

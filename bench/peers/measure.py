@@ -18,7 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.peers.install import KAFKA_ENVIRONMENT, PATHWAY_ENVIRONMENT, ROOT, broker_of, environment_python
+from bench.peers.install import (
+    KAFKA_ENVIRONMENT,
+    PATHWAY_ENVIRONMENT,
+    ROOT,
+    broker_of,
+    environment_python,
+    flink_connector,
+    streaming_connector,
+)
 
 TIMEOUT_SECONDS = 900
 """Longer than any sweep; a peer that hangs must not hang the benchmark."""
@@ -158,6 +166,39 @@ def measure_kafka(events: int) -> dict[str, Any] | NotInstalled:
     return run_peer(python, "bench.peers.kafka", ["--events", str(events)])
 
 
+def measure_kafka_streaming(
+    brokers: str, topic: str, target: str | None, records: int
+) -> dict[str, Any] | NotInstalled:
+    """Read a topic of so many records with Structured Streaming, or copy it to ``target``, at least once.
+
+    Returns:
+        ``records_per_s`` and ``records_per_cpu_s``, or ``NotInstalled``.
+
+    Raises:
+        PeerFailedError: it is installed and ended without a result.
+    """
+    if not streaming_connector():
+        return NotInstalled("Spark's connector for Kafka is not installed: run `make bench-peers`")
+    return run_peer(
+        Path(sys.executable), "bench.peers.kafka_streaming", _kafka_arguments(brokers, topic, target, records)
+    )
+
+
+def measure_kafka_flink(brokers: str, topic: str, target: str | None, records: int) -> dict[str, Any] | NotInstalled:
+    """Read a topic of so many records with Flink SQL, or copy it to ``target``, exactly once.
+
+    Returns:
+        ``records_per_s`` and ``records_per_cpu_s``, or ``NotInstalled``.
+
+    Raises:
+        PeerFailedError: it is installed and ended without a result.
+    """
+    python = environment_python()
+    if not flink_is_installed(python) or not flink_connector():
+        return NotInstalled("Flink SQL is not installed: run `make bench-peers`")
+    return run_peer(python, "bench.peers.kafka_flink", _kafka_arguments(brokers, topic, target, records))
+
+
 def run_peer(
     python: Path, module: str, arguments: Sequence[str], *, timeout_seconds: float = TIMEOUT_SECONDS
 ) -> dict[str, Any]:
@@ -212,6 +253,11 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+
+
+def _kafka_arguments(brokers: str, topic: str, target: str | None, records: int) -> list[str]:
+    copied = [] if target is None else ["--target", target]
+    return ["--brokers", brokers, "--topic", topic, "--records", str(records), *copied]
 
 
 def _finds(python: Path, package: str) -> bool:

@@ -26,23 +26,36 @@ PUBLIC_NAMES = {
     "headgate.api.connected_streams": "ConnectedStreams",
     "headgate.api.dataframe_source": "DataFrameSource",
     "headgate.api.pipeline": "Pipeline",
+    "headgate.api.sql": "sql",
     "headgate.api.state_access": (
         "EditedSavepoint NewSavepoint WrittenSavepoint edit_savepoint new_savepoint read_state "
         "read_state_batches state_catalog"
     ),
-    "headgate.api.stream": "KeyedStream Session Sliding Stream Tumbling WindowedStream",
+    "headgate.api.stream": "KeyedStream Stream",
+    "headgate.api.windowed_stream": "Count Global Session Sliding Tumbling WindowedStream",
     "headgate.connectors.base": "ASK_AGAIN CoordinatorHook HookContext",
     "headgate.connectors.fenced_sink": "Fence",
     "headgate.connectors.files.file_sink": "FileSink",
-    "headgate.connectors.files.line_source": "JsonLines TextFiles",
+    "headgate.connectors.files.line_source": "CsvFiles JsonLines TextFiles",
     "headgate.connectors.files.parquet": "ParquetFiles",
     "headgate.connectors.generator": "Choice Generator RowNumber Uniform",
+    "headgate.connectors.hybrid": "Hybrid",
     "headgate.connectors.kafka.schema_registry": "SchemaRegistry",
     "headgate.connectors.kafka.security": "KafkaSecurity",
     "headgate.connectors.kafka.sink": "KafkaSink",
+    "headgate.connectors.lakes.delta_sink": "DeltaSink",
+    "headgate.connectors.lakes.delta_source": "Delta",
+    "headgate.connectors.lakes.iceberg_sink": "IcebergSink",
+    "headgate.connectors.lakes.iceberg_source": "Iceberg",
     "headgate.connectors.kafka.source": "Kafka",
+    "headgate.connectors.postgres.changes": "PostgresChanges",
+    "headgate.connectors.postgres.query": "PostgresQuery",
     "headgate.connectors.ledger_sink": "LedgerOutput LedgerSink output_checkpoint",
     "headgate.connectors.memory": "Discard FromRows Print",
+    "headgate.connectors.pravega.sink": "PravegaSink",
+    "headgate.connectors.pravega.source": "Pravega",
+    "headgate.connectors.postgres.sink": "PostgresSink",
+    "headgate.connectors.sql.sink": "SqlSink",
     "headgate.connectors.streams": "GroupSource StreamSink StreamSource",
     "headgate.connectors.two_phase_sink": "TwoPhaseSink",
     "headgate.errors": (
@@ -50,6 +63,7 @@ PUBLIC_NAMES = {
         "TruncatedError UsageError"
     ),
     "headgate.model.progress": "PipelineHandle PipelineState Progress RunResult",
+    "headgate.operators.async_map": "AsyncFunction",
     "headgate.operators.checkpoint_listeners": (
         "CheckpointListener CheckpointedFunction OperatorList PublishOnCheckpoint RestoreContext SnapshotContext "
         "UnionList"
@@ -59,6 +73,7 @@ PUBLIC_NAMES = {
     ),
     "headgate.operators.process.batch_process": "BatchContext BatchProcessFunction BatchTimers FiredTimers",
     "headgate.operators.process.batch_state": "BatchListState BatchMapState BatchValueState Keys",
+    "headgate.operators.process.co_process": "BatchCoProcessFunction CoProcessFunction",
     "headgate.operators.process.broadcast_process": (
         "BatchBroadcastProcessFunction BroadcastContext BroadcastProcessFunction"
     ),
@@ -68,6 +83,7 @@ PUBLIC_NAMES = {
         "AggregateFunction AggregatingState ListState MapState ReducingState ValueState"
     ),
     "headgate.operators.process.timers": "Timer Timers",
+    "headgate.operators.timestamps": "WatermarkGenerator",
     "headgate.spark.state_source": "register_state_source",
     "headgate.spark.stream_format": "register_streams",
     "headgate.state.descriptors": "Evolution",
@@ -111,6 +127,7 @@ if TYPE_CHECKING:
     from headgate.api.connected_streams import ConnectedStreams as ConnectedStreams
     from headgate.api.dataframe_source import DataFrameSource as DataFrameSource
     from headgate.api.pipeline import Pipeline as Pipeline
+    from headgate.api.sql import sql as sql
     from headgate.api.state_access import EditedSavepoint as EditedSavepoint
     from headgate.api.state_access import NewSavepoint as NewSavepoint
     from headgate.api.state_access import WrittenSavepoint as WrittenSavepoint
@@ -120,16 +137,19 @@ if TYPE_CHECKING:
     from headgate.api.state_access import read_state_batches as read_state_batches
     from headgate.api.state_access import state_catalog as state_catalog
     from headgate.api.stream import KeyedStream as KeyedStream
-    from headgate.api.stream import Session as Session
-    from headgate.api.stream import Sliding as Sliding
     from headgate.api.stream import Stream as Stream
-    from headgate.api.stream import Tumbling as Tumbling
-    from headgate.api.stream import WindowedStream as WindowedStream
+    from headgate.api.windowed_stream import Count as Count
+    from headgate.api.windowed_stream import Global as Global
+    from headgate.api.windowed_stream import Session as Session
+    from headgate.api.windowed_stream import Sliding as Sliding
+    from headgate.api.windowed_stream import Tumbling as Tumbling
+    from headgate.api.windowed_stream import WindowedStream as WindowedStream
     from headgate.connectors.base import ASK_AGAIN as ASK_AGAIN
     from headgate.connectors.base import CoordinatorHook as CoordinatorHook
     from headgate.connectors.base import HookContext as HookContext
     from headgate.connectors.fenced_sink import Fence as Fence
     from headgate.connectors.files.file_sink import FileSink as FileSink
+    from headgate.connectors.files.line_source import CsvFiles as CsvFiles
     from headgate.connectors.files.line_source import JsonLines as JsonLines
     from headgate.connectors.files.line_source import TextFiles as TextFiles
     from headgate.connectors.files.parquet import ParquetFiles as ParquetFiles
@@ -137,16 +157,27 @@ if TYPE_CHECKING:
     from headgate.connectors.generator import Generator as Generator
     from headgate.connectors.generator import RowNumber as RowNumber
     from headgate.connectors.generator import Uniform as Uniform
+    from headgate.connectors.hybrid import Hybrid as Hybrid
     from headgate.connectors.kafka.schema_registry import SchemaRegistry as SchemaRegistry
     from headgate.connectors.kafka.security import KafkaSecurity as KafkaSecurity
     from headgate.connectors.kafka.sink import KafkaSink as KafkaSink
     from headgate.connectors.kafka.source import Kafka as Kafka
+    from headgate.connectors.lakes.delta_sink import DeltaSink as DeltaSink
+    from headgate.connectors.lakes.delta_source import Delta as Delta
+    from headgate.connectors.lakes.iceberg_sink import IcebergSink as IcebergSink
+    from headgate.connectors.lakes.iceberg_source import Iceberg as Iceberg
     from headgate.connectors.ledger_sink import LedgerOutput as LedgerOutput
     from headgate.connectors.ledger_sink import LedgerSink as LedgerSink
     from headgate.connectors.ledger_sink import output_checkpoint as output_checkpoint
     from headgate.connectors.memory import Discard as Discard
     from headgate.connectors.memory import FromRows as FromRows
     from headgate.connectors.memory import Print as Print
+    from headgate.connectors.postgres.changes import PostgresChanges as PostgresChanges
+    from headgate.connectors.postgres.query import PostgresQuery as PostgresQuery
+    from headgate.connectors.postgres.sink import PostgresSink as PostgresSink
+    from headgate.connectors.pravega.sink import PravegaSink as PravegaSink
+    from headgate.connectors.pravega.source import Pravega as Pravega
+    from headgate.connectors.sql.sink import SqlSink as SqlSink
     from headgate.connectors.streams import GroupSource as GroupSource
     from headgate.connectors.streams import StreamSink as StreamSink
     from headgate.connectors.streams import StreamSource as StreamSource
@@ -164,6 +195,7 @@ if TYPE_CHECKING:
     from headgate.model.progress import PipelineState as PipelineState
     from headgate.model.progress import Progress as Progress
     from headgate.model.progress import RunResult as RunResult
+    from headgate.operators.async_map import AsyncFunction as AsyncFunction
     from headgate.operators.checkpoint_listeners import CheckpointedFunction as CheckpointedFunction
     from headgate.operators.checkpoint_listeners import CheckpointListener as CheckpointListener
     from headgate.operators.checkpoint_listeners import OperatorList as OperatorList
@@ -190,6 +222,8 @@ if TYPE_CHECKING:
     from headgate.operators.process.broadcast_process import BroadcastProcessFunction as BroadcastProcessFunction
     from headgate.operators.process.broadcast_state import BatchBroadcastState as BatchBroadcastState
     from headgate.operators.process.broadcast_state import BroadcastState as BroadcastState
+    from headgate.operators.process.co_process import BatchCoProcessFunction as BatchCoProcessFunction
+    from headgate.operators.process.co_process import CoProcessFunction as CoProcessFunction
     from headgate.operators.process.row_process import ProcessContext as ProcessContext
     from headgate.operators.process.row_process import ProcessFunction as ProcessFunction
     from headgate.operators.process.row_process import StateHandle as StateHandle
@@ -201,6 +235,7 @@ if TYPE_CHECKING:
     from headgate.operators.process.row_state import ValueState as ValueState
     from headgate.operators.process.timers import Timer as Timer
     from headgate.operators.process.timers import Timers as Timers
+    from headgate.operators.timestamps import WatermarkGenerator as WatermarkGenerator
     from headgate.spark.state_source import register_state_source as register_state_source
     from headgate.spark.stream_format import register_streams as register_streams
     from headgate.state.descriptors import Evolution as Evolution

@@ -21,12 +21,7 @@ _TITLES: dict[type, str] = {}
 _MARK = "_headgate_checks_calls"
 
 OPTIONS_TO_COME = {
-    "allowed_lateness": "wait longer with with_timestamps(..., out_of_orderness=...)",
-    "lateness": "wait longer with with_timestamps(..., out_of_orderness=...)",
-    "late_output": "late records are dropped and counted",
-    "side_output": "filter the stream once for each output",
-    "side_outputs": "filter the stream once for each output",
-    "compression": "decompress the files first",
+    "lateness": "it is window(..., allowed_lateness=...)",
 }
 """Options that people try, and what happens or what to do today."""
 

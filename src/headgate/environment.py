@@ -16,7 +16,8 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from contextvars import ContextVar
@@ -37,18 +38,15 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The clocks of this machine."""
+    """The clocks of this machine. See ``Clock``."""
 
     def monotonic_ms(self) -> int:
-        """See ``Clock``."""
         return time.monotonic_ns() // 1_000_000
 
     def monotonic_ns(self) -> int:
-        """See ``Clock``."""
         return time.monotonic_ns()
 
     def wall_ms(self) -> int:
-        """See ``Clock``."""
         return time.time_ns() // 1_000_000
 
 
@@ -157,6 +155,21 @@ class Pool(Protocol):
         """Take no more calls; wait for those that were submitted, or forget those that have not begun."""
 
 
+class EventLoop(Protocol):
+    """Runs coroutines side by side, in a thread of its own."""
+
+    def submit(
+        self, call: Callable[[], Coroutine[Any, Any, Any]], done: Callable[[Any, BaseException | None], None]
+    ) -> Callable[[], None]:
+        """Have the coroutine that ``call`` makes run; return what cancels it. From one thread.
+
+        ``done`` is called in the thread of the loop, once, with what the coroutine returned, or with what it raised.
+        """
+
+    def close(self) -> None:
+        """Cancel what still runs, and end the thread."""
+
+
 class Threads(Protocol):
     """The threads of one process."""
 
@@ -184,6 +197,9 @@ class Threads(Protocol):
 
     def pool(self, size: int, name: str, *, is_daemon: bool = False) -> Pool:
         """Return a pool of at most ``size`` threads; ``is_daemon``: one that hangs does not keep the process alive."""
+
+    def event_loop(self, name: str) -> EventLoop:
+        """Return an event loop whose thread has begun."""
 
 
 _cancelled: ContextVar[Event | None] = ContextVar("headgate.off", default=None)
@@ -223,11 +239,9 @@ class CancellablePool:
         self._pool, self._off = pool, off
 
     def submit(self, call: Callable[..., object], /, *arguments: Any) -> object:
-        """See ``Pool``."""
         return self._pool.submit(cancellable(self._off, call), *arguments)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """See ``Pool``."""
         self._pool.shutdown(wait, cancel_futures=cancel_futures)
 
 
@@ -257,7 +271,6 @@ class DaemonPool:
         weakref.finalize(self, self._calls.put, None).atexit = False  # its threads end with it
 
     def submit(self, call: Callable[..., object], /, *arguments: Any) -> None:
-        """See ``Pool``."""
         with self._lock:
             if self._is_shut:
                 raise RuntimeError("cannot submit calls after shutdown")
@@ -269,7 +282,6 @@ class DaemonPool:
                 self._threads.append(thread)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """See ``Pool``."""
         with self._lock:
             self._is_shut = True
             while cancel_futures and not self._calls.empty():
@@ -291,6 +303,83 @@ def _run_calls(calls: queue.SimpleQueue[Callable[[], object] | None], idle: thre
     calls.put(None)  # for the other threads
 
 
+CLOSE_S = 5.0
+"""So long the end of an event loop is waited for: a function in it may block its thread."""
+
+
+class AsyncioLoop:
+    """An event loop of asyncio in a daemon thread (see ``EventLoop``)."""
+
+    def __init__(self, name: str) -> None:
+        import asyncio  # it takes 50 ms to import, and most programs need none
+
+        self._asyncio = asyncio
+        self._loop = asyncio.new_event_loop()
+        self._waiting: deque[_Submitted] = deque()
+        self._running: set[Any] = set()
+        self._thread = DaemonThread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(
+        self, call: Callable[[], Coroutine[Any, Any, Any]], done: Callable[[Any, BaseException | None], None]
+    ) -> Callable[[], None]:
+        submitted = _Submitted(call, done)
+        self._waiting.append(submitted)
+        if len(self._waiting) == 1:  # else the loop is on its way to them
+            self._loop.call_soon_threadsafe(self._begin)
+        return functools.partial(self._cancel, submitted)
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(CLOSE_S)
+
+    def _cancel(self, submitted: _Submitted) -> None:
+        with suppress(RuntimeError):  # the loop has ended, and with it what ran
+            self._loop.call_soon_threadsafe(submitted.cancel)
+
+    def _begin(self) -> None:
+        while self._waiting:
+            submitted = self._waiting.popleft()
+            task = submitted.task = self._loop.create_task(submitted.run())
+            self._running.add(task)
+            task.add_done_callback(self._running.discard)
+
+    def _run(self) -> None:
+        self._asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+        finally:
+            for task in self._running:
+                task.cancel()
+            if self._running:
+                self._loop.run_until_complete(self._asyncio.wait(set(self._running), timeout=CLOSE_S))
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.close()
+
+
+class _Submitted:
+    """A coroutine that an event loop was given."""
+
+    def __init__(
+        self, call: Callable[[], Coroutine[Any, Any, Any]], done: Callable[[Any, BaseException | None], None]
+    ) -> None:
+        self._call = call
+        self._done = done
+        self.task: Any = None
+
+    async def run(self) -> None:
+        try:
+            found = await self._call()
+        except BaseException as error:  # also when it is cancelled: what waits for it must know
+            self._done(None, error)
+        else:
+            self._done(found, None)
+
+    def cancel(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
+
+
 class SystemThreads:
     """The threads of this process (see ``Threads``)."""
 
@@ -300,32 +389,28 @@ class SystemThreads:
         return os.getpid()
 
     def lock(self) -> threading.Lock:
-        """See ``Threads``."""
         return threading.Lock()
 
     def reentrant_lock(self) -> Lock:
-        """See ``Threads``."""
         return threading.RLock()
 
     def event(self) -> threading.Event:
-        """See ``Threads``."""
         return threading.Event()
 
     def condition(self) -> threading.Condition:
-        """See ``Threads``."""
         return threading.Condition()
 
     def queue(self) -> queue.SimpleQueue[Any]:
-        """See ``Threads``."""
         return queue.SimpleQueue()
 
     def thread(self, target: Callable[..., None], name: str, *arguments: Any) -> DaemonThread:
-        """See ``Threads``."""
         return DaemonThread(target=target, args=arguments, name=name, daemon=True)
 
     def pool(self, size: int, name: str, *, is_daemon: bool = False) -> Pool:
-        """See ``Threads``."""
         return DaemonPool(size, name) if is_daemon else ThreadPoolExecutor(size, thread_name_prefix=name)
+
+    def event_loop(self, name: str) -> AsyncioLoop:
+        return AsyncioLoop(name)
 
 
 SYSTEM_THREADS = SystemThreads()
@@ -373,7 +458,6 @@ class SystemEnvironment(SystemClock, SystemThreads):
         return secrets.token_bytes(size_bytes)
 
     def connect(self, host: str, port: int, timeout_seconds: float) -> socket.socket:
-        """See ``Around``."""
         return socket.create_connection((host, port), timeout=timeout_seconds)
 
 

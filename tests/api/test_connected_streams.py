@@ -82,9 +82,11 @@ def test_what_cannot_be_connected_is_refused() -> None:
     _, others, _ = streams("q")
     side: Any
     for main, side, problem in (
-        (events, rules, r"connect takes a broadcast stream: stream\.connect\(rules\.broadcast\(\)\); functions of two"),
+        (events, rules, r"connect takes a broadcast stream: stream\.connect\(rules\.broadcast\(\)\); or call key_by"),
         (events, rules.broadcast().map(lambda row: row), r"connect takes a broadcast stream: stream\.connect"),
-        (events, "rules", r"connect takes a broadcast stream, such as rules\.broadcast\(\), not str"),
+        (events, "rules", r"or a stream with a key, not str"),
+        (events, rules.key_by("name"), r"call key_by\(...\) on this one as well"),
+        (events.key_by("key"), rules, r"or call key_by\(\.\.\.\) on both streams"),
         (others, rules.broadcast(), "these belong to two"),
         (events.broadcast(), rules.broadcast(), "both sides of connect are broadcast"),
     ):

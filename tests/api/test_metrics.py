@@ -42,6 +42,8 @@ from headgate.model.progress import (
     PipelineState,
     Progress,
     SilentObserver,
+    SourceProgress,
+    SplitProgress,
     SubtaskProgress,
 )
 
@@ -110,6 +112,31 @@ def test_every_operator_and_subtask_is_shown(port: MetricsPort) -> None:
     assert values(text, "headgate_loop_queued_bytes", "loop") == {("ranks",): 7}
     states = values(text, "headgate_state", "state")
     assert [state for (state,), is_now in states.items() if is_now] == ["running"]
+
+
+def test_sources_and_their_most_lagging_splits_are_shown(port: MetricsPort) -> None:
+    splits = (SplitProgress('o"x/1', 1, 70, 100, 30, 70, 7.5, 1_700_000_000_500), SplitProgress("o/2", is_idle=True))
+    orders = SourceProgress(NodeName("orders"), "records", 3, 1, 35, 1, splits)
+    logs = SourceProgress(
+        NodeName("logs"), "bytes", 1, 0, 9, 0, (SplitProgress("a.log", 0, 1, 10, 9, is_waiting=True),), 1
+    )
+    port.watch("counts", lambda: replace(PROGRESS, sources=(orders, logs), drift_ms=2_500))
+    text = fetched(port.url)
+    assert values(text, "headgate_source_splits", "source") == {("orders",): 3, ("logs",): 1}
+    assert values(text, "headgate_source_idle_splits", "source") == {("orders",): 1, ("logs",): 0}
+    assert values(text, "headgate_source_waiting_splits", "source") == {("orders",): 0, ("logs",): 1}
+    assert values(text, "headgate_split_waiting", "split") == {('o"x/1',): 0, ("o/2",): 0, ("a.log",): 1}
+    assert values(text, "headgate_drift_seconds") == {(): 2.5}
+    assert values(text, "headgate_source_lag_records", "source") == {("orders",): 35}
+    assert values(text, "headgate_source_lag_bytes", "source") == {("logs",): 9}
+    first = ("orders", 'o"x/1')
+    assert values(text, "headgate_split_lag_records", "source", "split") == {first: 30}
+    assert values(text, "headgate_split_lag_bytes", "source", "split") == {("logs", "a.log"): 9}
+    assert values(text, "headgate_split_position", "source", "split") == {first: 70, ("logs", "a.log"): 1}
+    assert values(text, "headgate_split_end", "split")['o"x/1',] == 100
+    assert values(text, "headgate_split_records_per_second", "split")['o"x/1',] == 7.5
+    assert values(text, "headgate_split_watermark_timestamp_seconds", "split") == {('o"x/1',): 1_700_000_000.5}
+    assert values(text, "headgate_split_idle", "split") == {('o"x/1',): 0, ("o/2",): 1, ("a.log",): 0}
 
 
 def test_each_request_gets_the_latest_numbers(port: MetricsPort) -> None:

@@ -32,8 +32,9 @@ def test_any_other_name_is_not_there() -> None:
 @pytest.mark.parametrize(
     ("call", "problem"),
     [
-        (lambda s: s.agg(pl.len()), r"agg needs a window, .*key_by\('column'\)\.window"),
-        (lambda s: s.key_by("k").agg(pl.len()), "agg needs a window"),
+        (lambda s: s.agg(pl.len()), r"agg needs a key: .*key_by\('column'\)\.window"),
+        (lambda s: s.deduplicate(within=None), "deduplicate needs a key"),
+        (lambda s: s.top(3, by="n", within=None), "top needs a key"),
         (lambda s: s.reduce(max), "reduce needs a key"),
         (lambda s: s.window(hg.Tumbling("1m")), "window needs a key"),
         (lambda s: s.group_by("k"), "group_by is called key_by"),

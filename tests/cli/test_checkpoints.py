@@ -156,7 +156,7 @@ def test_what_is_kept_aside_is_listed_and_removed(root: Path) -> None:  # R51
     assert "Nothing is kept aside" in again.output
 
 
-HOLDER = """
+HOLDER_BEGIN = """
 import signal, sys
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})  # in threads that imports start, too
 from headgate.codec.json_files import Ending
@@ -168,7 +168,10 @@ with taking_signals():
 print("ready", flush=True)
 assert signal.sigwait({signal.SIGUSR2}) == signal.SIGUSR2
 (ask,) = remote_control.waiting_requests(sys.argv[1], "p")
-request = ask.take()
+"""
+"""Begins a process that holds the pipeline "p" and gets one request."""
+
+HOLDER = f"""{HOLDER_BEGIN}request = ask.take()
 assert ask.take() is None, "it is taken once"
 print(request, flush=True)
 if sys.argv[2] == "completes":
@@ -275,19 +278,7 @@ def test_where_there_is_none_it_is_said(tmp_path: Path) -> None:
     assert not (tmp_path / "nowhere").exists(), "looking makes nothing"
 
 
-HOLDER_TAKE = """
-import signal, sys
-signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})  # in threads that imports start, too
-from headgate.codec.json_files import Ending
-from headgate.model.progress import CheckpointOutcome
-from headgate.runtime.driver import remote_control
-from headgate.runtime.driver.pipeline_lock import PipelineLock, taking_signals
-with taking_signals():
-    lock = PipelineLock.acquire(sys.argv[1], "p", "a child")
-print("ready", flush=True)
-assert signal.sigwait({signal.SIGUSR2}) == signal.SIGUSR2
-(ask,) = remote_control.waiting_requests(sys.argv[1], "p")
-if sys.argv[2] == "ends":
+HOLDER_TAKE = f"""{HOLDER_BEGIN}if sys.argv[2] == "ends":
     lock.release(Ending.STOPPED, 5, "")
 else:
     ask.answer(CheckpointOutcome(7) if sys.argv[2] == "completes" else CheckpointOutcome(None, "it expired"))

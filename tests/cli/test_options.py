@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 import headgate as hg
 from headgate import testing
 from headgate.api.pipeline import Pipeline
+from headgate.api.topic_copy import TopicCopy
 from headgate.cli import run, supervisor
 from headgate.cli.app import app
 from headgate.cli.options import PROGRAM, load_pipeline, restart_strategy, set_log_directory
@@ -26,6 +27,7 @@ from headgate.cli.supervisor import Orders
 from headgate.errors import UsageError
 from headgate.model.config import ExponentialDelay, FailureRate, FixedDelay, NoRestart, RestartStrategy
 from headgate.model.progress import PipelineHandle
+from headgate.nexmark import Nexmark
 from headgate.operators.catalog import RowFunctionSpec
 from headgate.spark.worker_logs import log_directory
 from headgate.store.server.server import ServerOptions
@@ -186,7 +188,7 @@ COUNTERPARTS: dict[str, tuple[Callable[..., Any], ...]] = {
     "streams delete": (hg.Store.delete,),
     "streams read": (hg.Store.follow,),
     "streams tail": (hg.Store.follow,),
-    "streams copy": (hg.Store.follow,),
+    "streams copy": (hg.Store.follow, hg.Kafka, Pipeline, TopicCopy),
     "streams write": (hg.Store.writer, hg.StreamSink),
     "streams cut": (),
     "streams scale": (hg.Store.split, hg.Store.resize),
@@ -197,6 +199,7 @@ COUNTERPARTS: dict[str, tuple[Callable[..., Any], ...]] = {
     "state write": (hg.edit_savepoint, hg.read_state),
     "state drop": (hg.edit_savepoint, hg.read_state),
     "store serve": (ServerOptions, hg.Security),
+    "nexmark run": (Nexmark, Pipeline, Pipeline.run, hg.Checkpointing),
 }
 """What does the same in Python: an option has the name of its keyword, alone or behind that of its class."""
 
@@ -208,6 +211,9 @@ EVERYWHERE = {
     "--help": "of the command line itself",
 }
 ONLY_HERE = {
+    "--sql": "Tables.sql, which is a call",
+    "--output": "a sink: FileSink(url)",
+    "--kafka-security": "a file for hg.KafkaSecurity(), so that no argument has a secret",
     "--py-files": "Spark's own name; a program has the session's",
     "--conf": "Spark's own name; a program has the session's",
     "--describe": "p.describe(), which is a call",

@@ -56,6 +56,7 @@ from headgate.model.progress import (
     PipelineState,
     Progress,
     RunResult,
+    SourceProgress,
 )
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.storage.urls import open_storage
@@ -138,6 +139,18 @@ def test_the_summary_says_what_needs_attention() -> None:
         "running · 6,000 records/s · watermark 2023-11-14 22:13:20.123 · checkpoint 7 (34 ms, 12.3 kB) · "
         "checkpoint 8 under way for 2.5 s, held by window[1] · 1 restart · 3 late · 2 bad"
     )
+
+
+def test_the_summary_says_what_waits_in_the_sources() -> None:
+    def summary(*sources: SourceProgress) -> str:
+        return summary_text(Progress(PipelineState.RUNNING, sources=sources))
+
+    orders, more = (SourceProgress(NodeName(name), lag=lag) for name, lag in (("orders", 1_200), ("more", 34)))
+    assert summary(orders, more) == "running · lag 1,234 records · 0 restarts"
+    assert summary(replace(orders, lag=0)) == "running · lag 0 records · 0 restarts"
+    assert summary(SourceProgress(NodeName("unknown"))) == "running · 0 restarts"
+    logs = SourceProgress(NodeName("logs"), "bytes", lag=12_300)
+    assert summary(orders, logs) == "running · lag 1,200 records, 12.3 kB · 0 restarts"
 
 
 def test_the_live_view_shows_every_operator_and_the_last_notes() -> None:

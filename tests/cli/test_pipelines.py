@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from examples.sqlite_sink import SqliteSink
+from tests.cli.test_checkpoints import HOLDER_BEGIN
 from tests.storage.looked import Looked
 from typer.testing import CliRunner
 
@@ -206,23 +207,15 @@ def test_another_end_than_was_asked_for_is_a_failure(how: LockHolder, drain: boo
         _outcome(how, drain)
 
 
-HOLDER_CANCEL = """
-import signal, sys
-signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})  # in threads that imports start, too
-from headgate.codec.json_files import Ending
-from headgate.model.progress import CheckpointOutcome
-from headgate.runtime.driver import remote_control
-from headgate.runtime.driver.pipeline_lock import PipelineLock, taking_signals
-with taking_signals():
-    lock = PipelineLock.acquire(sys.argv[1], "p", "a child")
-print("ready", flush=True)
-assert signal.sigwait({signal.SIGUSR2}) == signal.SIGUSR2
-(ask,) = remote_control.waiting_requests(sys.argv[1], "p")
+HOLDER_CANCEL = (
+    HOLDER_BEGIN
+    + """\
 assert ask.take() == remote_control.ControlRequest(cancels=True)
 ask.answer(CheckpointOutcome(None, "the pipeline does not run at the moment"))
 ending, _, doubt = sys.argv[2].partition(" ")
 lock.release(Ending[ending], 5, "it failed before", is_in_doubt=bool(doubt))
 """
+)
 
 
 def cancelled(root: Path, ending: str) -> str | Exception:

@@ -136,14 +136,3 @@ def test_a_onlythat_is_no_batch_of_its_size_is_refused() -> None:
 def test_the_messages_of_chunks_are_not_copied() -> None:
     one = chunk([(1, "a")], [1, 0, 0])
     assert encode_log(KEYED, SCHEMA, [one])[-1] is one.message
-
-
-def test_a_log_of_local_times_is_read_as_moments() -> None:  # EV12
-    old, new = (pa.schema([("key", pa.int64()), ("at", pa.timestamp("us", tz))]) for tz in (None, "UTC"))
-    batch = pa.record_batch([[1], [5]], schema=old)
-    only = LogChunk(batch.serialize(), 1, np.array([], dtype=np.uint32))
-    data = b"".join(bytes(memoryview(part)) for part in encode_log(PLAIN, old, [only]))
-    found = decode_log(data, new, "log").chunks[0].batch(new, "log")
-    assert (found.schema, found.column(1).view(pa.int64()).to_pylist()) == (new, [5])
-    with pytest.raises(CorruptionError):
-        decode_log(joined(PLAIN, []), new, "log")

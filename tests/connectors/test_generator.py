@@ -8,6 +8,7 @@ from pyspark import cloudpickle
 from tests.clocks import HandClock
 from tests.connectors.source_reading import context, read_all, read_over_subtasks
 
+from headgate.connectors.base import SplitPosition
 from headgate.connectors.generator import Choice, Generator, GeneratorReader, RowNumber, Uniform
 from headgate.errors import CorruptionError, UsageError
 from headgate.testing.source_kit import check_source
@@ -118,3 +119,11 @@ def test_it_travels() -> None:
     assert copy.schema() == pa.schema(
         [("n", pa.int64()), ("key", pa.int64()), ("word", pa.large_string()), ("ts", pa.timestamp("us"))]
     )
+
+
+def test_progress_is_the_records_delivered_of_those_that_there_will_be() -> None:
+    reader = Generator({"n": RowNumber()}, rows=10, splits=2, batch_rows=3).open(context())
+    reader.poll()
+    assert reader.progress() == {"0 of 2": SplitPosition(3, 5), "1 of 2": SplitPosition(0, 5)}
+    endless = Generator({"n": RowNumber()}, splits=1, batch_rows=3).open(context())
+    assert endless.progress() == {"0 of 1": SplitPosition(0)}, "what has no end has no lag"

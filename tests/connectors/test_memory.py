@@ -9,7 +9,7 @@ import pytest
 from pyspark import cloudpickle
 from tests.connectors.source_reading import context, read_all, read_over_subtasks
 
-from headgate.connectors.base import SinkContext
+from headgate.connectors.base import SinkContext, SplitPosition
 from headgate.connectors.memory import Discard, FromRows, Print
 from headgate.errors import UsageError
 from headgate.model.ids import CheckpointId, Generation
@@ -86,3 +86,9 @@ def test_rows_may_come_from_pandas_and_types_from_anywhere() -> None:
         FromRows([], schema={"n": "number"})
     with pytest.raises(UsageError, match="schema= must be a pyarrow or Polars schema"):
         FromRows([], schema=["n"])  # type: ignore[arg-type]
+
+
+def test_progress_is_the_rows_delivered_of_each_split() -> None:
+    reader = FromRows([{"n": n} for n in range(4)], splits=2, batch_rows=1).open(context())
+    reader.poll()
+    assert reader.progress() == {"0": SplitPosition(1, 2), "1": SplitPosition(2, 4)}

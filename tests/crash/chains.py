@@ -1,18 +1,22 @@
-"""Two pipelines in a row that are kept running, as two programs: one goes on by positions, one by a reader group."""
+"""Two pipelines in a row that are kept running, as two programs, over streams or over topics of Kafka.
+
+Over streams one goes on by positions, one by a reader group. Over topics one counts by key, and one has windows.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import random
+import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
 
-from crash.processes import HOOK, TESTS, kill
+from crash.processes import HOOK, STARTED_S, TESTS, kill
 from crash.standing import MINUTES, TIMES, Process
 
 PROGRAM = """
@@ -45,24 +49,93 @@ counted = pipeline.source(source, name="in").key_by("key").process(Count(), name
 counted.sink(hg.StreamSink(writes, store=store, routing_key="key", segments=2), name="out")
 """
 
+KAFKA_PROGRAM = """
+import sys
+import polars as pl
+import pyarrow as pa
+import headgate as hg
+
+name, brokers, files, end, checkpoints = sys.argv[1:]
+
+
+class Count(hg.ProcessFunction):
+    schema = {"id": pa.int64(), "key": pa.int64(), "n": pa.int64()}
+
+    def open(self, state):
+        self.count = state.value("count", pa.int64())
+
+    def process(self, row, context):
+        self.count.put(self.count.get(0) + 1)
+        return [{"id": row["id"], "key": row["key"], "n": self.count.get()}]
+
+
+pipeline = hg.Pipeline(
+    name,
+    parallelism=2,
+    checkpointing=hg.Checkpointing(interval="200ms", dir=checkpoints),
+    restart=hg.FixedDelay(delay="50ms"),
+)
+if name == "first":
+    schema = {"id": int, "key": int}
+    source = pipeline.source(hg.Kafka(brokers, "in", format="json", schema=schema, end=end or None), name="in")
+    counted = source.key_by("key").process(Count(), name="count")
+    # each key has one partition, as in the topic that is read, and the time of a record is its number
+    placed = counted.with_columns(
+        text=pl.col("key").cast(pl.String),
+        part=(pl.col("key") % 2).cast(pl.Int32),
+        at=pl.from_epoch(pl.col("id"), time_unit="ms"),
+    )
+    placed.sink(hg.KafkaSink(brokers, "middle", key="text", partition="part", timestamp="at"), name="out")
+else:
+    schema = {"id": int, "key": int, "n": int}
+    reads = hg.Kafka(
+        brokers, "middle", format="json", schema=schema, metadata={"at": "timestamp"}, end=end or None, group="second"
+    )
+    timed = pipeline.source(reads, name="in").with_timestamps("at", out_of_orderness="30s")
+    windows = timed.key_by("key").window(hg.Tumbling("1s"))
+    summed = windows.agg(records=pl.len(), ids=pl.col("id").sum(), counts=pl.col("n").sum())
+    summed.sink(hg.FileSink(files, roll_interval=0), name="out")
+"""
+
 
 class Chain:
     """The two programs, each of them kept, and all that they have started."""
 
-    def __init__(self, root: Path, store: str, *, with_spark: bool) -> None:
-        self._root, self._store, self._with_spark = root, store, with_spark
+    def __init__(self, root: Path, program: str, *, with_spark: bool) -> None:
+        self._root, self._with_spark = root, with_spark
         self._program = root / "program.py"
-        self._program.write_text(PROGRAM)
+        self._program.write_text(program)
         self.links: list[Process] = []
+        self._ended: list[Process] = []
+        self._given: list[tuple[str, ...]] = []
+        self.other_strikes: Sequence[tuple[str, Callable[[], None]]] = ()
+        """What else can be killed, and how."""
 
-    def start(self, name: str, reads: str, writes: str) -> None:
-        """Start one of them."""
+    def start(self, *given: str) -> None:
+        """Start one of them: its name, and what its program is given but for the directory of checkpoints."""
+        self.links.append(self._started(given))
+        self._given.append(given)
+
+    def stop(self, link: Process) -> None:
+        """Stop one of them by a signal; it goes well."""
+        link.signal(signal.SIGTERM)
+        assert link.exit_code(STARTED_S) == 0, link.tale("it did not stop")
+        link.assert_gone()
+
+    def start_again(self, link: Process, *given: str) -> Process:
+        """Start one that has stopped with the same arguments, or others; return it."""
+        at = self.links.index(link)
+        self._ended.append(link)
+        self.links[at] = self._started(given or self._given[at])
+        return self.links[at]
+
+    def _started(self, given: Sequence[str]) -> Process:
         hooks = [str(HOOK)] if self._with_spark else [str(TESTS / "crash" / "without_spark"), str(TESTS.parent)]
         paths = os.pathsep.join([*hooks, str(TESTS), str(TESTS.parent / "src")])
         command = [sys.executable, "-u", "-m", "headgate.cli.app", "run", "--json", "--supervised"]
         command += ["--restart", "fixed-delay:delay=50ms", "--", str(self._program)]
-        given = [name, reads, writes, self._store, str(self._root / "checkpoints")]
-        self.links.append(Process([*command, *given], self._root / name, {"PYTHONPATH": paths}))
+        command += [*given, str(self._root / "checkpoints")]
+        return Process(command, self._root / given[0], {"PYTHONPATH": paths})
 
     def strike(self, dice: random.Random) -> str:
         """Kill somebody, or everybody but the supervisors; return whom, in words."""
@@ -73,6 +146,7 @@ class Chain:
             ("a driver", lambda: kill(link.driver().pid)),
             ("both drivers", lambda: [kill(x.driver().pid) for x in self.links] and None),
             ("a driver with all that it has started", lambda: _kill_all(link.driver())),
+            *self.other_strikes,
         ]
         what, act = dice.choice(strikes)
         act()
@@ -101,7 +175,7 @@ class Chain:
 
     def close(self) -> None:
         """End what is left."""
-        for link in self.links:
+        for link in [*self._ended, *self.links]:
             link.close()
 
 

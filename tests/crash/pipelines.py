@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 import uuid
@@ -17,6 +18,7 @@ import headgate as hg
 
 KEYS = 50
 REDUCED_EVERY = 20
+SESSION_GAP = "200ms"
 
 
 SILENCE_MS = 20_000
@@ -99,6 +101,35 @@ def standard(spec: dict[str, Any]) -> Pipeline:
     windows.sink(hg.FileSink(root / "windows", "parquet", roll_interval="300ms"), name="windows")
     thin = source.filter(pl.col("id") % REDUCED_EVERY == 0).select("key", n=pl.lit(1, pl.Int64))
     thin.key_by("key").reduce(counted).sink(hg.FileSink(root / "counts", roll_interval=0), name="counts")
+    return pipeline
+
+
+async def asked(row: dict[str, Any]) -> dict[str, Any]:
+    await asyncio.sleep(row["id"] % 5 / 1_000)  # what a service takes: not a wait for anything
+    return {"id": row["id"], "answer": row["value"] + 1}
+
+
+def event_time(spec: dict[str, Any]) -> Pipeline:
+    """Windows that overlap and merge, joins, a table that changes, and calls of a service, each into a sink."""
+    pipeline = make(spec)
+    source = pipeline.source(generator(spec["rows"], spec["rate"])).with_timestamps("ts")
+    keyed = source.key_by("key")
+    aggregates = {"n": pl.len(), "total": pl.col("value").sum()}
+    odd, even = (source.filter(pl.col("id") % 20 == rest).select("id", "key", "ts") for rest in (1, 2))
+    streams = {
+        "sliding": keyed.window(hg.Sliding("5s", "1s")).agg(**aggregates),
+        "sessions": keyed.window(hg.Session(SESSION_GAP)).agg(**aggregates),
+        "medians": keyed.window(hg.Tumbling("5s")).agg(middle=pl.col("value").median()),
+        "pairs": odd.join(even, on="key", how="full", within=(f"-{SESSION_GAP}", SESSION_GAP)).select(
+            "id", other="id_right"
+        ),
+        "joined": odd.join(even.select("id", "key"), on="key", ttl=None).select("id", other="id_right"),
+        "first": source.select("key", "value").key_by("key", "value").deduplicate(within=None),
+        "table": keyed.agg(**aggregates, retractions=True),
+        "asked": source.select("id", "value").map_async(asked, {"id": pa.int64(), "answer": pa.int64()}),
+    }
+    for name, stream in streams.items():
+        stream.sink(hg.FileSink(Path(spec["root"]) / name, "parquet", roll_interval=0), name=name)
     return pipeline
 
 
@@ -204,6 +235,34 @@ def recounted(events: pl.DataFrame, reduced_every: int) -> dict[str, pl.DataFram
         "rows": events.select("id", twice=pl.col("value") * 2),
         "windows": windows,
         "counts": thin.select("key", n=(pl.int_range(pl.len()) + 1).over("key").cast(pl.Int64)),
+    }
+
+
+def expected_event_time(rows: int) -> dict[str, pl.DataFrame]:
+    """Recount what ``event_time`` must write, plainly; of the table that changes, how it ends."""
+    events, gap = generated(rows), pl.duration(milliseconds=int(SESSION_GAP.removesuffix("ms")))
+    aggregates = {"n": pl.len().cast(pl.Int64), "total": pl.col("value").sum()}
+    starts = [pl.col("ts").dt.truncate("1s") - pl.duration(seconds=back) for back in range(5)]
+    windows = events.with_columns(window_start=pl.concat_list(starts)).explode("window_start")
+    is_new = (pl.col("ts").diff().over("key") >= gap).fill_null(True)
+    sessions = events.sort("ts").with_columns(number=is_new.cum_sum().over("key"))
+    sessions = sessions.group_by("key", "number").agg(window_start=pl.col("ts").min(), **aggregates).drop("number")
+    tumbling = events.group_by("key", window_start=pl.col("ts").dt.truncate("5s"))
+    odd, even = (events.filter(pl.col("id") % 20 == rest).select("id", "key", "ts") for rest in (1, 2))
+    joined = odd.join(even, on="key")
+    pairs = joined.filter((pl.col("ts_right") - pl.col("ts")).abs() <= gap).select("id", other="id_right")
+    alone = pl.lit(None, pl.Int64)
+    left, right = odd.join(pairs, on="id", how="anti"), even.join(pairs, left_on="id", right_on="other", how="anti")
+    sides = [left.select("id", other=alone), right.select(alone.alias("id"), other="id")]
+    return {
+        "sliding": windows.group_by("key", "window_start").agg(**aggregates),
+        "sessions": sessions,
+        "medians": tumbling.agg(middle=pl.col("value").median()),
+        "pairs": pl.concat([pairs, *sides]),
+        "joined": joined.select("id", other="id_right"),
+        "first": events.select("key", "value").unique(),
+        "table": events.group_by("key").agg(**aggregates),
+        "asked": events.select("id", answer=pl.col("value") + 1),
     }
 
 
@@ -468,6 +527,7 @@ BUILDERS = {
     "processors": processors,
     "publishing": publishing,
     "listed-files": listed_files,
+    "event_time": event_time,
     "every_operator": every_operator,
     "standard": standard,
     "backlog": backlog,

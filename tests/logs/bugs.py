@@ -25,10 +25,10 @@ def some_are_acknowledged_and_not_recorded() -> None:
     """One flush of five has no events in the catalogue."""
     real = SqlCatalogue.append
 
-    def append(self: Any, stream: Any, chunk: Any, numbers: Any, now_ms: int) -> Any:
+    def append(self: Any, stream: Any, chunk: Any, *given: Any) -> Any:
         if next(_count) % 5:
-            return real(self, stream, chunk, numbers, now_ms)
-        return real(self, stream, replace(chunk, entries=()), numbers, now_ms)
+            return real(self, stream, chunk, *given)
+        return real(self, stream, replace(chunk, entries=()), *given)
 
     SqlCatalogue.append = append  # type: ignore[method-assign]
 
@@ -62,9 +62,9 @@ def transactions_become_visible_one_by_one() -> None:
     """What is committed in one step is seen in several."""
     real = Transactions.commit
 
-    def commit(self: Any, names: Any, *, owner: str, epoch: int) -> None:
+    def commit(self: Any, names: Any, **more: Any) -> None:
         for name in names:
-            real(self, [name], owner=owner, epoch=epoch)
+            real(self, [name], **more)
             time.sleep(0.1)  # the time of the fault: not a wait for anything
 
     Transactions.commit = commit  # type: ignore[method-assign]
@@ -74,8 +74,8 @@ def a_reader_passes_over_some() -> None:
     """Of some reads the last event is missing, and the next one goes on behind it."""
     real = SegmentReader.read
 
-    def read(self: Any, *given: Any) -> Any:
-        batch = real(self, *given)
+    def read(self: Any, *given: Any, **more: Any) -> Any:
+        batch = real(self, *given, **more)
         is_struck = batch is not None and batch.num_rows > 1 and next(_count) % 4 == 0
         return batch.slice(0, batch.num_rows - 1) if is_struck else batch
 

@@ -153,16 +153,6 @@ def test_a_key_never_changes() -> None:  # EV6
     assert refused(old, struct(id=INT, n=INT), renamed, fixed=("id",)) == "the key column 'id' was not there"
 
 
-def test_a_local_time_becomes_a_moment_in_a_key_too() -> None:  # EV12
-    local, moment = Plain("timestamp[us]"), Plain("timestamp[us, tz=UTC]")
-    now = struct(key=moment, n=INT)
-    found = conversion_of(struct(key=local, n=INT), now, fixed=("key",))
-    assert list(changes_in(found)) == ["timestamp[us] becomes timestamp[us, tz=UTC] in 'key'"]  # type: ignore[arg-type]
-    assert "cannot change its type" in refused(now, struct(key=local, n=INT), fixed=("key",))
-    assert refused(struct(n=moment), struct(n=local)) == f"not every {moment} can be kept as a {local} in 'n'"
-    assert read_type(str(moment)) == moment
-
-
 def test_what_reads_as_no_type_is_none() -> None:  # EV1
     for text in ("", "struct<a>", "struct<a: int64", "int64>", "large_list<int64>", "struct<a: int64,b: int64>", "a b"):
         assert read_type(text) is None, text

@@ -12,8 +12,8 @@ LISTS = StateIdentity.of_lists([declared("list", "seen", "int64"), declared("uni
 COUNTED = StateIdentity.of_keyed(KEYS, [COUNT], has_timers=True)
 TIMED = StateIdentity.of_keyed(KEYS, [], has_timers=True)
 REDUCED = StateIdentity.of_reduce(["user", "part"], "user: large_string, part: int64, n: int64")
-MERGED = StateIdentity.of_windows(Form.WINDOW_RESULTS, 20, "ts", KEYS, ["sum int64 n"])
-KEPT = StateIdentity.of_windows(Form.WINDOW_RECORDS, 20, "ts", KEYS, ["n: int64"])
+MERGED = StateIdentity.of_windows(Form.WINDOW_RESULTS, "tumbling 20 ms", "ts", KEYS, ["sum int64 n"])
+KEPT = StateIdentity.of_windows(Form.WINDOW_RECORDS, "tumbling 20 ms", "ts", KEYS, ["n: int64"])
 
 
 @pytest.mark.parametrize(

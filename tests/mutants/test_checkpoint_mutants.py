@@ -212,7 +212,7 @@ MUTANTS: list[tuple[Mutant, Finder, int]] = [
     (any_marker_cuts_the_oldest_checkpoint, found_by("induced"), 0),
     (hooks_are_not_awaited, found_by("induced"), 1),
     (hooks_get_the_data_of_no_checkpoint, found_by("induced"), 1),
-    (splits_are_not_read_on_behind_an_abort, found_by("induced"), 6),
+    (splits_are_not_read_on_behind_an_abort, found_by("induced"), 3),
     (what_was_given_up_is_told_as_completed, found_by("checkpoint-requests"), 10),
     (every_failure_is_restarted, found_by("checkpoint-requests"), 1),
     (users_are_told_of_every_other_round, plain, 17),

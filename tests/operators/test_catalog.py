@@ -16,7 +16,7 @@ from headgate.operators.catalog import (
     ReduceSpec,
     RowFunctionSpec,
     RowVerb,
-    TumblingAggregate,
+    WindowedAggregate,
     WithTimestampsSpec,
     filter_spec,
     output_schema,
@@ -27,6 +27,7 @@ from headgate.operators.catalog import (
 from headgate.operators.process.batch_aggregation import BatchStateHandle
 from headgate.operators.process.batch_process import BatchProcessFunction
 from headgate.operators.process.row_process import ProcessFunction, StateHandle
+from headgate.operators.window_assigner import tumbling
 
 SCHEMA = pa.schema([("key", pa.int64()), ("ts", pa.timestamp("us"))])
 
@@ -54,7 +55,7 @@ class Stateless(ProcessFunction):
 
 
 def window(*aggregates: pl.Expr) -> OperatorSpec:
-    return window_operators(TumblingAggregate(("key",), "ts", 1_000, aggregates), SCHEMA, "w").window
+    return window_operators(WindowedAggregate(("key",), "ts", tumbling(1_000), aggregates), SCHEMA, "w").window
 
 
 SPECS: list[tuple[OperatorSpec, bool]] = [

@@ -16,7 +16,8 @@ import pytest
 from headgate.errors import UsageError
 from headgate.operators.expressions import elementwise_problem, group_problem, select_spec
 from headgate.operators.schemas import canonical_schema
-from headgate.operators.window_plan import TumblingAggregate, window_shape
+from headgate.operators.window_assigner import tumbling
+from headgate.operators.window_plan import WindowedAggregate, window_shape
 
 i, f, s, b = pl.col("i"), pl.col("f"), pl.col("s"), pl.col("b")
 d, day, span, clock = pl.col("d"), pl.col("day"), pl.col("span"), pl.col("clock")
@@ -471,7 +472,7 @@ CARRIED = PROBE.drop("pair").to_arrow(compat_level=pl.CompatLevel.oldest()).sche
 )
 def test_an_aggregate_of_a_window_is_refused_if_it_depends_on_other_groups(aggregate: pl.Expr, problem: str) -> None:
     assert problem in group_problem(aggregate)
-    window = TumblingAggregate(("i",), "d", 1_000, (aggregate.alias("found"),))
+    window = WindowedAggregate(("i",), "d", tumbling(1_000), (aggregate.alias("found"),))
     with pytest.raises(UsageError, match=problem):
         window_shape(window, canonical_schema(CARRIED), "node")
 

@@ -15,11 +15,12 @@ import pytest
 from tests.operators.harness import Harness, encoded
 
 from headgate.codec.snapshot import decode_sections
+from headgate.operators.aligned_windows import window_operators
 from headgate.operators.base import WATERMARK_MAX_MS, OperatorSpec, RestoredState
 from headgate.operators.functions import ReduceSpec
 from headgate.operators.keys import partition
-from headgate.operators.tumbling_windows import window_operators
-from headgate.operators.window_plan import TumblingAggregate
+from headgate.operators.window_assigner import tumbling
+from headgate.operators.window_plan import WindowedAggregate
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "state_1"
 SCHEMA = pa.schema(
@@ -58,7 +59,7 @@ def total(accumulator: dict[str, Any], record: dict[str, Any]) -> dict[str, Any]
 
 
 def windowed(*aggregates: pl.Expr) -> Any:
-    return window_operators(TumblingAggregate(KEYS, "ts", 1_000, aggregates), SCHEMA, "node")
+    return window_operators(WindowedAggregate(KEYS, "ts", tumbling(1_000), aggregates), SCHEMA, "node")
 
 
 DECOMPOSED = windowed(

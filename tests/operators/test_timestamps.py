@@ -1,17 +1,19 @@
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
-from tests.operators.harness import Harness
+from tests.operators.harness import BORN_MS, Harness
 
 from headgate.errors import BadRecord, UsageError
 from headgate.model.ids import ChannelIndex
 from headgate.operators.base import WATERMARK_MAX_MS
 from headgate.operators.keys import KeyCheckSpec
-from headgate.operators.timestamps import TIME_MAX_MS, WithTimestampsSpec
+from headgate.operators.timestamps import TIME_MAX_MS, WatermarkGenerator, WithTimestampsOperator, WithTimestampsSpec
 from headgate.protocol.watermarks import ChannelOrigin
 
 CHANNELS = [ChannelOrigin(ChannelIndex(index)) for index in range(3)]
@@ -263,3 +265,191 @@ def test_a_channel_that_was_read_on_behind_its_barrier_holds_nobody_elses_record
     restored.send(times(500), CHANNELS[0])
     restored.advance(10)
     assert max(restored.out.watermarks()) < 500, "what went to the other subtask before may come here now"
+
+
+def test_each_split_says_its_watermark_and_whether_it_is_idle() -> None:
+    run = Harness(WithTimestampsSpec("ts", out_of_orderness_ms=5, idle_timeout_ms=100))
+    run.operator.on_splits(["a", "b"])
+    run.send(times(900), "a")
+    assert run.operator.origins() == {"a": (894, False), "b": (None, False)}
+    run.advance(60)
+    run.send(times(300), "b")
+    run.advance(40)
+    assert run.operator.origins() == {"a": (894, True), "b": (294, False)}
+    run.operator.on_split_finished("a")
+    assert run.operator.origins() == {"b": (294, False)}
+
+
+def dates(*ms: int) -> pa.RecordBatch:
+    """Times by the clock of the harness, which says ``BORN_MS`` at 0."""
+    return times(*(BORN_MS + each for each in ms))
+
+
+def test_a_time_too_far_ahead_of_the_clock_is_a_bad_record() -> None:
+    run = Harness(WithTimestampsSpec("ts", max_ahead_ms=500), diverts=True)
+    run.send(dates(900, 1_501, 1_500, 10**12))
+    assert [row["ts"] - BORN_MS for row in run.out.rows()] == [900, 1_500]
+    assert run.out.watermarks() == [BORN_MS + 1_499]
+    assert [row["problem"] for row in run.out.bad] == [
+        f"its time 'ts' is more than 0.5 s ahead of the clock: {BORN_MS + 1_501}",
+        f"its time 'ts' is more than 0.5 s ahead of the clock: {BORN_MS + 10**12}",
+    ]
+    run.advance(1_000)
+    run.send(dates(1_501))
+    assert len(run.out.rows()) == 3
+    with pytest.raises(BadRecord, match="ahead of the clock"):
+        Harness(WithTimestampsSpec("ts", max_ahead_ms=500)).send(dates(5_000))
+
+
+def test_days_and_microseconds_may_be_too_far_ahead() -> None:
+    day = 86_400_000
+    today = BORN_MS // day
+    for dtype, per_day in ((pa.date32(), 1), (pa.timestamp("us"), day * 1_000)):
+        run = Harness(WithTimestampsSpec("ts", max_ahead_ms=day), diverts=True)
+        values = pa.array([(today + 1) * per_day, (today + 2) * per_day], pa.int64())
+        values = values.cast(pa.int32() if dtype == pa.date32() else pa.int64()).cast(dtype)
+        run.send(pa.record_batch({"ts": values}))
+        assert (len(run.out.rows()), len(run.out.bad)) == (1, 1)
+
+
+def wait(run: Harness, ms: int) -> None:
+    """Let time pass as a runtime does, which looks whenever something is due."""
+    for _ in range(ms // 100):
+        run.advance(100)
+
+
+def test_the_event_time_of_a_silent_split_advances_with_the_clock() -> None:
+    run = Harness(WithTimestampsSpec("ts", out_of_orderness_ms=0, silent_after_ms=1_000))
+    run.operator.on_splits(["a", "b"])
+    run.send(times(50_000), "a")
+    assert run.out.watermarks() == []
+    run.send(times(40_000), "b")
+    assert run.out.watermarks() == [39_999]
+    wait(run, 900)
+    run.send(times(51_000), "a")
+    assert run.out.watermarks() == [39_999]
+    run.advance(100)  # b is silent for 1 s
+    run.advance(100)
+    run.advance(100)
+    assert run.out.watermarks() == [39_999, 40_099, 40_199]
+    run.send(times(40_100), "b")  # late, and event time does not go back
+    wait(run, 900)
+    assert run.out.watermarks()[-1] == 40_199
+    for _ in range(5):
+        run.advance(100)
+    assert run.out.watermarks()[-1] == 40_599
+    states = [run.snapshot()]
+    restored = Harness(WithTimestampsSpec("ts", out_of_orderness_ms=0, silent_after_ms=1_000), states)
+    restored.operator.on_splits(["a", "b"])
+    assert restored.out.watermarks() == [40_599]
+
+
+def test_a_split_without_any_time_is_left_out_once_it_is_silent() -> None:
+    run = Harness(WithTimestampsSpec("ts", silent_after_ms=1_000))
+    run.operator.on_splits(["a", "b"])
+    run.send(times(50_000), "a")
+    wait(run, 1_000)
+    assert run.out.watermarks() == [49_999]
+    run.advance(100)
+    assert run.out.watermarks() == [49_999, 50_099]
+    assert ("idle", True) not in run.out.log
+
+
+def test_a_paused_split_is_not_silent() -> None:
+    run = Harness(WithTimestampsSpec("ts", silent_after_ms=1_000))
+    run.operator.on_splits(["a"])
+    run.send(times(50_000), "a")
+    wait(run, 900)
+    run.operator.on_pause(["a"], run.now_ms)
+    wait(run, 900)
+    assert run.out.watermarks() == [49_999]
+
+
+def test_time_in_which_a_subtask_stands_still_is_no_silence() -> None:
+    run = Harness(WithTimestampsSpec("ts", silent_after_ms=1_000))
+    run.operator.on_splits(["a", "b"])
+    run.send(times(50_000), "a")
+    run.send(times(40_000), "b")
+    run.advance(60_000)  # held up by what comes after it
+    run.send(times(51_000), "a")
+    assert run.out.watermarks() == [39_999]
+    wait(run, 1_100)
+    assert run.out.watermarks()[-1] == 40_099
+
+
+class Behind(WatermarkGenerator):
+    """As far behind the latest time as the times of the split have ever been out of order."""
+
+    def __init__(self) -> None:
+        self.latest, self.behind = 0, 0
+
+    def on_batch(self, times: Any) -> int | None:
+        for ms in times.tolist():
+            self.behind = max(self.behind, self.latest - ms)
+            self.latest = max(self.latest, ms)
+        return self.latest - self.behind - 1 if self.behind else None
+
+    def snapshot(self) -> Any:
+        return [self.latest, self.behind]
+
+    def restore(self, state: Any) -> None:
+        self.latest, self.behind = state
+
+
+def test_a_generator_says_the_watermark_of_each_split() -> None:
+    given = Behind()
+    run = Harness(WithTimestampsSpec("ts", generator=given))
+    run.operator.on_splits(["a", "b"])
+    run.send(times(1_000, 990), "a")
+    run.send(times(2_000), "b")  # nothing is known of b yet
+    assert run.out.watermarks() == []
+    run.send(times(1_900), "b")
+    assert run.out.watermarks() == [989]
+    run.advance(10)
+    run.send(times(3_000), "a")
+    assert run.out.watermarks() == [989, 1_899]
+    assert given.latest == 0
+    run.send(times(10), "a")  # the watermark of a does not go back
+    run.operator.on_split_finished("b")
+    run.advance(10)
+    assert run.out.watermarks() == [989, 1_899, 2_989]
+
+
+@pytest.mark.parametrize("answer", [1.5, True, "x"])
+def test_a_generator_that_returns_no_milliseconds_is_refused(answer: Any) -> None:
+    class Wrong(WatermarkGenerator):
+        def on_batch(self, times: Any) -> int | None:
+            return answer  # type: ignore[no-any-return]
+
+    with pytest.raises(UsageError, match=r"Wrong.on_batch must return milliseconds since 1970 as an int, or None"):
+        Harness(WithTimestampsSpec("ts", generator=Wrong())).send(times(1))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_generators_are_restored_wherever_their_splits_go(seed: int) -> None:
+    """Runs that are stopped and rescaled have the watermark of one that never was."""
+    random_ = random.Random(seed)
+    splits = [f"split {index}" for index in range(5)]
+    spec = WithTimestampsSpec("ts", generator=Behind())
+    sent: dict[str, list[list[int]]] = {split: [] for split in splits}
+    runs, owners = [Harness(spec)], dict.fromkeys(splits, 0)
+    runs[0].operator.on_splits(splits)
+    for _ in range(30):
+        for _ in range(random_.randrange(4)):
+            split = random_.choice(splits)
+            batch = [1_000_000 + 10 * len(sent[split]) + random_.randrange(200) for _ in range(random_.randrange(1, 4))]
+            sent[split].append(batch)
+            runs[owners[split]].send(times(*batch), split)
+        if random_.random() < 0.3:
+            parallelism = random_.choice([1, 2, 3, 5])
+            states = [run.snapshot() for run in runs]
+            runs = [Harness(spec, states, subtask=(index, parallelism)) for index in range(parallelism)]
+            owners = {split: random_.randrange(parallelism) for split in splits}
+            for index, run in enumerate(runs):
+                run.operator.on_splits([split for split in splits if owners[split] == index])
+    for index, run in enumerate(runs):
+        assert isinstance(run.operator, WithTimestampsOperator)
+        for split, (watermark_ms, _) in run.operator.origins().items():
+            expected = Behind()
+            said = [expected.on_batch(np.array(batch)) for batch in sent[str(split)]]
+            assert watermark_ms == max((ms for ms in said if ms is not None), default=None), (index, split)

@@ -10,8 +10,9 @@ from tests.operators.harness import Harness
 from headgate.model.schema_evolution import NO_OPERATOR_RULES
 from headgate.model.state_schema import StateIdentity
 from headgate.operators import catalog
-from headgate.operators.tumbling_windows import WindowOperators, window_operators
-from headgate.operators.window_plan import TumblingAggregate
+from headgate.operators.aligned_windows import WindowOperators, window_operators
+from headgate.operators.window_assigner import tumbling
+from headgate.operators.window_plan import WindowedAggregate
 from headgate.protocol.checkpoints.compatibility import Judged, judged
 
 SUMS = (pl.col("n").sum().alias("sum"), pl.col("n").min().alias("min"), pl.col("n").mean().alias("mean"))
@@ -20,7 +21,7 @@ MEDIAN = (pl.col("n").median().alias("median"),)
 
 def windowed(dtype: pa.DataType, aggregates: tuple[pl.Expr, ...]) -> WindowOperators:
     schema = pa.schema([("key", pa.int64()), ("ts", pa.timestamp("us")), ("n", dtype), ("m", pa.int64())])
-    return window_operators(TumblingAggregate(("key",), "ts", 1_000, aggregates), schema, "counts")
+    return window_operators(WindowedAggregate(("key",), "ts", tumbling(1_000), aggregates), schema, "counts")
 
 
 def identity(dtype: pa.DataType, aggregates: tuple[pl.Expr, ...]) -> str:

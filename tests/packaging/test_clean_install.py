@@ -12,7 +12,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from tests.packaging.conftest import ROOT, Installed, environment_with, ran
+from tests.packaging.conftest import ROOT, Installed, ran
 
 import headgate
 
@@ -47,12 +47,12 @@ def test_a_wheel_runs_the_quickstart_where_nothing_else_is_installed(
     assert 0 < sum(row["readings"] for row in rows) < 1_000
 
 
-def test_an_sdist_installs_and_knows_its_version(built: tuple[Path, Path], tmp_path: Path) -> None:
-    _, sdist = built
+def test_the_sdist_has_what_the_wheel_is_made_from_and_no_tests(built: tuple[Path, Path]) -> None:
+    """``build`` has made the wheel from it."""
+    wheel, sdist = built
     with tarfile.open(sdist) as archive:
         names = archive.getnames()
     assert any(name.endswith("/LICENSE") for name in names)
     assert not any("/tests/" in name for name in names)
-    python = environment_with(sdist, tmp_path / "env", "--no-deps")
-    said = ran([python, "-c", "import headgate; print(headgate.__version__)"], tmp_path)
-    assert said == f"{headgate.__version__}\n"
+    for file in (wheel, sdist):
+        assert f"-{headgate.__version__}" in file.name

@@ -15,6 +15,7 @@ from headgate.protocol.watermarks import (
     IdleReceived,
     InputEnded,
     OriginFinished,
+    OriginLimited,
     OriginsAssigned,
     RecordsSeen,
     TimePassed,
@@ -142,6 +143,17 @@ def test_with_all_channels_idle_the_latest_watermark_counts_before_the_output_is
     assert late.handle(idle(1)) == [EmitWatermark(10), EmitIdle(True)]
 
 
+def test_subtasks_that_hear_of_an_end_and_of_idleness_in_another_order_agree() -> None:  # W12
+    for order in ((idle(0), InputEnded(ChannelIndex(1))), (InputEnded(ChannelIndex(1)), idle(0))):
+        merger = WatermarkMerger(2)
+        merger.handle(watermark(0, 10))
+        merger.handle(watermark(1, 90))
+        for event in order:
+            merger.handle(event)
+        assert merger.is_idle
+        assert merger.watermark_ms == 90
+
+
 def test_a_channel_that_comes_back_behind_the_output_is_ignored_until_it_has_caught_up() -> None:  # W13
     merger = WatermarkMerger(2)
     merger.handle(idle(1))
@@ -180,11 +192,13 @@ def test_any_history_only_advances_and_never_passes_an_active_channel_in_step(
 ) -> None:
     merger = WatermarkMerger(3)
     marks, idles, was_idle, last = [WATERMARK_MIN_MS] * 3, [False] * 3, False, WATERMARK_MIN_MS
+    highest = WATERMARK_MIN_MS
     for channel, kind, value in steps:
         before = last
         match kind:
             case "watermark":
                 marks[channel] = max(marks[channel], value)
+                highest = max(highest, value)
                 effects = merger.handle(watermark(channel, value))
             case "end":
                 marks[channel], idles[channel] = WATERMARK_MAX_MS, False
@@ -206,4 +220,28 @@ def test_any_history_only_advances_and_never_passes_an_active_channel_in_step(
         active = [m for m, i in open_ if not i]
         in_step = [m for m in active if m >= before]
         if last != before and open_:
-            assert last <= min(in_step) if active else last == max(m for m, _ in open_)
+            assert last <= min(in_step) if active else last == highest
+        assert not was_idle or last == highest, "whatever came last: the end of a channel, or that one is idle"
+
+
+def test_what_its_writers_say_of_an_origin_decides_and_with_a_guess_the_lower_one() -> None:  # W26
+    for guess, latest in ((None, [EmitWatermark(400)]), (1_000, [])):
+        tracker = WatermarkTracker(guess, None)
+        tracker.handle(OriginsAssigned(("a",), 0))
+        assert tracker.handle(OriginLimited("a", WATERMARK_MIN_MS, 0)) == []
+        assert tracker.handle(seen("a", 1_000)) == [], "an earlier one may follow"
+        assert tracker.handle(OriginLimited("a", 400, 0)) == (latest or [EmitWatermark(-1)])
+        assert tracker.limits() == {"a": 400}
+        again = WatermarkTracker(guess, None)
+        again.restore(tracker.snapshot(), None, tracker.limits())
+        assert again.handle(OriginsAssigned(("a",), 0)) == (latest or [EmitWatermark(-1)])
+        assert again.handle(OriginLimited("a", 300, 0)) == [], "it does not go back"
+        assert again.is_limited("a")
+
+
+def test_an_origin_whose_writers_say_nothing_any_more_goes_by_its_records() -> None:  # W26
+    tracker = WatermarkTracker(None, None)
+    tracker.handle(OriginLimited("a", 400, 0))
+    tracker.handle(OriginLimited("a", None, 0))
+    assert not tracker.is_limited("a")
+    assert tracker.handle(seen("a", 1_000)) == [EmitWatermark(999)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,8 +28,22 @@ def test_the_last_line_has_the_numbers_and_the_lines_above_say_what_failed_and_w
     totals = run_tests.Totals()
     run_tests.read_report(tmp_path / "report.xml", totals)
     assert run_tests.summary(totals).splitlines() == [
-        "failed: a::bad",
-        "failed: a::broken",
+        "failed: a::bad: no",
+        "failed: a::broken: no",
         "skipped 2: needs Java",
         "1 passed, 2 failed, 2 skipped",
     ]
+
+
+def test_both_halves_are_shown_and_one_that_fails_does_not_end_the_other(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    programs = {"quick": "print('bad'); exit(1)", "spark": "print('good')"}
+
+    def begin(name: str, workers: str) -> subprocess.Popen[str]:
+        assert workers == {"quick": "4", "spark": "3"}[name]
+        return subprocess.Popen([sys.executable, "-c", programs[name]], stdout=subprocess.PIPE, text=True)
+
+    monkeypatch.setattr(run_tests, "begin_half", begin)
+    assert run_tests.run_halves(["4", "3"]) == [1, 0]
+    assert sorted(capfd.readouterr().out.splitlines()) == ["quick: bad", "spark: good"]

@@ -79,6 +79,17 @@ unstable.api.versions.enable=true
 """
 """Settings with which the broker takes part in two-phase commit: its own opt-in (KIP-939)."""
 
+LIMITED_USER = "limited"
+"""A user without rights, with ``PASSWORD`` and mechanism PLAIN, at brokers with ``RIGHTS``."""
+
+RIGHTS = f"""
+authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
+super.users=User:ANONYMOUS;User:{USER}
+listener.name.sasl.plain.sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required \\
+    user_{USER}="{PASSWORD}" user_{LIMITED_USER}="{PASSWORD}";
+"""
+"""Settings with which users need rights, but for ``USER`` and those without a login."""
+
 LOG4J = """
 rootLogger.level=WARN
 rootLogger.appenderRefs=stdout
@@ -173,9 +184,42 @@ class KafkaBroker:
         for asked in admin.delete_topics([name]).values():
             asked.result(START_S)
 
+    def allow(self, kind: str, name: str, operation: str, *, is_prefix: bool = False) -> None:
+        """Give ``LIMITED_USER`` a right, such as ``"TOPIC", "orders", "READ"``; return once it has it."""
+        from confluent_kafka import admin as api
+
+        pattern = api.ResourcePatternType.PREFIXED if is_prefix else api.ResourcePatternType.LITERAL
+        may = api.AclPermissionType.ALLOW
+        right = (api.ResourceType[kind], name, pattern, f"User:{LIMITED_USER}", "*", api.AclOperation[operation], may)
+        admin = self.admin()
+        for asked in admin.create_acls([api.AclBinding(*right)]).values():
+            asked.result(START_S)
+        while not admin.describe_acls(api.AclBindingFilter(*right)).result(START_S):
+            continue
+
+    def deny(self, kind: str, name: str) -> None:
+        """Take all rights to something away again."""
+        from confluent_kafka import admin as api
+
+        anything = (api.AclOperation.ANY, api.AclPermissionType.ANY)
+        rights = api.AclBindingFilter(api.ResourceType[kind], name, api.ResourcePatternType.ANY, None, None, *anything)
+        admin = self.admin()
+        for asked in admin.delete_acls([rights]).values():
+            asked.result(START_S)
+        while admin.describe_acls(rights).result(START_S):
+            continue
+
     def kill(self) -> None:
         """End it by SIGKILL."""
-        self._process.end(signal.SIGKILL)
+        self.stop(signal.SIGKILL)
+
+    def stop(self, how: signal.Signals) -> None:
+        """End it by a signal."""
+        self._process.end(how)
+
+    def wait(self) -> None:
+        """Wait until it ends by itself."""
+        self._process.wait()
 
     def pause(self) -> None:
         """Stop the process: connections stay, and get no answers."""

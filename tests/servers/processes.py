@@ -62,6 +62,11 @@ class ServerProcess:
             self._process.wait(START_S)
             self._process = None
 
+    def wait(self) -> None:
+        """Wait until it ends by itself."""
+        assert self._process is not None
+        self._process.wait(START_S)
+
     def send(self, what: signal.Signals) -> None:
         assert self._process is not None
         self._process.send_signal(what)

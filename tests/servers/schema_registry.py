@@ -20,6 +20,7 @@ class Registry:
     Attributes:
         asked: the paths of all requests.
         failures: so many of the next requests are answered with status 503.
+        refusal: why a schema that is sent is refused, or "".
         login: ``user:password`` that it demands, or "".
     """
 
@@ -27,12 +28,22 @@ class Registry:
         self.asked: list[str] = []
         self.failures = 0
         self.login = ""
+        self.refusal = ""
         self._schemas: list[dict[str, Any]] = []
         registry = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 status, found = registry._answer(self.path, self.headers.get("Authorization", ""))
+                body = json.dumps(found).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def do_POST(self) -> None:
+                sent = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                status, found = registry._add(self.path, sent["schema"])
                 body = json.dumps(found).encode()
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(body)))
@@ -61,6 +72,14 @@ class Registry:
         }
         self._schemas.append({**made, **more})
         return number
+
+    def _add(self, path: str, text: str) -> tuple[int, dict[str, Any]]:
+        self.asked.append(path)
+        if self.refusal:
+            return 409, {"error_code": 409, "message": self.refusal}
+        subject = path.split("/")[2]
+        known = [one["id"] for one in self._schemas if one["subject"] == subject and one["schema"] == text]
+        return 200, {"id": known[0] if known else self.register(subject, text)}
 
     def end(self) -> None:
         """Stop to listen."""

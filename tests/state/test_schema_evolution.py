@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
@@ -160,30 +159,6 @@ def test_keys_of_a_map_and_of_the_stream_never_change(form: str) -> None:  # EV6
         former = payload((Section(section.name, schema, section.key_names), []))
         with pytest.raises(CorruptionError, match=f"'{name}' never changes its type"):
             restored("memory", form, [descriptor(MAP, pa.int32())], former)
-
-
-@pytest.mark.parametrize("form", ["row", "column"])
-@pytest.mark.parametrize("backend", NAMES)
-def test_local_times_become_moments_wherever_they_are(backend: str, form: str) -> None:  # EV12
-    local, moment = pa.timestamp("us"), pa.timestamp("us", "UTC")
-    at = datetime(2026, 11, 1, 5, 30)
-    old = Section("map", pa.schema([("key0", local), ("map_key", local), ("value", local)]), ("key0",))
-    former = payload((old, [{"key0": at, "map_key": at, "value": at}]))
-    keys, found = KeyColumns(("at",), (moment,)), StateDescriptor("map", MAP, moment, moment)
-    with states(backend) as worker:
-        factory = worker.of("node", 0, 128)
-        made: Any = (factory.by_row if form == "row" else factory.by_column)(keys, [found])
-        made.restore(former, PATH, Ownership(128, 1, 0))
-        made.end_restore()
-        frozen = made.freeze()
-        utc = at.replace(tzinfo=UTC)
-        assert rows_in(sections_of(frozen)) == {"map": [{"key0": utc, "map_key": utc, "value": utc}]}
-        frozen.release()
-        back = StateDescriptor("map", MAP, local, local)
-        other: Any = worker.of("node", 0, 128).by_row(KeyColumns(("at",), (local,)), [back])
-        now = payload((section_of(keys, found), [{"key0": utc, "map_key": utc, "value": utc}]))
-        with pytest.raises(CorruptionError, match="never changes its type"):
-            other.restore(now, PATH, Ownership(128, 1, 0))
 
 
 @pytest.mark.parametrize("form", ["row", "column"])

@@ -5,12 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import obstore
 import pytest
+from tests.servers.hdfs import HdfsCluster, hdfs_cluster
 from typer.testing import CliRunner
 
 import headgate as hg
@@ -24,8 +25,16 @@ from headgate.storage.object_names import TEMP_PREFIX
 from headgate.storage.object_store import ObjectStorage
 from headgate.storage.urls import absolute_location, open_storage
 
+HDFS = pytest.param("hdfs", marks=pytest.mark.xdist_group("hdfs"))
 
-@pytest.fixture(params=["local", "memory", "obstore+file", "obstore+memory", "faulty"])
+
+@pytest.fixture(scope="module")
+def hdfs() -> Iterator[HdfsCluster]:
+    with hdfs_cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture(params=["local", "memory", "obstore+file", "obstore+memory", "faulty", HDFS])
 def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
     match request.param:
         case "local":
@@ -37,6 +46,9 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
             return open_storage(f"obstore+file://{tmp_path}/objects")
         case "obstore+memory":
             return open_storage("obstore+memory:///")
+        case "hdfs":
+            cluster: HdfsCluster = request.getfixturevalue("hdfs")
+            return open_storage(f"{cluster.url}/{tmp_path.name}")
         case _:
             return FaultyStorage(MemoryStorage())
 

@@ -259,3 +259,13 @@ def test_a_read_that_was_interrupted_is_repeated_from_where_it_began(
             reader.read()
     assert reader.position == 2
     assert values(reader) == list(range(2, 30))
+
+
+def test_a_reader_knows_where_its_segment_ended_when_it_looked(ten: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader_module, "PARTS_AT_A_TIME", 4)
+    reader = ten.reader(ONE, 0)
+    assert reader.known_end is None
+    assert values(reader, 1) == [0]
+    assert reader.known_end == 30, "all of it, not only the parts that were asked for"
+    assert values(reader, 100) == list(range(1, 30))
+    assert (values(reader), reader.known_end) == ([], 30)

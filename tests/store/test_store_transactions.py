@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +10,17 @@ import pyarrow as pa
 import pytest
 from tests.store.storing import KEYED, STREAM, chunks_of, database_of, drain, drained, in_a_child, keyed, lose_an_answer
 
-from headgate.environment import SystemThreads
+from headgate.environment import SYSTEM_CLOCK, SystemClock, SystemThreads
 from headgate.errors import CorruptionError, FencedError, StorageError, UsageError
 from headgate.model.ids import Generation
 from headgate.model.pipeline_identity import OtherSink, Owner, PipelineIdentity
 from headgate.protocol.store.transactions import Status
+from headgate.protocol.watermarks import WATERMARK_MIN_MS
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.local import LocalStorage
 from headgate.storage.memory import MemoryStorage
 from headgate.store import transactions
-from headgate.store.catalogue import tables, transaction_rows
+from headgate.store.catalogue import event_times, tables, transaction_rows
 from headgate.store.catalogue.sql import memory_catalogue
 from headgate.store.store import Store
 from headgate.store.streams import TEXT_SCHEMA
@@ -563,3 +565,126 @@ def test_unusable_owners_and_names_are_refused(store: Store) -> None:
     nameless = store.transactions.begin(STREAM, owner="p", epoch=1)
     with pytest.raises(UsageError, match="name"):
         nameless.prepare()
+
+
+def note(store: Store, owner: str, event_ms: int, name: str = "", *pairs: tuple[str, int]) -> None:
+    """Commit with the event time that ``owner`` has come to."""
+    if name:
+        prepared(store, name, *pairs, owner=owner)
+    names = [(STREAM, name)] if name else []
+    store.commit_transactions(names, owner=owner, epoch=1, times={STREAM: event_ms})
+
+
+def event_time(store: Store, segment: int = 0, rows_max: int = 1_000) -> int | None:
+    """Read a segment from its beginning; return the event time that the reader has come to."""
+    reader = store.reader(STREAM, segment)
+    while reader.read(rows_max) is not None:
+        pass
+    return reader.event_ms
+
+
+def test_event_time_holds_after_all_that_was_committed_with_it(store: Store) -> None:  # S90, S92
+    assert event_time(store) is None
+    for name in ("one", "two"):
+        prepared(store, name, *[("a", number) for number in range(3)])
+    store.commit_transactions([(STREAM, "one"), (STREAM, "two")], owner="p/sink", epoch=1, times={STREAM: 70})
+    segment = next(at for at in range(store.describe(STREAM).segments_count) if store.reader(STREAM, at).read())
+    reader, found = store.reader(STREAM, segment), []
+    while reader.read(2) is not None:
+        found.append(reader.event_ms)
+    assert found == [WATERMARK_MIN_MS, event_times.EVENT_MS_MIN, 70]
+    assert event_time(store, (segment + 1) % 2) == 70, "a segment without events has come as far"
+    within = store.reader(STREAM, segment, 4)
+    within.read(1)
+    assert within.event_ms == WATERMARK_MIN_MS, "it began within a part"
+    assert store.fsck() == []
+
+
+def test_a_stream_comes_as_far_as_the_last_of_its_owners_and_never_back(store: Store) -> None:  # S90
+    note(store, "p/sink", 100, "t", ("a", 1))
+    note(store, "q/sink", 50)
+    assert event_time(store) == 100, "it never goes back"
+    note(store, "p/sink", 300)
+    assert event_time(store) == 100, "the other one is at 50"
+    note(store, "q/sink", 200)
+    assert event_time(store) == 200
+    note(store, "q/sink", 200)
+    assert event_time(store) == 200, "said again"
+    with pytest.raises(FencedError):
+        store.commit_transactions([], owner="p/sink", epoch=0, times={STREAM: 900})
+    assert event_time(store) == 200
+
+
+def test_who_is_silent_for_long_holds_event_time_back_no_longer(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:  # S90
+    note(store, "q/sink", 50)
+    later = SystemClock()
+    monkeypatch.setattr(later, "wall_ms", lambda: SYSTEM_CLOCK.wall_ms() + event_times.SILENT_MS + 1)
+    again = Store(store.root, store._core.catalogue, store._core.storage, clock=later)
+    note(again, "p/sink", 300)
+    assert event_time(store) == 300
+
+
+def test_what_says_nothing_about_event_time_has_none(store: Store) -> None:  # S92
+    note(store, "p/sink", 100, "t", ("a", 1))
+    with store.writer(STREAM) as writer:
+        writer.append(keyed(("a", 2)))
+    segment = next(at for at in range(store.describe(STREAM).segments_count) if store.reader(STREAM, at).read())
+    reader = store.reader(STREAM, segment)
+    reader.read(1)
+    assert reader.event_ms == 100
+    reader.read(1)
+    assert reader.event_ms is None
+
+
+def test_event_time_goes_on_when_a_stream_is_scaled(store: Store) -> None:  # S90
+    note(store, "p/sink", 100, "t", ("a", 1))
+    store.split(STREAM, 0)
+    note(store, "p/sink", 90)
+    segments = [segment.segment_id for segment in store.layout(STREAM).present]
+    assert [event_time(store, segment) for segment in segments] == [100] * len(segments)
+
+
+def at(seconds: int) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+def test_a_writer_notes_time_that_holds_after_what_it_appended(store: Store) -> None:  # S93
+    with store.writer(STREAM) as writer:
+        writer.note_time(at(10))
+        for _ in range(2):
+            writer.append(keyed(*[("a", number) for number in range(3)]))
+            writer.flush()
+        writer.note_time(at(70).replace(tzinfo=None))
+        count = store.describe(STREAM).segments_count
+        segment = next(number for number in range(count) if store.reader(STREAM, number).read())
+        reader, found = store.reader(STREAM, segment), []
+        while reader.read(2) is not None:
+            found.append(reader.event_ms)
+        assert found == [WATERMARK_MIN_MS, 10_000, 70_000]
+        assert event_time(store, (segment + 1) % 2) == 70_000, "a segment without events has come as far"
+        writer.append(keyed(("a", 3)))
+        writer.flush()
+        assert event_time(store, segment) == 70_000
+        with pytest.raises(UsageError, match="note_time takes a datetime, not int"):
+            writer.note_time(80)  # type: ignore[arg-type]
+    assert store.fsck() == []
+
+
+def test_a_writer_holds_event_time_back_until_it_is_closed(store: Store) -> None:  # S93
+    slow = store.writer(STREAM, writer_id="slow", epoch=1)
+    slow.note_time(at(10))
+    with store.writer(STREAM) as writer:
+        writer.note_time(at(50))
+        assert event_time(store) == 10_000
+        newer = store.writer(STREAM, writer_id="slow", epoch=2)
+        with pytest.raises(FencedError):
+            slow.note_time(at(900))
+        newer.note_time(at(20))
+        assert event_time(store) == 20_000
+        newer.close()
+        writer.note_time(at(60))
+        assert event_time(store) == 60_000
+    with pytest.raises(UsageError, match="is closed"):
+        writer.note_time(at(90))

@@ -584,7 +584,7 @@ def test_writers_and_sinks_look_once_a_minute(store: Store, clock: Clock) -> Non
     transaction.write(keyed(("a", 4)))
     transaction.prepare()
     committer = StreamCommitter(store, STREAM, "out", "p/out", Generation(1))
-    payload = msgspec.msgpack.encode([1, STREAM, "t", 1])
+    payload = msgspec.msgpack.encode([2, STREAM, "t", 1, None, True, 1])
     promised = Committable("out", CheckpointId(1), 0, Generation(1), payload)
     committer.commit(CommitPermit(CheckpointId(1), Generation(1)), [promised])
     assert store.describe(STREAM).events_count == 1

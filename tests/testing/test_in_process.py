@@ -310,7 +310,9 @@ def test_a_failure_for_good_is_raised(tmp_path: Path) -> None:
 
 def test_a_run_that_does_not_end_is_ended(tmp_path: Path) -> None:
     before = held()
-    expected = "pipeline 'p' had not ended after 0.3 s: it was .*, with .* completed checkpoints; give it bounded input"
+    expected = (
+        "pipeline 'p' had not ended after 0.3 s: it was .*, with .* completed checkpoints?; give it bounded input"
+    )
     with pytest.raises(TimeoutError, match=expected):
         testing.run(totals_of(HELD_UP, Collect(tmp_path / "out")), timeout_s=0.3)
     assert has_left_nothing(before)

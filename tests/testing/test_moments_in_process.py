@@ -1,11 +1,10 @@
-"""Times with a zone are moments through whole pipelines, local times stay local, and old state goes on (EV12)."""
+"""Times with a zone are moments through whole pipelines, and local times stay local."""
 
 from __future__ import annotations
 
 import datetime as dt
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -14,16 +13,12 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.operators.harness import Harness
 from typer.testing import CliRunner
 
 import headgate as hg
 from headgate.cli import app as cli
 from headgate.codec.arrow import LOCAL_TIME, MOMENT
 from headgate.connectors.files.file_committer import read_committed
-from headgate.model.graph import BROADCAST_INPUT, MAIN_INPUT
-from headgate.operators import catalog, schemas
-from headgate.operators.base import RestoredState
 from headgate.state.key_hash import hash_column, hash_columns
 from headgate.store.store import Store
 from headgate.testing import EOF, PAUSE, Collect, ScriptedSource, run, running
@@ -53,14 +48,6 @@ def source() -> hg.FromRows:
 
 def by_n(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: int(row["n"]))
-
-
-@pytest.fixture
-def before(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    """The release before: zones were dropped."""
-    with monkeypatch.context() as patch:
-        patch.setattr(schemas, "MOMENT", LOCAL_TIME)
-        yield patch
 
 
 def seen(row: dict[str, Any]) -> dict[str, Any]:
@@ -97,28 +84,6 @@ def test_files_say_which_times_are_moments(tmp_path: Path, form: Any) -> None:
     assert by_n(sink.rows()) == ROWS
 
 
-def test_files_of_the_release_before_are_read_beside_new_ones(tmp_path: Path, before: Any) -> None:
-    def written(name: str) -> None:
-        p = pipeline(name)
-        p.source(source()).sink(hg.FileSink(tmp_path / "out", "parquet", prefix=name))
-        run(p)
-
-    written("old")
-    before.undo()
-    written("new")
-    assert {pq.read_schema(path).field("at").type for path in (tmp_path / "out").glob("*.parquet")} == {
-        MOMENT,
-        LOCAL_TIME,
-    }
-    assert by_n(read_committed(str(tmp_path / "out")).to_dicts()) == by_n([*ROWS, *ROWS])
-    p, sink = pipeline("reads"), Collect(tmp_path / "read")
-    files = p.source(hg.ParquetFiles(tmp_path / "out"))
-    assert files.schema.field("at").type == MOMENT
-    files.sink(sink)
-    run(p)
-    assert by_n(sink.rows()) == by_n([*ROWS, *ROWS])
-
-
 def test_int96_is_a_moment(tmp_path: Path) -> None:
     table = pa.Table.from_pylist(ROWS, SCHEMA).drop_columns("wall")
     nested = pa.StructArray.from_arrays([table["n"].combine_chunks(), table["at"].combine_chunks()], ["n", "t"])
@@ -153,24 +118,24 @@ def test_a_stream_has_moments(tmp_path: Path) -> None:
     assert read_of(tmp_path, "reads")[1] == ROWS
 
 
-def test_a_stream_of_the_release_before_is_written_as_before_until_it_is_updated(
-    tmp_path: Path, before: Any
-) -> None:  # S76, S77
-    written_to(tmp_path / "store")
-    before.undo()
-    written_to(tmp_path / "store", "again")
-    schema, rows = read_of(tmp_path, "reads")
-    in_utc = [{**row, "at": row["at"].astimezone(dt.UTC).replace(tzinfo=None)} for row in by_n([*ROWS, *ROWS])]
-    assert (schema.field("at").type, rows) == (LOCAL_TIME, in_utc)
+def test_moments_are_written_into_a_stream_of_local_times_until_it_is_updated(tmp_path: Path) -> None:  # S76, S77
     store = Store.shared(tmp_path / "store")
+    store.create_stream("app/all", SCHEMA.set(0, pa.field("at", LOCAL_TIME)))
+    written_to(tmp_path / "store")
+    schema, rows = read_of(tmp_path, "reads")
+    in_utc = [{**row, "at": row["at"].astimezone(dt.UTC).replace(tzinfo=None)} for row in ROWS]
+    assert (schema.field("at").type, rows) == (LOCAL_TIME, in_utc)
     store.update_stream("app/all", columns=pa.schema({"at": MOMENT}))
-    written_to(tmp_path / "store", "third")
+    written_to(tmp_path / "store", "again")
     schema, rows = read_of(tmp_path, "reads-moments")
-    assert (schema.field("at").type, rows) == (MOMENT, by_n([*ROWS, *ROWS, *ROWS]))
-    readers = [store.reader("app/all", segment, 0, schema_version=0) for segment in range(4)]
+    assert (schema.field("at").type, rows) == (MOMENT, by_n([*ROWS, *ROWS]))
+    readers = [
+        store.reader("app/all", segment, 0, schema_version=0)
+        for segment in range(len(store.describe("app/all").segments))
+    ]
     batches = [batch for reader in readers for batch in iter(reader.read, None)]
     assert {batch.schema.field("at").type for batch in batches} == {LOCAL_TIME}, "newer events, too"
-    assert sum(batch.num_rows for batch in batches) == 180
+    assert sum(batch.num_rows for batch in batches) == 120
 
 
 def test_local_times_go_into_a_stream_of_moments_as_before(tmp_path: Path) -> None:
@@ -188,7 +153,7 @@ def test_local_times_go_into_a_stream_of_moments_as_before(tmp_path: Path) -> No
 
 
 class ByRow(hg.ProcessFunction):
-    """Keeps moments in every kind of state. Declared as a program of the release before had it, too."""
+    """Keeps moments in every kind of state."""
 
     schema = {"at": pl.Datetime("us", "UTC"), "n": int, "first": pa.timestamp("us", "UTC"), "ns": [int], "each": int}
 
@@ -277,94 +242,26 @@ def test_state_of_moments_is_restored(tmp_path: Path, state: str) -> None:
     assert results(tmp_path / "out") == results(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("state", ["memory", "rocksdb"])
-def test_a_pipeline_goes_on_from_a_checkpoint_of_the_release_before(
-    tmp_path: Path, before: Any, state: str
-) -> None:  # EV12
-    backend = hg.Memory() if state == "memory" else hg.RocksDB(memory="64MB")
-    if state == "rocksdb":
-        pytest.importorskip("rocksdict")
-    old = stateful("s", tmp_path / "out", 0, state=backend)
-    stopped(old, tmp_path / "out", tmp_path / "checkpoints")
-    before.undo()
-    run(stateful("s", tmp_path / "out", 40, state=backend), checkpoint_dir=tmp_path / "checkpoints")
-    run(stateful("whole", tmp_path / "whole", 40))
-    held = [pq.read_schema(path).field("at").type for path in (tmp_path / "out" / "held").glob("*.parquet")]
-    assert {*held} == {MOMENT}
-    assert results(tmp_path / "out") == results(tmp_path / "whole")
-
-
-# -- what else was stored ----------------------------------------------------------------------------------------------
-
-
-def test_positions_in_rows_mean_what_they_meant(before: Any) -> None:  # EV12
-    old = source().identity()
-    before.undo()
-    assert source().identity() == old
-    other = source().first(1)[0]["at"] + dt.timedelta(microseconds=1_000)
-    assert hg.FromRows([{**ROWS[0], "at": other}, *ROWS[1:]], schema=SCHEMA).identity() != old
-
-
-def test_a_moment_has_the_hash_of_its_number() -> None:  # EV12
+def test_a_moment_has_the_hash_of_its_number() -> None:
     batch = pa.record_batch({"at": pa.array([0, 1, None, -5], MOMENT), "wall": pa.array([0, 1, None, -5], LOCAL_TIME)})
     assert hash_column(batch["at"]).tolist() == hash_column(batch["wall"]).tolist()
     assert hash_columns(batch, ["at", "wall"]).tolist() == hash_columns(batch, ["wall", "at"]).tolist()
 
 
-class Limits(hg.BroadcastProcessFunction):
-    schema = {"at": pl.Datetime("us", "UTC"), "limit": pl.Datetime("us", "UTC")}
-
-    def open(self, state: hg.StateHandle) -> None:
-        self.limits = state.broadcast("limits", pl.Datetime("us", "UTC"), pl.Datetime("us", "UTC"))
-
-    def process(self, row: dict[str, Any], context: hg.ProcessContext) -> Any:
-        yield {"at": row["at"], "limit": self.limits.get(row["at"])}
-
-    def process_broadcast(self, row: dict[str, Any], context: hg.BroadcastContext) -> Any:
-        self.limits.put(row["at"], row["at"])
-        return []
-
-
-def test_a_broadcast_side_goes_on_with_moments(before: Any) -> None:  # EV12
-    schema = pa.schema({"at": pa.timestamp("us", "Asia/Kolkata")})
-
-    def harness() -> tuple[Harness, pa.RecordBatch]:
-        canonical = schemas.canonical_schema(schema)
-        batch = schemas.to_canonical(pa.record_batch([[5]], schema=schema))
-        return Harness(catalog.broadcast_spec("node", (), Limits(), canonical)), batch
-
-    old, batch = harness()
-    old.operator.process_input(BROADCAST_INPUT, batch)
-    payload = b"".join(bytes(memoryview(part)) for part in old.operator.freeze_broadcast(is_own=False).encode())
-    before.undo()
-    new, batch = harness()
-    new.operator.restore_broadcast([RestoredState(0, 1, memoryview(payload))])
-    new.operator.process_input(MAIN_INPUT, batch)
-    at = dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(microseconds=5)
-    assert new.out.rows() == [{"at": at, "limit": at}]
-
-
-def test_state_of_the_release_before_is_read_and_edited(tmp_path: Path, before: Any) -> None:  # EV12
+def test_state_of_moments_is_read_and_edited(tmp_path: Path) -> None:
     p = pipeline("s")
     p.source(source(), name="in").key_by("at").process(ByRow(), name="rows").sink(hg.Discard(), name="out")
-    at = pl.Series([dt.datetime(2026, 11, 1, 5, 30)])
-    rows = pl.DataFrame({"at": at, "value": at})
+    moment = dt.datetime(2026, 11, 1, 5, 30, tzinfo=dt.UTC)
+    rows = pl.DataFrame({"at": [moment], "value": [moment]})
     hg.new_savepoint(p, tmp_path / "old").with_state("rows", "first", rows).write()
-    before.undo()
-    p = pipeline("s")
-    p.source(source(), name="in").key_by("at").process(ByRow(), name="rows").sink(hg.Discard(), name="out")
-    entries = pl.DataFrame({"at": at, "map_key": at, "value": [7]})
-    draft = hg.edit_savepoint(tmp_path / "old", tmp_path / "new", pipeline=p)
-    draft.with_state("rows", "each", entries).write()
-    moment = at[0].replace(tzinfo=dt.UTC)
-    assert hg.read_state(tmp_path / "old", "rows", "first").rows() == [(at[0], at[0])]
+    entries = pl.DataFrame({"at": [moment], "map_key": [moment], "value": [7]})
+    hg.edit_savepoint(tmp_path / "old", tmp_path / "new", pipeline=p).with_state("rows", "each", entries).write()
     assert hg.read_state(tmp_path / "new", "rows", "first", keys=[moment]).rows() == [(moment, moment)]
     assert hg.read_state(tmp_path / "new", "rows", "each").rows() == [(moment, moment, 7)]
     for text in ("2026-11-01 05:30:00", "2026-11-01T01:30:00-04:00"):
         given = ["state", "show", str(tmp_path / "new"), "rows", "first", "--key", text, "--json"]
         (line,) = CliRunner().invoke(cli.app, given).stdout.splitlines()
         assert json.loads(line) == {"at": "2026-11-01T05:30:00+00:00", "value": "2026-11-01T05:30:00+00:00"}
-    for root in ("old", "new"):  # a local time, and a moment
-        given = ["state", "show", str(tmp_path / root), "rows", "first", "--json", "--where"]
-        for text, count in (("at > '2026-11-01'", 1), ("value > '2026-11-02' or at = '2026-11-01 05:30:01'", 0)):
-            assert len(CliRunner().invoke(cli.app, [*given, text]).stdout.splitlines()) == count
+    given = ["state", "show", str(tmp_path / "new"), "rows", "first", "--json", "--where"]
+    for text, count in (("at > '2026-11-01'", 1), ("value > '2026-11-02' or at = '2026-11-01 05:30:01'", 0)):
+        assert len(CliRunner().invoke(cli.app, [*given, text]).stdout.splitlines()) == count

@@ -18,6 +18,8 @@ from headgate.model.progress import (
     PendingCheckpoint,
     PipelineState,
     Progress,
+    SourceProgress,
+    SplitProgress,
     SubtaskAlignment,
 )
 
@@ -58,6 +60,21 @@ def progress(read: float = 1_500.0, **changes: Any) -> Progress:
             EdgeProgress(0, NodeName("orders"), NodeName("tries"), read, 0.25, 0.5, 3, 2_048, 0.75),
             EdgeProgress(1, NodeName("with-columns"), NodeName("tries"), 300.0, 0.05),
             EdgeProgress(2, NodeName("key-by"), NodeName("latest"), 1_200.0, 0.42, 0.0),
+        ),
+        "sources": (
+            SourceProgress(
+                NodeName("orders"),
+                splits=2_000,
+                idle_splits=1,
+                lag=12_345,
+                unknown_lags=1,
+                most_lagging=(
+                    SplitProgress("shop/3", 1, 1_000, 13_345, 12_345, 1_000, 150.0, NOW_MS),
+                    SplitProgress("shop/4", 0, 70, is_idle=True),
+                ),
+                waiting_splits=3,
+            ),
+            SourceProgress(NodeName("logs"), "bytes", 1, 0, 2_048, 0, (SplitProgress("a.log", 0, 10, 2_058, 2_048),)),
         ),
         "loops": (LoopProgress(NodeName("tries"), 4, 2_048, came_back=17),),
     }

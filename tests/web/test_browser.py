@@ -103,6 +103,26 @@ def test_a_run_is_seen_as_it_goes(browser: Any, tmp_path: Path) -> None:
     assert shown.complaints() == []
 
 
+def test_sources_show_their_splits_the_most_lagging_first(browser: Any, tmp_path: Path) -> None:
+    shown = Shown(browser, tmp_path)
+    with serve_page(partial(make_app, shown.story, shown.asking, shown.logs), 0, "127.0.0.1", None) as address:
+        browser.get(address)
+        shown.until("#sources", "shop/3")
+        assert browser.find_element("id", "sources-section").is_displayed()
+        assert shown.text("#sources tr").split(" | ") == [
+            "source split position end lag records/s watermark event time subtask",
+            "orders 2,000 splits, 2 of them here 12,345 records and 1 not known 1 idle, 3 waiting for slower ones",
+            "shop/3 1,000 13,345 12,345 records 150 2023-11-14 22:13:20 1",
+            "shop/4 70 not known 0 idle 0",
+            "logs 1 split 2.0 KiB",
+            "a.log 10 2,058 2.0 KiB 0 0",
+        ]
+        shown.story.set_progress(progress(2_500.0, sources=()), NOW_MS, 0)
+        shown.until("#graph [data-operator='orders']", "2.50 k records/s")
+        assert not browser.find_element("id", "sources-section").is_displayed()
+    assert shown.complaints() == []
+
+
 def test_edges_say_who_waits_and_expressions_that_they_run_as_one(browser: Any, tmp_path: Path) -> None:
     shown = Shown(browser, tmp_path)
     with serve_page(partial(make_app, shown.story, shown.asking, shown.logs), 0, "127.0.0.1", None) as address:

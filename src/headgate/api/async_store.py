@@ -72,7 +72,6 @@ class AsyncStreamFollower(AsyncProxy[StreamFollower], Unclosed):
 
     @property
     def has_ended(self) -> bool:
-        """See ``StreamFollower``."""
         return self._blocking.has_ended
 
     async def read(self, rows_max: int = READ_ROWS, *, timeout: Duration | None = None) -> StreamEvents | None:
@@ -89,7 +88,6 @@ class AsyncStreamFollower(AsyncProxy[StreamFollower], Unclosed):
         return await _next(look, lambda: self.has_ended, self._bell, timeout)
 
     async def cut(self) -> StreamCut:
-        """See ``StreamFollower``."""
         return await self._run(self._blocking.cut)
 
     async def __aiter__(self) -> AsyncIterator[StreamEvents]:
@@ -132,7 +130,6 @@ class AsyncGroupReader(AsyncProxy[GroupReader]):
 
     @property
     def has_ended(self) -> bool:
-        """See ``GroupReader``."""
         return self._blocking.has_ended
 
     async def read(
@@ -285,6 +282,16 @@ class AsyncStreamWriter(AsyncContextProxy[StreamWriter]):
         async with self._turn:
             pass  # those that were appended before are taken now
         await self._calls.run(self._blocking.flush)
+
+    async def note_time(self, time: dt.datetime) -> None:
+        """Note that no event that this writer appends from now on is earlier than ``time``; flush first.
+
+        Raises:
+            HeadgateError: see ``StreamWriter.note_time``.
+        """
+        async with self._turn:
+            pass  # those that were appended before are taken now
+        await self._calls.run(partial(self._blocking.note_time, time))
 
     close = awaitable(StreamWriter.close)
 

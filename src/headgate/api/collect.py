@@ -137,16 +137,16 @@ def _explored(stream: Records, bound: Bound, call: str, spark: Any) -> Iterator[
     """
     refuse_exploring_while_loading(call)
     parent = stream._pipeline
-    names = [edge.upstream for edge in stream._edges]
+    names = [edge.upstream for edge in stream._all_edges]
     if not bound.is_early:
         _refuse_endless(parent, names, call)
     scratch = temporary_directory(parent._checkpoint_root())
     try:
-        pipeline = parent._explored(stream._edges, str(scratch.path), LOOK_INTERVAL if bound.is_early else None)
+        pipeline = parent._explored(stream._all_edges, str(scratch.path), LOOK_INTERVAL if bound.is_early else None)
         where = scratch.path / _RESULT
         sink = FileSink.within(str(where), "parquet", roll_interval=0 if bound.is_early else None)
         node = pipeline._builder.claim_name(_RESULT, None)
-        pipeline._builder.add(node, Role.SINK, stream._edges, sink, stream.schema)
+        pipeline._builder.add(node, Role.SINK, stream._all_edges, sink, stream.schema)
         watcher = _Watcher(bound, where)
         is_finished = run_to_end(lambda: watcher.watching(pipeline.start(spark=spark))).is_finished
         if not (is_finished or watcher.has_enough):

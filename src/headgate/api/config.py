@@ -220,9 +220,9 @@ class DeadLetter:
 
     Attributes:
         sink: the sink that receives the bad records.
-        exceptions: a record for which the Python function of a ``map``, ``flat_map`` or ``filter`` raises is a bad
-            record, too; its ``problem`` has the traceback. Without it, and in all other functions, an exception fails
-            the pipeline.
+        exceptions: a record for which the Python function of a ``map``, ``flat_map``, ``filter`` or ``map_async``
+            raises is a bad record, too; its ``problem`` has the traceback. Without it, and in all other functions, an
+            exception fails the pipeline.
     """
 
     sink: Sink
@@ -314,8 +314,11 @@ def checked_restart(strategy: Restart) -> RestartStrategy:
     return found.to_config()
 
 
-def checked_runtime(loop_memory_bytes: int, loop_disk_bytes_max: int) -> RuntimeConfig:
-    """Return what the loops of a worker may take.
+AUTO = "auto"
+
+
+def checked_runtime(loop_memory_bytes: int, loop_disk_bytes_max: int, max_drift: Duration | None) -> RuntimeConfig:
+    """Return what the loops of a worker may take, and how far splits of sources may drift apart.
 
     Raises:
         UsageError
@@ -323,6 +326,8 @@ def checked_runtime(loop_memory_bytes: int, loop_disk_bytes_max: int) -> Runtime
     return RuntimeConfig(
         loop_memory_bytes=byte_count(loop_memory_bytes, "loop_memory_bytes"),
         loop_disk_bytes_max=byte_count(loop_disk_bytes_max, "loop_disk_bytes_max"),
+        aligns_sources=max_drift is not None,
+        max_drift_ms=None if max_drift is None or max_drift == AUTO else duration_ms(max_drift, "max_drift"),
     )
 
 

@@ -15,7 +15,7 @@ from headgate.display.progress import in_notebook
 from headgate.environment import SYSTEM_CLOCK
 from headgate.errors import HeadgateError, UsageError
 from headgate.model.ids import CheckpointId
-from headgate.model.progress import Observer, PipelineHandle, Progress, RunResult
+from headgate.model.progress import LateRecords, Observer, PipelineHandle, Progress, RunResult
 from headgate.plain_text import printable
 from headgate.runtime.driver.pipeline_lock import taking_signals
 from headgate.runtime.driver.remote_control import ASK, DRAIN
@@ -87,7 +87,8 @@ class LoggingObserver:
     def on_note(self, text: str) -> None:
         """Log it."""
         if self._log.hasHandlers():
-            self._log.info("pipeline '%s': %s", self._pipeline, text)
+            level = logging.WARNING if isinstance(text, LateRecords) else logging.INFO
+            self._log.log(level, "pipeline '%s': %s", self._pipeline, text)
         else:
             print(printable(f"{self._pipeline}: {text}"), file=sys.stderr)
 
@@ -105,10 +106,10 @@ class LoggingObserver:
 class MetricsEndpoint(Protocol):
     """``api.metrics.MetricsPort`` or ``api.metrics.MetricsPush``, which are imported only if used.
 
-    ``told``: a note for the user that says where the metrics are.
+    ``note``: a note for the user that says where the metrics are.
     """
 
-    told: str
+    note: str
 
     def watch(self, pipeline: str, progress: Callable[[], Progress]) -> None:
         """Show the metrics of ``pipeline`` from now on."""
@@ -123,7 +124,7 @@ def start_with_endpoint(
     """Start, and show the metrics of the run at ``port`` until it has ended."""
     try:
         handle = start()
-        observer.on_note(port.told)
+        observer.on_note(port.note)
     except BaseException:
         port.close()
         raise

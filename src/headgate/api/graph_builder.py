@@ -21,6 +21,7 @@ from headgate.model.graph import BAD_RECORDS, MAIN, Edge, Graph, Node, OutputTag
 from headgate.model.ids import NodeName
 from headgate.model.schema_evolution import NO_OPERATOR_RULES, OperatorRules
 from headgate.operators import user_functions
+from headgate.operators.async_map import AsyncMapSpec
 from headgate.operators.functions import RowFunctionSpec
 from headgate.operators.loop_head import LoopHeadSpec
 from headgate.operators.schemas import canonical_schema, schema_text
@@ -114,6 +115,7 @@ class GraphBuilder:
         state_rules: OperatorRules = NO_OPERATOR_RULES,
         refuses: bool = False,
         side_outputs: Mapping[OutputTag, pa.Schema] | None = None,
+        rate_limit: float | None = None,
     ) -> NodeName:
         """Add a node and return its name.
 
@@ -129,17 +131,30 @@ class GraphBuilder:
             state_rules: how its state may change between two versions of a program.
             refuses: it may divert bad records, to the side output ``BAD_RECORDS``.
             side_outputs: schemas of its other side outputs, to which it sends with ``Output.emit_to``.
+            rate_limit: of a source, in records per second.
 
         Raises:
-            UsageError: it has ``on_round``, which would never be called.
+            UsageError: it has ``on_round``, which would never be called; or a side output has a wrong name.
         """
+        for tag in side_outputs or {}:
+            check_name(tag, f"a side output of operator '{name}'")
         reserved = {MAIN, BAD_RECORDS} & (side_outputs or {}).keys()
         assert not reserved, f"side outputs of '{name}' have reserved tags: {reserved}"
         unknown = [edge for edge in edges if edge.tag not in self.outputs[edge.upstream]]
         assert not unknown, f"'{name}' reads outputs that do not exist: {unknown}"
         entered = {loop for edge in edges for loop in self.loops_of(edge.upstream)} | {name}
         loops = tuple(loop for loop in self.open_loops if loop in entered)
-        node = Node(name, role, edges, spec, schema_text(schema), state_text, loops=loops, state_rules=state_rules)
+        node = Node(
+            name,
+            role,
+            edges,
+            spec,
+            schema_text(schema),
+            state_text,
+            loops=loops,
+            state_rules=state_rules,
+            rate_limit=rate_limit,
+        )
         check_listener(name, spec, loops, has_rounds=self._counts_rounds(node))
         self.nodes.append(node)
         self.outputs[name] = {MAIN: schema, **(side_outputs or {})}
@@ -264,6 +279,6 @@ def _again() -> str:
 
 def _diverting(node: Node) -> Node:
     """Return ``node``; one that calls a function on rows diverts its exceptions."""
-    if not isinstance(node.spec, RowFunctionSpec):
+    if not isinstance(node.spec, RowFunctionSpec | AsyncMapSpec):
         return node
     return replace(node, spec=replace(node.spec, diverts_exceptions=True))

@@ -85,8 +85,8 @@ def start_config(
         _check_id(go_back_past, "go_back_past")
         if restore is None:
             raise UsageError("go_back_past= says what is left for restore=: give both")
-    behind = None if go_back_past is None else CheckpointId(go_back_past)
-    return StartConfig(_location(config, restore), behind, frozenset(allow_unclaimed_state), _moves(moved))
+    passed_over = None if go_back_past is None else CheckpointId(go_back_past)
+    return StartConfig(_location(config, restore), passed_over, frozenset(allow_unclaimed_state), _moves(moved))
 
 
 def start_over(definition: PipelineDefinition, watcher: Observer, leave: Sequence[str] = ()) -> None:

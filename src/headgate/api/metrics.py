@@ -30,7 +30,16 @@ from prometheus_client.registry import Collector
 from headgate.distribution import install_command
 from headgate.errors import UsageError
 from headgate.http_limits import HEAD_S, BoundedInput, ConnectionLimit, TooLongError, host_of
-from headgate.model.progress import LATE_RECORDS, LoopProgress, NodeProgress, PipelineState, Progress, SubtaskProgress
+from headgate.model.progress import (
+    LATE_RECORDS,
+    LoopProgress,
+    NodeProgress,
+    PipelineState,
+    Progress,
+    SourceProgress,
+    SplitProgress,
+    SubtaskProgress,
+)
 from headgate.tls import is_loopback
 
 CALLERS_MAX = 32
@@ -86,6 +95,21 @@ LOOP_GAUGES: Sequence[tuple[str, str, Callable[[LoopProgress], float]]] = (
         lambda one: one.trip_ms / 1000,
     ),
 )
+SOURCE_GAUGES: Sequence[tuple[str, str, Callable[[SourceProgress], float | None]]] = (
+    ("source_splits", "Splits that have not ended.", lambda s: s.splits),
+    ("source_idle_splits", "Splits that do not hold event time back.", lambda s: s.idle_splits),
+    ("source_waiting_splits", "Splits that wait for slower ones in event time.", lambda s: s.waiting_splits),
+    ("source_lag_records", "Records that were not read yet, of splits with a known end.", lambda s: _lag(s, "records")),
+    ("source_lag_bytes", "Bytes that were not read yet, of splits with a known end.", lambda s: _lag(s, "bytes")),
+)
+SPLIT_GAUGES: Sequence[tuple[str, str, Callable[[SplitProgress], float | None]]] = (
+    ("split_position", "Where reading continues.", lambda s: s.position),
+    ("split_end", "Where the split ended when it was last read.", lambda s: s.end),
+    ("split_records_per_second", "Records that were read lately.", lambda s: s.records_per_second),
+    ("split_watermark_timestamp_seconds", "Its watermark, seconds since 1970.", lambda s: _seconds(s.watermark_ms)),
+    ("split_idle", "1: it does not hold event time back.", lambda s: s.is_idle),
+    ("split_waiting", "1: it waits for slower splits in event time.", lambda s: s.is_waiting),
+)
 PIPELINE_COUNTERS: Sequence[tuple[str, str, Callable[[Progress], float]]] = (
     ("restarts", "How often the pipeline was started again, by its supervisor too.", lambda p: p.restarts),
     ("failures", "How often something failed, in all its drivers under one supervisor.", lambda p: p.failures),
@@ -94,6 +118,7 @@ PIPELINE_GAUGES: Sequence[tuple[str, str, Callable[[Progress], float | None]]] =
     ("uptime_seconds", "Time since this run began.", lambda p: p.uptime_ms / 1000),
     ("generation", "Number of the running generation.", lambda p: p.generation),
     ("busiest_worker_ratio", "Share of the time in which the busiest worker did not sleep.", lambda p: p.busy),
+    ("drift_seconds", "How far a split may be ahead of the slowest one.", lambda p: _seconds(p.drift_ms)),
     ("lost_outputs", "Pieces of output that a target denied, in all runs.", lambda p: p.lost_outputs),
     ("last_checkpoint_id", "Number of the last completed checkpoint.", lambda p: _last(p, lambda c: c.checkpoint)),
     (
@@ -132,6 +157,30 @@ class ProgressCollector(Collector):
             gauge = GaugeMetricFamily(f"headgate_{name}", text, labels=("pipeline", "loop"))
             for loop in progress.loops:
                 gauge.add_metric((self._pipeline, str(loop.loop)), of_loop(loop))
+            yield gauge
+        yield from self._of_sources(progress.sources)
+
+    def _of_sources(self, sources: Sequence[SourceProgress]) -> Iterator[Family]:
+        for name, text, of_source in SOURCE_GAUGES:
+            gauge = GaugeMetricFamily(f"headgate_{name}", text, labels=("pipeline", "source"))
+            for source in sources:
+                if (value := of_source(source)) is not None:
+                    gauge.add_metric((self._pipeline, str(source.source)), value)
+            yield gauge
+        labels = ("pipeline", "source", "split")
+        for unit in ("records", "bytes"):
+            gauge = GaugeMetricFamily(f"headgate_split_lag_{unit}", "What was not read of it yet.", labels=labels)
+            for source in sources:
+                for split in source.most_lagging if source.unit == unit else ():
+                    if split.lag is not None:
+                        gauge.add_metric((self._pipeline, str(source.source), split.split), split.lag)
+            yield gauge
+        for name, text, of_split in SPLIT_GAUGES:
+            gauge = GaugeMetricFamily(f"headgate_{name}", text, labels=labels)
+            for source in sources:
+                for split in source.most_lagging:
+                    if (value := of_split(split)) is not None:
+                        gauge.add_metric((self._pipeline, str(source.source), split.split), value)
             yield gauge
 
     def _of_pipeline(self, progress: Progress) -> Iterator[Family]:
@@ -202,7 +251,7 @@ class MetricsPort:
         self._closing = threading.Lock()
         self._is_closed = False
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{self._server.server_port}/metrics"
-        self.told = f"metrics at {self.url}"
+        self.note = f"metrics at {self.url}"
 
     def watch(self, pipeline: str, progress: Callable[[], Progress]) -> None:
         """Show the metrics of ``pipeline`` from now on."""
@@ -298,6 +347,10 @@ def _seconds(duration_ms: int | None) -> float | None:
     return None if duration_ms is None else duration_ms / 1000
 
 
+def _lag(source: SourceProgress, unit: str) -> int | None:
+    return source.lag if source.unit == unit else None
+
+
 def _last(progress: Progress, of: Callable[..., float]) -> float | None:
     return None if progress.last_checkpoint is None else of(progress.last_checkpoint)
 
@@ -322,7 +375,7 @@ class MetricsPush:
             UsageError: it is no such URL, or the SDK is not installed.
         """
         self.url = _endpoint(url)
-        self.told = f"metrics are sent to {self.url}"
+        self.note = f"metrics are sent to {self.url}"
         try:
             from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
             from opentelemetry.sdk.metrics import MeterProvider

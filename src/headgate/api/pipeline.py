@@ -8,7 +8,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from headgate.api.changes import Changes
 from headgate.api.config import (
+    AUTO,
     BadRecords,
     Checkpointing,
     DeadLetter,
@@ -27,7 +29,7 @@ from headgate.api.config import (
     state_config,
     whole,
 )
-from headgate.api.dataframe_source import check_captures
+from headgate.api.dataframe_source import DataFrameSource, check_captures
 from headgate.api.foreground import (
     LoggingObserver,
     refuse_while_loading,
@@ -48,6 +50,7 @@ from headgate.api.launch import (
     prepare_start,
 )
 from headgate.api.lineage import lineages_of
+from headgate.api.projection import read_used_columns
 from headgate.api.stream import Stream
 from headgate.api.unsupported import PIPELINE_HINTS, raise_no_attribute, refuse_operator_state, refuse_uncalled_methods
 from headgate.api.validation import (
@@ -59,6 +62,7 @@ from headgate.api.validation import (
     policy_for,
 )
 from headgate.connectors.base import HOOK_TIMEOUT, CoordinatorHook, Source, check_is_source
+from headgate.connectors.hybrid import Hybrid
 from headgate.connectors.memory import Discard
 from headgate.display.html import NODES_MAX, graph_svg, pipeline_html
 from headgate.errors import UsageError
@@ -101,6 +105,7 @@ class Pipeline:
         loop_memory_bytes: int = LOOP_MEMORY_BYTES,
         loop_disk_bytes_max: int = LOOP_DISK_BYTES_MAX,
         security: Security | None = None,
+        max_drift: Duration | None = AUTO,
     ) -> None:
         """Configure; nothing is started or written.
 
@@ -121,6 +126,8 @@ class Pipeline:
                 that, records go to disk, and new input of the loops waits.
             loop_disk_bytes_max: how many bytes they may take on disk; beyond that, the pipeline fails.
             security: permissions and encryption; default is ``Security()``.
+            max_drift: how far, in event time, a split of a source may be ahead of the slowest one; it
+                waits if it is further ahead. "auto" (default): about two batches. None: none waits.
 
         Raises:
             UsageError: a value is wrong.
@@ -135,7 +142,7 @@ class Pipeline:
         self._on_damaged = None if on_damaged_checkpoint is None else checked_damage_policy(on_damaged_checkpoint)
         self._on_denied = checked_denial_policy(on_denied_output)
         self._state = state_config(state or Memory())
-        self._runtime = checked_runtime(loop_memory_bytes, loop_disk_bytes_max)
+        self._runtime = checked_runtime(loop_memory_bytes, loop_disk_bytes_max, max_drift)
         self._security = instance(security or Security(), Security, "security").to_config()
         self._builder = GraphBuilder()
         self._hooks: dict[str, HookSpec] = {}
@@ -155,11 +162,12 @@ class Pipeline:
         nodes = self._pictured()
         return graph_svg(nodes, is_standalone=True) if 0 < len(nodes) <= NODES_MAX else None
 
-    def source(self, source: Source, *, name: str | None = None) -> Stream:
+    def source(self, source: Source, *, rate_limit: float | None = None, name: str | None = None) -> Stream:
         """Begin a stream.
 
         Args:
             source: what to read, for example ``StreamSource("app/logs")`` or ``DataFrameSource(df)``.
+            rate_limit: how many records per second are read, in all subtasks together. None: as fast as possible.
             name: name of the operator; default "source".
 
         Raises:
@@ -168,6 +176,11 @@ class Pipeline:
         check_is_source(source)
         node = self._builder.claim_name("source", name)
         refuse_uncalled_methods(f"source '{node}'", source)
+        if isinstance(source, Hybrid) and any(isinstance(one, DataFrameSource) for one in source.sources):
+            raise UsageError(
+                f"operator '{node}': a DataFrame cannot be part of Hybrid; write it to Parquet files, and give "
+                "headgate.ParquetFiles(...)"
+            )
         try:
             schema = canonical_schema(source.schema())
         except UsageError as error:
@@ -177,11 +190,19 @@ class Pipeline:
             raise UsageError(
                 f"operator '{node}': the name '{name}' of a column has characters that are not Unicode; rename it"
             ) from None
+        is_number = isinstance(rate_limit, int | float) and not isinstance(rate_limit, bool)
+        if rate_limit is not None and not (is_number and 0 < rate_limit < float("inf")):
+            raise UsageError(
+                f"operator '{node}': rate_limit must be a positive number of records per second, not {rate_limit!r}"
+            )
         hook = source.coordinator_hook()
         if hook is not None:
             self.add_hook(str(node), hook, timeout=hook.timeout)
-        self._builder.add(node, Role.SOURCE, (), source, schema, state_text=source.identity(), refuses=True)
-        return Stream(self, (Edge(node),), schema)
+        self._builder.add(
+            node, Role.SOURCE, (), source, schema, state_text=source.identity(), refuses=True, rate_limit=rate_limit
+        )
+        found = source.changes()
+        return Stream(self, (Edge(node),), schema, changes=None if found is None else Changes(*found))
 
     def add_hook(self, name: str, hook: CoordinatorHook, *, timeout: Duration = HOOK_TIMEOUT) -> None:
         """Let an external system take part in checkpoints: it takes its own snapshots and goes back to them.
@@ -214,6 +235,8 @@ class Pipeline:
         letters = self._bad_records if isinstance(self._bad_records, DeadLetter) else None
         sink = None if letters is None else letters.sink
         graph, outputs = self._builder.finished(sink, letters is not None and letters.exceptions)
+        if letters is None:
+            graph, outputs = read_used_columns(graph, outputs)
         checkpoints = self._checkpointing.to_config()
         mode = checkpoints.mode
         check_guarantee(graph, mode, self._on_damaged)

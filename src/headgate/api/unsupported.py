@@ -24,15 +24,19 @@ _BY_STREAM = (
 )
 _TO_STREAM = "write with headgate.StreamSink, and let Spark read that with readStream.format('headgate') and write it"
 _WRITE_FILES = "write with headgate.FileSink or headgate.StreamSink and load that"
-_PROCESS = "keep state in a headgate.ProcessFunction"
-UNION_HINT = f"union them with a column that tells them apart, and {_PROCESS}"
 
 NAMES_TO_COME = {
+    "CsvSource": "the source of CSV files is called headgate.CsvFiles",
+    "read_csv": "the source of CSV files is called headgate.CsvFiles",
+    "CsvSink": "the sink of CSV files is headgate.FileSink(url, 'csv')",
     "ParquetSource": "the source of Parquet files is called headgate.ParquetFiles",
-    "FileSource": "the sources of files are called headgate.TextFiles, headgate.JsonLines and headgate.ParquetFiles",
+    "FileSource": "the sources of files are called headgate.TextFiles, JsonLines, CsvFiles and ParquetFiles",
     "KafkaSource": "the source of Kafka is called headgate.Kafka",
+    "PostgresSource": "changes of a table of PostgreSQL are read by headgate.PostgresChanges",
+    "HybridSource": "the source of several sources is called headgate.Hybrid",
+    "AsyncDataStream": "calls that do not block are stream.map_async(function, schema) of a headgate.Stream",
     "ParquetSink": "the sink of Parquet files is headgate.FileSink(url, 'parquet')",
-    "CoProcessFunction": f"functions of two streams are not there yet; {UNION_HINT}",
+    "KeyedCoProcessFunction": "it is headgate.CoProcessFunction",
 }
 """Names of the package that people try, and what to do today."""
 
@@ -41,14 +45,10 @@ SYSTEMS_TO_COME = {
     "pulsar": "Pulsar is",
     "rabbit": "RabbitMQ is",
     "mqtt": "MQTT is",
-    "csv": "CSV is",
     "avro": "Avro files are",
     "orc": "ORC is",
-    "delta": "Delta tables are",
-    "iceberg": "Iceberg tables are",
     "hudi": "Hudi tables are",
     "jdbc": "databases are",
-    "postgres": "databases are",
     "mysql": "databases are",
     "sqlite": "databases are",
     "redis": "databases are",
@@ -70,10 +70,12 @@ def name_hint(name: str, names: Sequence[str]) -> str:
         if part in words:
             is_sink = "sink" in words or "write" in words
             read, write = (_BY_STREAM, _TO_STREAM) if part in ENDLESS else (_BY_SPARK, _WRITE_FILES)
+            if what == "databases are" and is_sink and part not in ("redis", "mongo"):
+                return ": tables of databases are written with headgate.PostgresSink and headgate.SqlSink"
             instead = write if is_sink else read if words != part else f"{read}; to write it, {write}"
             return f": {what} not there yet; {instead}"
     if "join" in words:
-        return f": joins are not there yet; {UNION_HINT}"
+        return ": joins are made with stream.join(other, on='id', within=('-10s', '5s'))"
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.7)
     return f"; did you mean '{near[0]}'?" if near else ""
 
@@ -84,6 +86,8 @@ METHODS_TO_COME = {
     "handleExpiredTimer": "timers of either kind call on_timer",
     "on_event_time": "timers of either kind call on_timer",
     "on_processing_time": "timers of either kind call on_timer",
+    **dict.fromkeys(["process_element1", "processElement1"], "the method is called process_left"),
+    **dict.fromkeys(["process_element2", "processElement2"], "the method is called process_right"),
     "process_element": "the method is called process",
     "processElement": "the method is called process",
     "close": "functions are not notified of their end yet",
@@ -158,16 +162,19 @@ def refuse_operator_state(where: str, found: object) -> None:
         )
 
 
-_RUNNING = "use window(...).agg(...) for a result per window, reduce or process for a running one"
+_RUNNING = "use window(...).agg(...) for a result per window, agg(...) for a running one"
 _KEY = f"call key_by('column') first, then {_RUNNING}"
 _TIMES = "it is with_timestamps('column', out_of_orderness='5s')"
 _COLUMNS = "use select or with_columns with Polars expressions"
 _SINK = "it is sink(headgate.FileSink(...)), or another sink"
 _LOOK = "use take(n) or show(n) to look at a few records, collect(limit=n) for a table"
-_TWO = "use union; functions of two streams are not there yet"
+_TWO = "use union, or connect two keyed streams for a function of both"
 
 STREAM_HINTS = {
     **dict.fromkeys(["groupBy", "keyBy", "partition_by", "repartition"], "it is key_by('column')"),
+    **dict.fromkeys(
+        ["mapAsync", "async_map", "ordered_wait", "unordered_wait", "orderedWait"], "it is map_async(function, schema)"
+    ),
     **dict.fromkeys(["flatMap", "explode"], "it is flat_map(function, schema=...)"),
     **dict.fromkeys(["mapInArrow", "mapInPandas", "mapPartitions"], "it is map_batches(function, schema=...)"),
     **dict.fromkeys(["withColumn", "withColumns", "assign", "rename", "drop"], _COLUMNS),
@@ -175,9 +182,10 @@ STREAM_HINTS = {
     **dict.fromkeys(["withWatermark", "assign_timestamps_and_watermarks", "assign_timestamps"], _TIMES),
     **dict.fromkeys(["count", "sum", "min", "max", "mean", "aggregate"], _KEY),
     **dict.fromkeys(
-        ["distinct", "unique", "drop_duplicates", "dropDuplicates", "deduplicate"],
-        "keep what was seen in a headgate.ProcessFunction after key_by; examples/first_payments.py does",
+        ["distinct", "unique", "drop_duplicates", "dropDuplicates", "dropDuplicatesWithinWatermark"],
+        "it is key_by('column').deduplicate('first', within='1h')",
     ),
+    **dict.fromkeys(["top_k", "rank", "row_number"], "it is key_by('column').top(10, by='price', within=None)"),
     **dict.fromkeys(["print", "head", "limit", "to_pandas", "to_polars"], _LOOK),
     **dict.fromkeys(["writeStream", "write", "add_sink", "addSink", "sink_to", "sinkTo", "to"], _SINK),
     **dict.fromkeys(["foreach", "for_each", "foreachBatch"], f"map calls a function; for output, {_SINK}"),

@@ -103,9 +103,10 @@ def check_transactions(graph: Graph, checkpoints: CheckpointConfig, restart: Res
     """
     outage_ms = longest_outage_ms(restart)
     each_ms = checkpoints.interval_ms + checkpoints.min_pause_ms + checkpoints.timeout_ms
-    needed_ms = each_ms * (1 + checkpoints.tolerable_failures) + outage_ms
     for node in graph.nodes:
         timeout_ms = transaction_timeout_ms(cast(Sink, node.spec)) if node.role is Role.SINK else None
+        is_renewed = node.role is Role.SINK and cast(Sink, node.spec).renews_transactions
+        needed_ms = (0 if is_renewed else each_ms * (1 + checkpoints.tolerable_failures)) + outage_ms
         if timeout_ms is None or (checkpoints.interval_ms and timeout_ms > needed_ms):
             continue
         may = f"and a restart after it may take {needed_ms} ms" if checkpoints.interval_ms else "has no interval"

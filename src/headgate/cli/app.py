@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from headgate import __version__
-from headgate.cli import checkpoints, doctor, pipelines, run, state, store, streams
+from headgate.cli import checkpoints, doctor, nexmark, pipelines, run, state, store, streams
 from headgate.cli.options import unwrap_help
 from headgate.cli.output import report_error
 from headgate.errors import HeadgateError
@@ -38,6 +38,7 @@ app.add_typer(pipelines.sinks_app, name="sinks")
 app.add_typer(checkpoints.app, name="checkpoints")
 app.add_typer(checkpoints.savepoints_app, name="savepoints")
 app.add_typer(state.app, name="state")
+app.add_typer(nexmark.app, name="nexmark")
 
 
 unwrap_help(app)

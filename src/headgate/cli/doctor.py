@@ -279,7 +279,7 @@ def check_directory(subject: str, location: str) -> Finding:
     """Check that files can be made in ``location`` (or where it would be made) and that there is space."""
     absolute = absolute_location(location)
     if "://" in absolute:
-        return Finding(subject, Verdict.OK, f"{absolute} (an object store; not tried)")
+        return Finding(subject, Verdict.OK, f"{absolute} (not on this machine; not tried)")
     existing = Path(absolute)
     while not existing.exists() and existing != existing.parent:
         existing = existing.parent

@@ -59,7 +59,6 @@ class Terminal(Console):
         return super().render_str(printable(text), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """See ``Console``."""
         for segment in super().render(renderable, options):
             text = segment.text if segment.control else printable(segment.text)
             yield segment if text == segment.text else Segment(text, segment.style)
@@ -419,41 +418,34 @@ class PageObserver:
         self._opened.__exit__(kind, error, trace)
 
     def on_start(self, handle: PipelineHandle) -> None:
-        """See ``ShownObserver``."""
         self._asking.begin(handle)
         self._handle = handle
         self._other.on_start(handle)
 
     def on_progress(self, progress: Progress) -> None:
-        """See ``Observer``."""
         self._story.set_progress(progress, SYSTEM_CLOCK.wall_ms(), SYSTEM_CLOCK.monotonic_ms())
         if self._handle is not None:
             self._story.set_alignments(self._handle.alignments())
         self._other.on_progress(progress)
 
     def on_restart(self, reason: str, delay_ms: int) -> None:
-        """See ``Observer``."""
         self._story.add_restart(reason, delay_ms, SYSTEM_CLOCK.wall_ms())
         self._other.on_restart(reason, delay_ms)
 
     def on_note(self, text: str) -> None:
-        """See ``Observer``."""
         self._story.add_note(text, SYSTEM_CLOCK.wall_ms())
         if isinstance(text, LogPlace):
             self._logs.set_directory(text.directory)
         self._other.on_note(text)
 
     def on_checkpoint(self, checkpoint: CheckpointId, duration_ms: int, size_bytes: int) -> None:
-        """See ``Observer``."""
         self._story.add_checkpoint(checkpoint, duration_ms, size_bytes, SYSTEM_CLOCK.wall_ms())
         self._other.on_checkpoint(checkpoint, duration_ms, size_bytes)
 
     def on_result(self, result: RunResult) -> None:
-        """See ``ShownObserver``."""
         self._story.set_end(outcome_of(result), result_text(result), SYSTEM_CLOCK.wall_ms())
         self._other.on_result(result)
 
     def on_failure(self, error: HeadgateError) -> None:
-        """See ``ShownObserver``."""
         self._story.set_end("failed", str(error), SYSTEM_CLOCK.wall_ms())
         self._other.on_failure(error)

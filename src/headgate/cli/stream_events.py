@@ -22,7 +22,16 @@ import pyarrow as pa
 import typer
 from rich.table import Table
 
+from headgate.api.topic_copy import TopicCopy
+from headgate.cli import topic_copy
 from headgate.cli.line_format import Format, batch_of_json, batch_of_lines, is_json, line_blocks, text_lines
+from headgate.cli.options import (
+    CheckpointDirOption,
+    MasterOption,
+    ParallelismOption,
+    QuietOption,
+    check_pipeline_name,
+)
 from headgate.cli.output import (
     ProgressBar,
     Terminal,
@@ -34,13 +43,14 @@ from headgate.cli.output import (
     write_lines,
 )
 from headgate.cli.store import JsonLinesOption, Name, StoreOption, YesOption, confirm, open_store, print_result
+from headgate.connectors.kafka.security import NO_SECURITY
 from headgate.environment import SYSTEM_CLOCK
 from headgate.errors import HeadgateError, UsageError
 from headgate.protocol.store.transactions import Status
 from headgate.spark.stream_options import is_spark_owner
 from headgate.store.catalogue.records import TransactionInfo
 from headgate.store.follower import EARLIEST, LATEST, StreamFollower
-from headgate.store.store import Store
+from headgate.store.store import Store, store_root
 from headgate.store.streams import TEXT_SCHEMA, StreamCut
 from headgate.store.transactions import SharedTransaction
 from headgate.store.writer import StreamWriter
@@ -255,11 +265,17 @@ def _file_bytes(path: Path) -> int:
         return 0
 
 
-Target = Annotated[str, typer.Argument(metavar="TARGET", help="The stream to copy to; created if it does not exist.")]
+TOPIC = "kafka:"
+
+Copied = Annotated[str, typer.Argument(metavar="FROM", help="The stream to copy, or kafka:TOPIC.")]
+Target = Annotated[
+    str,
+    typer.Argument(metavar="TO", help="The stream to copy to, which is created if it does not exist, or kafka:TOPIC."),
+]
 
 
 def copy(
-    name: Name,
+    name: Copied,
     target: Target,
     to_store: Annotated[
         str | None, typer.Option("--to-store", help="The store of TARGET, if it is another one; created if missing.")
@@ -269,14 +285,55 @@ def copy(
     ] = None,
     until: Annotated[str | None, typer.Option("--end", help="End at this cut, instead of the present end.")] = None,
     key: Annotated[str | None, typer.Option("--key", help="Only events with this value of the routing key.")] = None,
+    brokers: Annotated[str, typer.Option("--brokers", help="Brokers of Kafka, as HOST:PORT,…")] = "",
+    security: Annotated[
+        Path | None,
+        typer.Option(
+            "--kafka-security",
+            envvar="HEADGATE_KAFKA_SECURITY",
+            help="TOML file with the attributes of hg.KafkaSecurity, such as tls = true.",
+        ),
+    ] = None,
+    partitions: Annotated[
+        int, typer.Option("--partitions", min=0, help="Create a missing topic with so many partitions.")
+    ] = 0,
+    copy_name: Annotated[
+        str, typer.Option("--name", help="Of the copy to or from a topic; another name begins at the beginning.")
+    ] = "",
+    checkpoint_dir: CheckpointDirOption = None,
+    master: MasterOption = None,
+    parallelism: ParallelismOption = None,
+    quiet: QuietOption = False,
     as_json: JsonLinesOption = False,
     store: StoreOption = None,
 ) -> None:
-    """Copy the events of a stream into another one. All of them become visible at once, or none.
+    """Copy the events of a stream into another one, or between a stream and a topic of Kafka.
 
-    Events of a routing key stay in order. The command prints the cut at which it ended; with --cut the next copy begins
-    there.
+    Events of a routing key stay in order. From stream to stream all of them become visible at once, or none. The
+    command prints the cut at which it ended; with --cut the next copy begins there.
+
+    A copy to or from a topic is a pipeline with checkpoints of its own, which ends when it has copied everything that
+    was there when it began. The same command again copies what came since, each record once, also after it was
+    interrupted or killed.
     """
+    if name.startswith(TOPIC) or target.startswith(TOPIC):
+        given = {"--to-store": to_store, "--cut": cut, "--end": until, "--key": key}
+        for option, value in given.items():
+            if value is not None:
+                raise UsageError(f"{option} is for copies from stream to stream, not to or from a topic")
+        made = _topic_copy(name, target, brokers, security, partitions, copy_name, store)
+        topic_copy.run(made, checkpoint_dir, master, parallelism, quiet=quiet, as_json=as_json)
+        return
+    options = {
+        "--brokers": brokers,
+        "--partitions": partitions,
+        "--name": copy_name,
+        "--dir": checkpoint_dir,
+        "--parallelism": parallelism,
+    }
+    for option, wanted in options.items():
+        if wanted:
+            raise UsageError(f"{option} is for copies to or from a topic; name it as kafka:TOPIC")
     with open_store(store) as source, open_store(store if to_store is None else to_store, makes=True) as other:
         if (source.root, name) == (other.root, target):
             raise UsageError(f"stream '{name}' is not copied into itself; name another one")
@@ -298,6 +355,28 @@ def copy(
         ended = str(follower.cut())
         told = f"{count:,} events of {name} copied to {target}, up to {ended}"
         print_result(told, {"stream": name, "target": target, "events": count, "cut": ended}, as_json=as_json)
+
+
+def _topic_copy(
+    name: str, target: str, brokers: str, security: Path | None, partitions: int, copy_name: str, store: str | None
+) -> TopicCopy:
+    """Return the copy that the arguments ask for."""
+    topic = name if name.startswith(TOPIC) else target
+    stream = target if topic is name else name
+    if stream.startswith(TOPIC):
+        raise UsageError("a copy is between a topic and a stream; use a pipeline from topic to topic")
+    if not brokers:
+        raise UsageError(f"a copy with {topic} needs --brokers HOST:PORT")
+    return TopicCopy(
+        "to-stream" if topic is name else "to-topic",
+        topic.removeprefix(TOPIC),
+        stream,
+        brokers,
+        store_root(store),
+        partitions,
+        NO_SECURITY if security is None else topic_copy.read_security(security),
+        check_pipeline_name(copy_name or None) or "",
+    )
 
 
 def _write(follower: StreamFollower, transaction: SharedTransaction, shown: ProgressBar) -> int:

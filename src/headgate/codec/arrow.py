@@ -169,30 +169,3 @@ def unzoned(dtype: pa.DataType) -> pa.DataType:
 def unzoned_schema(schema: pa.Schema) -> pa.Schema:
     """Return a canonical schema with local times instead of moments."""
     return pa.schema([pa.field(field.name, unzoned(field.type), field.nullable) for field in schema])
-
-
-def gains_zones(old: pa.Schema, new: pa.Schema) -> bool:
-    """Whether ``old`` is ``new`` but for zones that it does not have."""
-    return bool(joined_zones(old, new) == new)
-
-
-def joined_zones(one: pa.Schema, other: pa.Schema) -> pa.Schema | None:
-    """Return moments wherever either of two schemas has them; None if they differ by more than that."""
-    if not unzoned_schema(one).equals(unzoned_schema(other)):
-        return None
-    pairs = zip(one, other, strict=True)
-    return pa.schema([pa.field(a.name, _joined(a.type, b.type), a.nullable) for a, b in pairs])
-
-
-def in_zones_of(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return ``batch`` with the zones of ``schema``, which is all that it may differ by."""
-    return batch if batch.schema.equals(schema) else batch.cast(schema)
-
-
-def _joined(one: pa.DataType, other: pa.DataType) -> pa.DataType:
-    if pa.types.is_struct(one):
-        pairs = zip(one, other, strict=True)
-        return pa.struct([pa.field(a.name, _joined(a.type, b.type)) for a, b in pairs])
-    if pa.types.is_large_list(one):
-        return pa.large_list(_joined(one.value_type, other.value_type))
-    return MOMENT if MOMENT in (one, other) else one

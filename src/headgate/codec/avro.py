@@ -29,7 +29,7 @@ ITEMS_MAX = 1_000_000
 _PRIMITIVES = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
 _NUMBERS = {"int": pa.int32(), "long": pa.int64(), "float": pa.float32(), "double": pa.float64()}
 _PADDING = bytes(16)
-"""Behind the last value: steps read before they look at where a value ends."""
+"""After the last value: steps read before they look at where a value ends."""
 
 _LOGICAL_TYPES: Mapping[tuple[str, str], tuple[pa.DataType, int, int]] = {
     ("int", "date"): (pa.date32(), 1, 1),

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from headgate.codec.arrow import gains_zones, read_batch
+from headgate.codec.arrow import read_batch
 from headgate.codec.json_files import MALFORMED
 from headgate.codec.snapshot import Buffer, decode_sections, encode_sections
 from headgate.errors import CorruptionError, UnknownFormat
@@ -196,7 +196,7 @@ def _check_schema(data: memoryview, schema: pa.Schema, path: str) -> None:
         found = pa.ipc.read_schema(pa.py_buffer(data))
     except (pa.ArrowException, OSError) as error:
         raise CorruptionError(path, 0, "a schema", str(error)) from error
-    if not gains_zones(found, schema):  # EV12: batches are read with the zones of ``schema``
+    if not found.equals(schema):
         raise CorruptionError(path, 0, f"columns {schema.names}", f"columns {found.names} or other types")
 
 

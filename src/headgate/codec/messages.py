@@ -18,7 +18,7 @@ from headgate.model.config import ORDINARY, CheckpointOptions
 from headgate.model.failure import Failure
 from headgate.model.ids import Generation, SubtaskId, WorkerIndex
 from headgate.model.manifest import SnapshotPart
-from headgate.model.progress import LoopProgress, Sample
+from headgate.model.progress import LoopProgress, Sample, SourceProgress
 from headgate.plain_text import encodable_values
 from headgate.protocol import loop_prober
 from headgate.protocol.checkpoints import coordinator_events as checkpoints
@@ -163,6 +163,31 @@ class ReadsOn(Struct, frozen=True, tag="reads-on"):
         check_subtask(self.event.subtask)
 
 
+class SourcePosition(Struct, frozen=True, tag="source-position"):
+    """How far a source subtask has come in event time; None: it has nothing to read."""
+
+    generation: Id
+    subtask: SubtaskId
+    lowest_ms: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what is out of bounds."""
+        check_subtask(self.subtask)
+
+
+class SourceShare(Struct, frozen=True, tag="source-share"):
+    """What a source subtask reads: how many splits that have not ended, and how many parts it has read to their end."""
+
+    generation: Id
+    subtask: SubtaskId
+    splits: Id
+    ended_parts: Id
+
+    def __post_init__(self) -> None:
+        """Refuse what is out of bounds."""
+        check_subtask(self.subtask)
+
+
 class Finished(Struct, frozen=True, tag="finished"):
     """One subtask has processed the end of all its input."""
 
@@ -218,6 +243,8 @@ class MetricsReport(Struct, frozen=True, tag="metrics"):
     alignments: Annotated[list[AlignmentMetrics], Meta(max_length=LIST_MAX)] = field(default_factory=list)
     loops: Annotated[list[LoopProgress], Meta(max_length=LIST_MAX)] = field(default_factory=list)
     """One for each loop head of this worker."""
+    sources: Annotated[list[SourceProgress], Meta(max_length=LIST_MAX)] = field(default_factory=list)
+    """One for each source of this worker, of its own splits."""
 
 
 class Heartbeat(Struct, frozen=True, tag="heartbeat"):
@@ -262,6 +289,22 @@ class TriggerCheckpoint(Struct, frozen=True, tag="trigger"):
     generation: Id
     checkpoint: Id
     options: CheckpointOptions = ORDINARY
+
+
+class ReadTo(Struct, frozen=True, tag="read-to"):
+    """Sources with event times: how far they may read."""
+
+    generation: Id
+    limit_ms: int
+
+
+class SourceShares(Struct, frozen=True, tag="source-shares"):
+    """What all subtasks of a source read together: their splits, and the part that may be read."""
+
+    generation: Id
+    vertex: Name
+    splits: Id
+    part: Id
 
 
 class StartProbe(Struct, frozen=True, tag="start-probe"):
@@ -347,6 +390,8 @@ FromWorker: TypeAlias = (
     | Acknowledge
     | Decline
     | ReadsOn
+    | SourcePosition
+    | SourceShare
     | Finished
     | EntranceEnded
     | ProbeReturned
@@ -361,6 +406,8 @@ ToWorker: TypeAlias = (
     | Complete
     | Abort
     | Drain
+    | ReadTo
+    | SourceShares
     | StartProbe
     | EndLoop
     | Stop

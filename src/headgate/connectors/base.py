@@ -17,10 +17,10 @@ on Flink's ``MasterTriggerRestoreHook`` and the ``ReaderCheckpointHook`` of Prav
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 import pyarrow as pa
 
@@ -72,12 +72,32 @@ class SourceBatch:
         batch: records in canonical types with ``Source.schema()``; may have 0 rows.
         bad: bad records met on the way (``operators.user_functions.BAD_RECORD_SCHEMA``), or None.
         is_split_finished: the split will never deliver anything again.
+        watermark_ms: no record of the split after these is as early as that, as its writers say; None: they say
+            nothing about event time.
+        written_ms: when its last record was written, by the clock of what keeps it; None: not known.
     """
 
     split: str
     batch: pa.RecordBatch
     bad: pa.RecordBatch | None = None
     is_split_finished: bool = False
+    written_ms: int | None = None
+    watermark_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SplitPosition:
+    """How far a split was read, as numbers for people. Recovery goes by ``SourceReader.positions``.
+
+    Attributes:
+        position: where reading continues: an offset, a number of records or bytes, the highest id.
+        end: the position at which the split ends now; None: not known.
+        unit: what positions count: ``"records"`` or ``"bytes"``; the same for all splits of a source.
+    """
+
+    position: int
+    end: int | None = None
+    unit: Literal["records", "bytes"] = "records"
 
 
 class SourceReader(Protocol):
@@ -102,6 +122,13 @@ class SourceReader(Protocol):
 
     def positions(self) -> dict[str, bytes]:
         """Return ``split → position`` of every split owned, finished ones too: where reading would continue."""
+
+    def progress(self) -> Mapping[str, SplitPosition]:
+        """Return ``split → how far it was read`` of the splits that this is known of, for progress, page and metrics.
+
+        Called twice a second between polls: it returns what ``poll`` has met, and must not wait. Default: no split.
+        """
+        return {}
 
     def wakeup_ms(self) -> int:
         """Return how long a mailbox with nothing to do may sleep before it polls again."""
@@ -136,7 +163,6 @@ class FailStopReader(ABC):
     _failure: Exception | None = None
 
     def poll(self) -> SourceBatch | None:
-        """See ``SourceReader``."""
         self._refuse_if_broken()
         try:
             return self._poll()
@@ -145,13 +171,15 @@ class FailStopReader(ABC):
             raise
 
     def is_finished(self) -> bool:
-        """See ``SourceReader``."""
         return self._failure is None and self._has_ended()
 
     def positions(self) -> dict[str, bytes]:
-        """See ``SourceReader``."""
         self._refuse_if_broken()
         return self._positions()
+
+    def progress(self) -> Mapping[str, SplitPosition]:
+        """See ``SourceReader``."""
+        return {}
 
     def _refuse_if_broken(self) -> None:
         if self._failure is not None:
@@ -216,6 +244,32 @@ class InducedReader(Protocol):
         """See ``SourceReader``."""
 
 
+@runtime_checkable
+class PausableReader(Protocol):
+    """What a reader has, too, if its splits can wait for each other, so that they are read side by side (W20)."""
+
+    def pause(self, splits: Collection[str]) -> None:
+        """Return no records of these splits until the next call, which names all that are paused from then on."""
+
+    def is_behind(self, split: str) -> bool:
+        """Whether it is known that ``split`` has more records, although ``poll`` may return None now. Cheap."""
+
+
+@runtime_checkable
+class PartsReader(Protocol):
+    """What a reader has, too, if its input has parts that are read one after the other, in all subtasks."""
+
+    @property
+    def ended_parts(self) -> int:
+        """How many parts this subtask has read to their end. Cheap; asked often."""
+
+    def begin_part(self, number: int) -> None:
+        """All subtasks have read the parts in front of part ``number``, the first of which is 0, to their end.
+
+        Called between checkpoints: each checkpoint finds all subtasks in front of it, or all after it.
+        """
+
+
 AnyReader: TypeAlias = SourceReader | InducedReader
 
 
@@ -240,6 +294,17 @@ class Source(ABC):
 
     def how_to_end(self) -> str | None:
         """Return what gives an endless source an end, such as ``"give rows="``; None: it ends by itself."""
+        return None
+
+    def changes(self) -> tuple[tuple[str, ...], bool] | None:
+        """Return keys and whether there are retractions, if it reads a stream with changes; None: plain records."""
+        return None
+
+    def project(self, columns: Sequence[str]) -> tuple[Source, pa.Schema] | None:
+        """Return a source of the same records with these columns and as few others as it can, and their schema.
+
+        Positions mean the same. Called in the driver, after ``schema``; ``columns`` are some of it. None: it reads all.
+        """
         return None
 
     def locations(self) -> tuple[Location, ...] | None:
@@ -291,7 +356,13 @@ def check_is_source(given: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SinkContext:
-    """What a sink's writer may know. ``clock_ms`` only goes forward; it is no date (``Clock.monotonic_ms``)."""
+    """What a sink's writer may know.
+
+    Attributes:
+        clock_ms: only goes forward; it is no date (``Clock.monotonic_ms``).
+        event_delay_ms: by how much what windows emit may be earlier than the watermark; None: the records have no event
+            times.
+    """
 
     pipeline: str
     node: str
@@ -300,6 +371,7 @@ class SinkContext:
     generation: Generation
     schema: pa.Schema
     clock_ms: Callable[[], int] = SYSTEM_CLOCK.monotonic_ms
+    event_delay_ms: int | None = None
 
 
 class SealedTransaction:
@@ -352,6 +424,12 @@ class SinkWriter:
     def write(self, batch: pa.RecordBatch) -> None:
         """Add records to the current transaction."""
         raise NotImplementedError
+
+    def on_watermark(self, watermark_ms: int) -> None:
+        """Event time advanced."""
+
+    def on_idle(self, is_idle: bool) -> None:
+        """Event time does not advance for now, or does again."""
 
     def seal(self, checkpoint: CheckpointId) -> SealedTransaction:
         """Close the current transaction as the output of ``checkpoint`` and begin a new one. No I/O."""
@@ -477,6 +555,8 @@ class Sink:
         is_transactional: readers see output of completed checkpoints only. False: it writes at once, and may repeat it.
         transaction_timeout: after this time the target itself ends a transaction that is open or prepared (CS9). None:
             it never does.
+        renews_transactions: writers renew that time until the transaction is decided, so that it counts from when
+            their process ended.
         has_owner: the target remembers which pipeline writes to it: ``owner``, ``own`` and ``how_to_forget``
             (docs/spec/lives.md). A transactional sink without is refused. All these calls come from the driver,
             before a generation is claimed, and may be repeated.
@@ -486,6 +566,7 @@ class Sink:
 
     is_transactional = True
     transaction_timeout: Duration | None = None
+    renews_transactions = False
     has_owner = False
     can_be_reset = False
 
@@ -497,6 +578,18 @@ class Sink:
         Raises:
             UsageError: they cannot.
         """
+
+    def for_changes(self, keys: tuple[str, ...] | None, *, retractions: bool) -> Sink:
+        """Return the sink that writes a stream with changes; the default writes them as records with a column ``op``.
+
+        Args:
+            keys: the columns that identify a row; none: they are not known. None: the stream has plain records.
+            retractions: whether updates are two records.
+
+        Raises:
+            UsageError: it cannot write such a stream.
+        """
+        return self
 
     def make_target(self, schema: pa.Schema) -> None:
         """Make the target of records of ``schema``, unless it is there, and check that they fit.
@@ -649,7 +742,7 @@ class CoordinatorHook(ABC):
 
     Attributes:
         timeout: the timeout of each call, for a hook that a source brings along. For other hooks, the timeout of
-            ``add_hook`` counts.
+            ``add_hook`` counts. With ``"365d"`` or more, checkpoints wait for ``trigger`` however long it takes.
     """
 
     timeout: Duration = HOOK_TIMEOUT

@@ -1,4 +1,4 @@
-"""Records as bytes of a file: JSON lines or Parquet.
+"""Records as bytes of a file: JSON lines, CSV or Parquet.
 
 Counterpart: ``files.sink`` and ``memory.Print``. Never touches a single row in Python.
 """
@@ -10,12 +10,13 @@ from typing import Literal, TypeAlias
 
 import polars as pl
 import pyarrow as pa
+import pyarrow.csv as pv
 import pyarrow.parquet as pq
 
 from headgate.errors import UsageError
 
-FileFormat: TypeAlias = Literal["jsonl", "parquet"]
-FORMATS = ("jsonl", "parquet")
+FileFormat: TypeAlias = Literal["jsonl", "csv", "parquet"]
+FORMATS = ("jsonl", "csv", "parquet")
 
 
 def check_format(file_format: str, schema: pa.Schema) -> None:
@@ -29,6 +30,12 @@ def check_format(file_format: str, schema: pa.Schema) -> None:
     if file_format == "jsonl":
         check_json(schema)
         return
+    for field in schema if file_format == "csv" else ():
+        if pa.types.is_nested(field.type) or pa.types.is_duration(field.type) or pa.types.is_large_binary(field.type):
+            raise UsageError(
+                f"column '{field.name}' has type {field.type}, which CSV cannot hold; drop it, cast it, or write JSON "
+                "lines or Parquet"
+            )
     for field in schema:
         if _has_empty_struct(field.type):
             raise UsageError(f"column '{field.name}' has a struct without fields, which Parquet cannot hold; drop it")
@@ -45,13 +52,18 @@ def encode(file_format: str, table: pa.Table) -> bytes | memoryview:
     if file_format == "jsonl":
         return json_lines(table)
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd")
+    if file_format == "csv":
+        pv.write_csv(table, sink)
+    else:
+        pq.write_table(table, sink, compression="zstd")
     return memoryview(sink.getvalue())
 
 
 def decode(file_format: str, data: bytes) -> pl.DataFrame:
-    """Return the records of a file that ``encode`` made; JSON types are inferred."""
+    """Return the records of a file that ``encode`` made; types of JSON and CSV are inferred."""
     source = io.BytesIO(data)
+    if file_format == "csv":
+        return pl.read_csv(source)
     return pl.read_ndjson(source, infer_schema_length=None) if file_format == "jsonl" else pl.read_parquet(source)
 
 

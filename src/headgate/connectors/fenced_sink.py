@@ -204,13 +204,11 @@ class FencedSink(Sink, ABC):
     # -- what the runtime and people call ---------------------------------------------------------------------------
 
     def owner(self, pipeline: str, node: str) -> Owner:
-        """See ``connectors.base.Sink``."""
         owner = owner_of(pipeline, node)
         with transient(self.transient_errors, "ask", owner):
             return replace(self._remembered(owner), others=self._others(pipeline, owner))
 
     def own(self, pipeline: str, node: str, life: PipelineIdentity) -> Owner:
-        """See ``connectors.base.Sink``."""
         owner = owner_of(pipeline, node)
         with transient(self.transient_errors, "own", owner):
             known = self._remembered(owner)
@@ -232,7 +230,6 @@ class FencedSink(Sink, ABC):
         return Holding("all its output", kind, problem=problem)
 
     def start_over(self, pipeline: str, node: str, generation: Generation, life: PipelineIdentity, mine: Mine) -> None:
-        """See ``connectors.base.Sink``."""
         owner = owner_of(pipeline, node)
         with transient(self.transient_errors, "start over in", owner):
             known = self._remembered(owner)
@@ -253,7 +250,6 @@ class FencedSink(Sink, ABC):
         self.remove_output(with_stored_life(self, Fence(owner_of(pipeline, node), int(generation))))
 
     def how_to_forget(self, pipeline: str, node: str) -> str:
-        """See ``connectors.base.Sink``."""
         return f"headgate sinks forget '{pipeline}/{node}' PROGRAM (the file that makes the pipeline)"
 
     def forget_owner(self, pipeline: str, sink: str) -> Owner:

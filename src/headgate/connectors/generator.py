@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import pyarrow as pa
 
-from headgate.connectors.base import Source, SourceBatch, SourceContext, SourceReader, owner_of_split
+from headgate.connectors.base import Source, SourceBatch, SourceContext, SourceReader, SplitPosition, owner_of_split
 from headgate.environment import SYSTEM_CLOCK, Clock
 from headgate.errors import CorruptionError, UsageError
 from headgate.model.state_schema import Form
@@ -53,7 +53,7 @@ class Uniform:
         if not self.low < self.high:
             raise UsageError(f"Uniform({self.low}, {self.high}) is empty; low must be less than high")
         spread = np.uint64(self.high - self.low)
-        return pa.array((_splitmix(rows, seed) % spread).astype(np.int64) + self.low)
+        return pa.array((splitmix(rows, seed) % spread).astype(np.int64) + self.low)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Choice:
         values = pa.array(list(self.values))
         if pa.types.is_string(values.type):
             values = values.cast(pa.large_string())
-        return values.take(pa.array(_splitmix(rows, seed) % np.uint64(len(self.values))))
+        return values.take(pa.array(splitmix(rows, seed) % np.uint64(len(self.values))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,12 +150,15 @@ class Generator(Source):
         return f"{Form.GENERATOR.value}: {columns}; {times}; seed {self.seed}; pool {self.pool_rows}"
 
     def how_to_end(self) -> str | None:
-        """See ``Source``."""
         return "give Generator(rows=...)" if self.rows is None else None
 
     def open(self, context: SourceContext) -> SourceReader:
         """Return a reader of the splits that this subtask owns."""
         return GeneratorReader(self, context)
+
+    def split_at(self, index: int, count: int, restored: int | None) -> GeneratedSplit:
+        """Return one of ``count`` splits, which has delivered ``restored`` records."""
+        return _Split(self, index, count, restored)
 
 
 class _Split:
@@ -203,12 +206,59 @@ class _Split:
         return pa.Array.from_buffers(pa.timestamp("us"), rows, [None, pa.py_buffer(times)])
 
 
+class Splitting(Protocol):
+    """The configuration of a source that generates records, as ``Generator`` is."""
+
+    @property
+    def rows(self) -> int | None:
+        """The number of records of all subtasks together; None: it never ends."""
+
+    @property
+    def rows_per_second(self) -> float | None:
+        """The rate of all subtasks together; None: as fast as possible."""
+
+    @property
+    def splits(self) -> int | None:
+        """A fixed number of splits; None: as many as the first start has subtasks."""
+
+    @property
+    def batch_rows(self) -> int:
+        """The number of records in a batch."""
+
+    def schema(self) -> pa.Schema:
+        """Return the schema of the records."""
+
+    def split_at(self, index: int, count: int, restored: int | None) -> GeneratedSplit:
+        """Return one of ``count`` splits, which has delivered ``restored`` records."""
+
+
+class GeneratedSplit(Protocol):
+    """One split of a source that generates records.
+
+    Attributes:
+        name: ``"<index> of <count>"``.
+        position, rows: how many records it has delivered, and will in all (None: without end).
+        is_ended: whether it has delivered its end.
+    """
+
+    name: str
+    position: int
+    rows: int | None
+    is_ended: bool
+
+    def remaining(self) -> int:
+        """Return how many records are left, or a batch's worth when there is no end."""
+
+    def take(self, rows: int, now_us: int, schema: pa.Schema) -> pa.RecordBatch:
+        """Return the next ``rows`` records, which are made now."""
+
+
 class GeneratorReader:
     """Delivers the splits of one subtask in turn, as fast as the rate allows."""
 
     def __init__(
         self,
-        config: Generator,
+        config: Splitting,
         context: SourceContext,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
@@ -217,7 +267,7 @@ class GeneratorReader:
         positions = context.positions or {}
         count = config.splits or _splits_count(positions) or context.parallelism
         self._splits = [
-            _Split(config, index, count, _decoded(positions, f"{index} of {count}"))
+            config.split_at(index, count, _decoded(positions, f"{index} of {count}"))
             for index in range(count)
             if owner_of_split(index, context.parallelism) == context.subtask_index
         ]
@@ -239,6 +289,10 @@ class GeneratorReader:
     def positions(self) -> dict[str, bytes]:
         """Return the number of records delivered by each split."""
         return {split.name: _POSITION.pack(split.position) for split in self._splits}
+
+    def progress(self) -> Mapping[str, SplitPosition]:
+        """See ``SourceReader``: what is generated without an end has no lag."""
+        return {split.name: SplitPosition(split.position, split.rows) for split in self._splits}
 
     def wakeup_ms(self) -> int:
         """Return the time until the rate allows the next batch."""
@@ -262,7 +316,7 @@ class GeneratorReader:
                 return self._next(split, allowed)
         return None
 
-    def _next(self, split: _Split, allowed: int) -> SourceBatch:
+    def _next(self, split: GeneratedSplit, allowed: int) -> SourceBatch:
         rows = min(allowed, self._config.batch_rows, split.remaining())
         now_us = (self._clock.monotonic_ms() + self._date_offset_ms) * 1_000
         batch = split.take(rows, now_us, self._schema)
@@ -304,7 +358,7 @@ def _decoded(positions: Mapping[str, bytes], name: str) -> int | None:
     return int(_POSITION.unpack(encoded)[0])
 
 
-def _splitmix(rows: int, seed: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
+def splitmix(rows: int, seed: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
     """Return SplitMix64 of ``rows`` consecutive counters: frozen, the same on every machine and numpy."""
     with np.errstate(over="ignore"):
         z = (np.arange(rows, dtype=np.uint64) + np.uint64(seed % 2**40 * 2**20 + 1)) * np.uint64(0x9E3779B97F4A7C15)

@@ -158,12 +158,10 @@ class LedgerSink(FencedSink):
 
     # -- what the runtime calls -------------------------------------------------------------------------------------
 
-    def open(self, context: SinkContext) -> _Writer:
-        """See ``connectors.base.Sink``."""
+    def open(self, context: SinkContext) -> SinkWriter:
         return _Writer(context, self.piece_bytes)
 
-    def open_committer(self, pipeline: str, node: str, generation: Generation) -> _Committer:
-        """See ``connectors.base.Sink``."""
+    def open_committer(self, pipeline: str, node: str, generation: Generation) -> Committer:
         return _Committer(self, Fence(owner_of(pipeline, node), int(generation)))
 
 
@@ -193,7 +191,6 @@ class _Writer(SinkWriter):
         self._records.add(batch)
 
     def seal(self, checkpoint: CheckpointId) -> _Sealed:
-        """See ``SinkWriter``."""
         context = self._context
         owner = owner_of(context.pipeline, context.node)
         name = OutputName(owner, int(checkpoint), context.subtask_index, int(context.generation))
@@ -228,7 +225,6 @@ class _Sealed(SealedTransaction):
         return 0 if self._is_small() else self._records.count
 
     def piece(self, number: int) -> bytes:
-        """See ``SealedTransaction``."""
         return self._records.piece(number)
 
     def prepare(self) -> bytes | None:
@@ -261,7 +257,6 @@ class _Committer(Committer):
         self.can_forget = type(sink).forget is not LedgerSink.forget
 
     def read_pieces_with(self, read: PieceReader) -> None:
-        """See ``Committer``."""
         self._read = read
 
     def recover(self, keep: Sequence[Committable]) -> None:
@@ -271,7 +266,6 @@ class _Committer(Committer):
             self._sink.claim(self._fence)
 
     def commit(self, permit: CommitPermit, committables: Sequence[Committable]) -> None:
-        """See ``Committer``."""
         outputs = [LedgerOutput(committable, self._read) for committable in in_order(permit, committables)]
         if outputs:
             with transient(self._sink.transient_errors, "publish", self._fence.owner):

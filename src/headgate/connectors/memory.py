@@ -14,7 +14,6 @@ import polars as pl
 import pyarrow as pa
 import xxhash
 
-from headgate.codec.arrow import unzoned_schema
 from headgate.codec.exact_values import MisfitError, exact_array
 from headgate.connectors.base import (
     Committer,
@@ -27,6 +26,7 @@ from headgate.connectors.base import (
     SourceBatch,
     SourceContext,
     SourceReader,
+    SplitPosition,
     owner_of_split,
 )
 from headgate.connectors.encode import check_json, json_lines
@@ -79,10 +79,9 @@ class FromRows(Source):
 
     def identity(self) -> str:
         """Positions are row numbers: they mean the same only for the same rows."""
-        batch = self._batch.cast(unzoned_schema(self._batch.schema))
         sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, batch.schema) as writer:
-            writer.write_batch(batch)
+        with pa.ipc.new_stream(sink, self._batch.schema) as writer:
+            writer.write_batch(self._batch)
         digest = xxhash.xxh3_64_hexdigest(memoryview(sink.getvalue()))
         return f"{Form.ROWS.value}: {self._batch.num_rows} in {self._splits} splits, digest {digest}"
 
@@ -130,6 +129,9 @@ class _RowsReader:
 
     def positions(self) -> dict[str, bytes]:
         return {name: _POSITION.pack(row) for name, row in self._next.items()}
+
+    def progress(self) -> Mapping[str, SplitPosition]:
+        return {name: SplitPosition(row, self._ends[name]) for name, row in self._next.items()}
 
     def wakeup_ms(self) -> int:
         return 0
@@ -193,7 +195,7 @@ def _is_pandas(rows: object) -> bool:
     return type(rows).__module__.partition(".")[0] == "pandas" and hasattr(rows, "columns")
 
 
-class NothingToCommit(Committer):
+class _NothingToCommit(Committer):
     """The committer of a sink that never prepares anything."""
 
     def recover(self, keep: Sequence[Committable]) -> None:
@@ -215,7 +217,7 @@ class Discard(Sink):
 
     def open_committer(self, pipeline: str, node: str, generation: Generation) -> Committer:
         """Return a committer with nothing to do."""
-        return NothingToCommit()
+        return _NothingToCommit()
 
     def recorded(self, node: str) -> Target:
         """See ``Sink``: a reset has nothing to empty."""

@@ -115,7 +115,6 @@ class TwoPhaseSink(FencedSink, Generic[Open]):
     # -- what the runtime calls -------------------------------------------------------------------------------------
 
     def open(self, context: SinkContext) -> _Writer[Open]:
-        """See ``connectors.base.Sink``."""
         return _Writer(self, context)
 
     def open_committer(self, pipeline: str, node: str, generation: Generation) -> _Committer:
@@ -156,7 +155,6 @@ class _Writer(SinkWriter, Generic[Open]):
         self._sealed: list[_Sealed[Open]] = []
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """See ``SinkWriter``."""
         if batch.num_rows == 0:
             return
         if self._open is None:
@@ -167,7 +165,6 @@ class _Writer(SinkWriter, Generic[Open]):
         self._sink.write(self._open[1], batch)
 
     def seal(self, checkpoint: CheckpointId) -> _Sealed[Open]:
-        """See ``SinkWriter``."""
         sealed = _Sealed(self._sink, self._fence, self._open)
         self._open = None
         self._sealed = [one for one in self._sealed if not one.is_over]
@@ -175,7 +172,6 @@ class _Writer(SinkWriter, Generic[Open]):
         return sealed
 
     def close(self) -> None:
-        """See ``SinkWriter``."""
         if self._open is not None:
             self._sink.close(self._open[1])
             self._open = None
@@ -196,7 +192,6 @@ class _Sealed(SealedTransaction, Generic[Open]):
         return self._transaction is None
 
     def prepare(self) -> bytes | None:
-        """See ``SealedTransaction``."""
         if self._transaction is None:
             return self._payload
         name, transaction = self._transaction
@@ -236,7 +231,6 @@ class _Committer(Committer):
         return found is not None and found.owner == self._fence.owner and found.generation <= self._fence.generation
 
     def commit(self, permit: CommitPermit, committables: Sequence[Committable]) -> None:
-        """See ``Committer``."""
         names = [_name_of(committable) for committable in in_order(permit, committables)]
         if names:
             with transient(self._sink.transient_errors, "commit", self._fence.owner):
@@ -259,7 +253,6 @@ class _ForgettingCommitter(_Committer):
         """Of what this generation commits; it has prepared more, which an heir may have committed."""
 
     def commit(self, permit: CommitPermit, committables: Sequence[Committable]) -> None:
-        """See ``Committer``."""
         self._checkpoints |= {_name_of(committable): committable.checkpoint for committable in committables}
         super().commit(permit, committables)
 
@@ -272,7 +265,6 @@ class _ForgettingCommitter(_Committer):
         return f"{name} is neither prepared nor known to be committed"
 
     def forget(self, before: CheckpointId, promised: Callable[[], Sequence[Committable]]) -> None:
-        """See ``Committer``."""
         kept = {_name_of(committable) for committable in promised()}
         with transient(self._sink.transient_errors, "forget", self._fence.owner):
             names = [name for name in self._sink.committed(self._fence.owner) if self._is_over(name, before, kept)]

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from headgate.display.html import escaped, table
 from headgate.display.text import count_text, counted, duration_text, size_text, time_text
 from headgate.environment import DaemonThread
-from headgate.model.progress import LoopProgress, NodeProgress, PipelineState, Progress, RunResult
+from headgate.model.progress import LoopProgress, NodeProgress, PipelineState, Progress, RunResult, SourceProgress
 
 PERIOD_S = 0.5
 DISPLAYS_MAX = 4
@@ -130,12 +130,23 @@ def loop_text(loop: LoopProgress) -> str:
     return " · ".join(parts)
 
 
+def lag_text(sources: Sequence[SourceProgress]) -> str:
+    """Return what is known to wait in all sources together; "" if nothing is known."""
+    lags: dict[str, int] = {}
+    for source in sources:
+        if source.lag is not None:
+            lags[source.unit] = lags.get(source.unit, 0) + source.lag
+    return ", ".join(size_text(lag) if unit == "bytes" else counted(lag, "record") for unit, lag in lags.items())
+
+
 def summary_text(progress: Progress) -> str:
     """Return the state in one line: rate, watermark, checkpoint, restarts, and what needs attention."""
     parts = [progress.state.value]
     if progress.nodes:
         rate = max(max(n.records_in_per_second, n.records_out_per_second) for n in progress.nodes)
         parts.append(f"{count_text(rate)} records/s")
+    if lags := lag_text(progress.sources):
+        parts.append(f"lag {lags}")
     if progress.watermark_ms is not None:
         parts.append(f"watermark {time_text(progress.watermark_ms)}")
     if progress.last_checkpoint is not None:
@@ -157,6 +168,19 @@ def summary_text(progress: Progress) -> str:
     if progress.lost_outputs:
         parts.append(f"{counted(progress.lost_outputs, 'output')} lost")
     return " · ".join(parts)
+
+
+def late_text(node: NodeProgress) -> str:
+    """Return a sentence about the late records of an operator: how many, how late, and what to set."""
+    assert node.lateness is not None, "only operators with late records"
+    late = node.lateness
+    seen = ", ".join(
+        f"{name} {duration_text(ms)}" for name, ms in (("p50", late.p50_ms), ("p99", late.p99_ms), ("max", late.max_ms))
+    )
+    return (
+        f"'{node.node}' dropped {count_text(node.late_records)} late records (lateness: {seen}); "
+        f"out_of_orderness of with_timestamps, {duration_text(late.max_ms)} longer, would have kept them all"
+    )
 
 
 def progress_html(name: str, progress: Progress, ended: str | None = None) -> str:

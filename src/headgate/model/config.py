@@ -330,6 +330,8 @@ class RuntimeConfig:
         loop_memory_bytes: what feedback queues and loop logs of one worker keep in memory; more goes to disk, and
             the loops' regular input waits.
         loop_disk_bytes_max: what they may take on disk; more fails the pipeline.
+        aligns_sources: whether splits of sources wait for slower ones, by event time.
+        max_drift_ms: how far one may be ahead; None: it follows how fast the slowest one advances.
     """
 
     credit_bytes: int = 4 << 20
@@ -338,6 +340,8 @@ class RuntimeConfig:
     heartbeat_timeout_ms: int = 5_000
     loop_memory_bytes: int = LOOP_MEMORY_BYTES
     loop_disk_bytes_max: int = LOOP_DISK_BYTES_MAX
+    aligns_sources: bool = True
+    max_drift_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,6 +88,8 @@ class Node:
     """The loops that this node is in, by the names of their heads, outermost first. A head is in its own loop."""
     state_rules: OperatorRules = NO_OPERATOR_RULES
     """What the user said about its state in older checkpoints."""
+    rate_limit: float | None = None
+    """Sources only: so many records per second are read, in all subtasks together."""
 
 
 @dataclass(frozen=True, slots=True)

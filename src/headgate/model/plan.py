@@ -57,6 +57,11 @@ class Vertex:
         return self.head.role is Role.SOURCE
 
     @property
+    def is_timed_source(self) -> bool:
+        """Whether it starts with a source and takes event times: it is read side by side with all others like it."""
+        return self.is_source and any(hasattr(node.spec, "out_of_orderness_ms") for node in self.nodes)
+
+    @property
     def is_loop_head(self) -> bool:
         """Whether the chain starts with the head of a loop."""
         return self.head.role is Role.LOOP_HEAD
@@ -173,7 +178,8 @@ def make_plan(graph: Graph, parallelism: int, max_parallelism: int) -> Plan:
     chains: dict[VertexId, list[Node]] = {}
     for node in graph.nodes:
         is_chained = len(node.inputs) == 1 and node.inputs[0].partitioner is Partitioner.FORWARD
-        if is_chained and node.role is not Role.LOOP_HEAD:
+        is_alone = _is_alone(node) or any(_is_alone(graph.node(edge.upstream)) for edge in node.inputs)
+        if is_chained and node.role is not Role.LOOP_HEAD and not is_alone:
             vertex = vertex_of[node.inputs[0].upstream]
         else:
             vertex = VertexId(str(node.name))
@@ -201,6 +207,11 @@ def make_plan(graph: Graph, parallelism: int, max_parallelism: int) -> Plan:
                 )
             )
     return Plan(vertices, tuple(edges), parallelism, max_parallelism)
+
+
+def _is_alone(node: Node) -> bool:
+    """Whether a node is a vertex of its own: it holds its input up, and sends records that came earlier."""
+    return bool(getattr(node.spec, "is_alone", False))
 
 
 def _common_nest(source: Node, target: Node) -> NodeName | None:

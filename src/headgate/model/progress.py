@@ -7,7 +7,9 @@ was when the report was made.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import heapq
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import NamedTuple, Protocol, Self, TypeAlias
@@ -36,6 +38,16 @@ IDLE_MS = "idle_ms"
 """The rest of the time: it waited for records, or for its turn in the thread of its worker."""
 LATE_RECORDS = "late"
 """Records that came after their window had closed; counted by the operators that drop them."""
+LATENESS_MS = tuple(step * 10**zeros for zeros in range(13) for step in (1, 2, 5))
+"""Bounds, in milliseconds, of the buckets in which operators count how late records were."""
+_LATE_WITHIN = "late_within_ms:"
+
+
+def late_within(bound_ms: int) -> str:
+    """Return the name of the counter of late records that were at most ``bound_ms`` late, one of ``LATENESS_MS``."""
+    return f"{_LATE_WITHIN}{bound_ms}"
+
+
 NODE = "node"
 """Label: the operator that was measured."""
 QUEUED_BATCHES = "queued_batches"
@@ -179,6 +191,34 @@ class SubtaskProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class Lateness:
+    """How late the late records of an operator were, rounded up to the next 1, 2 or 5 times a power of ten.
+
+    With an ``out_of_orderness`` that is longer by so much, the record would have been in time.
+    """
+
+    p50_ms: int
+    p99_ms: int
+    max_ms: int
+
+    @staticmethod
+    def of(counters: Mapping[str, int]) -> Lateness | None:
+        """Return it from the counters of an operator; None without late records."""
+        found = [(bound, counters.get(late_within(bound), 0)) for bound in LATENESS_MS]
+        total = sum(count for _, count in found)
+        if total == 0:
+            return None
+        reached = [(bound, sum(count for _, count in found[: place + 1])) for place, (bound, _) in enumerate(found)]
+        p50, p99, most = (next(bound for bound, seen in reached if seen >= share * total) for share in (0.5, 0.99, 1))
+        return Lateness(p50, p99, most)
+
+
+def without_lateness(counters: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+    """Return the counters of an operator as users see them, sorted by name, without those that ``Lateness`` has."""
+    return tuple(sorted((name, count) for name, count in counters.items() if not name.startswith(_LATE_WITHIN)))
+
+
+@dataclass(frozen=True, slots=True)
 class NodeProgress:
     """One operator over all its subtasks.
 
@@ -195,7 +235,8 @@ class NodeProgress:
         subtasks, milliseconds since 1970, or None before the first. lag_ms: the date minus the watermark; None without
         a watermark, and when all input has ended. state_rows, state_bytes: of its state in the last completed
         checkpoint; rows of RocksDB are not counted there. counters: the operator's own, by name (for example
-        ``late``). subtasks: each of them. runs_with: expressions that follow each other run as one pass, and the last
+        ``late``). lateness: of its late records; None without any.
+        subtasks: each of them. runs_with: expressions that follow each other run as one pass, and the last
         of them has the time of all: its
             name. None: the operator is not part of such a pass.
     """
@@ -222,6 +263,7 @@ class NodeProgress:
     state_bytes: int = 0
     subtasks: tuple[SubtaskProgress, ...] = ()
     runs_with: NodeName | None = None
+    lateness: Lateness | None = None
 
     def numbers(self) -> dict[str, int | float]:
         """Return every number by its name, the operator's own counters, too; nothing of what is None or not known."""
@@ -256,6 +298,89 @@ class EdgeProgress:
     queued_batches: int = 0
     queued_bytes: int = 0
     fill: float = 0.0
+
+
+SPLITS_SHOWN_MAX = 20
+"""Splits of one source that are shown one by one: those that lag most. A source may have thousands."""
+
+
+@dataclass(frozen=True, slots=True)
+class SplitProgress:
+    """One split of a source, in the current generation.
+
+    Attributes:
+        split: its name, such as ``orders/3`` for a partition of Kafka.
+        subtask: which subtask reads it.
+        position: where reading continues, in the unit of its source; None: the source does not say.
+        end: where the split ended when it was last read; None: not known.
+        lag: what lies between them; None: the end is not known.
+        records: records that were read of it, bad ones included.
+        records_per_second: lately; 0 in the first report of a split.
+        watermark_ms: its own watermark, milliseconds since 1970; None before its first record, and if the source's
+            chain takes no event times.
+        is_idle: it does not hold event time back, because it has not delivered anything for the idle timeout.
+        is_waiting: it is not read now, because it is ahead of other splits in event time.
+    """
+
+    split: str
+    subtask: int = 0
+    position: int | None = None
+    end: int | None = None
+    lag: int | None = None
+    records: int = 0
+    records_per_second: float = 0.0
+    watermark_ms: int | None = None
+    is_idle: bool = False
+    is_waiting: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SourceProgress:
+    """How far one source has read its splits, over all its subtasks. Splits that have ended are not counted.
+
+    Attributes:
+        source: the operator.
+        unit: what positions and lags count: ``records`` or ``bytes``.
+        splits: the number of its splits. idle_splits: how many of them are idle. waiting_splits: how many wait for
+            slower ones.
+        lag: the sum over the splits with a known end; None: no end is known.
+        unknown_lags: how many splits are not in that sum.
+        most_lagging: the splits that lag most, at most ``SPLITS_SHOWN_MAX``; those with unknown lags come last.
+    """
+
+    source: NodeName
+    unit: str = "records"
+    splits: int = 0
+    idle_splits: int = 0
+    lag: int | None = None
+    unknown_lags: int = 0
+    most_lagging: tuple[SplitProgress, ...] = ()
+    waiting_splits: int = 0
+
+    @staticmethod
+    def of(source: NodeName, unit: str, splits: Sequence[SplitProgress]) -> SourceProgress:
+        """Return the progress of a source with these splits."""
+        lags = [one.lag for one in splits if one.lag is not None]
+        return SourceProgress(
+            source,
+            unit,
+            len(splits),
+            sum(one.is_idle for one in splits),
+            sum(lags) if lags else None,
+            len(splits) - len(lags),
+            most_lagging(splits),
+            sum(one.is_waiting for one in splits),
+        )
+
+
+def most_lagging(splits: Iterable[SplitProgress]) -> tuple[SplitProgress, ...]:
+    """Return those that lag most; of equal ones those with the lowest watermarks."""
+    return tuple(heapq.nsmallest(SPLITS_SHOWN_MAX, splits, key=_by_lag))
+
+
+def _by_lag(split: SplitProgress) -> tuple[int, int | float, str]:
+    lag = -1 if split.lag is None else split.lag
+    return -lag, math.inf if split.watermark_ms is None else split.watermark_ms, split.split
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,6 +478,9 @@ class Progress:
         lost_outputs: pieces of output that a target denied and without which the pipeline continued, in all its runs.
         workers: the registered workers, by number.
         edges: what flows between chains of operators, in the order of the plan.
+        sources: how far each source has read its splits, in the order of the plan.
+        drift_ms: how far a split may be ahead of the slowest one in event time, by ``max_drift``; None: no subtask
+            is held back by it.
     """
 
     state: PipelineState
@@ -371,6 +499,22 @@ class Progress:
     failures: int = 0
     workers: tuple[WorkerProgress, ...] = ()
     edges: tuple[EdgeProgress, ...] = ()
+    sources: tuple[SourceProgress, ...] = ()
+    drift_ms: int | None = None
+
+
+class LateRecords(str):
+    """Note that says which operator dropped late records, how late they were, and what to set: a warning."""
+
+    def __new__(cls, node: NodeProgress, text: str) -> Self:
+        """``text``: the sentence about ``node``."""
+        note = super().__new__(cls, text)
+        note.node, note.late_records, note.lateness = node.node, node.late_records, node.lateness
+        return note
+
+    node: NodeName
+    late_records: int
+    lateness: Lateness | None
 
 
 class LogPlace(str):
@@ -443,6 +587,7 @@ class RunResult:  # OM1
         records_out: records that reached sinks, counted in the same way.
         last_checkpoint: the newest completed checkpoint, or None.
         restarts: how often this run was restarted after a failure, by its process or by its supervisor.
+        late_records: records that were dropped as late, counted as ``records_in``.
         is_drained: whether the sources were asked to end. A drained run is finished, too.
         savepoint: the outcome of the savepoint with which the run was to end; None if none was requested.
         has_removed_checkpoints: whether the run was cancelled with ``Checkpointing(retain_on_cancel=False)`` and
@@ -467,6 +612,7 @@ class RunResult:  # OM1
     is_removal_in_doubt: bool = False
     is_cancelled: bool = False
     had_finished: bool = False
+    late_records: int = 0
 
 
 @dataclass(frozen=True, slots=True)

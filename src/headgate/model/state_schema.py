@@ -128,21 +128,6 @@ def _after(text: str, at: int, wanted: str) -> int:
     return at + len(wanted)
 
 
-LOCAL_TIME, MOMENT = "timestamp[us]", "timestamp[us, tz=UTC]"
-"""How Arrow writes both types."""
-
-
-def gains_zone(old: str, new: str) -> bool:
-    """Whether the type ``old`` was a local time and ``new`` is the moment of the same microseconds."""
-    return (old, new) == (LOCAL_TIME, MOMENT)
-
-
-def gains_zones(old: str, new: str) -> bool:
-    """Whether the text ``old`` is ``new`` but for moments that were local times."""
-    either = f"(?:{re.escape(MOMENT)}|{re.escape(LOCAL_TIME)})"
-    return re.fullmatch(either.join(map(re.escape, new.split(MOMENT))), old) is not None
-
-
 class Form(Enum):
     """Kind of the owner of a state, by how the text of the state begins."""
 
@@ -150,12 +135,16 @@ class Form(Enum):
     REDUCE = "reduce(keys "
     WINDOW_RECORDS = "window-buffer("
     WINDOW_RESULTS = "window-merge("
+    OPEN_WINDOWS = "open-windows("
     LINES = "files of lines"
     PARQUET = "parquet files"
     STREAM = "stream "
     KAFKA = "topics of Kafka cluster "
+    POSTGRES = "changes of a PostgreSQL table "
+    PRAVEGA = "stream of Pravega "
     GENERATOR = "generator, version 1"
     ROWS = "rows, version 1"
+    REQUESTS = "records of requests without an answer"
     OTHER = ""
 
 
@@ -187,10 +176,15 @@ class StateIdentity:
 
     @classmethod
     def of_windows(
-        cls, form: Form, size_ms: int, time: str, keys: Sequence[tuple[str, str]], parts: Sequence[str]
+        cls, form: Form, windows: str, time: str, keys: Sequence[tuple[str, str]], parts: Sequence[str]
     ) -> StateIdentity:
-        """Of tumbling windows of ``size_ms`` on the column ``time``; ``parts``: what is kept."""
-        return cls(f"{form.value}tumbling {size_ms} ms on {time}; keys {_columns(keys)}; {'; '.join(parts)})")
+        """Of ``windows``, such as "tumbling 1000 ms", on the column ``time``; ``parts``: what is kept."""
+        return cls(f"{form.value}{windows} on {time}; keys {_columns(keys)}; {'; '.join(parts)})")
+
+    @classmethod
+    def of_open_windows(cls, window: str, keys: Sequence[tuple[str, str]], parts: Sequence[str]) -> StateIdentity:
+        """Of windows that are told apart by key, such as sessions: ``window`` says how; ``parts``: what is kept."""
+        return cls(f"{Form.OPEN_WINDOWS.value}{window}; keys {_columns(keys)}; {'; '.join(parts)})")
 
     @classmethod
     def of_lists(cls, lists: Sequence[str]) -> StateIdentity:

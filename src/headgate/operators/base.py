@@ -1,8 +1,8 @@
 """The contract between an operator and the runtime.
 
 An ``OperatorSpec`` is plain configuration inside the graph; ``build`` makes one live ``Operator`` per subtask.
-Operators run in the mailbox thread of their worker, one call at a time. They never block, never start threads and
-never read a clock other than those of their ``OperatorContext``.
+Operators run in the mailbox thread of their worker, one call at a time. They never block, and have no threads and
+read no clock other than those of their ``OperatorContext``.
 
 Batches are ``pyarrow.RecordBatch`` in canonical types (``operators.schemas``), with exactly the schema of their edge.
 An operator must not change a batch it was given, and may keep references to it.
@@ -17,7 +17,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from headgate.codec.snapshot import decode_sections
-from headgate.environment import SYSTEM_CLOCK
+from headgate.environment import SYSTEM_CLOCK, SYSTEM_THREADS, Threads
 from headgate.model.graph import InputName, OutputTag
 from headgate.protocol.watermarks import Origin
 from headgate.state.backend import ContinuingBackend, Ownership, StateBackend, StateFactory
@@ -80,7 +80,11 @@ class OperatorContext:
         is_stopping: the last barrier before a stop has passed: what is sent from now on is not committed (GM3). Written
             by the runtime.
         states: makes the state that the operator asks for when it is opened.
+        threads: those that an operator has besides the mailbox's come from here.
+        wake: has the mailbox ask ``next_tick_ms`` soon. From any thread.
         diverts: the policy for bad records is to divert them (else ``Output.divert`` raises).
+        event_delay_ms: by how much records that windows emitted may be earlier than the watermark, for operators whose
+            spec ``holds_back`` the watermark by that.
     """
 
     pipeline: str
@@ -97,6 +101,9 @@ class OperatorContext:
     wall_ms: Callable[[], int] = SYSTEM_CLOCK.wall_ms
     is_stopping: bool = False
     states: StateFactory = field(default_factory=MemoryStates)
+    threads: Threads = SYSTEM_THREADS
+    wake: Callable[[], None] = lambda: None
+    event_delay_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +177,16 @@ class Operator:
 
     def on_tick(self, now_ms: int) -> None:
         """Processing time reached ``next_tick_ms()``."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it takes no more records for now, but in front of a barrier. Asked of the head of a vertex."""
+        return False
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it waits for answers: input ends when it has them. Asked of the head of a vertex."""
+        return False
 
     def on_round(self, round_: int) -> None:
         """Round ``round_`` of the loop that this operator is in is globally finished."""
@@ -248,7 +265,6 @@ class KeyedOperator(Operator):
         return isinstance(self._backend, ContinuingBackend) and self._backend.continue_from(files, owner)
 
     def freeze(self) -> FrozenState | None:
-        """See ``Operator``."""
         return self._backend.freeze()
 
 

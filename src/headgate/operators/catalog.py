@@ -12,8 +12,18 @@ from headgate.errors import UsageError
 from headgate.model.graph import MAIN, MAIN_INPUT, InputName, OutputTag
 from headgate.model.schema_evolution import NO_OPERATOR_RULES, OperatorRules
 from headgate.model.state_schema import StateIdentity
+from headgate.operators.aligned_windows import (
+    WindowBufferSpec,
+    WindowCombineSpec,
+    WindowMergeSpec,
+    WindowOperators,
+    window_operators,
+)
+from headgate.operators.async_map import AsyncMapSpec
 from headgate.operators.base import OperatorSpec
+from headgate.operators.changes import ChangeCheckSpec
 from headgate.operators.checkpoint_listeners import CheckpointListener, lists_rules, lists_text
+from headgate.operators.deduplication import DeduplicateSpec
 from headgate.operators.expressions import ExpressionsSpec, filter_spec, fuse, select_spec, with_columns_spec
 from headgate.operators.functions import MapBatchesSpec, ReduceSpec, RowFunctionSpec, RowVerb
 from headgate.operators.keys import KeyCheckSpec
@@ -24,20 +34,24 @@ from headgate.operators.process.broadcast_process import (
     batch_broadcast_spec,
     row_broadcast_spec,
 )
+from headgate.operators.process.co_process import BatchCoProcessFunction, CoProcessFunction, co_process_spec
 from headgate.operators.process.row_process import ProcessFunction, ProcessSpec, row_process_spec
-from headgate.operators.timestamps import WithTimestampsSpec
-from headgate.operators.tumbling_windows import (
-    WindowBufferSpec,
-    WindowCombineSpec,
-    WindowMergeSpec,
-    WindowOperators,
-    window_operators,
+from headgate.operators.running_aggregate import (
+    RunningAggregate,
+    RunningAggregateSpec,
+    needed_columns,
+    running_aggregate_spec,
 )
+from headgate.operators.timestamps import WithTimestampsSpec
+from headgate.operators.top_rows import TopSpec, WindowTopSpec, order_of
 from headgate.operators.user_functions import UserFunctionError, shortened
-from headgate.operators.window_plan import TumblingAggregate
+from headgate.operators.window_plan import WindowedAggregate
 
 __all__ = [
+    "AsyncMapSpec",
     "BatchProcessSpec",
+    "ChangeCheckSpec",
+    "DeduplicateSpec",
     "ExpressionsSpec",
     "KeyCheckSpec",
     "MapBatchesSpec",
@@ -45,21 +59,29 @@ __all__ = [
     "ReduceSpec",
     "RowFunctionSpec",
     "RowVerb",
-    "TumblingAggregate",
+    "RunningAggregate",
+    "RunningAggregateSpec",
+    "TopSpec",
     "UserFunctionError",
     "WindowBufferSpec",
     "WindowCombineSpec",
     "WindowMergeSpec",
     "WindowOperators",
+    "WindowTopSpec",
+    "WindowedAggregate",
     "WithTimestampsSpec",
     "broadcast_spec",
+    "co_process_spec",
     "filter_spec",
     "function_in",
     "fuse",
     "is_listening",
+    "needed_columns",
+    "order_of",
     "output_schema",
     "output_schemas",
     "process_spec",
+    "running_aggregate_spec",
     "select_spec",
     "state_rules",
     "state_text",
@@ -85,6 +107,14 @@ class NamedSchemasSpec(Protocol):
         Raises:
             UsageError: an input is missing, unknown, or does not fit.
         """
+
+
+@runtime_checkable
+class ColumnsSpec(Protocol):
+    """The spec of an operator that says which columns it reads."""
+
+    def columns_read(self, wanted: frozenset[str] | None) -> frozenset[str] | None:
+        """Return which columns of the input are used if ``wanted`` are of the output; None: all of them."""
 
 
 @runtime_checkable
@@ -136,6 +166,11 @@ def process_spec(node: str, keys: tuple[str, ...], function: object, schema: pa.
         raise UsageError(
             f"operator '{node}': {type(function).__name__} has a broadcast side; connect the stream with one: "
             "stream.connect(rules.broadcast()).process(...)"
+        )
+    if isinstance(function, CoProcessFunction | BatchCoProcessFunction):
+        raise UsageError(
+            f"operator '{node}': {type(function).__name__} is a function of two keyed streams; connect them: "
+            "left.key_by(...).connect(right.key_by(...)).process(...)"
         )
     if isinstance(function, ProcessFunction):
         return row_process_spec(node, keys, function, schema)

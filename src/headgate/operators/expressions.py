@@ -28,7 +28,7 @@ from headgate.model.graph import MAIN, Node
 from headgate.model.ids import NodeName
 from headgate.model.plan import Plan, Vertex
 from headgate.operators.base import Operator
-from headgate.operators.schemas import batch_of, describe, empty_frame, frame_of, schema_of_frame
+from headgate.operators.schemas import batch_of, columns_of, describe, empty_frame, frame_of, schema_of_frame
 from headgate.operators.user_functions import batch_error
 
 _ALIGNED = ("select", "with-columns", "simple-projection")
@@ -237,6 +237,21 @@ class ExpressionsSpec:
         """See ``OperatorSpec``."""
         return ExpressionsOperator(self.steps)
 
+    def columns_read(self, wanted: frozenset[str] | None) -> frozenset[str] | None:
+        """See ``catalog.ColumnsSpec``."""
+        for step in reversed(self.steps):
+            roots = columns_of(step.expressions)
+            if roots is None:
+                return None
+            if step.verb is Verb.SELECT:
+                wanted = roots
+            elif wanted is not None:
+                made = {e.meta.output_name(raise_if_undetermined=False) for e in step.expressions}
+                if step.verb is Verb.FILTER:
+                    made = set()
+                wanted = (wanted - made) | roots
+        return wanted
+
     def output_schema(self, schema: pa.Schema, node: str) -> pa.Schema:
         """Return the schema of the results, found by running the steps on an empty frame.
 
@@ -298,7 +313,6 @@ class ExpressionsOperator(Operator):
         self._schema: pa.Schema | None = None
 
     def process(self, batch: pa.RecordBatch) -> None:
-        """See ``Operator``."""
         frame = frame_of(batch)
         try:
             results = self._results(frame) if self._only is None else _kept(batch, frame, self._only)

@@ -91,10 +91,14 @@ class Refused:
 
 
 class RowWriter:
-    """Makes batches of ``schema`` from dicts that have exactly its columns."""
+    """Makes batches of ``schema`` from dicts that have exactly its columns.
 
-    def __init__(self, schema: pa.Schema) -> None:
+    ``declared_in``: where a user adds a field to the schema, for messages.
+    """
+
+    def __init__(self, schema: pa.Schema, declared_in: str = "schema=") -> None:
         self._schema = schema
+        self._declared_in = declared_in
         self._names: list[str] = schema.names
         getter = itemgetter(*self._names)
         self._values: Callable[[Row], tuple[Any, ...]] = getter if len(self._names) > 1 else lambda row: (getter(row),)
@@ -146,7 +150,7 @@ class RowWriter:
             return f"the function returned no field '{missing[0]}'"
         unknown = [name for name in row if name not in self._names]
         if unknown:
-            return f"the function returned the unknown field {unknown[0]!r}; declare it with schema="
+            return f"the function returned the unknown field {unknown[0]!r}; declare it with {self._declared_in}"
         for column in self._schema:
             try:
                 exact_value(row[column.name], column.type)
@@ -204,13 +208,11 @@ class RowFunctionOperator(Operator):
         self._writer: RowWriter | None = None
 
     def open(self, context: OperatorContext, output: Output) -> None:
-        """See ``Operator``."""
         super().open(context, output)
         self.user_object = own_copy_of(context.node, self._spec.function)
         self._spec = replace(self._spec, function=self.user_object)
 
     def process(self, batch: pa.RecordBatch) -> None:
-        """See ``Operator``."""
         batch = divert_unreadable(self, batch)
         results: list[Any] = []
         verb = self._spec.verb
@@ -273,6 +275,13 @@ def _each(result: Any) -> Iterable[Any]:
 
 def divert_misfits(operator: Operator, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """Hand results that do not fit ``schema`` over as bad records; return the others, in its types."""
+    fitting, refused = fitting_and_refused(batch, schema)
+    divert_refused(operator, refused)
+    return fitting
+
+
+def fitting_and_refused(batch: pa.RecordBatch, schema: pa.Schema) -> tuple[pa.RecordBatch, list[Refused]]:
+    """Return the results that fit ``schema``, in its types, and the others."""
     fitting, problems = fitting_rows(batch, schema)
     refused = []
     for row, problem in problems:
@@ -281,8 +290,7 @@ def divert_misfits(operator: Operator, batch: pa.RecordBatch, schema: pa.Schema)
         except (ValueError, OverflowError):  # a part of a microsecond
             record = batch.slice(row, 1)
         refused.append(Refused(problem, shortened(record)))
-    divert_refused(operator, refused)
-    return fitting
+    return fitting, refused
 
 
 def divert_refused(operator: Operator, refused: list[Refused]) -> None:
@@ -346,13 +354,11 @@ class ReduceOperator(KeyedOperator):
         self._key_of_values: Callable[[Record], Any] = itemgetter(*(self._names.index(k) for k in spec.keys))
 
     def open(self, context: OperatorContext, output: Output) -> None:
-        """See ``Operator``."""
         super().open(context, output)
         self.user_object = self._function = own_copy_of(context.node, self._function)
         self._backend = context.states.records(Section(ACCUMULATORS, self._schema, self._keys, self._evolution))
 
     def process(self, batch: pa.RecordBatch) -> None:
-        """See ``Operator``."""
         batch = divert_unreadable(self, batch)
         refused: list[Refused] = []
         with paused_gc():
@@ -466,13 +472,11 @@ class MapBatchesOperator(Operator):
         self._schema: pa.Schema | None = None
 
     def open(self, context: OperatorContext, output: Output) -> None:
-        """See ``Operator``."""
         super().open(context, output)
         self.user_object = own_copy_of(context.node, self._spec.function)
         self._spec = replace(self._spec, function=self.user_object)
 
     def process(self, batch: pa.RecordBatch) -> None:
-        """See ``Operator``."""
         if self._schema is None:
             self._schema = self._spec.output_schema(batch.schema, self.context.node)
         try:

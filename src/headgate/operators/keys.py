@@ -26,6 +26,10 @@ class KeyCheckSpec:
         """See ``OperatorSpec``."""
         return KeyCheckOperator(self.keys)
 
+    def columns_read(self, wanted: frozenset[str] | None) -> frozenset[str] | None:
+        """See ``catalog.ColumnsSpec``."""
+        return None if wanted is None else wanted | {*self.keys}
+
     def output_schema(self, schema: pa.Schema, node: str) -> pa.Schema:
         """Return ``schema``.
 
@@ -63,7 +67,6 @@ class KeyCheckOperator(Operator):
         self._keys = keys
 
     def process(self, batch: pa.RecordBatch) -> None:
-        """See ``Operator``."""
         bad = None
         for key in self._keys:
             column = batch.column(key)

@@ -322,6 +322,19 @@ def require_columns(node: str, schema: pa.Schema, names: Iterable[str]) -> None:
             raise UsageError(f"operator '{node}': there is no column '{name}'; the columns are {describe(schema)}")
 
 
+def columns_of(expressions: Iterable[pl.Expr]) -> frozenset[str] | None:
+    """Return which columns expressions read; None: one selects by pattern, or cannot be looked into."""
+    found: set[str] = set()
+    for expression in expressions:
+        try:
+            if "Selector" in expression.meta.serialize(format="json"):
+                return None
+        except pl.exceptions.ComputeError:  # a Python function inside
+            return None
+        found.update(expression.meta.root_names())
+    return frozenset(found)
+
+
 def frame_of(batch: pa.RecordBatch) -> pl.DataFrame:
     """Return ``batch`` as a Polars frame.
 

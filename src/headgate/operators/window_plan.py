@@ -19,11 +19,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headgate.errors import UsageError
+from headgate.model.graph import MAIN, OutputTag
 from headgate.model.state_schema import Form, StateIdentity
 from headgate.operators.expressions import elementwise_problem, group_problem
 from headgate.operators.keys import check_keys
 from headgate.operators.schemas import batch_of, describe, empty_frame, frame_of, schema_of_frame
 from headgate.operators.timestamps import EventTime, event_time
+from headgate.operators.window_assigner import AlignedWindows
 from headgate.state.key_index import words_to_array
 from headgate.state.window_aggregates import Accumulator, FrozenTable, Kind, Values, wide_values
 
@@ -63,28 +65,57 @@ class Result:
 
 
 @dataclass(frozen=True)
-class TumblingAggregate:
+class Emission:
+    """When a window emits its results, and what becomes of late records.
+
+    Attributes:
+        lateness_ms: so much longer than its end a window takes records, and emits its results again.
+        late: the side output of records that come still later; None: they are dropped.
+        early_ms: so often, in processing time, a window emits what it has before its end; 0: never.
+        accumulates: what is emitted early or again is the whole result; False: only of what came since.
+    """
+
+    lateness_ms: int = 0
+    late: OutputTag | None = None
+    early_ms: int = 0
+    accumulates: bool = True
+
+
+@dataclass(frozen=True)
+class WindowedAggregate:
     """A windowed aggregation as the user wrote it: aggregates have the names of their output columns."""
 
     keys: tuple[str, ...]
     time_column: str
-    size_ms: int
+    windows: AlignedWindows
     aggregates: tuple[pl.Expr, ...]
+    emission: Emission = Emission()
 
 
 @dataclass(frozen=True)
 class WindowShape:
-    """What every window operator knows: keys, time, size, and the schemas of records and results."""
+    """What every window operator knows: keys, time, windows, the schema of results, and when to emit them."""
 
     keys: tuple[str, ...]
     key_types: tuple[pa.DataType, ...]
     time: EventTime
-    size_ms: int
+    windows: AlignedWindows
     output: pa.Schema
+    emission: Emission
 
-    def end_ms(self, window: int) -> int:
-        """Return the end (excluded) of the window with this number."""
-        return (window + 1) * self.size_ms
+    @property
+    def delay_ms(self) -> int:
+        """By how much ``window_start`` may be earlier than the watermark."""
+        return self.windows.span_ms + self.emission.lateness_ms
+
+    def outputs(self, records: pa.Schema) -> dict[OutputTag, pa.Schema]:
+        """Return the schemas of all outputs; ``records``: the schema of the input."""
+        late = self.emission.late
+        return {MAIN: self.output} if late is None else {MAIN: self.output, late: records}
+
+    def panes(self, batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
+        """Return the number of the pane that each record lies in."""
+        return self.windows.panes(self.time, self.time.values(batch))
 
 
 @dataclass(frozen=True)
@@ -97,7 +128,7 @@ class WindowPlan:
     results: tuple[Result, ...]
 
     def partial_schema(self) -> pa.Schema:
-        """Return the schema of partial results: keys, number of the window, count of records, measures."""
+        """Return the schema of partial results: keys, number of the pane, count of records, measures."""
         names = [*self.shape.keys, WINDOW_COLUMN, ROWS_COLUMN]
         types = [*self.shape.key_types, pa.int64(), pa.int64()]
         for i, measure in enumerate(self.measures):
@@ -106,38 +137,49 @@ class WindowPlan:
         return pa.schema(list(zip(names, types, strict=True)))
 
 
-def window_shape(aggregate: TumblingAggregate, schema: pa.Schema, node: str) -> WindowShape:
+def window_shape(aggregate: WindowedAggregate, schema: pa.Schema, node: str) -> WindowShape:
     """Check an aggregation against its input and return its shape.
 
     Raises:
-        UsageError: unknown column, wrong type, no or colliding names, or a size of zero.
+        UsageError: unknown column, wrong type, no or colliding names.
     """
     check_keys(node, schema, aggregate.keys)
     time = event_time(node, schema, aggregate.time_column)
-    if aggregate.size_ms <= 0:
-        raise UsageError(f"operator '{node}': a window must be at least 1 ms long, not {aggregate.size_ms} ms")
-    if not aggregate.aggregates:
+    output = aggregated_schema(node, schema, aggregate.keys, aggregate.aggregates)
+    types = tuple(schema.field(key).type for key in aggregate.keys)
+    return WindowShape(aggregate.keys, types, time, aggregate.windows, output, aggregate.emission)
+
+
+def aggregated_schema(
+    node: str, schema: pa.Schema, keys: tuple[str, ...], aggregates: tuple[pl.Expr, ...], *, has_bounds: bool = True
+) -> pa.Schema:
+    """Return the schema of results: keys, the bounds of the window, aggregates.
+
+    Raises:
+        UsageError: no aggregate, an unknown column, colliding names.
+    """
+    if not aggregates:
         raise UsageError(f"operator '{node}': agg needs at least one aggregate, for example n=pl.len()")
-    for expression in aggregate.aggregates:
+    for expression in aggregates:
         problem = group_problem(expression)
         if problem:
             raise UsageError(f"operator '{node}': the expression {expression} {problem}")
     try:
-        frame = empty_frame(schema).group_by(*aggregate.keys).agg(*aggregate.aggregates)
+        frame = empty_frame(schema).group_by(*keys).agg(*aggregates)
     except (pl.exceptions.PolarsError, TypeError) as error:
         first = str(error).strip().split("\n", 1)[0]
         raise UsageError(f"operator '{node}': {first}; the columns are {describe(schema)}") from error
-    types = tuple(schema.field(key).type for key in aggregate.keys)
-    keys = [pa.field(name, dtype) for name, dtype in zip(aggregate.keys, types, strict=True)]
-    bounds = [pa.field(START_COLUMN, pa.timestamp("us")), pa.field(END_COLUMN, pa.timestamp("us"))]
     found = schema_of_frame(frame)
-    output = pa.schema([*keys, *bounds, *(found.field(i) for i in range(len(keys), len(found)))])
+    fields = [schema.field(key) for key in keys]
+    if has_bounds:
+        fields += [pa.field(name, pa.timestamp("us")) for name in (START_COLUMN, END_COLUMN)]
+    output = pa.schema([*fields, *(found.field(i) for i in range(len(keys), len(found)))])
     if len(set(output.names)) != len(output.names):
         raise UsageError(f"operator '{node}': two result columns have the same name; they would be {describe(output)}")
-    return WindowShape(aggregate.keys, types, time, aggregate.size_ms, output)
+    return output
 
 
-def decompose(aggregate: TumblingAggregate, shape: WindowShape, schema: pa.Schema) -> WindowPlan | None:
+def decompose(aggregate: WindowedAggregate, shape: WindowShape, schema: pa.Schema) -> WindowPlan | None:
     """Return the plan of partial results, or None when an aggregate does not decompose."""
     builder = _Builder(schema)
     for expression in aggregate.aggregates:
@@ -236,13 +278,15 @@ def _accumulators(aggregate: Aggregate, dtype: pa.DataType) -> list[tuple[Accumu
 def window_state_text(shape: WindowShape, form: Form, parts: Sequence[str]) -> str:
     """Return the identity of a window operator's state."""
     keys = [(name, str(dtype)) for name, dtype in zip(shape.keys, shape.key_types, strict=True)]
-    return StateIdentity.of_windows(form, shape.size_ms, shape.time.column, keys, parts).text
+    lateness_ms = shape.emission.lateness_ms
+    windows = f"{shape.windows.text} kept {lateness_ms} ms" if lateness_ms else shape.windows.text
+    return StateIdentity.of_windows(form, windows, shape.time.column, keys, parts).text
 
 
 class InputReader:
     """Evaluates a plan's expressions on batches of records."""
 
-    def __init__(self, plan: WindowPlan) -> None:
+    def __init__(self, plan: WindowPlan | Decomposed) -> None:
         self._measures = plan.measures
         self._names = [e.meta.output_name() if e.meta.is_column() else None for e in plan.inners]
         self._computed = [e.alias(str(i)) for i, e in enumerate(plan.inners) if not e.meta.is_column()]
@@ -272,8 +316,7 @@ def uncombined_batch(
 ) -> pa.RecordBatch:
     """Return each record as a partial result of its own, of ``plan.partial_schema()``."""
     shape, ones = plan.shape, np.ones(batch.num_rows, np.int64)
-    windows = shape.time.windows(shape.time.values(batch), shape.size_ms)
-    arrays = [*(batch.column(key) for key in shape.keys), pa.array(windows), pa.array(ones)]
+    arrays = [*(batch.column(key) for key in shape.keys), pa.array(shape.panes(batch)), pa.array(ones)]
     for given in inputs:
         if isinstance(given.values, int):
             arrays.append(pa.array(ones if given.valid is None else given.valid.astype(np.int64)))
@@ -282,7 +325,7 @@ def uncombined_batch(
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def results(plan: WindowPlan, table: FrozenTable) -> list[pa.Array]:
+def results(plan: WindowPlan | Decomposed, table: FrozenTable) -> list[pa.Array]:
     """Return the output columns after keys and window bounds, with Polars' nulls and types."""
     return [_result(result, table) for result in plan.results]
 
@@ -303,3 +346,21 @@ def _result(result: Result, table: FrozenTable) -> pa.Array:
     if seen is None or seen.all():
         return column
     return pc.if_else(pa.array(seen), column, pa.scalar(None, result.dtype))
+
+
+@dataclass(frozen=True)
+class Decomposed:
+    """Aggregates without a window as measures: see ``WindowPlan``."""
+
+    inners: tuple[pl.Expr, ...]
+    measures: tuple[Measure, ...]
+    results: tuple[Result, ...]
+
+
+def decomposed(expressions: Sequence[pl.Expr], output: pa.Schema, schema: pa.Schema) -> Decomposed | pl.Expr:
+    """Return aggregates over records of ``schema`` as measures, or the first one that does not decompose."""
+    builder = _Builder(schema)
+    for expression in expressions:
+        if not builder.add(expression, output):
+            return expression
+    return Decomposed(tuple(builder.inners), tuple(builder.measures), tuple(builder.results))

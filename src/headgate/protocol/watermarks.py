@@ -18,6 +18,9 @@ from headgate.protocol.machine import Machine
 WATERMARK_MIN_MS = -(1 << 63)
 WATERMARK_MAX_MS = (1 << 63) - 1
 
+SILENT_STEP_MS = 100
+"""So often the watermark of a silent origin advances with the clock."""
+
 
 @dataclass(frozen=True, slots=True)
 class ChannelOrigin:
@@ -55,10 +58,31 @@ class OriginFinished:
 
 @dataclass(frozen=True, slots=True)
 class RecordsSeen:
-    """EVENT: a batch of ``origin`` arrived; its latest event time is ``max_ms``."""
+    """EVENT: a batch of ``origin`` arrived; its latest event time is ``max_ms``.
+
+    ``watermark_ms``: what a generator of the user's says of the origin; None: nothing.
+    """
 
     origin: Origin
     max_ms: int
+    now_ms: int
+    watermark_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OriginsPaused:
+    """EVENT: ``origins`` are not read, because they are ahead of others; they do not become idle by that (W6)."""
+
+    origins: frozenset[Origin]
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class OriginLimited:
+    """EVENT: no later record of ``origin`` is as early as ``limit_ms``, its writers say; None: they say nothing."""
+
+    origin: Origin
+    limit_ms: int | None
     now_ms: int
 
 
@@ -69,7 +93,7 @@ class TimePassed:
     now_ms: int
 
 
-TrackerEvent: TypeAlias = OriginsAssigned | OriginFinished | RecordsSeen | TimePassed
+TrackerEvent: TypeAlias = OriginsAssigned | OriginFinished | RecordsSeen | OriginsPaused | OriginLimited | TimePassed
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,22 +115,44 @@ Effect: TypeAlias = EmitWatermark | EmitIdle
 
 @dataclass(slots=True)
 class _Origin:
-    """``max_ms`` is None before the first record (W4)."""
+    """``max_ms`` is None before the first record (W4); ``floor_ms``: what a generator or silence says (W27, W28)."""
 
     max_ms: int | None
     active_ms: int
     is_idle: bool = False
+    limit_ms: int | None = None
+    floor_ms: int = WATERMARK_MIN_MS
 
 
 class WatermarkTracker(Machine):
     """Watermarks of one subtask from the event times of its origins."""
 
-    def __init__(self, out_of_orderness_ms: int, idle_timeout_ms: int | None) -> None:
+    def __init__(
+        self,
+        out_of_orderness_ms: int | None,
+        idle_timeout_ms: int | None,
+        silent_after_ms: int | None = None,
+        *,
+        is_given: bool = False,
+    ) -> None:
+        """Make it.
+
+        Args:
+            out_of_orderness_ms: None: what is known of a split decides alone, and 0 where nothing is (W26).
+            idle_timeout_ms: after so long without records, an origin does not count (W6).
+            silent_after_ms: after so long without records, an origin's watermark advances with the clock (W28).
+            is_given: whether the watermarks of origins come with the events (W27).
+        """
         super().__init__()
-        self._delay_ms = out_of_orderness_ms + 1
+        self._silent_after_ms, self._is_given = silent_after_ms, is_given
+        self._delay_ms = (out_of_orderness_ms or 0) + 1
+        self._guesses = out_of_orderness_ms is not None
         self._idle_timeout_ms = idle_timeout_ms
         self._origins: dict[Origin, _Origin] = {}
         self._restored: dict[Origin, int] = {}
+        self._restored_limits: dict[Origin, int] = {}
+        self._restored_floors: dict[Origin, int] = {}
+        self._now_ms: int | None = None
         self._channels_ms: int | None = None
         self._is_assigned = False
         self._is_idle = False
@@ -118,24 +164,70 @@ class WatermarkTracker(Machine):
         return self._watermark_ms
 
     @property
+    def origins(self) -> dict[Origin, tuple[int | None, bool]]:
+        """The watermark of each origin, None before its first record, and whether it is idle."""
+        found = {name: (o, self._watermark_of(o)) for name, o in self._origins.items()}
+        return {name: (None if ms == WATERMARK_MIN_MS else ms, o.is_idle) for name, (o, ms) in found.items()}
+
+    @property
     def next_idle_ms(self) -> int | None:
-        """When the next origin becomes idle unless it delivers, or None."""
-        if self._idle_timeout_ms is None:
+        """When time alone changes something next: an origin becomes idle, or silence advances; None: never."""
+        timeout_ms = self._timeout_ms
+        if timeout_ms is None:
             return None
         times = [o.active_ms for o in self._origins.values() if not o.is_idle]
-        return min(times) + self._idle_timeout_ms if times else None
+        if not times:
+            return None
+        due_ms = min(times) + timeout_ms
+        if self._silent_after_ms is None or self._now_ms is None:
+            return due_ms
+        if self._now_ms >= due_ms:
+            return self._now_ms + SILENT_STEP_MS
+        return min(due_ms, self._now_ms + max(self._silent_after_ms // 4, 1))
+
+    @property
+    def _timeout_ms(self) -> int | None:
+        return self._idle_timeout_ms if self._silent_after_ms is None else self._silent_after_ms
+
+    def latest_ms(self, origin: Origin) -> int | None:
+        """Return the latest event time of ``origin``, if it has delivered."""
+        found = self._origins.get(origin)
+        return None if found is None else found.max_ms
 
     def snapshot(self) -> dict[Origin, int]:
         """Return the latest event time per origin, of unknown restored origins too (W9)."""
         seen = {name: o.max_ms for name, o in self._origins.items() if o.max_ms is not None}
         return {**self._restored, **seen}
 
-    def restore(self, latest_ms: Mapping[Origin, int], channels_ms: int | None = None) -> None:
+    def is_limited(self, origin: Origin) -> bool:
+        """Whether what wrote ``origin`` says how far it has come."""
+        found = self._origins.get(origin)
+        return origin in self._restored_limits if found is None else found.limit_ms is not None
+
+    def limits(self) -> dict[Origin, int]:
+        """Return what is known of each origin by what wrote it, as ``snapshot`` does."""
+        known = {name: o.limit_ms for name, o in self._origins.items() if o.limit_ms is not None}
+        return {**self._restored_limits, **known}
+
+    def floors(self) -> dict[Origin, int]:
+        """Return what a generator or silence said of each origin, as ``snapshot`` does."""
+        known = {name: o.floor_ms for name, o in self._origins.items() if o.floor_ms > WATERMARK_MIN_MS}
+        return {**self._restored_floors, **known}
+
+    def restore(
+        self,
+        latest_ms: Mapping[Origin, int],
+        channels_ms: int | None = None,
+        limits_ms: Mapping[Origin, int] | None = None,
+        floors_ms: Mapping[Origin, int] | None = None,
+    ) -> None:
         """Continue from a snapshot. Call before the first event.
 
         ``channels_ms`` is where channels start that ``latest_ms`` does not name: they were others before (W17).
         """
         self._restored = dict(latest_ms)
+        self._restored_floors = dict(floors_ms or {})
+        self._restored_limits = dict(limits_ms or {})
         self._channels_ms = channels_ms
 
     def remembers(self, origin: Origin) -> bool:
@@ -145,6 +237,7 @@ class WatermarkTracker(Machine):
     def handle(self, event: TrackerEvent) -> list[Effect]:
         """Advance by one event; return the effects to run, in order."""
         self._begin(event)
+        self._pass_over_standstill(event.now_ms)
         match event:
             case RecordsSeen():
                 self._on_records(event)
@@ -153,22 +246,60 @@ class WatermarkTracker(Machine):
             case OriginFinished():
                 self._origins.pop(event.origin, None)  # W5
                 self._restored.pop(event.origin, None)
+                self._restored_limits.pop(event.origin, None)
+                self._restored_floors.pop(event.origin, None)
                 # Another channel may still deliver for the first time: the end of one does not make it idle (W7).
                 self._is_assigned = not isinstance(event.origin, ChannelOrigin)
+            case OriginsPaused():
+                for origin in event.origins & self._origins.keys():
+                    self._origins[origin].active_ms = event.now_ms
+            case OriginLimited():
+                self._on_limit(event)
             case TimePassed():
                 pass
             case _:
                 assert_never(event)
+        self._now_ms = event.now_ms
         self._find_idle(event.now_ms)
         effects = self._advance()
         self._check()
         return effects
 
+    def _pass_over_standstill(self, now_ms: int) -> None:
+        """Time in which the subtask was held up, and read nothing, is no silence of its origins (W28)."""
+        if self._silent_after_ms is None or self._now_ms is None:
+            return
+        passed_ms = now_ms - self._now_ms
+        if passed_ms > max(self._silent_after_ms // 2, SILENT_STEP_MS):
+            for origin in self._origins.values():
+                origin.active_ms += passed_ms
+
     def _on_records(self, event: RecordsSeen) -> None:
         origin = self._origins.get(event.origin) or self._add(event.origin, event.now_ms)
         if origin.max_ms is None or event.max_ms > origin.max_ms:
             origin.max_ms = event.max_ms
+        if event.watermark_ms is not None:
+            origin.floor_ms = max(origin.floor_ms, event.watermark_ms)
         origin.active_ms, origin.is_idle = event.now_ms, False
+
+    def _on_limit(self, event: OriginLimited) -> None:
+        origin = self._origins.get(event.origin) or self._add(event.origin, event.now_ms)
+        if event.limit_ms is None:
+            origin.limit_ms = None
+        else:
+            before_ms = WATERMARK_MIN_MS if origin.limit_ms is None else origin.limit_ms
+            if event.limit_ms > before_ms:  # as good as a record: time has come forward
+                origin.active_ms, origin.is_idle = event.now_ms, False
+            origin.limit_ms = max(event.limit_ms, before_ms)
+
+    def _watermark_of(self, origin: _Origin) -> int:
+        return origin.floor_ms if self._is_given else max(origin.floor_ms, self._derived(origin))
+
+    def _derived(self, origin: _Origin) -> int:
+        latest = WATERMARK_MIN_MS if origin.max_ms is None else origin.max_ms - self._delay_ms
+        if origin.limit_ms is None:
+            return latest
+        return min(origin.limit_ms, latest) if self._guesses else origin.limit_ms  # W26
 
     def _on_assigned(self, event: OriginsAssigned) -> None:
         self._is_assigned = True
@@ -177,20 +308,32 @@ class WatermarkTracker(Machine):
         for name in event.origins:
             if name not in self._origins:
                 self._add(name, event.now_ms)
+        self._restored_limits.clear()
+        self._restored_floors.clear()
         self._restored.clear()  # the rest has ended or is in the snapshots of other subtasks (W9)
 
     def _add(self, name: Origin, now_ms: int) -> _Origin:
         start_ms = self._channels_ms if isinstance(name, ChannelOrigin) else None
-        origin = _Origin(self._restored.pop(name, start_ms), now_ms)
+        limit_ms = self._restored_limits.pop(name, None)
+        floor_ms = self._restored_floors.pop(name, WATERMARK_MIN_MS)
+        origin = _Origin(self._restored.pop(name, start_ms), now_ms, limit_ms=limit_ms, floor_ms=floor_ms)
         self._origins[name] = origin
         return origin
 
     def _find_idle(self, now_ms: int) -> None:
-        if self._idle_timeout_ms is None:
+        timeout_ms = self._timeout_ms
+        if timeout_ms is None:
             return
         for origin in self._origins.values():
-            if now_ms - origin.active_ms >= self._idle_timeout_ms:  # W6
-                origin.is_idle = True
+            silent_ms = now_ms - origin.active_ms - timeout_ms
+            if silent_ms < 0:
+                continue
+            watermark_ms = self._watermark_of(origin)
+            if self._silent_after_ms is None or watermark_ms == WATERMARK_MIN_MS:
+                origin.is_idle = True  # W6
+            else:  # W28: from where it was when it fell silent
+                origin.floor_ms = watermark_ms + silent_ms
+                origin.active_ms += silent_ms
 
     def _advance(self) -> list[Effect]:
         effects: list[Effect] = []
@@ -199,7 +342,7 @@ class WatermarkTracker(Machine):
         if not is_idle and self._is_idle:  # W7
             effects.append(EmitIdle(False))
         if active:
-            seen = [WATERMARK_MIN_MS if o.max_ms is None else o.max_ms - self._delay_ms for o in active]
+            seen = [self._watermark_of(o) for o in active]
             if min(seen) > self._watermark_ms:  # W2, W3, W4, W8
                 self._watermark_ms = min(seen)
                 effects.append(EmitWatermark(self._watermark_ms))
@@ -242,6 +385,8 @@ MergerEvent: TypeAlias = WatermarkReceived | IdleReceived | InputEnded
 @dataclass(slots=True)
 class _Channel:
     watermark_ms: int = WATERMARK_MIN_MS
+    before_end_ms: int = WATERMARK_MIN_MS
+    """The watermark, of an ended channel that before the last one."""
     is_idle: bool = False
     is_aligned: bool = True
     """False after it came back from idle with less than the output, until it has caught up (W13)."""
@@ -274,6 +419,8 @@ class WatermarkMerger(Machine):
         match event:
             case WatermarkReceived():
                 channel.watermark_ms = max(channel.watermark_ms, event.watermark_ms)
+                if event.watermark_ms < WATERMARK_MAX_MS:
+                    channel.before_end_ms = max(channel.before_end_ms, event.watermark_ms)
             case IdleReceived():
                 if event.is_idle is False and channel.is_idle:
                     channel.is_aligned = channel.watermark_ms >= self._watermark_ms
@@ -298,8 +445,10 @@ class WatermarkMerger(Machine):
         if active:
             aligned = [c.watermark_ms for c in active if c.is_aligned]
             target = min(aligned, default=WATERMARK_MIN_MS)  # W10, W11
-        else:  # what is idle may deliver again, so that the last watermark waits for it (W19)
-            target = max((c.watermark_ms for c in open_), default=WATERMARK_MAX_MS)  # W12
+        elif open_:  # what is idle may deliver again, so that the last watermark waits for it (W19)
+            target = max(c.before_end_ms for c in self._channels)  # W12
+        else:
+            target = WATERMARK_MAX_MS
         if target > self._watermark_ms:
             self._watermark_ms = target
             effects.append(EmitWatermark(target))

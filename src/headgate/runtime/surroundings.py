@@ -51,11 +51,9 @@ class Process(SystemEnvironment):
         return socket.gethostname()
 
     def listen(self, host: str, port: int) -> socket.socket:
-        """See ``Surroundings``."""
         return socket.create_server((host, port), backlog=128)
 
     def exit(self, code: int) -> None:
-        """See ``Surroundings``."""
         os._exit(code)
 
 

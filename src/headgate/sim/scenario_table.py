@@ -9,6 +9,7 @@ from typing import Any
 from headgate.sim.product.run import Result, Run, Simulation
 from headgate.sim.scenarios import (
     checkpoint_requests,
+    event_time,
     guarantees,
     induced,
     listeners,
@@ -61,6 +62,7 @@ SCENARIOS = (
     Scenario("reset", "pipelines that are reset", (reset.ResettingRun,)),
     Scenario("timers", "pipelines whose functions have timers", (timers.TimedRun,)),
     Scenario("ttl", "pipelines whose functions have state that expires", (timers.ExpiringRun,)),
+    Scenario("event-time", "pipelines with windows, joins and tables that change", (event_time.EventTimeRun,)),
     Scenario("user-pipelines", "pipelines between sources and sinks that users write", (user_pipelines.CustomRun,)),
     Scenario("log-files", "pipelines that follow files which are rotated", (log_files.FollowedRun,)),
     Scenario("standby", "pipelines with supervisors and standbys", (standby.StandbyRun,)),

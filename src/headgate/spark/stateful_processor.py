@@ -42,17 +42,14 @@ class ProcessorFunction(KeyFunction):
         self._context: KeyContext
 
     def open(self, state: StateHandle) -> None:
-        """See ``KeyFunction``."""
         self._handle = ProcessorHandle(self._node, self._kind, state)
         self._processor.init(self._handle)
 
     def begin(self, context: KeyContext) -> None:
-        """See ``KeyFunction``."""
         self._context = context
         self._handle.begin(context)
 
     def process(self, rows: Iterator[Any]) -> Iterable[Any] | None:
-        """See ``KeyFunction``."""
         found: Iterable[Any] | None = self._processor.handleInputRows(self._key(), rows, self._times())
         return found
 
@@ -62,14 +59,12 @@ class ProcessorFunction(KeyFunction):
             self._processor.handleInitialState(self._key(), one, self._times())
 
     def on_timer(self, timer: Timer, context: Any) -> Iterable[Any] | None:
-        """See ``KeyFunction``."""
         found: Iterable[Any] | None = self._processor.handleExpiredTimer(
             self._key(), self._times(timer), ExpiredTimerInfo(timer.time_ms)
         )
         return found
 
     def close(self) -> None:
-        """See ``KeyFunction``."""
         self._processor.close()
 
     def _key(self) -> tuple[Any, ...]:
@@ -96,12 +91,10 @@ class RowFunction(ProcessorFunction):
     """``transformWithState``: Rows in and out."""
 
     def rows(self, batch: pa.RecordBatch) -> Callable[[Sequence[int]], Iterator[Any]]:
-        """See ``KeyFunction``."""
         fields, values = Fields(batch.schema), frame_of(batch).rows()
         return lambda places: (fields.row_of(values[place]) for place in places)
 
     def begin(self, context: KeyContext) -> None:
-        """See ``KeyFunction``."""
         super().begin(context)
         self._writer, self._fields = RowWriter(self.schema), Fields(self.schema)
 
@@ -121,7 +114,6 @@ class FrameFunction(ProcessorFunction):
     """``transformWithStateInPandas``: pandas frames in and out."""
 
     def rows(self, batch: pa.RecordBatch) -> Callable[[Sequence[int]], Iterator[Any]]:
-        """See ``KeyFunction``."""
         plain = batch.cast(unzoned_schema(batch.schema))
         whole = plain.to_pandas(coerce_temporal_nanoseconds=True)  # as in Spark
 

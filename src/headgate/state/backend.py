@@ -109,14 +109,16 @@ class TimersMeta:
     Attributes:
         processing_time_ms: processing time at the barrier; it never goes back, not over a restore either.
         has_ended: all input had ended, and the last watermark has fired what it fires.
+        watermark_ms: the last watermark before the end, of operators that drop late records.
     """
 
     processing_time_ms: int
     has_ended: bool
+    watermark_ms: int = -(1 << 63)
 
     def encode(self) -> bytes:
         """Return it as a section."""
-        return _META.encode(ms=self.processing_time_ms, has_ended=self.has_ended)
+        return _META.encode(ms=self.processing_time_ms, has_ended=self.has_ended, watermark_ms=self.watermark_ms)
 
     @staticmethod
     def found_in(sections: Mapping[str, memoryview], path: str) -> TimersMeta | None:
@@ -126,7 +128,7 @@ class TimersMeta:
             CorruptionError: it is of a version that is not known here.
         """
         found = _META.found_in(sections, path)
-        return None if found is None else TimersMeta(found["ms"], found["has_ended"])
+        return None if found is None else TimersMeta(found["ms"], found["has_ended"], found["watermark_ms"])
 
 
 @dataclass
@@ -351,9 +353,11 @@ class ColumnBackend(TimedBackend, Protocol):
 
     Attributes:
         timers: of the operator, if it asked for them.
+        meta: what belongs to the subtask and to no key (see ``WindowBackend``); empty: nothing.
     """
 
     timers: TimersByKind[ColumnTimers] | None
+    meta: bytes
 
     def slots(self, columns: Sequence[pa.Array]) -> Slots:
         """Return the slot of each row's key; they hold until ``prepare``."""
@@ -426,6 +430,19 @@ class WindowBackend(StateBackend, Protocol[Taken]):
 
     def take(self, window: int) -> Taken:
         """Return what ``window`` holds, in the form in which it is kept, and forget it. Do not change it."""
+
+    def read(self, windows: Sequence[int]) -> Iterator[Taken]:
+        """Yield what these windows hold together, in parts, of which each has all that its keys have.
+
+        Rows that are not merged come window by window, those of each as they came. Nothing is forgotten. Use each part
+        before the next one, and before rows are added.
+
+        Raises:
+            LocalDamage: rows are missing; it may be raised with the last part.
+        """
+
+    def drop(self, window: int) -> None:
+        """Forget what ``window`` holds; it must have rows."""
 
 
 @runtime_checkable

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from headgate.codec.arrow import LOCAL_TIME, MOMENT
 from headgate.codec.exact_values import MisfitError, exact_array
 from headgate.errors import CorruptionError, UsageError
 from headgate.model.schema_evolution import (
@@ -299,7 +298,7 @@ class RowConversion:
             record = converted(batch.to_struct_array(), pa.struct(list(schema)), self.conversion, defaults)
             return pa.RecordBatch.from_arrays(record.flatten(), schema=schema)
         at = schema.get_field_index(self.section.evolves)
-        columns = [c if i == at else c.cast(schema.field(i).type) for i, c in enumerate(batch.columns)]  # EV12
+        columns = list(batch.columns)
         columns[at] = converted(columns[at], schema.field(at).type, self.conversion, defaults)
         return pa.RecordBatch.from_arrays(columns, schema=schema)
 
@@ -329,15 +328,10 @@ def _of_value(found: pa.Schema, section: Section) -> Conversion | Misfit:
     if found.names != section.schema.names:
         return Misfit("it is another kind of state, or has another key")
     for old, new in zip(found, section.schema, strict=True):
-        if new.name != section.evolves and not is_same_key(old.type, new.type):  # EV6
+        if new.name != section.evolves and old.type != new.type:  # EV6
             return Misfit(f"'{old.name}' never changes its type")
     old_type, new_type = (value_type(schema.field(section.evolves).type) for schema in (found, section.schema))
     return conversion_of(old_type, new_type, section.evolution.rules())
-
-
-def is_same_key(old: pa.DataType, new: pa.DataType) -> bool:
-    """Whether keys of ``old`` are those of ``new``: the same type, or moments that were local times (EV12)."""
-    return bool(old == new or (old, new) == (LOCAL_TIME, MOMENT))
 
 
 def evolved_values(values: pa.Array, dtype: pa.DataType, evolution: Evolution) -> pa.Array | Misfit:

@@ -1,8 +1,8 @@
 """Index from keys to dense slots (0, 1, 2 …), vectorised, growing.
 
 Accumulators are then plain arrays indexed by slot. Integers (and everything of fixed width) go through a
-direct-address table while their range is small, else through open addressing; strings through the distinct values
-of each batch; several columns through an index of pairs. Slots are given in an order that depends only on the keys
+direct-address table while their range is small, else through open addressing; strings through the numbers that
+Polars gives them; several columns through an index of pairs. Slots are given in an order that depends only on the keys
 seen, so that equal input gives equal state.
 """
 
@@ -13,10 +13,10 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from headgate.state.key_hash import Words, column_words, is_text, mix, text_bytes
+from headgate.state.key_hash import Words, column_words, is_text, mix
 
 Slots: TypeAlias = npt.NDArray[np.int64]
 _Table: TypeAlias = npt.NDArray[np.int32] | npt.NDArray[np.int64]
@@ -37,7 +37,7 @@ _WORD_BYTES = 40
 """What a key of one word takes: the word, in an array that doubles, and its place in a table that is a quarter full."""
 
 _TEXT_BYTES = 256
-"""What a text of usual length takes: two objects, an entry of a dict, and its place in an array."""
+"""What a text of usual length takes, on the safe side: its entry in the table of Polars, and its place in the index."""
 
 
 class KeyIndex(Protocol):
@@ -203,69 +203,50 @@ class FixedIndex:
         return len(self._index)
 
     def slots(self, columns: Sequence[pa.Array]) -> Slots:
-        """See ``KeyIndex``."""
         return self._index.slots(column_words(columns[0]))
 
     def columns(self, slots: Slots) -> list[pa.Array]:
-        """See ``KeyIndex``."""
         return [words_to_array(self._index.words(slots), self._dtype)]
 
     def freeze(self) -> FrozenKeys:
-        """See ``KeyIndex``."""
         words, dtype = self._index.prefix(), self._dtype
         return lambda: [words_to_array(words, dtype)]
 
 
 class TextIndex:
-    """Keys in one column of strings or binaries: one look-up for each distinct value of a batch."""
+    """Keys in one column of strings or binaries: Polars numbers the texts, and the numbers are indexed."""
 
     def __init__(self, dtype: pa.DataType) -> None:
-        self._slots: dict[bytes, int] = {}
-        self._chunks: list[pa.Array] = [pa.array([], dtype)]
+        self._dtype = dtype
+        self._numbered = pl.Categorical(pl.Categories.random("headgate"))
+        self._held = pl.Series([], dtype=self._numbered)
+        """Polars forgets the numbers when no column has them any more."""
+        self._index = WordIndex()
 
     def __len__(self) -> int:
-        return len(self._slots)
+        return len(self._index)
 
     def slots(self, columns: Sequence[pa.Array]) -> Slots:
-        """See ``KeyIndex``."""
-        encoded = pc.dictionary_encode(columns[0])
-        known = self._slots
-        distinct = text_bytes(encoded.dictionary)
-        try:
-            table = np.array([known[value] for value in distinct], np.int64)
-        except KeyError:
-            size = len(known)
-            table = np.array([known.setdefault(value, len(known)) for value in distinct], np.int64)
-            self._chunks.append(encoded.dictionary.filter(pa.array(table >= size)))
-        codes: npt.NDArray[np.integer] = encoded.indices.to_numpy(zero_copy_only=False)
-        slots: Slots = table[codes]
-        return slots
+        texts = pl.Series(columns[0])
+        if texts.dtype == pl.Binary:
+            texts = texts.bin.encode("hex")
+        numbers = texts.cast(self._numbered).to_physical().to_numpy()
+        return self._index.slots(numbers.astype(np.int64))
 
     def columns(self, slots: Slots) -> list[pa.Array]:
-        """See ``KeyIndex``."""
-        self._merge()
-        if len(self._chunks) == 1:
-            return [self._chunks[0].take(pa.array(slots))]
-        starts = np.cumsum([0, *map(len, self._chunks[:-1])])
-        chunk_of = np.searchsorted(starts, slots, "right") - 1
-        rows = [np.flatnonzero(chunk_of == i) for i in range(len(starts))]
-        taken = [self._chunks[i].take(pa.array(slots[found] - starts[i])) for i, found in enumerate(rows)]
-        order = np.argsort(np.concatenate(rows))
-        return [pa.concat_arrays(taken).take(pa.array(order))]
-
-    def _merge(self) -> None:
-        """Have each chunk be less than half of the one before it: few chunks, and no key is copied often."""
-        chunks: list[pa.Array] = []
-        for chunk in self._chunks:
-            chunks.append(chunk)
-            while len(chunks) > 1 and len(chunks[-2]) <= 2 * len(chunks[-1]):
-                chunks[-2:] = [pa.concat_arrays(chunks[-2:])]
-        self._chunks = chunks
+        return [_texts(self._index.words(slots), self._held, self._dtype)]
 
     def freeze(self) -> FrozenKeys:
-        """See ``KeyIndex``."""
-        chunks = tuple(self._chunks)
-        return lambda: [pa.concat_arrays(chunks)]
+        numbers, held, dtype = self._index.prefix(), self._held, self._dtype
+        return lambda: [_texts(numbers, held, dtype)]
+
+
+def _texts(numbers: Words, held: pl.Series, dtype: pa.DataType) -> pa.Array:
+    """Return the texts with these numbers in the categories of ``held``."""
+    texts = pl.Series(numbers.astype(np.uint32)).cat.to(held.dtype).cast(pl.String)
+    if pa.types.is_binary(dtype) or pa.types.is_large_binary(dtype):
+        texts = texts.str.decode("hex")
+    return texts.to_arrow().cast(dtype)
 
 
 class PairIndex:
@@ -279,17 +260,14 @@ class PairIndex:
         return len(self._pairs)
 
     def slots(self, columns: Sequence[pa.Array]) -> Slots:
-        """See ``KeyIndex``."""
         left = self._left.slots(columns[:-1])
         return self._pairs.slots((left << 32) | self._right.slots(columns[-1:]))
 
     def columns(self, slots: Slots) -> list[pa.Array]:
-        """See ``KeyIndex``."""
         pairs = self._pairs.words(slots)
         return [*self._left.columns(pairs >> 32), *self._right.columns(pairs & 0xFFFF_FFFF)]
 
     def freeze(self) -> FrozenKeys:
-        """See ``KeyIndex``."""
         pairs, left, right = self._pairs.prefix(), self._left.freeze(), self._right.freeze()
 
         def columns() -> list[pa.Array]:

@@ -217,34 +217,28 @@ class FixedVector:
         return self._data.written(size)
 
     def put(self, positions: Slots, values: pa.Array, size: int, *, is_fresh: bool = False) -> None:
-        """See ``Vector``."""
         target = self._data.fresh(size) if is_fresh else self._data.written(size)
         target[positions] = to_numpy(values)
 
     def move(self, old: Slots, new: Slots, size: int) -> None:
-        """See ``Vector``."""
         self._data.move(old, new, size)
 
     def take(self, positions: Slots, valid: Mask | None = None) -> pa.Array:
-        """See ``Vector``."""
         data = self._data.read(int(positions.max()) + 1 if len(positions) else 0)
         return to_arrow(data.take(positions), self.dtype, valid)
 
     def freeze(self, size: int) -> FixedVector:
-        """See ``Vector``."""
         frozen = FixedVector.__new__(FixedVector)
         frozen.dtype, frozen._data = self.dtype, self._data.frozen(size)
         return frozen
 
     def renumber(self, old: Slots) -> None:
-        """See ``Vector``."""
         self._data.renumber(old)
 
     def tidy(self, living: Slots) -> None:
         """See ``Vector``."""
 
     def has_garbage(self, living: int) -> bool:
-        """See ``Vector``."""
         return False
 
 
@@ -257,7 +251,6 @@ class StructVector:
         self._valid = [SlotArray(np.bool_) for _ in dtype]
 
     def put(self, positions: Slots, values: pa.Array, size: int, *, is_fresh: bool = False) -> None:
-        """See ``Vector``."""
         for column, field, valid in zip(values.flatten(), self._fields, self._valid, strict=True):
             where = valid.fresh(size) if is_fresh else valid.written(size)
             if column.null_count == 0:
@@ -269,13 +262,11 @@ class StructVector:
             field.put(positions[is_valid], column.drop_null(), size, is_fresh=is_fresh)
 
     def move(self, old: Slots, new: Slots, size: int) -> None:
-        """See ``Vector``."""
         for field, valid in zip(self._fields, self._valid, strict=True):
             field.move(old, new, size)
             valid.move(old, new, size)
 
     def take(self, positions: Slots, valid: Mask | None = None) -> pa.Array:
-        """See ``Vector``."""
         size = int(positions.max()) + 1 if len(positions) else 0
         columns = [
             field.take(positions, is_valid.read(size).take(positions))
@@ -285,7 +276,6 @@ class StructVector:
         return pa.StructArray.from_arrays(columns, fields=list(self._dtype), mask=mask)
 
     def freeze(self, size: int) -> StructVector:
-        """See ``Vector``."""
         frozen = StructVector.__new__(StructVector)
         frozen._dtype = self._dtype
         frozen._fields = [field.freeze(size) for field in self._fields]
@@ -293,19 +283,16 @@ class StructVector:
         return frozen
 
     def renumber(self, old: Slots) -> None:
-        """See ``Vector``."""
         for field, valid in zip(self._fields, self._valid, strict=True):
             field.renumber(old)
             valid.renumber(old)
 
     def tidy(self, living: Slots) -> None:
-        """See ``Vector``."""
         size = int(living.max()) + 1 if len(living) else 0
         for field, valid in zip(self._fields, self._valid, strict=True):
             field.tidy(living[valid.read(size)[living]])
 
     def has_garbage(self, living: int) -> bool:
-        """See ``Vector``."""
         return any(field.has_garbage(living) for field in self._fields)
 
 
@@ -319,7 +306,6 @@ class HeapVector:
         self._size = 0
 
     def put(self, positions: Slots, values: pa.Array, size: int, *, is_fresh: bool = False) -> None:
-        """See ``Vector``."""
         refs = self._refs.fresh(size) if is_fresh else self._refs.written(size)
         refs[positions] = self._size + np.arange(len(positions))
         self._append(values)
@@ -338,30 +324,25 @@ class HeapVector:
             self._chunks[-2:] = [pa.concat_arrays(self._chunks[-2:])]
 
     def take(self, positions: Slots, valid: Mask | None = None) -> pa.Array:
-        """See ``Vector``."""
         refs = self._refs.read(int(positions.max()) + 1 if len(positions) else 0).take(positions)
         mask = None if valid is None or valid.all() else ~valid
         found = pa.chunked_array(self._chunks, self._dtype).take(pa.array(refs, mask=mask))
         return found.combine_chunks() if found.num_chunks != 1 else found.chunk(0)
 
     def freeze(self, size: int) -> HeapVector:
-        """See ``Vector``."""
         frozen = HeapVector.__new__(HeapVector)
         frozen._dtype, frozen._refs = self._dtype, self._refs.frozen(size)
         frozen._chunks, frozen._size = list(self._chunks), self._size
         return frozen
 
     def renumber(self, old: Slots) -> None:
-        """See ``Vector``."""
         self._refs.renumber(old)
 
     def tidy(self, living: Slots) -> None:
-        """See ``Vector``."""
         values = self.take(living)
         refs = self._refs.written(int(living.max()) + 1 if len(living) else 0)
         refs[living] = np.arange(len(living))
         self._chunks, self._size = ([values] if len(values) else []), len(values)
 
     def has_garbage(self, living: int) -> bool:
-        """See ``Vector``."""
         return self._size > 2 * living + _HEAP_FREE

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headgate.state.key_hash import Words, column_words
-from headgate.state.key_index import Slots
+from headgate.state.key_index import Slots, make_key_index
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -112,11 +112,19 @@ class AggTable:
         """Return the first ``size`` slots as they are now: references, copied when the table next changes."""
         self._is_frozen = True
         self._grow(size)
+        return self._first(size)
+
+    def _first(self, size: int) -> FrozenTable:
         return FrozenTable(
             self._rows[:size],
             tuple(v[:size] for v in self._values),
             tuple(None if s is None else s[:size] for s in self._seen),
         )
+
+    def view(self, size: int) -> FrozenTable:
+        """Return the first ``size`` slots, to be read before the table changes."""
+        self._grow(size)
+        return self._first(size)
 
     def take(self, slots: Slots) -> FrozenTable:
         """Return a copy of ``slots``."""
@@ -168,6 +176,39 @@ class MergedRows:
 
     keys: Sequence[pa.Array]
     table: FrozenTable
+
+
+def merge_rows(
+    key_types: Sequence[pa.DataType], accumulators: Sequence[Accumulator], parts: Sequence[MergedRows]
+) -> MergedRows:
+    """Return a row per key, merged from ``parts``, of which each has a key once."""
+    if len(parts) == 1:
+        return parts[0]
+    index, table = make_key_index(key_types), AggTable(accumulators)
+    if parts:
+        slots = index.slots([pa.concat_arrays(columns) for columns in zip(*(part.keys for part in parts), strict=True)])
+        tables = [part.table for part in parts]
+        values = [
+            Values(
+                np.concatenate([one.values[i] for one in tables]),
+                None if accumulator.kind is Kind.ADD else np.concatenate([one.seen[i] for one in tables]),
+            )
+            for i, accumulator in enumerate(accumulators)
+        ]
+        table.update(len(index), slots, np.concatenate([one.rows for one in tables]), values)
+    return MergedRows(index.freeze()(), table.view(len(index)))
+
+
+def merged_rows(rows: pa.RecordBatch, accumulators: Sequence[Accumulator]) -> MergedRows:
+    """Return a batch of partial results of one window, which has a key once, as merged rows."""
+    values = partial_values(rows, accumulators)
+    columns = rows.columns[: rows.num_columns - len(accumulators) - 2]
+    seen = tuple(
+        None if a.kind is Kind.ADD else np.ones(rows.num_rows, np.bool_) if v.valid is None else v.valid
+        for a, v in zip(accumulators, values, strict=True)
+    )
+    arrays = tuple(v.values for v in values if not isinstance(v.values, int))
+    return MergedRows(columns, FrozenTable(partial_rows(rows, accumulators), arrays, seen))
 
 
 def only_window(windows: Words) -> int | None:

@@ -31,27 +31,22 @@ class MemoryStates:
     def by_row(
         self, keys: KeyColumns, descriptors: Sequence[StateDescriptor], *, has_timers: bool = False
     ) -> RowBackend:
-        """See ``StateFactory``."""
         return MemoryRowBackend(keys, descriptors, has_timers=has_timers)
 
     def by_column(
         self, keys: KeyColumns, descriptors: Sequence[StateDescriptor], *, has_timers: bool = False
     ) -> ColumnBackend:
-        """See ``StateFactory``."""
         return MemoryColumnBackend(keys, descriptors, has_timers=has_timers)
 
     def records(self, section: Section) -> RecordBackend:
-        """See ``StateFactory``."""
         return MemoryRecords(section)
 
     def by_window(self, keys: KeyColumns, rows: WindowRows) -> WindowBackend[list[pa.RecordBatch]]:
-        """See ``StateFactory``."""
         return MemoryWindowRows(rows)
 
     def merged_by_window(
         self, keys: KeyColumns, rows: WindowRows, accumulators: Sequence[Accumulator]
     ) -> WindowBackend[MergedRows]:
-        """See ``StateFactory``."""
         return MemoryMergedRows(keys, rows, accumulators)
 
 
@@ -72,7 +67,6 @@ class _InMemory:
     """See ``WorkerStates``."""
 
     def of(self, node: str, subtask_index: int, max_parallelism: int) -> StateFactory:
-        """See ``WorkerStates``."""
         return MemoryStates()
 
     def close(self, *, is_left: bool = False) -> None:
@@ -149,12 +143,10 @@ class _ByOperator:
         self._made = {one: worker_states(one, directory) for one in {config, *others.values()}}
 
     def of(self, node: str, subtask_index: int, max_parallelism: int) -> StateFactory:
-        """See ``WorkerStates``."""
         made = self._made[self._others.get(node, self._config)]
         return made.of(node, subtask_index, max_parallelism)
 
     def close(self, *, is_left: bool = False) -> None:
-        """See ``WorkerStates``."""
         for made in self._made.values():
             made.close(is_left=is_left)
 

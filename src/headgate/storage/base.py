@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias, TypeVar
 
 from headgate.errors import CorruptionError, StorageError, UsageError
@@ -30,6 +31,50 @@ class NotFound(Exception):  # noqa: N818 - expected outcome, not a fault
     def __init__(self, path: str) -> None:
         super().__init__(path)
         self.path = path
+
+
+class Replaced(Exception):  # noqa: N818 - expected outcome, not a fault
+    """Another object is at the path than the one that was to be read. Expected: not a HeadgateError."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.path = path
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A file or object that others wrote, as a listing shows it.
+
+    Attributes:
+        path: its path in its storage; to sources, its URL.
+        modified_ms: when it was written, by the clock of the storage.
+        version: another text where other content was put in its place; "": the storage has none.
+    """
+
+    path: str
+    size_bytes: int
+    modified_ms: int
+    version: str = ""
+
+
+class ReadableStorage(Protocol):
+    """Files that others write, which are never changed, only replaced. Calls block; safe from several threads.
+
+    Paths are as users gave them, with any characters. Raises StorageError when an operation failed.
+    """
+
+    def files(self, directory: str) -> Sequence[StoredFile]:
+        """Return the complete files below ``directory``, recursively; "": all. Missing directory: empty."""
+
+    def file(self, path: str) -> StoredFile | None:
+        """Return the file at ``path``, or None."""
+
+    def get_part(self, file: StoredFile, offset: int, size_bytes: int) -> bytes:
+        """Return part of a file (shorter at its end), unless it was replaced since it was listed.
+
+        Raises:
+            NotFound, Replaced
+        """
 
 
 class Storage(Protocol):

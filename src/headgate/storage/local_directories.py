@@ -88,12 +88,9 @@ class ProcessDirectory:
         Raises:
             OSError
         """
-        make_directories(parent, access)
-        if is_users:
-            refuse_foreign_directory(parent)
+        self.path, self._lock = _locked(parent, access, is_users=is_users)
         if not keeps_abandoned:
             remove_abandoned(parent)
-        self.path, self._lock = _locked(parent, access)
         make_directories(self.path, access_in(parent))
 
     def remove(self) -> None:
@@ -114,15 +111,17 @@ class ProcessDirectory:
             self._lock = -1
 
 
-def _locked(parent: Path, access: Access) -> tuple[Path, int]:
+def _locked(parent: Path, access: Access, *, is_users: bool) -> tuple[Path, int]:
     """Return the path of a new directory and its lock, which was not taken for abandoned in between.
 
-    The last process to end removes ``parent``, which the lock then keeps.
+    The last process to end removes ``parent``, at any moment until the lock keeps it.
     """
     while True:
         path = parent / secrets.token_hex(8)
         make_directories(parent, access)
         try:
+            if is_users:
+                refuse_foreign_directory(parent)
             descriptor = open_lock(path.with_suffix(_LOCK))
         except FileNotFoundError:
             continue

@@ -7,8 +7,12 @@ Never emulates create-if-absent by looking first: it is the store's conditional 
 from __future__ import annotations
 
 import contextlib
+import html
+import os
+import re
 import secrets
 from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -18,7 +22,7 @@ from obstore import exceptions as problems
 from obstore.store import LocalStore, from_url
 
 from headgate.errors import StorageError, UsageError
-from headgate.storage.base import AlreadyExists, Bytes, NotFound
+from headgate.storage.base import AlreadyExists, Bytes, NotFound, Replaced, StoredFile
 from headgate.storage.object_names import checked_path, checked_prefix
 
 _PERMANENT = (
@@ -29,6 +33,40 @@ _PERMANENT = (
     problems.InvalidPathError,
 )
 _LIST_CHUNK = 1_000
+
+_CODE = re.compile(r"<Code>(.*?)</Code>")
+_MESSAGE = re.compile(r"<Message>(.*?)</Message>", re.DOTALL)
+_OPERATING_SYSTEM = re.compile(r'(?:message|error): "([^"]+)"')
+_UNANSWERED = re.compile(r" (https?://[^/\s]+)\S* in .* - HTTP error: (.*)")
+"""In what obstore says of a failure: the server's own words, those of this machine, and who was asked."""
+
+_NO_SUCH_STORE = ("NoSuchBucket", "ContainerNotFound", "InvalidBucketName", "XAdminUserNotFound", "AccountNotFound")
+_REFUSALS = (
+    *_NO_SUCH_STORE,
+    "AccessDenied",
+    "AllAccessDisabled",
+    "AuthorizationHeaderMalformed",
+    "EntityTooLarge",
+    "InvalidAccessKeyId",
+    "PermanentRedirect",
+    "RequestTimeTooSkewed",
+    "SignatureDoesNotMatch",
+)
+"""Codes of answers that repeating the request does not change."""
+
+_BEYOND = "InvalidRange"
+_METADATA_SERVICE = "http://169.254.169.254/"
+"""Of a machine in a cloud: asked for credentials that are not in the environment."""
+
+_WITHOUT_ATTRIBUTES = ("file", "http", "https")
+_WRITER = "headgate"
+"""Attribute of an object that was put if absent: a text drawn at random for that put."""
+
+RETRY_TIMEOUT = timedelta(minutes=1)
+"""So long are requests repeated that got no answer, or that the server is busy; each waits half a minute."""
+
+CREATE_TRIES_MAX = 3
+"""A store may answer that an object is there while another request creates or deletes it."""
 
 
 class ObjectStorage:
@@ -41,8 +79,13 @@ class ObjectStorage:
             UsageError: obstore does not accept the URL or the options.
         """
         self._url = url
+        scheme = urlsplit(url).scheme.lower()
+        self._has_attributes = scheme not in _WITHOUT_ATTRIBUTES
+        options.setdefault("retry_config", {"retry_timeout": RETRY_TIMEOUT})
+        if scheme in ("s3", "s3a") and "AWS_COPY_IF_NOT_EXISTS" not in os.environ:
+            options.setdefault("copy_if_not_exists", "multipart")  # the upload of a copy, completed only if absent
         try:
-            if urlsplit(url).scheme == "file":
+            if scheme == "file":
                 directory = Path(unquote(urlsplit(url).path))
                 self._store: Any = LocalStore(directory, automatic_cleanup=False, mkdir=True)
             else:
@@ -71,7 +114,7 @@ class ObjectStorage:
 
     def put(self, path: str, parts: Sequence[Bytes]) -> None:
         """Write an object durably, replacing what was there, in one request."""
-        with self._errors("put", path):
+        with self._errors("put", path, is_there=True):
             obstore.put(self._store, checked_path(path), _buffers(parts), mode="overwrite", use_multipart=False)
 
     def put_if_absent(self, path: str, parts: Sequence[Bytes]) -> None:
@@ -82,11 +125,33 @@ class ObjectStorage:
         Raises:
             AlreadyExists
         """
-        with self._errors("put", path):
-            try:
-                obstore.put(self._store, checked_path(path), _buffers(parts), mode="create", use_multipart=False)
-            except (problems.AlreadyExistsError, problems.PreconditionError):
-                raise AlreadyExists(path) from None
+        where, data, writer = checked_path(path), _buffers(parts), secrets.token_hex(8)
+        attributes = {_WRITER: writer} if self._has_attributes else None
+        for _ in range(CREATE_TRIES_MAX):
+            with self._errors("put", path, is_there=True):
+                try:
+                    obstore.put(self._store, where, data, mode="create", use_multipart=False, attributes=attributes)
+                except (problems.AlreadyExistsError, problems.PreconditionError):
+                    pass
+                else:
+                    return
+            found = self._writer(path)
+            if found == writer:  # obstore repeated a request whose answer was lost
+                return
+            if found is not None:
+                raise AlreadyExists(path)
+        raise StorageError("put", self._where(path), "it is there, and it is not: other processes change it")
+
+    def _writer(self, path: str) -> str | None:
+        """Return what the put of an object drew, "" if that is not known; None: there is no object."""
+        if not self._has_attributes:
+            return ""
+        try:
+            with self._errors("look at", path):
+                found = obstore.get(self._store, path, options={"head": True}).attributes
+        except NotFound:
+            return None
+        return str(found.get(_WRITER, ""))
 
     def get(self, path: str) -> bytes:
         """Return a whole object.
@@ -108,8 +173,8 @@ class ObjectStorage:
             try:
                 if size_bytes > 0:
                     return bytes(obstore.get_range(self._store, where, start=offset, end=offset + size_bytes))
-            except problems.GenericError:  # what the end of an object is to obstore, among other things
-                if offset < self._size(where):
+            except problems.GenericError as error:  # what the end of an object is to obstore, among other things
+                if _cause(error)[0] not in ("", _BEYOND) or offset < self._size(where):
                     raise
             else:
                 self._size(where)  # is it there?
@@ -132,40 +197,108 @@ class ObjectStorage:
             obstore.delete(self._store, checked_path(path))
 
     def rename_if_absent(self, source: str, target: str) -> None:
-        """Move an object; where the store cannot, copy by conditional put, then delete.
+        """Move an object: copy it in the store, unless ``target`` is there, then delete it.
+
+        Where the store cannot do that, the bytes pass through this process.
 
         Raises:
             NotFound: no ``source``.
             AlreadyExists: ``target`` is taken (``source`` is left).
         """
         with self._errors("rename", source):
+            obstore.head(self._store, checked_path(source))
+        with self._errors("rename", source, is_there=True):
             try:
-                obstore.head(self._store, checked_path(source))
-                obstore.rename(self._store, source, checked_path(target), overwrite=False)
+                obstore.copy(self._store, source, checked_path(target), overwrite=False)
             except problems.AlreadyExistsError:
                 raise AlreadyExists(target) from None
             except (problems.NotSupportedError, NotImplementedError):
                 self.put_if_absent(target, [self.get(source)])
-                self.delete(source)
+        self.delete(source)
 
     def sweep_unfinished(self, prefix: str = "") -> int:
         """See ``Storage.sweep_unfinished``: uploads are single requests, whole or not there."""
         return 0
 
+    # -- files of others ------------------------------------------------------------------------------------------
+
+    def files(self, directory: str) -> Sequence[StoredFile]:
+        """See ``ReadableStorage``: in pages of a thousand."""
+        with self._errors("list", directory):
+            try:
+                pages = obstore.list(self._store, directory or None, chunk_size=_LIST_CHUNK)
+                return [_stored(meta) for page in pages for meta in page]
+            except FileNotFoundError:
+                return []
+
+    def file(self, path: str) -> StoredFile | None:
+        """See ``ReadableStorage``."""
+        try:
+            with self._errors("look at", path):
+                return _stored(obstore.head(self._store, path))
+        except NotFound:
+            return None
+
+    def get_part(self, file: StoredFile, offset: int, size_bytes: int) -> bytes:
+        """See ``ReadableStorage``: by If-Match, and by what the answer says of the object."""
+        end = min(offset + size_bytes, file.size_bytes)
+        if offset >= end:
+            return b""
+        options: Any = {"range": (offset, end)}
+        if file.version:
+            options["if_match"] = file.version
+        with self._errors("get", file.path):
+            try:
+                found = obstore.get(self._store, file.path, options=options)
+                now = _stored(found.meta)
+                is_same = now.version == file.version if file.version else now == file
+                if is_same and now.size_bytes == file.size_bytes:
+                    data = bytes(found.bytes())
+                    if len(data) == end - offset:
+                        return data
+                    raise OSError(f"the answer has {len(data)} of {end - offset} bytes")
+            except problems.PreconditionError:
+                pass
+        raise Replaced(file.path)
+
     def _size(self, path: str) -> int:
         return int(obstore.head(self._store, path)["size"])
 
+    def _where(self, path: str) -> str:
+        return f"{self._url.rstrip('/')}/{path}"
+
     @contextlib.contextmanager
-    def _errors(self, operation: str, path: str) -> Iterator[None]:
-        where = f"{self._url.rstrip('/')}/{path}"
+    def _errors(self, operation: str, path: str, *, is_there: bool = False) -> Iterator[None]:
+        """Raise what obstore raises as one of ours. ``is_there``: "not found" is not said of the object itself."""
         try:
             yield
-        except FileNotFoundError:
-            raise NotFound(path) from None
-        except _PERMANENT as error:
-            raise StorageError(operation, where, _first_line(error), is_transient=False) from error
         except (problems.BaseError, OSError) as error:
-            raise StorageError(operation, where, _first_line(error)) from error
+            code, cause = _cause(error)
+            if isinstance(error, FileNotFoundError) and not is_there and code not in _NO_SUCH_STORE:
+                raise NotFound(path) from None
+            is_transient = code not in _REFUSALS and not isinstance(error, _PERMANENT)
+            raise StorageError(operation, self._where(path), cause, is_transient=is_transient) from error
+
+
+def _cause(error: BaseException) -> tuple[str, str]:
+    """Return the code of the server's answer, if any, and in one sentence what is wrong."""
+    text = str(error)
+    code, message = _CODE.search(text), _MESSAGE.search(text)
+    if code is not None:
+        words = html.unescape(message[1]).strip().rstrip(".") if message is not None else "it was refused"
+        return code[1], f"{words} ({code[1]})"
+    if _METADATA_SERVICE in text:
+        return "", "there are no credentials in the environment, and this machine's metadata service gives none"
+    unanswered = _UNANSWERED.search(text)
+    if unanswered is not None:
+        reason = (_OPERATING_SYSTEM.findall(text) or [unanswered[2].strip()])[-1]
+        return "", f"{unanswered[1]} does not answer: {reason}"
+    return "", _first_line(error)
+
+
+def _stored(meta: Any) -> StoredFile:
+    modified_ms = int(meta["last_modified"].timestamp() * 1_000)
+    return StoredFile(str(meta["path"]), int(meta["size"]), modified_ms, str(meta["e_tag"] or ""))
 
 
 def _buffers(parts: Sequence[Bytes]) -> bytes:

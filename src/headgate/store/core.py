@@ -47,11 +47,9 @@ class ServerClock:
         self._known: tuple[int, int] | None = None
 
     def monotonic_ms(self) -> int:
-        """See ``Clock``."""
         return self._clock.monotonic_ms()
 
     def monotonic_ns(self) -> int:
-        """See ``Clock``."""
         return self._clock.monotonic_ns()
 
     def wall_ms(self) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from headgate.distribution import install_command
 from headgate.environment import Clock
 from headgate.errors import StorageError, UsageError
-from headgate.storage.base import AlreadyExists, NotFound, Storage
+from headgate.storage.base import AlreadyExists, NotFound, Storage, refuse_unless_exclusive
 from headgate.storage.urls import absolute_location, open_storage
 from headgate.store.addresses import is_postgres_url, is_server_url, parse_postgres_url, parse_server_url
 from headgate.store.catalogue.base import Catalogue
@@ -116,14 +116,9 @@ def _claim(storage: Storage, store_id: str, root: str) -> None:
     with contextlib.suppress(NotFound):
         _check_mark(storage, store_id, root)
         return
-    try:
+    refuse_unless_exclusive(storage, "chunks")
+    with contextlib.suppress(AlreadyExists):
         storage.put_if_absent(MARK, [store_id.encode()])
-    except AlreadyExists:
-        pass
-    except NotFound as error:
-        raise UsageError(
-            f"the chunks of the store at {root} cannot be reached: there is no {storage.url}; make the bucket first"
-        ) from error
     _check_mark(storage, store_id, root)
 
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from headgate.codec.chunk import ALIGNMENT, PART_BYTES_MAX
 from headgate.errors import CorruptionError, StorageError, TruncatedError
+from headgate.protocol.watermarks import WATERMARK_MIN_MS
 from headgate.storage.base import Storage
 from headgate.store.catalogue.records import StoredPart
 from headgate.store.chunks import RangeReader, read_part
@@ -184,6 +185,7 @@ class SegmentReader:
         """Position of the event that the next read begins with."""
         self._parts: deque[StoredPart] = deque()
         self._fetched = position
+        self._known_end: int | None = None
         self._batch: pa.RecordBatch | None = None
         self._batch_at = 0
         self._tail_changes = -1
@@ -191,6 +193,11 @@ class SegmentReader:
         self._is_closed = False
         self.part_chunk = ""
         """File the last event came from, for messages."""
+        self.event_ms: int | None = None
+        """No event after those that were read is as early as that; None: their writer says nothing (S90)."""
+        self._part_event_ms: int | None = None
+        self.visible_ms: int | None = None
+        """Since when readers see the last event that was read."""
         self.newest_schema = 0
         """Version of the newest schema in which anything that was read was written."""
 
@@ -211,11 +218,18 @@ class SegmentReader:
             self._rewind()
             raise
         self.position += 0 if batch is None else batch.num_rows
+        if not self._unread():
+            self.event_ms = self._part_event_ms
         return batch
 
     def has_ended(self) -> bool:
         """Whether the last ``read`` found the end of a segment that takes no more: closed, or of a sealed stream."""
         return self._is_closed and not self._parts and self._unread() == 0
+
+    @property
+    def known_end(self) -> int | None:
+        """Where the segment ended when the catalogue was last asked for its parts; None: it was not asked yet."""
+        return self._known_end
 
     def close(self) -> None:
         """Give up what is fetched ahead. Repeating is fine, and so is reading on, which begins to fetch again (S83)."""
@@ -231,6 +245,7 @@ class SegmentReader:
         self.close()
         self._parts.clear()
         self._batch, self._batch_at, self._fetched, self._tail_changes = None, 0, self.position, -1
+        self._part_event_ms = self.event_ms
 
     def _collect(self, limit: int) -> pa.RecordBatch | None:
         """Return the next events, at most ``limit``; ``position`` is moved by the caller."""
@@ -275,7 +290,10 @@ class SegmentReader:
             self._check_not_truncated()
             raise
         self._parts.popleft()  # only now: a failed load is tried again
+        is_first = self._part_event_ms is None and part.event_ms is not None  # it may begin within the part
+        self.event_ms, self._part_event_ms = WATERMARK_MIN_MS if is_first else self._part_event_ms, part.event_ms
         self.part_chunk = part.path
+        self.visible_ms = part.visible_ms
         self.newest_schema = max(self.newest_schema, part.schema_version)
         self._batch_at = max(0, self.position - part.start)
         return self._batch
@@ -308,6 +326,7 @@ class SegmentReader:
         if changes == self._tail_changes:
             return False
         found = self._catalogue.parts(self.stream, self.segment, self._fetched, PARTS_AT_A_TIME)
+        self._known_end = found.end
         if found.parts:
             self._parts.extend(found.parts)
             self._check_contiguous()
@@ -318,6 +337,8 @@ class SegmentReader:
                 self._where_in_catalogue(), 0, f"events from position {self._fetched} to {found.end}", "none"
             )
         self._is_closed = found.is_at_end
+        if found.event_ms is not None:
+            self._part_event_ms = max(found.event_ms, self._part_event_ms or found.event_ms)
         self._tail_changes = changes
         return False
 

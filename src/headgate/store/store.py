@@ -488,13 +488,17 @@ class Store:
         self._maintenance.expire_in_passing(shared.stream)
         return SharedTransaction(self._core, shared, self.look_after)
 
-    def commit_transactions(self, names: Sequence[tuple[str, str]], *, owner: str, epoch: int) -> None:
+    def commit_transactions(
+        self, names: Sequence[tuple[str, str]], *, owner: str, epoch: int, times: Mapping[str, int] | None = None
+    ) -> None:
         """Commit prepared transactions, given as (stream, name), in one step.
+
+        ``times``: stream → milliseconds; what ``owner`` commits later has no event as early as that.
 
         Raises:
             FencedError, CorruptionError, StorageError: see ``Transactions.commit``.
         """
-        self.transactions.commit(names, owner=owner, epoch=epoch)
+        self.transactions.commit(names, owner=owner, epoch=epoch, times=times)
 
     def list_transactions(
         self, *, owner: str | None = None, prefix: str = "", stream: str | None = None

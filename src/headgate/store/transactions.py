@@ -10,7 +10,7 @@ the catalogue may count on.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -178,15 +178,19 @@ class Transactions:
         info = self._core.catalogue.begin(stream, name, owner, epoch)
         return Transaction(self._core, info, name, owner, epoch)
 
-    def commit(self, names: Sequence[tuple[str, str]], *, owner: str, epoch: int) -> None:
+    def commit(
+        self, names: Sequence[tuple[str, str]], *, owner: str, epoch: int, times: Mapping[str, int] | None = None
+    ) -> None:
         """Commit prepared transactions, given as (stream, name), in one step: readers see all of them or nothing (S14).
+
+        ``times``: stream → milliseconds; what ``owner`` commits later has no event as early as that.
 
         Raises:
             FencedError: a newer epoch of ``owner`` exists; nothing was committed.
             CorruptionError: one is unknown or was aborted (S13); nothing was committed.
             StorageError: the outcome is unknown; repeating is safe.
         """
-        self._core.catalogue.commit(names, owner, epoch, self._core.clock.wall_ms())
+        self._core.catalogue.commit(names, owner, epoch, self._core.clock.wall_ms(), times or {})
 
     def abort(self, stream: str, name: str, *, owner: str, epoch: int) -> None:
         """Abort a prepared transaction, or make sure that none can be prepared under this name.

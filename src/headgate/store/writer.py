@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from typing import TypeAlias
 
 import pyarrow as pa
@@ -105,6 +106,8 @@ class FlushAttempt:
             if not item.future.done():
                 item.future.set_result(Appended(tuple(ranges)))
 
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 LINGER = "5ms"
 """Default: far below the time that a sync of a disk takes, long enough for the threads of one writer to share it."""
@@ -217,10 +220,13 @@ class StreamWriter:
         self._epoch = epoch
         self._linger_ms = linger_ms
         self._new_name = core.new_name
-        self._turn = hash_text(writer_id or core.new_name())
+        name = writer_id or core.new_name()
+        self._turn = hash_text(name)
+        self._owner = f"writer:{name}"
         self._failure: Exception | None = None
         self._is_closed = False
         self._is_late = False
+        self._is_timed = False
         self._durable_sequence = core.catalogue.register_writer(stream, writer_id, epoch) if writer_id else 0
         self._begin_in_this_process()
 
@@ -319,6 +325,32 @@ class StreamWriter:
             self._finish(self._attempt)
         self._look_after(self.stream.name)  # S71
 
+    def note_time(self, time: datetime) -> None:
+        """Note that no event that this writer appends from now on is earlier than ``time``; flush first.
+
+        A pipeline that reads the stream takes its watermark from that, so it needs no guess of how far events are out
+        of order, also for a backlog. The stream has come as far as the last of those who note times; this writer counts
+        until it is closed, or has noted nothing for ten minutes. Note a time before the first append, too: before it,
+        the largest event time of the records is the watermark. The equivalent of Pravega's ``noteTime``.
+
+        Args:
+            time: one without a zone is in UTC.
+
+        Raises:
+            UsageError: the writer is closed, or the stream is sealed or was deleted.
+            FencedError: a newer epoch of this writer id exists.
+            StorageError: see ``flush``; call it again.
+        """
+        if not isinstance(time, datetime):
+            raise UsageError(f"note_time takes a datetime, not {type(time).__name__}")
+        known = time if time.tzinfo is not None else time.replace(tzinfo=UTC)
+        self._check_open()
+        self._is_timed = True
+        self.flush()
+        event_ms = (known - EPOCH) // timedelta(milliseconds=1)
+        writer = (self._writer_id, self._epoch) if self._writer_id else None
+        self._catalogue.note_time(self.stream, self._owner, event_ms, self._clock.wall_ms(), writer=writer)
+
     def close(self) -> None:
         """Flush, and take no more events. If it raises, call it again to continue; nothing happens by itself."""
         self._notice_fork()
@@ -327,6 +359,8 @@ class StreamWriter:
         if self._linger is not None:
             self._linger.close()
         self.flush()
+        if self._is_timed:
+            self._catalogue.forget_time(self.stream, self._owner)
 
     def __enter__(self) -> StreamWriter:
         return self
@@ -459,7 +493,8 @@ class StreamWriter:
         attempt.is_uncertain = True
         record = attempt.encoded.record(attempt.path)
         try:
-            return self._catalogue.append(self.stream, record, self._numbers(attempt), self._clock.wall_ms())
+            numbers, now_ms = self._numbers(attempt), self._clock.wall_ms()
+            return self._catalogue.append(self.stream, record, numbers, now_ms, self._is_timed)
         except (FencedError, UsageError):  # refused, so certainly not recorded
             delete_quietly(self._storage, [attempt.path])
             raise

@@ -106,7 +106,7 @@ class ScriptedSource(Source):
         return _ScriptReader(self._scripts, self._schema, self._pause_ms, context)
 
 
-class _ScriptReader:
+class _ScriptReader(SourceReader):
     def __init__(self, scripts: list[list[Item]], schema: pa.Schema, pause_ms: int, context: SourceContext) -> None:
         positions = context.positions or {}
         self._scripts, self._schema, self._pause_ms = scripts, schema, pause_ms

@@ -58,13 +58,11 @@ class ThreadEnvironment(Process):
         self._pools: list[Pool] = []
 
     def thread(self, target: Callable[..., None], name: str, *arguments: Any) -> DaemonThread:
-        """See ``Threads``."""
         made = super().thread(_until_exit, name, cancellable(self.off, target), *arguments)
         self._threads.append(made)
         return made
 
     def pool(self, size: int, name: str, *, is_daemon: bool = False) -> Pool:
-        """See ``Threads``."""
         made = CancellablePool(super().pool(size, name, is_daemon=is_daemon), self.off)
         self._pools.append(made)
         return made

@@ -32,6 +32,7 @@ from headgate.model.pipeline_identity import NO_GENERATION
 from headgate.testing.source_runner import (
     SourceCheckpoint,
     SourceGeneration,
+    begin_parts,
     check_crashes,
     check_same,
     is_time_for_checkpoint,
@@ -330,6 +331,7 @@ class GrowingPipeline:
         self._positions: dict[str, bytes] | None = None
         self._kept: list[Mapping[str, Any]] = []
         """What came up to the last checkpoint."""
+        self._is_cut = False
         self._start(parallelism)
 
     def __len__(self) -> int:
@@ -368,6 +370,7 @@ class GrowingPipeline:
         """Remember where every reader is; readers that come later in the row are polled in between."""
         positions: dict[str, bytes] = {}
         kept = list(self._earlier)
+        self._is_cut = True
         for index, reader in enumerate(self._readers):
             found = reader.positions()
             twice = positions.keys() & found.keys()
@@ -376,6 +379,7 @@ class GrowingPipeline:
             kept += self._delivered[index]
             for other in range(index + 1, len(self._readers)):
                 self._poll(other)
+        self._is_cut = False
         self._positions, self._kept = positions, kept
 
     def crash(self, parallelism: int) -> None:
@@ -411,6 +415,8 @@ class GrowingPipeline:
         return False
 
     def _poll(self, index: int) -> None:
+        if not self._is_cut:
+            begin_parts(self._readers)
         reader = self._readers[index]
         owned = set(reader.splits())
         found = None if reader.is_finished() else reader.poll()

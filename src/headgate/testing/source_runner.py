@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from headgate.connectors.base import AnyReader, CheckpointMarker, Polled, Source, SourceContext
+from headgate.connectors.base import AnyReader, CheckpointMarker, PartsReader, Polled, Source, SourceContext
 from headgate.model.ids import Generation
 from headgate.operators.base import RestoredState
 from headgate.operators.checkpoint_listeners import (
@@ -63,6 +63,7 @@ class SourceGeneration:
             for index in range(parallelism)
         ]
         self._subtasks = [_Subtask(source, context, begin) for context in contexts]
+        self._is_cut = False
 
     @property
     def parallelism(self) -> int:
@@ -90,6 +91,8 @@ class SourceGeneration:
         Raises:
             AssertionError: a rule of ``SourceReader`` is broken.
         """
+        if not self._is_cut:
+            begin_parts([subtask.reader for subtask in self._subtasks])
         self._subtasks[index].poll(self.schema)
 
     def checkpoint(self, number: int, *, is_polled: bool) -> SourceCheckpoint:
@@ -97,6 +100,7 @@ class SourceGeneration:
         positions: dict[str, bytes] = {}
         rows = list(self._begin.rows)
         lists: list[tuple[bytes, ...]] = []
+        self._is_cut = True  # parts begin before a checkpoint or after it
         for index, subtask in enumerate(self._subtasks):
             found = subtask.reader.positions()
             assert not positions.keys() & found.keys(), "two subtasks own one split"
@@ -105,6 +109,7 @@ class SourceGeneration:
             lists.append(subtask.snapshot(number))
             for other in range(index + 1, self.parallelism) if is_polled else ():
                 self.poll(other)
+        self._is_cut = False
         return SourceCheckpoint(number, positions, tuple(rows), tuple(lists))
 
     def tell_completed(self, number: int) -> None:
@@ -123,6 +128,15 @@ class SourceGeneration:
         """Close all readers."""
         for subtask in self._subtasks:
             subtask.reader.close()
+
+
+def begin_parts(readers: Sequence[AnyReader]) -> None:
+    """Let readers of several parts begin the next one when all have read the one before it, as the driver does."""
+    parts = [reader for reader in readers if isinstance(reader, PartsReader)]
+    if parts:
+        ended = min(reader.ended_parts for reader in parts)
+        for reader in parts:
+            reader.begin_part(ended)
 
 
 class _Subtask:

@@ -29,8 +29,8 @@ from headgate.codec.kafka.record_batch import (
     TRANSACTIONAL,
 )
 from headgate.codec.kafka.record_decoder import DecodedRecords, decode_records, next_offset_of
-from headgate.codec.kafka.record_encoder import ProducerState, encode_records
-from headgate.errors import CorruptionError, UsageError
+from headgate.codec.kafka.record_encoder import ProducerState, RecordTooLargeError, encode_records
+from headgate.errors import CorruptionError
 
 START_MS = 1_764_000_000_000
 PLACE = "partition 0 of topic 't'"
@@ -321,8 +321,10 @@ def test_names_of_headers_that_are_no_text_are_readable() -> None:
 
 
 def test_a_record_that_no_batch_can_have_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"a record of about 1,100,0.. bytes is larger than the 1,048,588 bytes"):
-        encoded([Record(b"a"), Record(bytes(1_100_000))])
+    with pytest.raises(RecordTooLargeError) as found:
+        encoded([Record(b"a"), Record(bytes(1_100_000)), Record(bytes(1_200_000))])
+    assert found.value.row == 1
+    assert 1_100_000 < found.value.size_bytes < 1_100_100
 
 
 def test_no_batch_is_larger_than_it_may_be() -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
+
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headgate.connectors.files.line_decoders import JsonDecoder
-from headgate.connectors.files.line_file import Lines
+from headgate.connectors.files.line_file import Lines, RawLines
 
 
 def lines_of(values: list[bytes]) -> Lines:
@@ -20,9 +25,9 @@ class CountingDecoder(JsonDecoder):
 
     parsed = 0
 
-    def _parse(self, values: pa.LargeStringArray) -> pa.RecordBatch:
-        self.parsed += len(values)
-        return super()._parse(values)
+    def _parse(self, text: pa.Buffer, rows: int) -> pa.RecordBatch:
+        self.parsed += rows
+        return super()._parse(text, rows)
 
 
 @pytest.mark.parametrize("at", [0, 1_234, 4_095])
@@ -67,3 +72,62 @@ def test_a_field_that_is_required_at_any_depth_is_missing_in_a_bad_record() -> N
     assert dict(zip(decoded.refused.texts, decoded.refused.problems, strict=True)) == {
         line.decode(): f"field '{path}' is missing or null" for line, path in bad.items()
     }
+
+
+ODD_LINES = [
+    b'{"n":1,"t":"a"}',
+    b'{"n":2,"t":"\xc3\xa4","unknown":[{"n":3}]}',
+    b'  {"n":3} ',
+    b'{"n":4,"t":"}"}\r',
+    b'{"n":5}\r\r',
+    b"",
+    b"\r",
+    b"{}",
+    b"{",
+    b'{"n":6}{"n":7}',
+    b'{"n":8,"n":9}',
+    b'{"n":9223372036854775808}',
+    b'{"n":"x"}',
+    b'{"n":1e2}',
+    b'{"n":10,"t":"\xff"}',
+    b"null",
+    b"[1]",
+    b'{"t":"}',
+    b'{"}',
+    b'{"n":',
+    b"11}",
+    b'{"n":null,"t":null}',
+]
+ODD_SCHEMA = pa.schema([("n", pa.int64()), ("t", pa.string())])
+
+
+@given(
+    chosen=st.lists(st.one_of(st.just(ODD_LINES[0]), st.sampled_from(ODD_LINES)), min_size=1, max_size=30),
+    cuts=st.lists(st.integers(1, 29), max_size=4),
+    begins_with_mark=st.booleans(),
+    required=st.sampled_from([(), ("n",)]),
+)
+def test_any_blocks_of_lines_have_the_records_and_places_of_single_lines(
+    chosen: list[bytes], cuts: list[int], begins_with_mark: bool, required: tuple[str, ...]
+) -> None:
+    if begins_with_mark:
+        chosen = [b"\xef\xbb\xbf" + chosen[0], *chosen[1:]]
+    decoder = JsonDecoder(ODD_SCHEMA, required)
+    expected = found_in(decoder, chosen, range(len(chosen) + 1))
+    assert found_in(decoder, chosen, sorted({0, len(chosen), *(cut for cut in cuts if cut < len(chosen))})) == expected
+
+
+def found_in(decoder: JsonDecoder, lines: list[bytes], cuts: Sequence[int]) -> list[tuple[int, object]]:
+    """Decode the lines between the cuts as blocks of a file; return what is found at each byte."""
+    found: list[tuple[int, object]] = []
+    base = 0
+    for low, high in pairwise(cuts):
+        data = b"".join(line + b"\n" for line in lines[low:high])
+        raw = RawLines(data, np.flatnonzero(np.frombuffer(data, np.uint8) == 10), base)
+        decoded = decoder.decode(Lines(None, raw.starts(), raw=raw))
+        found += zip(decoded.starts.tolist(), decoded.batch.to_pylist(), strict=True)
+        found += zip(
+            decoded.refused.starts, zip(decoded.refused.problems, decoded.refused.texts, strict=True), strict=True
+        )
+        base += len(data)
+    return sorted(found, key=lambda each: each[0])

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pyspark import cloudpickle
 from tests.connectors.source_reading import context, read_all, read_over_subtasks
 
+from headgate.connectors.base import SplitPosition
 from headgate.connectors.files import line_file as lines_module
 from headgate.connectors.files.file_sink import FileSink
 from headgate.connectors.files.line_file import FilePosition, LineFile
@@ -110,8 +111,10 @@ def test_a_file_url_is_its_path(url: str, tmp_path: Path) -> None:
 
 
 def test_a_url_of_another_scheme_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"s3://bucket/a.log is a URL of 's3'"):
-        TextFiles("s3://bucket/a.log")
+    with pytest.raises(
+        UsageError, match=r"files cannot be read from ftp://host; give a local path, or a URL of hdfs://"
+    ):
+        TextFiles("ftp://host/a.log")
 
 
 @pytest.mark.parametrize("pattern", ["", "/tmp/*.log", "../*.log", ".hidden/*", "_staging/*.log", "a/**/.x*"])
@@ -429,8 +432,8 @@ def test_wrong_use_is_refused_in_the_driver(tmp_path: Path) -> None:
         TextFiles(tmp_path / "nothing.log").schema()
     with pytest.raises(UsageError, match="there is no file at"):
         TextFiles(tmp_path / "*.log").schema()
-    with pytest.raises(UsageError, match="is compressed, which is not supported yet"):
-        TextFiles(write(tmp_path / "a.gz", b"")).schema()
+    with pytest.raises(UsageError, match="is compressed in a way"):
+        TextFiles(write(tmp_path / "a.xz", b"")).schema()
     with pytest.raises(UsageError, match="no input path was given"):
         TextFiles([])
     with pytest.raises(UsageError, match="encoding 'latin-1' is not supported"):
@@ -512,3 +515,22 @@ def test_a_disk_that_fails_while_a_file_is_read_is_a_storage_error_that_names_it
     assert caught.value.is_transient
     again = source.open(context(positions=before))
     assert texts(read_all(again)[0]) == ["one", "two"]
+
+
+def test_progress_is_the_bytes_read_of_the_size_that_was_met(tmp_path: Path) -> None:
+    path, seconds = str(write(tmp_path / "a.log", b"one\ntwo\nthr")), [0.0]
+    reader = followed(TextFiles(tmp_path / "a.log", follow=True), seconds)
+    assert reader.progress() == {path: SplitPosition(0, None, "bytes")}, "it was not opened yet"
+    assert poll_some(reader, seconds) == ["one", "two"]
+    assert reader.progress() == {path: SplitPosition(8, 11, "bytes")}, "a line without end waits"
+    write(tmp_path / "a.log", b"one\ntwo\nthree\n")
+    assert poll_some(reader, seconds) == ["three"]
+    assert reader.progress() == {path: SplitPosition(14, 14, "bytes")}
+
+
+def test_a_file_that_was_read_to_its_end_is_not_in_the_progress(tmp_path: Path) -> None:
+    write(tmp_path / "a.log", b"one\n")
+    reader = TextFiles(tmp_path / "a.log").open(context())
+    while not reader.is_finished():
+        reader.poll()
+    assert reader.progress() == {}

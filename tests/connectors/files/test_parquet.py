@@ -8,6 +8,7 @@ import pytest
 from pyspark import cloudpickle
 from tests.connectors.source_reading import context, read_all
 
+from headgate.connectors.base import SplitPosition
 from headgate.connectors.files import parquet
 from headgate.connectors.files.parquet import ACTIVE_FILES_MAX, ParquetFiles, ParquetPosition
 from headgate.errors import CorruptionError, StorageError, UsageError
@@ -157,9 +158,12 @@ def test_a_url_names_one_file_or_a_directory_or_is_refused(tmp_path: Path) -> No
     source = ParquetFiles(f"file://{tmp_path}/0.parquet")
     source.schema()
     assert sorted(row["n"] for row in read_all(source.open(context()))[0]) == expected
-    for url in (f"file://{tmp_path}/nothing", "nowhere://bucket/x"):
-        with pytest.raises(UsageError, match=f"{url} cannot be listed"):
-            ParquetFiles(url).schema()
+    with pytest.raises(UsageError, match=f"{tmp_path}/nothing does not exist"):
+        ParquetFiles(f"file://{tmp_path}/nothing").schema()
+    with pytest.raises(UsageError, match="files cannot be read from nowhere://bucket; give a local path, or a URL of"):
+        ParquetFiles("nowhere://bucket/x")
+    with pytest.raises(UsageError, match="local Parquet files cannot be followed"):
+        ParquetFiles(tmp_path, follow=True)
 
 
 def test_a_file_whose_footer_cannot_be_read_now_is_a_storage_error(
@@ -220,3 +224,21 @@ def test_a_file_that_is_replaced_while_it_is_opened_is_read_as_one_of_the_two(
     position = ParquetPosition.decode(path, reader.positions()[path])
     with pytest.raises(UsageError, match="was changed or replaced after reading it had begun"):
         source.open(context(positions={path: position.encode()})).poll()
+
+
+def test_progress_is_the_rows_read_of_the_files_that_are_open(tmp_path: Path) -> None:
+    table = pa.table({"n": range(25)})
+    pq.write_table(table, tmp_path / "0.parquet", row_group_size=10)
+    path, source = str(tmp_path / "0.parquet"), ParquetFiles(tmp_path, batch_rows=6)
+    source.schema()
+    reader = source.open(context())
+    assert reader.progress() == {}
+    seen = []
+    while (batch := reader.poll()) is not None and not batch.is_split_finished:
+        seen.append(reader.progress()[path])
+    assert {(one.end, one.unit) for one in seen} == {(25, "records")}
+    assert [one.position for one in seen] == [6, 10, 16, 20, 25]
+    assert reader.progress() == {}
+    again = source.open(context(positions={path: ParquetPosition(group=1, row=6).encode()}))
+    again.poll()
+    assert again.progress() == {path: SplitPosition(20, 25)}

@@ -284,8 +284,6 @@ def test_compressed_files_of_a_followed_directory_are_skipped(tmp_path: Path) ->
     assert following.poll() == ["1"]
     (tmp_path / "app.log.2.gz").write_bytes(gzip.compress(b"0\n"))
     assert following.poll() == []
-    with pytest.raises(UsageError, match="is compressed"):
-        TextFiles(tmp_path).schema()
 
 
 def test_a_link_to_a_listed_file_is_not_read_again(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.servers.kafka import KafkaBroker, kafka_broker
+from tests.servers.kafka import RIGHTS, KafkaBroker, kafka_broker
 
 from headgate.connectors.kafka.connection import Connection
 from headgate.connectors.kafka.security import KafkaSecurity
@@ -25,7 +25,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def kafka() -> Iterator[KafkaBroker]:
-    with kafka_broker() as broker:
+    with kafka_broker(RIGHTS) as broker:
         yield broker
 
 

@@ -11,7 +11,9 @@ import socket
 import threading
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +28,7 @@ from headgate.codec.kafka.messages import (
     ApiVersion,
     ApiVersionsAnswer,
     InitProducerId,
+    MetadataAnswer,
     Produce,
     ProducePartition,
     ProduceTopic,
@@ -161,6 +164,25 @@ def test_taking_over_fences_and_aborts(client: KafkaClient, topic: str) -> None:
     with pytest.raises(FencedError, match="a newer producer took it over"):
         client.commit_in_transaction(name, first, "g", topic, {0: (0, "")})
     assert client.describe_transaction(uuid.uuid4().hex) is None
+
+
+def test_a_cluster_that_names_no_broker_yet_is_asked_again(
+    client: KafkaClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one does that was restarted: it is no cluster without transactions."""
+    name, ask, seen = uuid.uuid4().hex, Connection.ask, []
+    client.take_over(name, TIMEOUT_MS)
+
+    def asked(self: Connection, request: Any, timeout_ms: int) -> Any:
+        answer = ask(self, request, timeout_ms)
+        if isinstance(answer, MetadataAnswer) and not seen:
+            seen.append(answer)
+            return replace(answer, brokers=())
+        return answer
+
+    monkeypatch.setattr(Connection, "ask", asked)
+    assert [one.transactional_id for one in client.list_transactions(name)] == [name]
+    assert seen
 
 
 def committed_again(client: KafkaClient, name: str, producer: ProducerIds) -> ErrorCode:

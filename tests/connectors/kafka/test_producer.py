@@ -17,10 +17,10 @@ from tests.servers.proxy import Wire
 from headgate.codec.kafka.compression import Compression
 from headgate.codec.kafka.error_codes import ErrorCode
 from headgate.codec.kafka.messages import LATEST, Produce, ProduceAnswer, ProducedPartition, ProducedTopic
-from headgate.codec.kafka.partitioner import partitions_of_keys
 from headgate.connectors.kafka import producer as producing
 from headgate.connectors.kafka.client import KafkaClient, ProducerIds, Topic
 from headgate.connectors.kafka.fetcher import Fetcher, Partition
+from headgate.connectors.kafka.outgoing_records import partitions_of_keys
 from headgate.connectors.kafka.producer import Producer
 from headgate.environment import SYSTEM_ENVIRONMENT
 from headgate.errors import FencedError, UsageError
@@ -155,6 +155,26 @@ def test_transactions_follow_each_other(client: KafkaClient, topic: str) -> None
     producer.close()
 
 
+def test_what_comes_late_is_no_part_of_the_next_transaction(client: KafkaClient, topic: str) -> None:
+    """B19, KAFKA-17754: a batch of a transaction that is committed, or aborted, arrives during the next one."""
+    name = uuid.uuid4().hex
+    owner = client.take_over(name, PATIENCE_MS)
+    for number, commit in enumerate([True, False]):
+        late = Producer(client, SYSTEM_ENVIRONMENT, client.topics([topic]), owner, name)
+        put_and_flush(late, (topic, 0), range(10 * number, 10 * number + 3))
+        owner = client.end_transaction(name, owner, commit=commit).following
+        following = Producer(client, SYSTEM_ENVIRONMENT, client.topics([topic]), owner, name)
+        put_and_flush(following, (topic, 0), range(10 * number + 5, 10 * number + 8))
+        with pytest.raises(FencedError, match="a newer producer took it over"):
+            put_and_flush(late, (topic, 0), range(10 * number + 3, 10 * number + 5))
+        owner = client.end_transaction(name, owner, commit=True).following
+        late.close()
+        following.close()
+    while len(found := written(client, topic)[0]) < 9:
+        continue
+    assert found == [0, 1, 2, 5, 6, 7, 15, 16, 17]
+
+
 def test_a_producer_that_was_replaced_ends(client: KafkaClient, topic: str) -> None:
     name = uuid.uuid4().hex
     producer = Producer(client, SYSTEM_ENVIRONMENT, client.topics([topic]), client.take_over(name, PATIENCE_MS), name)
@@ -170,7 +190,7 @@ def test_a_producer_that_was_replaced_ends(client: KafkaClient, topic: str) -> N
 def test_a_batch_that_the_topic_does_not_take_is_said(client: KafkaClient) -> None:
     topic = client.create_topic(f"t-{uuid.uuid4().hex}", 1, settings={"max.message.bytes": "1000"})
     producer = Producer(client, SYSTEM_ENVIRONMENT, {topic.name: topic}, client.new_producer())
-    with pytest.raises(UsageError, match=r"it takes no batch of .* bytes; let the sink write smaller batches"):
+    with pytest.raises(UsageError, match=r"it takes no batch of .* bytes; raise max.message.bytes of the topic"):
         put_and_flush(producer, (topic.name, 0), range(1_000))
     with pytest.raises(UsageError, match="has no partition 1"):
         put(producer, (topic.name, 1), range(1))

@@ -43,6 +43,27 @@ def generated() -> Any:
 Order: Any = generated()
 
 
+def second_generated() -> Any:
+    """Return a class that is deep in its file: message 1 of message 2, after an entry of a map."""
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+    kinds = descriptor_pb2.FieldDescriptorProto
+    file = descriptor_pb2.FileDescriptorProto(name="deep.proto", package="shop", syntax="proto3")
+    file.message_type.add(name="A")
+    file.message_type.add(name="B")
+    outer = file.message_type.add(name="C")
+    entry = outer.nested_type.add(name="MEntry")
+    entry.options.map_entry = True
+    entry.field.add(name="key", number=1, type=kinds.TYPE_STRING, label=1)
+    entry.field.add(name="value", number=2, type=kinds.TYPE_STRING, label=1)
+    outer.field.add(name="m", number=1, type=kinds.TYPE_MESSAGE, type_name=".shop.C.MEntry", label=3)
+    outer.nested_type.add(name="D")
+    outer.nested_type.add(name="E").field.add(name="id", number=1, type=kinds.TYPE_INT64, label=1)
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("shop.C.E"))
+
+
 def order(number: int) -> bytes:
     made = Order(id=number, name=f"n{number}", tags=["a"] * number)
     made.item.sku = "s"
@@ -60,7 +81,7 @@ def decode(*values: bytes | tuple[bytes, bytes] | None, **options: Any) -> Sourc
         value, named = one if isinstance(one, tuple) else (one, None)
         headers = [] if named is None else [{"key": "__value_schema_id", "value": named}]
         rows.append({"value": value, "key": None, "offset": n, "timestamp": None, "headers": headers})
-    source = Kafka("kafka:9092", "orders", format="protobuf", schema=Order, **options)
+    source = Kafka("kafka:9092", "orders", format="protobuf", **{"schema": Order, **options})
     decoder = RecordDecoder(cloudpickle.loads(cloudpickle.dumps(source)).format())  # as it travels to a worker
     records = pa.RecordBatch.from_pylist(rows, schema=RECORDS_WITH_HEADERS)
     found = decoder.decode(("orders", 0), "orders/0", records, "kafka")
@@ -85,9 +106,29 @@ def test_damaged_values_leave_the_others_alone() -> None:
 
 
 def test_with_a_registry_values_begin_with_ids() -> None:
-    values = [HEAD + b"\0" + order(1), HEAD + b"\2\2" + order(2), order(3), HEAD, b"", (order(4), HEAD)]
+    values = [HEAD + b"\0" + order(1), HEAD + b"\2\0" + order(2), order(3), HEAD, b"", (order(4), HEAD)]
     found = decode(*values, registry="http://registry:8081")
     assert found.batch.to_pylist() == [row(1), row(2), row(4)]
+    assert [problem[:1] for problem in problems(found)] == ["2", "3", "4"]
+
+
+def test_another_message_of_the_schema_is_a_bad_record() -> None:
+    guid = b"\1" + bytes(16)
+    values: list[Any] = [HEAD + b"\2\2" + order(1), HEAD + b"\4\0\0" + order(2), HEAD + b"\2", HEAD + b"\0"]
+    values += [(order(3), HEAD + b"\0"), (order(4), HEAD + b"\2\2"), (order(5), guid + b"\2\0"), (order(6), guid)]
+    values += [(order(7), guid + b"\2")]
+    found = decode(*values, registry="http://registry:8081")
+    assert [one["id"] for one in found.batch.to_pylist()] == [0, 3, 5, 6]
+    other = "it is not shop.Order, but another message of its schema"
+    assert problems(found) == [f"{n}: {other}" for n in (0, 1, 2, 5, 8)]
+
+
+def test_clients_count_inner_messages_in_two_ways() -> None:
+    deep = second_generated()
+    value = deep(id=7).SerializeToString()
+    heads = [b"\4\4\4", b"\4\4\2", b"\4\4\0", b"\2\4", b"\0"]
+    found = decode(*(HEAD + head + value for head in heads), registry="http://registry:8081", schema=deep)
+    assert found.batch.to_pylist() == [{"id": 7}, {"id": 7}]
     assert [problem[:1] for problem in problems(found)] == ["2", "3", "4"]
 
 

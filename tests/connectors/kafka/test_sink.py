@@ -20,19 +20,22 @@ from tests.servers.kafka import KafkaBroker
 import headgate as hg
 from headgate import testing
 from headgate.api.launch import outage_notes
+from headgate.codec.kafka.error_codes import ErrorCode
 from headgate.codec.kafka.record_batch import HEADERS_TYPE
 from headgate.connectors.base import Committer, SinkContext
-from headgate.connectors.kafka.client import KafkaClient
+from headgate.connectors.kafka import committer as committing
+from headgate.connectors.kafka.client import KafkaClient, ProducerIds
 from headgate.connectors.kafka.sink import KafkaSink
-from headgate.connectors.kafka.transactions import prepared_in
+from headgate.connectors.kafka.transactions import UNCERTAIN, prepared_in
 from headgate.errors import FencedError, StorageError, UsageError
 from headgate.model.config import duration_ms
 from headgate.model.ids import CheckpointId, Generation
+from headgate.model.manifest import Committable
 from headgate.model.pipeline_identity import Owner, PipelineIdentity
 from headgate.protocol.checkpoints.commit import CommitPermit
 from headgate.testing import Target, check_sink
 from headgate.testing.sinks.failures import Failure, check_interruption
-from headgate.testing.sinks.fake_pipeline import SCHEMA, Checkpoint, FakePipeline, SinkGeneration
+from headgate.testing.sinks.fake_pipeline import NUMBERS_MAX, SCHEMA, Checkpoint, FakePipeline, Name, SinkGeneration
 
 pytestmark = pytest.mark.xdist_group("kafka")
 """They share a broker."""
@@ -96,9 +99,9 @@ def client(kafka: KafkaBroker) -> Iterator[KafkaClient]:
 class Place:
     """A topic of its own with a sink, and what a reader of committed records sees of it."""
 
-    def __init__(self, broker: KafkaBroker, client: KafkaClient, **options: Any) -> None:
+    def __init__(self, broker: KafkaBroker, client: KafkaClient, topic: str = "", **options: Any) -> None:
         self.broker, self.client = broker, client
-        self.topic = client.create_topic(f"t-{uuid.uuid4().hex}", 2).name
+        self.topic = topic or client.create_topic(f"t-{uuid.uuid4().hex}", 2).name
         self.prefix = f"p-{uuid.uuid4().hex}"
         self.reader = Reader(broker, self.topic, client, self.prefix)
         self.sink = KafkaSink(broker.address, self.topic, key="text", prefix=self.prefix, **options)
@@ -351,6 +354,27 @@ def test_a_writer_that_was_replaced_begins_with_no_new_id(place: Callable[..., P
     pipeline.check_end(1)
 
 
+def test_records_of_a_key_stay_in_order_over_checkpoints(kafka: KafkaBroker, client: KafkaClient) -> None:
+    """The next transaction is written while a slow upload still has to prepare the former one."""
+    topic = client.create_topic(f"t-{uuid.uuid4().hex}", 1, settings={"max.message.bytes": "1000"}).name
+    here = Place(kafka, client, topic=topic)
+    run = here.pipeline("uploads were slow").start(1)
+    sealed = []
+    for number in range(1, 4):
+        run.write(500)
+        sealed.append(run.writers[0].seal(CheckpointId(number)))
+    payloads = [one.prepare() for one in reversed(sealed)]
+    found = [
+        prepared_in(Committable("sink", CheckpointId(3), 0, Generation(1), payload or b"")) for payload in payloads
+    ]
+    for what in found:
+        ids = ProducerIds(what.producer_id, what.producer_epoch)
+        assert client.end_transaction(what.transactional_id, ids, commit=True).code is ErrorCode.NONE
+    assert [row["number"] for row in here.read()] == list(range(1_500))
+    run.close()
+    here.reader.close()
+
+
 def test_a_writer_that_ends_leaves_nothing_open(place: Callable[..., Place]) -> None:
     here = place()
     pipeline = here.pipeline("a writer was closed")
@@ -373,6 +397,151 @@ def test_proofs_of_retained_checkpoints_are_kept(place: Callable[..., Place]) ->
     assert here.client.committed_offsets(name, here.topic, [0])[0][0] == before[0][0] == 1
     run.committer.commit(CommitPermit(first.checkpoint, run.generation), first.committables)
     pipeline.check_end(1)
+
+
+def test_what_was_promised_is_committed_also_by_a_sink_that_is_at_least_once_now(place: Callable[..., Place]) -> None:
+    here = place()
+    pipeline = here.pipeline("the guarantee was changed after a crash")
+    run = pipeline.start(1)
+    promised = pipeline.prepare(run)
+    pipeline.prepare(run)  # in a checkpoint that was not completed
+    run.close()
+    pipeline.complete(promised)
+    now = dataclasses.replace(here.sink, guarantee="at-least-once", transaction_timeout=None)
+    committer = now.open_committer("kit", "sink", Generation(int(run.generation) + 1))
+    committer.recover(promised.committables)
+    committer.commit(CommitPermit(promised.checkpoint, Generation(int(run.generation) + 1)), promised.committables)
+    committer.close()
+    assert here.open_transactions() == []
+    pipeline.check_visible(promised.shown, "after its commit")
+
+
+def test_the_owner_of_a_topic_is_not_forgotten_while_its_pipeline_runs(
+    place: Callable[..., Place], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Brokers forget offsets of a group after a week."""
+    here = place()
+    run = here.pipeline("it ran for long").start(1)
+    (before,) = here.sink.all_claimed()
+    other = f"{here.prefix}-other"
+    producer = here.client.take_over(other, 10_000)
+    group = f"{here.prefix}:owners:{here.topic}:{before.owner}"
+    here.client.commit_in_transaction(other, producer, group, here.topic, {0: (0, before.life)})
+    assert here.client.end_transaction(other, producer, commit=True).code is ErrorCode.NONE
+    run.committer.forget(CheckpointId(1), list)
+    assert list(here.sink.all_claimed()) == [dataclasses.replace(before, generation=0)], "it is not renewed each time"
+    monkeypatch.setattr(committing, "RENEWAL_MS", 0)
+    run.committer.forget(CheckpointId(1), list)
+    assert list(here.sink.all_claimed()) == [before]
+    run.close()
+
+
+# -- bugs of other sinks -----------------------------------------------------------------------------------------------
+
+
+def test_a_pipeline_that_is_deployed_again_commits_nothing_twice(place: Callable[..., Place]) -> None:
+    """B2, B6: the answer to the commit is lost, and another process goes on, twice, by other names of the brokers."""
+    here = place()
+    pipeline = here.pipeline("it was deployed again")
+    run = pipeline.start(2)
+    done = pipeline.prepare(run)
+    run.commit(done)
+    pipeline.complete(done)
+    for brokers in (here.broker.address, f"{here.broker.address},127.0.0.1:1"):
+        pipeline.target = dataclasses.replace(here.target, sink=dataclasses.replace(here.sink, brokers=brokers))
+        run = pipeline.start(2)
+        pipeline.check_visible(done.position, "after the checkpoint was committed again")
+    pipeline.check_end(1)
+
+
+def test_sinks_with_one_prefix_leave_each_other_alone(place: Callable[..., Place]) -> None:
+    """B3, names that begin alike or share their parts, in one topic."""
+    here = place()
+    names = [
+        Name("a", "b"),
+        Name("a", "bc", NUMBERS_MAX),
+        Name("a:b", "c", 2 * NUMBERS_MAX),
+        Name("b", "a", 3 * NUMBERS_MAX),
+    ]
+    pipelines = [FakePipeline(here.target, 4, f"{name}", name=name) for name in names]
+    runs = [pipeline.start(1) for pipeline in pipelines]
+    promised = [pipeline.prepare(run) for pipeline, run in zip(pipelines, runs, strict=True)]
+    for pipeline, done in zip(pipelines, promised, strict=True):
+        pipeline.complete(done)
+    for pipeline in pipelines:  # the first starts abort nothing of the others
+        pipeline.is_held_back = True
+        pipeline.start(1)
+    for pipeline, done in zip(pipelines, promised, strict=True):
+        pipeline.is_held_back = False
+        pipeline.check_visible(done.position, "after all have started again")
+    assert here.open_transactions() == []
+
+
+def test_what_is_left_of_a_commit_is_committed(place: Callable[..., Place]) -> None:
+    """B4, B9: the driver dies between two transactions of a checkpoint; older ones were not committed, either."""
+    here = place()
+    pipeline = here.pipeline("killed between two commits")
+    run = pipeline.start(3)
+    pipeline.prepare(run)
+    done = pipeline.prepare(run)
+    assert len(done.committables) == 6
+    run.committer.commit(CommitPermit(done.checkpoint, run.generation), done.committables[:4])
+    pipeline.complete(done)
+    pipeline.check_end(2)
+
+
+def test_a_commit_that_arrives_late_changes_nothing(place: Callable[..., Place]) -> None:
+    """B5, B18: the request of a driver that was replaced is on its way until the next one has gone on."""
+    here = place()
+    pipeline = here.pipeline("a commit came late")
+    old = pipeline.start(1)
+    done = pipeline.prepare(old)
+    given_up = pipeline.prepare(old)
+    pipeline.complete(done)
+    new = pipeline.start(1)
+    pipeline.prepare(new)
+    for what in map(prepared_in, given_up.committables):
+        late = here.client.end_transaction(
+            what.transactional_id, ProducerIds(what.producer_id, what.producer_epoch), commit=True
+        )
+        assert late.code in UNCERTAIN
+    with pytest.raises(FencedError, match="was replaced"):
+        old.commit(given_up)
+    pipeline.check_visible(done.position, "after the late commit")
+    assert len(here.open_transactions()) == 1
+    pipeline.check_end(1)
+
+
+@pytest.mark.run
+def test_a_bounded_input_is_committed_to_its_end(place: Callable[..., Place], tmp_path: Path) -> None:
+    """B8, B10: no checkpoint is due while it runs."""
+    here = place()
+    checkpointing = hg.Checkpointing(interval="1h", dir=tmp_path)
+    pipeline = hg.Pipeline(f"p-{uuid.uuid4().hex}", checkpointing=checkpointing)
+    rows = [{"number": number, "text": str(number)} for number in range(100)]
+    pipeline.source(hg.FromRows(rows), name="in").sink(here.sink, name="out")
+    assert testing.run(pipeline, timeout_s=4 * PATIENCE_S, parallelism=2).is_finished
+    assert sorted(row["number"] for row in here.read()) == list(range(100))
+    assert here.open_transactions() == []
+
+
+@pytest.mark.parametrize(("before", "after"), [(5, 1), (1, 3)])
+def test_nothing_is_left_of_subtasks_that_are_gone(place: Callable[..., Place], before: int, after: int) -> None:
+    """B14, FLINK-23854, FLINK-40626: killed before the first checkpoint and after it; then scaled."""
+    here = place()
+    pipeline = here.pipeline("scaled after a crash", rows=10)
+    for _ in range(2):
+        run = pipeline.start(before)
+        run.write(10)
+        pipeline.prepare(run)
+        run.write(10)
+        run = pipeline.start(after)  # the former processes are gone: they close nothing
+        assert here.open_transactions() == []
+        pipeline.advance(run)
+    pipeline.check_end(after)
+
+
+# -- options and refusals ---------------------------------------------------------------------------------------------
 
 
 def test_at_least_once_writes_at_once_and_waits_at_a_barrier(place: Callable[..., Place]) -> None:
@@ -446,6 +615,20 @@ def test_a_topic_belongs_to_a_pipeline_until_it_is_deleted(kafka: KafkaBroker, c
     while client.topics([topic]):
         continue
     assert sink.own("p", "out", other).life == other
+
+
+def test_any_number_of_sinks_write_to_a_topic(kafka: KafkaBroker, client: KafkaClient, topic: str) -> None:
+    """The text of one offset has at most 4096 bytes (``offset.metadata.max.bytes``)."""
+    sink = KafkaSink(kafka.address, topic)
+    lives = {f"s{number}": PipelineIdentity(f"life {number}", "/home/" + "x" * 200, "here", 1) for number in range(30)}
+    for node, life in lives.items():
+        assert sink.own("p", node, life).life == life
+    beside = KafkaSink(kafka.address, kafka.create_topic(f"{topic}.beside"))
+    assert beside.own("p", "s0", lives["s1"]).others == ()
+    for node, life in lives.items():
+        known = sink.owner("p", node)
+        assert known.life == life
+        assert {one.sink: one.owner.life for one in known.others} == {k: v for k, v in lives.items() if k != node}
 
 
 def test_what_cannot_work_is_one_sentence(kafka: KafkaBroker, client: KafkaClient, topic: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 import time
 import uuid
 from collections import deque
@@ -24,8 +25,8 @@ from headgate import testing
 from headgate.api.foreground import RunRequested, loading_only
 from headgate.codec.arrow import MOMENT
 from headgate.codec.kafka.messages import LATEST
-from headgate.connectors.base import SourceBatch, SourceContext
-from headgate.connectors.kafka.client import KafkaClient
+from headgate.connectors.base import SourceBatch, SourceContext, SplitPosition
+from headgate.connectors.kafka.client import KafkaClient, Topic
 from headgate.connectors.kafka.producer import Producer
 from headgate.connectors.kafka.source import Delivery, Kafka, KafkaReader, Position
 from headgate.environment import SYSTEM_ENVIRONMENT
@@ -295,6 +296,94 @@ def test_a_partition_that_vanished_keeps_its_position(kafka: KafkaBroker, client
     reader.close()
 
 
+def test_topics_that_come_and_go_keep_their_positions(
+    kafka: KafkaBroker, client: KafkaClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FLINK-39837, FLINK-7195: brokers list a topic or a partition, then not, then again, also while starts look."""
+    prefix = uuid.uuid4().hex
+    topic = new_topic(client, 2, prefix)
+    values = {part: [b"%d-%d" % (part, number) for number in range(4)] for part in range(2)}
+    put(client, topic, {part: some[:2] for part, some in values.items()})
+    source = Kafka(kafka.address, pattern=f"{prefix}.*", discovery_interval="1ms")
+    reader = source.open(context())
+    take(reader, 4)
+    positions = reader.positions()
+    reader.close()
+    lists = KafkaClient.topics
+    hidden: list[int] = []
+    looks = threading.Semaphore(0)
+
+    def topics(self: KafkaClient, names: Any) -> dict[str, Topic]:
+        looks.release()
+        found = dict(lists(self, names))
+        if topic in found and hidden:
+            leaders = {part: leader for part, leader in found[topic].leaders.items() if part not in hidden}
+            found |= {topic: Topic(topic, found[topic].id, leaders)}
+        return {name: one for name, one in found.items() if one.leaders}
+
+    monkeypatch.setattr(KafkaClient, "topics", topics)
+    for now in ([0, 1], [1], [0]):
+        hidden[:] = now
+        reader = source.open(context(positions))
+        for then in ([0, 1], [1], [], [0], []):
+            hidden[:] = then
+            while looks.acquire(blocking=False):
+                continue
+            for _ in range(2):  # the second look began after the change
+                while not looks.acquire(blocking=False):
+                    assert reader.poll() is None
+        assert {split: Position.decode("", data).offset for split, data in reader.positions().items()} == {
+            f"{topic}/{part}": 2 for part in range(2)
+        }
+        reader.close()
+    put(client, topic, {part: some[2:] for part, some in values.items()})
+    reader = source.open(context(positions))
+    assert sorted(row["value"] for row in take(reader, 4)) == sorted(values[0][2:] + values[1][2:])
+    reader.close()
+
+
+def test_a_topic_that_the_program_no_longer_names_is_no_longer_read(kafka: KafkaBroker, client: KafkaClient) -> None:
+    prefix = uuid.uuid4().hex
+    kept, dropped = new_topic(client, 1, f"kept-{prefix}"), new_topic(client, 1, f"dropped-{prefix}")
+    reader = Kafka(kafka.address, [kept, dropped]).open(context())
+    positions = reader.positions()
+    reader.close()
+    put(client, dropped, {0: [b"no"]})
+    put(client, kept, {0: [b"yes"]})
+    for source in (
+        Kafka(kafka.address, kept, end="latest"),
+        Kafka(kafka.address, pattern=f"kept-{prefix}.*", end="latest"),
+    ):
+        reader = source.open(context(positions))
+        assert reader.splits() == [f"{kept}/0"]
+        reader.close()
+        assert read_all(source, positions) == [b"yes"]
+
+
+def test_an_end_may_be_given_and_taken_away_between_starts(kafka: KafkaBroker, client: KafkaClient) -> None:
+    topic = new_topic(client, 1)
+    put(client, topic, {0: [b"%d" % n for n in range(4)]})
+    reader = Kafka(kafka.address, topic).open(context())
+    endless = reader.positions()
+    reader.close()
+    assert read_all(Kafka(kafka.address, topic, end="latest"), endless) == [b"0", b"1", b"2", b"3"]
+    assert read_all(Kafka(kafka.address, topic, end={(topic, 0): 2}), endless) == [b"0", b"1"]
+
+    reader = Kafka(kafka.address, topic, end={(topic, 0): 2}).open(context())
+    bounded = reader.positions()
+    reader.close()
+    assert read_all(Kafka(kafka.address, topic, end={(topic, 0): 3}), bounded) == [b"0", b"1", b"2"]
+    reader = Kafka(kafka.address, topic).open(context(bounded))
+    assert [row["value"] for row in take(reader, 4)] == [b"0", b"1", b"2", b"3"]
+    reader.close()
+
+    reader = Kafka(kafka.address, topic, end="latest").open(context())
+    bounded = reader.positions()
+    reader.close()
+    put(client, topic, {0: [b"later"]})
+    assert read_all(Kafka(kafka.address, topic, end="latest"), bounded) == [b"0", b"1", b"2", b"3"]
+
+
 def test_subtasks_share_partitions_without_agreement(kafka: KafkaBroker, client: KafkaClient) -> None:
     topic = new_topic(client, 5)
     source = Kafka(kafka.address, topic)
@@ -419,3 +508,41 @@ def test_each_example_of_the_guide_builds_its_pipeline(
         except RunRequested as requested:
             names["p"] = requested.pipeline
         assert len(names["p"].definition().plan.vertices) >= 1
+
+
+def progress_when(reader: KafkaReader, wanted: Mapping[str, SplitPosition]) -> None:
+    """Wait until the thread that fetches has seen where the partitions end."""
+    deadline_s = time.monotonic() + PATIENCE_MS / 1000
+    while reader.progress() != wanted:
+        assert time.monotonic() < deadline_s, reader.progress()
+        time.sleep(0.005)
+
+
+def test_progress_has_the_offset_and_the_end_of_each_partition(kafka: KafkaBroker, client: KafkaClient) -> None:
+    topic = new_topic(client, 2)
+    put(client, topic, {0: [b"a", b"b", b"c"]})
+    reader = Kafka(kafka.address, topic).open(context())
+    progress_when(reader, {f"{topic}/0": SplitPosition(0, 3), f"{topic}/1": SplitPosition(0, 0)})
+    take(reader, 3)
+    assert reader.progress()[f"{topic}/0"] == SplitPosition(3, 3)
+    put(client, topic, {1: [b"d"]}, transaction=uuid.uuid4().hex, commit=False)
+    progress_reached = {f"{topic}/0": SplitPosition(3, 3), f"{topic}/1": SplitPosition(2, 2)}
+    deadline_s = time.monotonic() + PATIENCE_MS / 1000
+    while reader.progress() != progress_reached:  # an aborted record and its marker are passed over
+        assert reader.poll() is None
+        assert time.monotonic() < deadline_s, reader.progress()
+    again = Kafka(kafka.address, topic).open(context(reader.positions()))
+    progress_when(again, progress_reached)
+    reader.close()
+    again.close()
+
+
+def test_progress_of_a_bounded_reading_goes_to_its_end(kafka: KafkaBroker, client: KafkaClient) -> None:
+    topic = new_topic(client, 1)
+    put(client, topic, {0: [b"a", b"b", b"c"]})
+    reader = Kafka(kafka.address, topic, end={(topic, 0): 2}).open(context())
+    assert reader.progress() == {f"{topic}/0": SplitPosition(0, 2)}
+    while not reader.is_finished():
+        reader.poll()
+    assert reader.progress() == {f"{topic}/0": SplitPosition(2, 2)}
+    reader.close()

@@ -392,3 +392,24 @@ def test_what_pipelines_have_passed_is_in_the_catalogue(store: Store) -> None:
     readers.poll_all()
     readers.complete()
     assert store.pipelines.passed(store.describe(NAME), Reading("p/source", "life", 1)) == {1}  # 0 is its own
+
+
+def test_progress_is_the_events_read_of_those_that_were_there_at_the_last_look(store: Store) -> None:
+    write(store, 1)
+    (reader,) = Readers(store, source(store), parallelism=1).subtasks
+    assert {one.position for one in reader.progress().values()} == {0}
+    while reader.poll() is not None:
+        continue
+    seen = reader.progress()
+    assert sum(one.position for one in seen.values()) == len(KEYS)
+    assert all(one.end == one.position for one in seen.values())
+    write(store, 2)
+    reader.poll()
+    assert sum(one.end or 0 for one in reader.progress().values()) > len(KEYS)
+
+
+def test_progress_of_a_bounded_reading_goes_to_its_end(store: Store) -> None:
+    write(store, 1)
+    (reader,) = Readers(store, source(store, follow=False), parallelism=1).subtasks
+    write(store, 2)
+    assert sum(one.end or 0 for one in reader.progress().values()) == len(KEYS)

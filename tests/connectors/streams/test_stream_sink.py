@@ -517,8 +517,8 @@ def test_a_damaged_committable_is_refused(store: Store) -> None:
     committer = StreamSink(NAME, store.root).open_committer("p", "sink", Generation(1))
     with pytest.raises(CorruptionError, match="stream transaction"):
         committer.commit(permit(1), [committable(b"\xc1", 1)])
-    with pytest.raises(CorruptionError, match="version 1"):
-        committer.commit(permit(1), [committable(b"\x94\x63\xa1a\xa1b\x01", 1)])
+    with pytest.raises(CorruptionError, match="version 2"):
+        committer.commit(permit(1), [committable(b"\x97\x63\xa1a\xa1b\x01\xc0\xc3\x01", 1)])
 
 
 def test_a_followed_stream_says_how_it_would_end_and_a_sealed_one_ends(store: Store) -> None:

@@ -159,40 +159,6 @@ def test_partial_results_of_windows_never_change() -> None:  # EV9
         assert refusal(merged, other).startswith("the state of operator 'totals' in checkpoint 7 is [window-merge(")
 
 
-MOMENT, LOCAL_TIME = "timestamp[us, tz=UTC]", "timestamp[us]"
-
-
-@pytest.mark.parametrize(
-    "now",
-    [
-        keyed(f"value at: {MOMENT}", f"map n: {MOMENT} -> int64", keys=f"at: {MOMENT}"),
-        f"reduce(keys at; columns at: {MOMENT}, n: int64)",
-        f"window-merge(tumbling 20 ms on at; keys at: {MOMENT}; add int64 n)",
-        f"window-buffer(tumbling 20 ms on at; keys at: {MOMENT}; at: {MOMENT}; l: large_list<item: {MOMENT}>)",
-        f"loop(keys at; columns at: {MOMENT}; log 1)",
-        lists(f"list a: {MOMENT}", f"broadcast map b: {MOMENT} -> {MOMENT}"),
-    ],
-)
-def test_times_of_every_kind_of_state_become_moments_and_never_local_times(now: str) -> None:  # EV12
-    before = now.replace(MOMENT, LOCAL_TIME)
-    assert changes(before, now) == ["operator 'totals': times in its state become moments in UTC"]
-    assert refusal(now, before)
-
-
-def test_times_become_moments_beside_other_changes() -> None:  # EV12
-    before = keyed("value n: int32", f"map m: {LOCAL_TIME} -> int32", keys=f"at: {LOCAL_TIME}")
-    now = keyed("value n: int64", f"map m: {MOMENT} -> int64", keys=f"at: {MOMENT}")
-    assert len(changes(before, now)) == 2
-    assert refusal(now, before.replace("int32", "int64"))
-    before, now = (
-        f"reduce(keys at; columns at: {dtype}, n: {n})" for dtype, n in ((LOCAL_TIME, "int32"), (MOMENT, "int64"))
-    )
-    assert changes(before, now) == [
-        f"operator 'totals': in state 'accumulators', {LOCAL_TIME} becomes {MOMENT} in 'at'",
-        "operator 'totals': in state 'accumulators', int32 becomes int64 in 'n'",
-    ]
-
-
 @pytest.mark.parametrize("before", ["stream a", "reduce(keys k; columns )", "keyed state(keys k: ; )", "list", "x; y"])
 def test_what_cannot_be_read_is_never_converted(before: str) -> None:  # EV1
     assert "this pipeline declares" in refusal(before, keyed("value n: int64"))

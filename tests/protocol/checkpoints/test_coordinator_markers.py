@@ -169,6 +169,15 @@ def test_a_hook_that_is_awaited_counts() -> None:  # EI5, EI36
     assert aborted(machine.handle(expiry(11))) == [AHEAD]
 
 
+def test_a_checkpoint_waits_for_a_hook_with_a_timeout_of_a_year() -> None:  # EI8
+    year = 365 * 86_400_000
+    machine = coordinator(*begin(10), hooks={"x": year})
+    assert machine.handle(expiry(10)) == waits_on(10)
+    found = machine.handle(HookAnswered(cp(10), "x", None))
+    assert waits_on(10)[0] in found, "its timeout begins with the answer"
+    assert aborted(machine.handle(expiry(10))) == [AbortReason.EXPIRED]
+
+
 # -- behind the cut ---------------------------------------------------------------------------------------------------
 
 

@@ -16,16 +16,20 @@ import pyarrow as pa
 import pytest
 from tests.operators.harness import Harness
 from tests.operators.process.broadcast_functions import READING, Unkeyed, limits, send, written
+from tests.operators.test_async_map import Subtask, doubled
 
 from headgate.codec.snapshot import Buffer, decode_sections
 from headgate.connectors.base import SinkContext
 from headgate.connectors.files.file_sink import FileSink
 from headgate.connectors.files.file_writer import FileWriter
 from headgate.model.config import RocksState
-from headgate.model.graph import MAIN, Partitioner
+from headgate.model.graph import MAIN, MAIN_INPUT, Partitioner
 from headgate.model.ids import ChannelIndex, CheckpointId, Generation, NodeName, SubtaskId, VertexId
 from headgate.model.plan import Plan, PlanEdge
+from headgate.operators.aligned_windows import window_operators
+from headgate.operators.async_map import AsyncMapSpec
 from headgate.operators.base import Operator, OperatorSpec, RestoredState
+from headgate.operators.broadcast_join import BroadcastJoinSpec
 from headgate.operators.catalog import broadcast_spec
 from headgate.operators.checkpoint_listeners import OperatorLists
 from headgate.operators.functions import ReduceSpec, paused_gc
@@ -34,8 +38,8 @@ from headgate.operators.process.batch_process import BatchContext, BatchProcessF
 from headgate.operators.process.row_process import ProcessContext, ProcessFunction, StateHandle, row_process_spec
 from headgate.operators.process.timers import Timer
 from headgate.operators.timestamps import WithTimestampsSpec
-from headgate.operators.tumbling_windows import window_operators
-from headgate.operators.window_plan import TumblingAggregate
+from headgate.operators.window_assigner import tumbling
+from headgate.operators.window_plan import WindowedAggregate
 from headgate.runtime.checkpoints.channel_state import ChannelState, RestoredPart, named_channels, restored_records
 from headgate.runtime.wire.spill import SpillBudget
 from headgate.runtime.worker import loop_head
@@ -161,7 +165,7 @@ class Windows(Holder):
     """A window operator: what combines locally stands in front of it."""
 
     def __init__(self, *aggregates: pl.Expr, may_combine: bool) -> None:
-        aggregate = TumblingAggregate(("key",), "ts", 20, aggregates)
+        aggregate = WindowedAggregate(("key",), "ts", tumbling(20), aggregates)
         found = window_operators(aggregate, SCHEMA, "node", may_combine=may_combine)
         super().__init__(found.window)
         self._combine = None if found.combine is None else Harness(found.combine)
@@ -406,6 +410,46 @@ class Broadcast:
         return False
 
 
+class Waiting:
+    """Records that wait in an operator: for answers, or for the rest of a table."""
+
+    def __init__(self, make: Callable[[list[RestoredState]], Operator]) -> None:
+        self._make = make
+        self.operator = make([])
+        self._step = 0
+        self.change()
+
+    def change(self) -> None:
+        self._step += 1
+        self.operator.process_input(MAIN_INPUT, batch(self._step))
+
+    def freeze(self) -> FrozenState:
+        frozen = self.operator.freeze()
+        assert isinstance(frozen, FrozenState)
+        return frozen
+
+    def contents(self, payload: bytes) -> list[Any]:
+        restored = self._make([RestoredState(0, 1, memoryview(payload))]).freeze()
+        assert restored is not None
+        sections = decode_sections(joined(restored.encode()), "test")
+        return [(name, rows_of(data)) for name, data in sections.items()]
+
+    def is_holding(self) -> bool:
+        return False
+
+
+def asking(states: list[RestoredState]) -> Operator:
+    """Return an operator of which nothing answers the calls."""
+    return Subtask(AsyncMapSpec(doubled, SCHEMA, limit=10_000), states).operator
+
+
+def joining(states: list[RestoredState]) -> Operator:
+    """Return a join of which the table is not complete."""
+    keys: Any = {"left_keys": ("key",), "right_keys": ("key",), "suffix": "_right"}
+    spec = BroadcastJoinSpec(SCHEMA, SCHEMA, how="semi", waits=True, has_changes=False, **keys)
+    return Harness(spec, states).operator
+
+
 class Recorded:
     """Records on their way to one subtask, on two channels of an edge."""
 
@@ -489,6 +533,8 @@ CASES: dict[str, Callable[[], Live]] = {
     "held-by-a-file-sink": Held,
     "operator-lists": Lists,
     "broadcast": Broadcast,
+    "async-map": lambda: Waiting(asking),
+    "broadcast-join": lambda: Waiting(joining),
     "in-flight": Recorded,
     "loop-log": lambda: Log(("key",), 1 << 30),
     "loop-log-on-disk": lambda: Log(("key",), 0),

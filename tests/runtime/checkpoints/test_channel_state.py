@@ -28,7 +28,6 @@ from headgate.model.ids import (
 )
 from headgate.model.manifest import KeyGroups, Manifest, SnapshotPart, SubtaskEntry
 from headgate.model.plan import PipelineDefinition, Plan
-from headgate.operators import schemas
 from headgate.operators.keys import partition
 from headgate.runtime.checkpoints import channel_state, restore
 from headgate.runtime.checkpoints.channel_state import (
@@ -271,40 +270,6 @@ def test_a_pipeline_without_the_edge_or_with_another_schema_is_refused() -> None
     assert "to 'sum', and in this pipeline there is no such way" in keyed
     nothing = Manifest(CheckpointId(1), Generation(1), 2, MAX, ())
     assert channel_state_misfit(nothing, definition_of(2, others=True)) is None
-
-
-def test_local_times_in_flight_arrive_as_moments(monkeypatch: pytest.MonkeyPatch) -> None:  # EV12
-    """Of a release that dropped zones, to this one; and not the other way round."""
-
-    def made() -> PipelineDefinition:
-        pipeline = hg.Pipeline("p")
-        schema = pa.schema([("at", pa.timestamp("us", "Asia/Kolkata"))])
-        rows = pipeline.source(hg.FromRows([{"at": None}], schema=schema), name="in").rebalance()
-        rows.filter(lambda row: True, name="out").sink(hg.Discard(), name="end")
-        return pipeline.definition()
-
-    definition = made()
-    with monkeypatch.context() as patch:
-        patch.setattr(schemas, "MOMENT", schemas.LOCAL_TIME)
-        former = made()
-    for old, new in ((former, definition), (definition, former)):
-        subtask = SubtaskId(old.plan.edges[0].target, 0)
-        mine, storage = ways(old, subtask), MemoryStorage()
-        batch = pa.record_batch([[5]], schema=mine[0].schema)
-        target = SubtaskTarget(SnapshotDestination(storage, "p", Generation(1), 1 << 20), subtask, CheckpointId(1))
-        target.put_state("out", ChannelState(mine, {mine[0].channel.channel: [batch]}), IN_FLIGHT_PREFIX)
-        manifest = Manifest(CheckpointId(1), Generation(1), 1, MAX, (SubtaskEntry(subtask, target.finish()),))
-        if old is definition:
-            assert "holds records on their way" in str(channel_state_misfit(manifest, new))
-            continue
-        assert channel_state_misfit(manifest, new) is None
-        messages = parts_for_worker(manifest, new.plan, WorkerIndex(0))
-        parts = read_restored(storage, "p", WorkerIndex(0), new.plan, messages).in_flight(
-            new.plan.vertex(subtask.vertex)
-        )
-        ((_, found),) = restored_records(parts, ways(new, subtask), new.plan, subtask)
-        assert (found.schema, found.column(0).view(pa.int64()).to_pylist()) == (ways(new, subtask)[0].schema, [5])
-        assert found.schema.field("at").type == schemas.MOMENT
 
 
 def test_edges_between_the_same_ends_are_kept_apart() -> None:

@@ -14,8 +14,13 @@ import headgate
 from headgate.codec.snapshot import decode_sections, section_views
 from headgate.codec.snapshot_rows import stored_rows
 from headgate.errors import StorageError
+from headgate.operators.async_map import AsyncMapSpec
 from headgate.operators.base import Operator
+from headgate.operators.broadcast_join import BroadcastJoinSpec
 from headgate.operators.catalog import StatefulSpec
+from headgate.operators.changing_join import ChangingJoinOperator, ChangingJoinSpec
+from headgate.operators.deduplication import DeduplicateOperator, DeduplicateSpec
+from headgate.operators.joins import AsOfJoinOperator, JoinSpec, PairJoinOperator, WindowJoinOperator
 from headgate.operators.loop_head import LoopHeadSpec
 from headgate.operators.process.batch_process import BatchProcessOperator
 from headgate.operators.process.broadcast_process import (
@@ -24,12 +29,33 @@ from headgate.operators.process.broadcast_process import (
     BroadcastOperator,
     BroadcastProcessSpec,
 )
+from headgate.operators.process.co_process import (
+    BatchCoProcessOperator,
+    BatchCoProcessSpec,
+    CoProcessOperator,
+    CoProcessSpec,
+)
 from headgate.operators.process.key_process import KeyFunctionOperator, KeyFunctionSpec
 from headgate.operators.process.row_process import ProcessOperator
+from headgate.operators.running_aggregate import RunningAggregateOperator, RunningAggregateSpec
+from headgate.operators.session_windows import SessionMergeOperator, SessionMergeSpec
+from headgate.operators.top_rows import TopOperator, TopSpec, WindowTopOperator, WindowTopSpec
+from headgate.operators.triggered_windows import TriggeredWindowOperator, TriggeredWindowSpec
 from headgate.runtime.savepoint_writer.rows import WrittenRows
 from headgate.state import vectors as vectors_module
 from headgate.state.descriptors import StateKind
 from headgate.state.snapshot import FrozenState
+
+BY_COLUMN: tuple[type[Operator], ...] = (
+    *(DeduplicateOperator, RunningAggregateOperator, SessionMergeOperator, TriggeredWindowOperator),
+    *(AsOfJoinOperator, ChangingJoinOperator, PairJoinOperator, WindowJoinOperator, TopOperator, WindowTopOperator),
+)
+"""They have the states of functions by batch."""
+
+SPECS_BY_COLUMN = (
+    *(DeduplicateSpec, RunningAggregateSpec, SessionMergeSpec, TriggeredWindowSpec),
+    *(JoinSpec, ChangingJoinSpec, TopSpec, WindowTopSpec),
+)
 
 each = pytest.mark.parametrize("name", CASES)
 
@@ -173,11 +199,15 @@ def test_every_state_that_can_be_frozen_is_in_the_conformance_test() -> None:
         KeyFunctionOperator: ProcessOperator,
         BroadcastOperator: ProcessOperator,
         BatchBroadcastOperator: BatchProcessOperator,
+        CoProcessOperator: ProcessOperator,
+        BatchCoProcessOperator: BatchProcessOperator,
     }
+    keyed_as |= dict.fromkeys(BY_COLUMN, BatchProcessOperator)
     leaves = {keyed_as.get(c, c) for c in operators - bases}
     stateful = {c for c in leaves if c.freeze is not Operator.freeze}
     assert {type(live.operator) for live in lives if hasattr(live, "operator")} == stateful
     of_others = {LoopHeadSpec, KeyFunctionSpec, BroadcastProcessSpec, BatchBroadcastProcessSpec}
+    of_others |= {CoProcessSpec, BatchCoProcessSpec, AsyncMapSpec, BroadcastJoinSpec, *SPECS_BY_COLUMN}
     assert {type(live.spec) for live in holders} | of_others == {
         one
         for one in specs

@@ -11,7 +11,8 @@ from tests.clocks import HandClock
 from tests.web.shop import definition
 
 import headgate as hg
-from headgate.codec.messages import AlignmentMetrics, MetricsReport
+from headgate.codec.messages import AlignmentMetrics, MetricsReport, encode_message
+from headgate.display.progress import late_text
 from headgate.model.ids import CheckpointId, Generation, NodeName, SubtaskId, VertexId
 from headgate.model.manifest import Manifest, SnapshotPart, SubtaskEntry, Totals
 from headgate.model.plan import Plan
@@ -24,15 +25,20 @@ from headgate.model.progress import (
     NODE,
     RECORDS_IN,
     RECORDS_OUT,
+    SPLITS_SHOWN_MAX,
     WATERMARK_MS,
     EdgeProgress,
+    Lateness,
     LoopProgress,
     NodeProgress,
     PendingCheckpoint,
     PipelineState,
     Sample,
     Samples,
+    SourceProgress,
+    SplitProgress,
     SubtaskAlignment,
+    late_within,
 )
 from headgate.operators.expressions import runs_with
 from headgate.runtime.driver.coordinator_host import sum_totals
@@ -43,6 +49,7 @@ from headgate.runtime.driver.progress import (
     EdgeTotals,
     OperatorTotals,
     RunProgress,
+    SourceTotals,
 )
 from headgate.runtime.wire.exchange import ExchangeMetrics
 from headgate.runtime.worker.metrics import ALIGNMENTS_MAX, WorkerMetrics
@@ -354,3 +361,90 @@ def test_a_plan_without_edges_has_none() -> None:
     book.begin()
     book.add(0, edges_at(1.0, records=1))
     assert book.edges() == ()
+
+
+def test_lateness_is_summed_over_workers_and_runs_and_is_no_counter_of_its_own() -> None:
+    book = RunProgress("bad-records", HandClock().monotonic_ns)
+    book.begin(Generation(1), {"window": {"late": 1, late_within(5_000): 1}})
+    book.add(0, MetricsReport(1, [Sample(name, ((NODE, "window"),), 99) for name in ("late", late_within(20))]))
+    (node,) = book.snapshot(PipelineState.RUNNING, Generation(1), 0, None).nodes
+    assert (node.late_records, node.lateness) == (100, Lateness(20, 20, 5_000))
+    assert (node.counters, node.subtasks[0].counters) == ((("late", 100),), (("late", 99),))
+    assert late_text(node) == (
+        "'window' dropped 100 late records (lateness: p50 20 ms, p99 20 ms, max 5.0 s); "
+        "out_of_orderness of with_timestamps, 5.0 s longer, would have kept them all"
+    )
+
+
+def split(name: str, lag: int | None, records: int = 0, **more: Any) -> SplitProgress:
+    return SplitProgress(name, lag=lag, records=records, **more)
+
+
+def of_source(*splits: SplitProgress, unit: str = "records") -> SourceProgress:
+    return SourceProgress.of(NodeName("orders"), unit, splits)
+
+
+def test_the_splits_of_all_subtasks_are_added_up_and_the_most_lagging_come_first() -> None:
+    book = SourceTotals()
+    book.add(0, 1.0, [of_source(split("a", 5), split("b", None, is_idle=True))])
+    book.add(
+        1,
+        1.0,
+        [of_source(split("c", 7), split("e", 0, watermark_ms=20), split("d", 0, watermark_ms=10, is_waiting=True))],
+    )
+    (found,) = book.sources()
+    assert (found.splits, found.idle_splits, found.lag, found.unknown_lags) == (5, 1, 12, 1)
+    assert found.waiting_splits == 1
+    assert [one.split for one in found.most_lagging] == ["c", "a", "d", "e", "b"]
+
+
+def test_a_report_of_thousands_of_splits_names_a_few_and_counts_all() -> None:
+    book = SourceTotals()
+    for worker in range(3):
+        book.add(worker, 1.0, [of_source(*(split(f"{worker}/{n:04}", n) for n in range(2_000)))])
+    (found,) = book.sources()
+    assert (found.splits, found.lag) == (6_000, 3 * sum(range(2_000)))
+    assert len(found.most_lagging) == SPLITS_SHOWN_MAX
+    assert {one.lag for one in found.most_lagging} == set(range(1_993, 2_000))
+    assert len(encode_message(MetricsReport(1, [], [], [], [found]))) < 5_000
+
+
+def test_the_rate_of_a_split_is_that_between_reports_that_name_it() -> None:
+    book = SourceTotals()
+
+    def rates() -> dict[str, float]:
+        return {one.split: one.records_per_second for one in book.sources()[0].most_lagging}
+
+    book.add(0, 1.0, [of_source(split("a", 5, 100))])
+    assert rates() == {"a": 0.0}, "one report gives no rate"
+    book.add(0, 1.5, [of_source(split("a", 5, 150), split("b", 5, 1_000_000))])
+    assert rates() == {"a": 100.0, "b": 0.0}, "what was read before it was named is no rate"
+    book.add(0, 2.0, [of_source(split("b", 5, 1_000_200))])
+    assert rates() == {"b": 400.0}
+    book.begin()
+    assert book.sources() == (), "a new generation knows nothing yet"
+    book.add(0, 0.5, [of_source(split("a", 5, 10))])
+    assert rates() == {"a": 0.0}
+
+
+def test_a_source_without_splits_or_known_ends_has_no_lag() -> None:
+    book = SourceTotals()
+    book.add(0, 1.0, [of_source()])
+    assert book.sources()[0] == SourceProgress(NodeName("orders"))
+    book.add(1, 1.0, [of_source(split("a.log", None), unit="bytes")])
+    (found,) = book.sources()
+    assert (found.unit, found.splits, found.lag, found.unknown_lags) == ("bytes", 1, None, 1)
+    book.add(1, 1.5, [of_source(split("a.log", 0), unit="bytes")])
+    assert book.sources()[0].lag == 0
+
+
+def test_the_sources_of_the_running_generation_are_in_the_progress() -> None:
+    book = RunProgress("bad-records", HandClock().monotonic_ns)
+    book.begin(Generation(1))
+    reported = MetricsReport(1, [Sample(CLOCK_S, (), 1.0)], [], [], [of_source(split("a", 3))])
+    book.add(0, reported)
+    found = book.snapshot(PipelineState.RUNNING, Generation(1), 0, None).sources
+    assert [(one.source, one.lag) for one in found] == [("orders", 3)]
+    book.begin(Generation(2))
+    book.add(0, reported)
+    assert book.snapshot(PipelineState.RUNNING, Generation(2), 0, None).sources == ()

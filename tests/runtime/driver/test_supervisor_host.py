@@ -58,7 +58,7 @@ def deployed(restored: Manifest | None) -> messages.Deploy:
     sent: list[Any] = []
     nothing: Any = SimpleNamespace()
     begun = NewGeneration(Generation(2), CheckpointId(8), restored, (), nothing)
-    live = LiveGeneration(definition(), begun, nothing, nothing, lambda note: None)
+    live = LiveGeneration(definition(), begun, nothing, nothing, lambda note: None, nothing, nothing)
     worker: Any = SimpleNamespace(
         worker=WorkerIndex(0), address=messages.Address("127.0.0.1", 1), connection=SimpleNamespace(send=sent.append)
     )

@@ -75,7 +75,7 @@ def matched(pipeline: hg.Pipeline, orders: Stream, payments: Stream) -> tuple[St
     edges = tuple(
         Edge(edge.upstream, Partitioner.HASH, ("order",), edge.tag, name)
         for stream, name in ((orders, ORDERS), (payments, PAYMENTS))
-        for edge in stream._edges
+        for edge in stream._all_edges
     )
     spec, node = MatchSpec(), NodeName("match")
     schemas = dict(catalog.output_schemas(spec, {ORDERS: orders._schema, PAYMENTS: payments._schema}, str(node)))

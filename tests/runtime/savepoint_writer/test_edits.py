@@ -249,7 +249,7 @@ def test_expiries_are_kept_and_in_order(tmp_path: Path) -> None:
         hg.edit_savepoint(tmp_path / "one", tmp_path / "no").replace("all", "seen", wrong.reverse()).write()
 
 
-UNWRITABLE = ("with-timestamps", "loop-log", "held-by-a-file-sink", "in-flight", "rocksdb", "broadcast")
+UNWRITABLE = ("with-timestamps", "loop-log", "held-by-a-file-sink", "in-flight", "rocksdb", "broadcast", "async-map")
 """``broadcast`` is the copy of one subtask of several."""
 
 
@@ -307,7 +307,9 @@ def test_what_nobody_names_stays_whatever_it_is(tmp_path: Path, name: str) -> No
     assert described[0] == described[1]
 
 
-@pytest.mark.parametrize(("name", "one"), [("held-by-a-file-sink", "records"), ("loop-log", "log")])
+@pytest.mark.parametrize(
+    ("name", "one"), [("held-by-a-file-sink", "records"), ("loop-log", "log"), ("async-map", "requests")]
+)
 def test_state_that_is_not_of_keys_alone_is_refused(tmp_path: Path, name: str, one: str) -> None:
     live = made(name)
     written = Written(tmp_path)

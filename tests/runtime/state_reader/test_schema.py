@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from headgate.codec.snapshot import IN_FLIGHT_PREFIX, LISTS_PREFIX, STATE_PREFIX, UNION_PREFIX
 from headgate.model.state_schema import StateIdentity
+from headgate.operators.aligned_windows import window_operators
 from headgate.operators.functions import ReduceSpec
-from headgate.operators.tumbling_windows import window_operators
-from headgate.operators.window_plan import TumblingAggregate
+from headgate.operators.window_assigner import tumbling
+from headgate.operators.window_plan import WindowedAggregate
 from headgate.runtime.state_reader.schema import Kind, Shape, shape_of
 from headgate.state.backend import TimeKind, timer_section
 from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind, section_of, state_identity
@@ -87,7 +88,9 @@ def test_keys_of_records_are_found_or_rows_are_not_chosen_by_them(keys: tuple[st
     text = ReduceSpec(keys, lambda a, b: a, schema).state_text()
     shape = shape_named(text, STATE_PREFIX, "accumulators", schema)
     assert (shape.kind, shape.keys, list(shape.names)) == (Kind.REDUCE, keys if is_clear else (), schema.names)
-    kept = window_operators(TumblingAggregate(keys, "ts", 20, (pl.col("ts").n_unique(),)), schema, "node").window
+    kept = window_operators(
+        WindowedAggregate(keys, "ts", tumbling(20), (pl.col("ts").n_unique(),)), schema, "node"
+    ).window
     shape = shape_named(kept.state_text(), STATE_PREFIX, "records", kept.kept)
     assert shape.kind is Kind.WINDOW_RECORDS
     assert shape.keys in (keys, ()), "or keys with their types read clearly"
@@ -95,7 +98,9 @@ def test_keys_of_records_are_found_or_rows_are_not_chosen_by_them(keys: tuple[st
 
 def merged(key: str) -> Shape:
     schema = pa.schema([(key, NUMBER), ("n", NUMBER), ("ts", NUMBER)])
-    window = window_operators(TumblingAggregate((key,), "ts", 20, (pl.col("n").sum(),)), schema, "node").window
+    window = window_operators(
+        WindowedAggregate((key,), "ts", tumbling(20), (pl.col("n").sum(),)), schema, "node"
+    ).window
     return shape_named(window.state_text(), STATE_PREFIX, "windows", window.plan.partial_schema())
 
 

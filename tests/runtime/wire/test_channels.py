@@ -6,7 +6,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.codec.frames import Barrier, BatchElement, Element, EndOfData, Watermark, batch_element
+from headgate.codec.frames import Barrier, BatchElement, Cancel, Element, EndOfData, Watermark, batch_element
 from headgate.model.ids import CheckpointId, WorkerIndex
 from headgate.runtime.wire.channels import ChannelKey, InputChannel, OutputChannel, local_channel
 
@@ -126,3 +126,18 @@ def test_any_traffic_stays_bounded_and_never_sticks(credit: int, moves: list[int
         assert ends.input.size_bytes <= ends.input.outstanding_bytes == credit - ends.output.credit_bytes
     assert received + len(ends.poll_all()) == sent
     assert ends.output.can_send
+
+
+def test_a_barrier_or_cancel_marker_that_waits_is_known_unless_the_channel_is_blocked() -> None:
+    ends = Ends(100)
+    for element in (sized(1), Barrier(CheckpointId(1)), sized(1), Cancel(CheckpointId(2))):
+        ends.output.send(element)
+    found = []
+    while True:
+        found.append(ends.input.has_marker)
+        if ends.input.poll() is None:
+            break
+    assert found == [True, True, True, True, False]
+    ends.output.send(Barrier(CheckpointId(3)))
+    ends.input.block()
+    assert not ends.input.has_marker

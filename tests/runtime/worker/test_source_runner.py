@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,10 +13,12 @@ from tests.runtime.worker.test_subtask_runner import Made, Reader, batch
 
 from headgate.codec.frames import Barrier, Cancel, EndOfData, Watermark
 from headgate.codec.snapshot import POSITIONS_PREFIX
-from headgate.connectors.base import CheckpointMarker, SourceBatch
-from headgate.errors import UsageError
+from headgate.connectors.base import CheckpointMarker, SourceBatch, SplitPosition
+from headgate.errors import BadRecord, UsageError
 from headgate.model.config import ORDINARY, CheckpointOptions, Guarantee
-from headgate.model.ids import CheckpointId
+from headgate.model.ids import CheckpointId, NodeName
+from headgate.model.progress import SourceProgress
+from headgate.operators.user_functions import bad_records
 from headgate.protocol.checkpoints.coordinator_events import AbortReason
 from headgate.protocol.subtasks import alignment
 from headgate.protocol.subtasks import subtask as machine
@@ -438,3 +441,82 @@ def test_others_tell_nothing(reader: Reader | None) -> None:  # EI34
     for now_ms in range(0, 1_000, 100):
         turn(made, now_ms)
     assert told(made) == []
+
+
+class Measured(Marked):
+    """Says how far it has read."""
+
+    def __init__(self, **splits: Sequence[int]) -> None:
+        super().__init__(**splits)
+        self.problem: Exception | None = None
+
+    def progress(self) -> dict[str, SplitPosition]:
+        if self.problem is not None:
+            raise self.problem
+        return {name: SplitPosition(at, len(self._splits[name]), "bytes") for name, at in self.at.items()}
+
+
+def progress_of(made: Made) -> SourceProgress:
+    found = made.runner.source_progress()
+    assert found is not None
+    return found
+
+
+def seen(made: Made) -> dict[str, tuple[int | None, int | None, int]]:
+    return {one.split: (one.position, one.lag, one.records) for one in progress_of(made).most_lagging}
+
+
+def test_each_split_reports_how_far_it_was_read_until_it_has_ended() -> None:
+    reader = Measured(x=[1, 2, 3], y=[4, 5])
+    reader.is_bounded = False
+    made = made_of(reader)
+    made.runner.start()
+    assert seen(made) == {"x": (0, 3, 0), "y": (0, 2, 0)}
+    made.runner.step()
+    assert seen(made) == {"x": (1, 2, 1), "y": (0, 2, 0)}
+    steps(made)
+    assert seen(made) == {"x": (3, 0, 3), "y": (2, 0, 2)}
+    assert (progress_of(made).unit, progress_of(made).lag) == ("bytes", 0)
+
+
+def test_a_split_that_has_ended_is_not_reported() -> None:
+    made = made_of(Marked(x=[1, 2]))
+    made.runner.start()
+    made.runner.step()
+    assert seen(made) == {"x": (None, None, 1)}, "a reader need not say anything: its records are counted"
+    made.runner._source.process(SourceBatch("x", batch(2), is_split_finished=True))
+    assert progress_of(made) == SourceProgress(NodeName("a"))
+
+
+def test_bad_records_are_read_too() -> None:
+    reader = Measured(x=[1])
+    reader.is_bounded = False
+    made = made_of(reader)
+    made.runner.start()
+    bad = bad_records("a", ["torn"], ["x 1"], ["?"])
+    with contextlib.suppress(BadRecord):  # no dead letters here
+        made.runner._source.process(SourceBatch("x", batch(1).slice(0, 0), bad))
+    assert seen(made)["x"] == (0, 1, 1)
+
+
+def test_what_is_read_ahead_is_read() -> None:
+    reader = Measured(x=[1, 2])
+    reader.is_bounded = False
+    made = made_of(reader, mode=Guarantee.AT_MOST_ONCE)
+    made.runner.start()
+    made.runner.step()
+    assert seen(made) == {"x": (1, 1, 0)}
+
+
+def test_a_reader_that_fails_to_report_is_read_on(caplog: pytest.LogCaptureFixture) -> None:
+    reader = Measured(x=[1, 2])
+    reader.is_bounded = False
+    made = made_of(reader)
+    made.runner.start()
+    reader.problem = RuntimeError("no idea")
+    assert progress_of(made) == SourceProgress(NodeName("a"))
+    assert progress_of(made) == SourceProgress(NodeName("a"))
+    assert [record.getMessage() for record in caplog.records] == ["the reader of source 'a' reports no progress"]
+    reader.problem = None
+    steps(made)
+    assert seen(made) == {"x": (2, 0, 2)}

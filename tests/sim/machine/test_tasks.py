@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import queue
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
-from headgate.sim.machine.tasks import SimCondition, SimEvent, SimLock, SimPool, SimProcess, SimQueue, SimThread, Tasks
+from headgate.sim.machine.tasks import (
+    SimCondition,
+    SimEvent,
+    SimEventLoop,
+    SimLock,
+    SimPool,
+    SimProcess,
+    SimQueue,
+    SimThread,
+    Tasks,
+)
 from headgate.sim.machine.world import Violation, World
 
 
@@ -218,3 +230,29 @@ def test_when_a_run_is_over_every_task_ends_and_changes_nothing() -> None:
     room.run()
     room.tasks.take_down()
     assert room.heard == []
+
+
+def test_an_event_loop_runs_coroutines_in_the_order_of_the_seed() -> None:
+    async def returning(value: int) -> int:
+        await asyncio.sleep(0)  # another turn: not a wait for anything
+        return value
+
+    async def raising() -> None:
+        raise ValueError
+
+    def ends(seed: int) -> list[object]:
+        room = Room(seed)
+        loop = SimEventLoop(room.tasks, room.process, "loop")
+
+        def work() -> None:
+            for number in range(5):
+                loop.submit(partial(returning, number), lambda value, error: room.heard.append(value))
+            loop.submit(raising, lambda value, error: room.heard.append(type(error)))
+
+        room.spawn(work)
+        return room.run()
+
+    orders = [ends(seed) for seed in range(5)]
+    assert all(set(order) == {0, 1, 2, 3, 4, ValueError} for order in orders)
+    assert orders == [ends(seed) for seed in range(5)]
+    assert len({tuple(map(str, order)) for order in orders}) > 1

@@ -10,7 +10,7 @@ from tests.mutants.harness import patched
 from headgate.sim.product.fault_injection import FOCUS_RATE, SUBJECTS, draw_focus
 from headgate.sim.product.run import Run
 from headgate.sim.product.workloads import TYPED
-from headgate.sim.streams.background_traffic import Neighbour
+from headgate.sim.streams.background_traffic import BackgroundTraffic
 from headgate.sim.streams.streams import StreamRun
 from headgate.store import writer
 
@@ -67,11 +67,11 @@ def test_a_neighbour_notices_what_the_store_should_have_refused() -> None:
 
 
 def test_a_neighbour_notices_what_is_lost() -> None:
-    def forgetful(self: Neighbour, rows_count: int, *, is_there: bool = True) -> object:
+    def forgetful(self: BackgroundTraffic, rows_count: int, *, is_there: bool = True) -> object:
         if is_there:
             self._expected[-1] += 1  # told of it, and it is nowhere
         return real(self, rows_count, is_there=is_there)
 
-    real = Neighbour._batch
-    with patched(Neighbour, "_batch", forgetful):
+    real = BackgroundTraffic._batch
+    with patched(BackgroundTraffic, "_batch", forgetful):
         assert any("next-door/events lost [-1]" in str(StreamRun(seed).run()) for seed in (2, *range(10)))

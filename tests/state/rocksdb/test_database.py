@@ -31,7 +31,6 @@ from headgate.state.rocksdb import database_snapshot as rocks_frozen
 from headgate.state.rocksdb.database import Changes, Database, Rows, SharedMemory, Use
 from headgate.state.rocksdb.database_restore import PortableRows
 from headgate.state.worker_backends import WorkerStates, worker_states
-from headgate.storage import local_directories
 
 KEYS = KeyColumns(("id",), (pa.int64(),))
 VALUE = StateDescriptor("value", StateKind.VALUE, pa.large_string())
@@ -136,24 +135,6 @@ def test_a_directory_that_another_user_has_made_takes_no_state(
     with pytest.raises(StorageError, match=r"belongs to user \d+, who could read and change"):
         _ = filled(states, 1) if kind == "state" else unread._open()
     assert [*theirs.iterdir()] == []
-
-
-def test_the_directory_of_all_may_go_while_somebody_looks_for_what_is_abandoned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whoever ends as the last one removes it."""
-    looked: list[Path] = []
-
-    def glob(self: Path, pattern: str) -> Any:
-        looked.append(self)
-        self.rmdir()
-        return os.scandir(self)  # as pathlib does once it has seen that there is a directory
-
-    monkeypatch.setattr(Path, "glob", glob)
-    own = local_directories.ProcessDirectory(tmp_path / "all")
-    assert looked == [tmp_path / "all"]
-    assert own.path.is_dir()
-    own.remove()
 
 
 def test_there_is_no_write_ahead_log(worker: WorkerStates, tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ class History:
         stream = made.find_stream("s")
         made.append(stream, self.chunk(f"a{number}"), None, number)
         made.prepare(stream, f"t{number}", OWNER, number, [self.chunk(f"t{number}")], number)
-        made.commit([("s", f"t{number}")], OWNER, number, number)
+        made.commit([("s", f"t{number}")], OWNER, number, number, {"s": number})
         begun = made.begin_shared("s", f"s{number}", f"writers{number}", 0, LEASE_MS, number)
         made.join_shared(begun, "w", "t", number)
         made.write_shared(begun, "w", "t", (1, 2), self.chunk(f"s{number}"), number)
@@ -189,7 +189,7 @@ OFTEN: dict[str, Call] = {
     "parts_of_one": lambda c, s, h: c.parts(s, tail(s), 0, 1),
     "begin": lambda c, s, h: c.begin("s", "new", OWNER, 900),
     "prepare": lambda c, s, h: c.prepare(s, "new", OWNER, 900, [h.new], 900),
-    "commit": lambda c, s, h: c.commit([("s", "prepared")], OWNER, 900, 900),
+    "commit": lambda c, s, h: c.commit([("s", "prepared")], OWNER, 900, 900, {"s": 900}),
     "abort": lambda c, s, h: c.abort("s", "prepared", OWNER, 900, 900),
     "fence": lambda c, s, h: c.fence(OWNER, 900),
     "forget_outcomes": lambda c, s, h: c.forget_outcomes(["s1"], "writers1", 900),

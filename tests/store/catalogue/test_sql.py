@@ -60,7 +60,7 @@ def fill(made: Catalogue) -> None:
     made.append(stream, chunk("first"), Numbers("w", 1, 1, 4), 3)
     for name in ("committed", "prepared", "another"):
         made.prepare(stream, name, OWNER, 1, [chunk(name)], 5)
-    made.commit([("s", "committed")], OWNER, 1, 6)
+    made.commit([("s", "committed")], OWNER, 1, 6, {"s": 5})
     made.own("q/sink", LIFE)
     made.mark("s", OWNER, 1, 4)
     made.mark("s", OWNER, 2, 5)
@@ -148,6 +148,8 @@ WRITES: dict[str, Call] = {
     "delete_stream": lambda c, s: c.delete_stream("s", force=True),
     "register_writer": lambda c, s: c.register_writer(s, "w", 2),
     "append": lambda c, s: c.append(s, chunk("second"), Numbers("w", 1, 5, 5), 8),
+    "note_time": lambda c, s: c.note_time(s, "writer:w", 9, 7, writer=("w", 1)),
+    "forget_time": lambda c, s: c.forget_time(s, OWNER),
     "truncate": lambda c, s: c.truncate(s, {0: 6, 1: 9}, anyway=True),
     "retain": lambda c, s: c.retain(s, {0: 6, 1: 9}),
     "sweep": lambda c, s: c.sweep(s, 10),
@@ -165,7 +167,7 @@ WRITES: dict[str, Call] = {
     "delete_group": lambda c, s: c.delete_group("g"),
     "mend_groups": lambda c, s: c.mend_groups(),
     "prepare": lambda c, s: c.prepare(s, "new", OWNER, 2, [chunk("new")], 7),
-    "commit": lambda c, s: c.commit([("s", "prepared"), ("s", "another")], OWNER, 2, 7),
+    "commit": lambda c, s: c.commit([("s", "prepared"), ("s", "another")], OWNER, 2, 7, {"s": 6}),
     "abort": lambda c, s: c.abort("s", "prepared", OWNER, 2, 7),
     "recover": lambda c, s: c.recover("sealed", OWNER, 2, {"another"}, 7),
     "fence": lambda c, s: c.fence(OWNER, 8),

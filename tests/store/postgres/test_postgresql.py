@@ -100,7 +100,9 @@ def test_a_store_on_a_server_of_another_version_is_refused_with_one_sentence(url
         for use in (lambda: reader.describe(STREAM), lambda: reader.seal(STREAM)):
             with pytest.raises(UsageError, match=f"has version {CATALOGUE_VERSION + 1} by now.*upgrade Headgate"):
                 use()
-        with pytest.raises(UsageError, match=f"has version {CATALOGUE_VERSION + 1}, this Headgate reads version 1"):
+        with pytest.raises(
+            UsageError, match=f"has version {CATALOGUE_VERSION + 1}, this Headgate reads version {CATALOGUE_VERSION}"
+        ):
             opened(url)
 
 

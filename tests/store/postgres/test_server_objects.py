@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from tests.servers.objects import BUCKET, ObjectServer, object_server
+from tests.servers.objects import BUCKET, ObjectServer, careless_server, object_server
 from tests.servers.postgres import PostgresServer
 from tests.store.storing import KEYED, STREAM, drain, drained, keyed
 from tests.store.test_store_crash import SINK, WRITER, kill, lines_of, start
@@ -84,3 +84,9 @@ def test_a_place_that_does_not_let_us_in_is_named(
         with pytest.raises(UsageError, match="cannot be reached") as caught:
             location.open_shared(postgres.url("wrong_key"), f"s3://{BUCKET}/wrong")
         assert "very-wrong" not in str(caught.value)
+
+
+def test_a_place_that_ignores_conditions_is_refused(postgres: PostgresServer) -> None:
+    with careless_server() as objects, pytest.raises(UsageError, match="replaces an object"):
+        location.open_shared(postgres.url("careless"), f"s3://{BUCKET}/careless")
+    assert objects == {}

@@ -111,7 +111,7 @@ def test_a_question_that_was_given_up_changes_nothing_when_it_arrives(server: St
     wanted = StreamDefinition("late", KEYED, 1, None)
     body = encode({"wanted": wanted, "now_ms": 1, "if_not_exists": False})
     head = (
-        "POST /verb/catalogue/create_stream HTTP/1.1\r\nHeadgate-Protocol: 1\r\nHeadgate-Request: a\r\n"
+        "POST /verb/catalogue/create_stream HTTP/1.1\r\nHeadgate-Protocol: 3\r\nHeadgate-Request: a\r\n"
         f"Headgate-Checksum: {checksum_of(body)}\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     stream = late._http.sock
@@ -158,9 +158,8 @@ def test_writers_and_readers_go_on_when_the_server_is_started_again(tmp_path: Pa
         store.close()
 
 
-def test_a_server_that_is_another_one_by_now_does_not_know(
-    tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:  # SS9: its memory went with it, so the caller looks it up
+def asked_later(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+    """A lost answer is asked for (first event) when another server is there (second event)."""
     asks, is_another = threading.Event(), threading.Event()
     real = clients.Client._settled
 
@@ -172,6 +171,13 @@ def test_a_server_that_is_another_one_by_now_does_not_know(
         return real(self, connection, lost)
 
     monkeypatch.setattr(clients.Client, "_settled", settled)
+    return asks, is_another
+
+
+def test_a_server_that_is_another_one_by_now_does_not_know(
+    tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:  # SS9: its memory went with it, so the caller looks it up
+    asks, is_another = asked_later(monkeypatch)
     flushed: list[BaseException | None] = []
     with ExitStack() as opened:
         with serving(tmp_path / "served", port):
@@ -200,17 +206,7 @@ def test_a_server_that_is_another_one_by_now_does_not_know(
 def test_what_can_be_repeated_is_when_another_server_does_not_know(
     tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:  # SS9
-    asks, is_another = threading.Event(), threading.Event()
-    real = clients.Client._settled
-
-    def settled(self: Client, connection: Any, lost: Any) -> clients.RequestOutcome:
-        if not is_another.is_set():
-            asks.set()
-            assert is_another.wait(WAIT_S)
-            raise UnreachableError("is away")
-        return real(self, connection, lost)
-
-    monkeypatch.setattr(clients.Client, "_settled", settled)
+    asks, is_another = asked_later(monkeypatch)
     ended: list[BaseException | None] = []
     with ExitStack() as opened:
         with serving(tmp_path / "served", port):

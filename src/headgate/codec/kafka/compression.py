@@ -16,7 +16,7 @@ import xxhash
 from headgate.codec.kafka.wire import Buffer
 
 DECOMPRESSED_BYTES_MAX = 256 << 20
-"""The largest batch, once it is decompressed: brokers take 1 MB of compressed bytes, unless they are told otherwise."""
+"""The largest batch, once it is decompressed: by default, brokers take 1 MB of compressed bytes."""
 
 _PIECE_BYTES = 1 << 20
 _XERIAL = b"\x82SNAPPY\x00"

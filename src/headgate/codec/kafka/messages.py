@@ -975,6 +975,35 @@ class ListTransactions(Request[ListTransactionsAnswer]):
 
 
 @dataclass(frozen=True, slots=True)
+class ListedGroup:
+    """A consumer group with its state."""
+
+    group_id: String
+    protocol_type: String
+    group_state: String
+
+
+@dataclass(frozen=True, slots=True)
+class ListGroupsAnswer(Answer):
+    """The consumer groups of one broker."""
+
+    throttle_time_ms: Int32
+    error_code: Int16
+    groups: tuple[ListedGroup, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ListGroups(Request[ListGroupsAnswer]):
+    """Ask a broker for the consumer groups that it coordinates; a filter that is empty lets everything pass."""
+
+    KEY: ClassVar[int] = 16
+    VERSIONS: ClassVar[tuple[int, ...]] = (4,)
+    ANSWER: ClassVar[type[Answer]] = ListGroupsAnswer
+
+    states_filter: tuple[String, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ProducersTopic:
     """Partitions of one topic."""
 

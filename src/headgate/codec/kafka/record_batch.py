@@ -32,7 +32,7 @@ CODEC_MASK, APPEND_TIME, TRANSACTIONAL, CONTROL = 0x07, 0x08, 0x10, 0x20
 
 NO_TIMESTAMP, NO_PRODUCER_ID, NO_SEQUENCE = -1, -1, -1
 SEQUENCES = 1 << 31
-"""Sequence numbers begin anew at this one."""
+"""How many sequence numbers there are: after the last one comes 0."""
 
 RECORD_BYTES_MIN = 7
 """A record without key, value and headers."""

@@ -331,7 +331,7 @@ class _Cursor:
         self._check()
 
     def numbers(self) -> _Ints:
-        """Return the next number of each record, and move behind it."""
+        """Return the next number of each record, and advance past it."""
         byte = self._data[self.position]
         self.position = self.position + 1
         value = (byte & 0x7F).astype(np.uint64)
@@ -355,14 +355,14 @@ class _Cursor:
         return (value >> np.uint64(1)).astype(np.int64) ^ -(value & np.uint64(1)).astype(np.int64)
 
     def bytes_column(self, raw: bytes) -> pa.Array:
-        """Return the next bytes of each record, null where their length is -1, and move behind them."""
+        """Return the next bytes of each record, null where their length is -1, and advance past them."""
         begin, size, is_null = self.skip_bytes()
         if is_null.all():
             return pa.nulls(len(begin), pa.large_binary())
         return _cut_out(raw, begin, size, is_null)
 
     def skip_bytes(self) -> tuple[_Ints, _Ints, npt.NDArray[np.bool_]]:
-        """Return begin and size of the next bytes of each record, and whether they are null; move behind them."""
+        """Return begin and size of the next bytes of each record, and whether they are null; advance past them."""
         size = self.numbers()
         is_null = size == -1
         if (size < -1).any():

@@ -32,7 +32,7 @@ from headgate.codec.kafka.wire import Parts
 from headgate.errors import UsageError
 
 BATCH_BYTES_MAX = 1_048_588
-"""What brokers and topics take unless they are told otherwise (``max.message.bytes``)."""
+"""What brokers and topics take by default (``max.message.bytes``)."""
 
 _Ints = npt.NDArray[np.int64]
 
@@ -64,6 +64,19 @@ class EncodedBatch:
     size_bytes: int
 
 
+class RecordTooLargeError(Exception):
+    """A record does not fit into a batch of its own.
+
+    Attributes:
+        row: of the first such record.
+        size_bytes: of a batch with it alone.
+    """
+
+    def __init__(self, row: int, size_bytes: int) -> None:
+        super().__init__(row, size_bytes)
+        self.row, self.size_bytes = row, size_bytes
+
+
 def encode_records(
     value: pa.Array,
     timestamps_ms: npt.NDArray[np.int64],
@@ -82,7 +95,7 @@ def encode_records(
         batch_bytes_max: no batch is larger before it is compressed.
 
     Raises:
-        UsageError: a record is larger than a batch may be.
+        RecordTooLargeError: a record is larger than a batch may be.
     """
     count = len(value)
     if count == 0:
@@ -174,7 +187,7 @@ class _Number:
 
 
 def _written(fields: Sequence[_Number | None]) -> pa.Array:
-    """Return numbers one behind the other, as a column of bytes; None is a byte 0, the attributes of a record."""
+    """Return the bytes of all numbers, joined, as a column; None is a byte 0, the attributes of a record."""
     count = len(next(field for field in fields if field is not None).width)
     size = sum(1 if field is None else field.width for field in fields)
     offsets = np.zeros(count + 1, np.int64)
@@ -201,7 +214,7 @@ def _headers(headers: pa.Array) -> pa.Array:
     empty = pa.scalar(b"", pa.large_binary())
     columns = [_written([_Number(_sizes(keys))]), keys, _written([_Number(_sizes(values))]), values]
     each = pc.binary_join_element_wise(*columns, empty, null_handling="replace", null_replacement="")
-    # the headers of one record lie one behind the other: the same bytes, with other bounds
+    # the headers of one record follow each other: the same bytes, with other bounds
     bounds = np.frombuffer(each.buffers()[1], np.int64)[: len(each) + 1]
     own = bounds[np.concatenate(([0], np.cumsum(number)))]
     of_records = pa.Array.from_buffers(
@@ -222,11 +235,9 @@ def _sizes(column: pa.Array) -> _Ints:
 
 def _first_rows(sizes: _Ints, limit: int) -> _Ints:
     """Return the first row of each batch, so that no batch has more than ``limit`` bytes."""
-    if (largest := int(sizes.max())) > limit:
-        raise UsageError(
-            f"a record of about {largest:,} bytes is larger than the {limit + HEADER.size:,} bytes that a batch for "
-            "Kafka may have; raise max.message.bytes of the topic and of the sink, or make the record smaller"
-        )
+    if int(sizes.max()) > limit:
+        row = int(np.argmax(sizes > limit))
+        raise RecordTooLargeError(row, int(sizes[row]) + HEADER.size)
     ends = np.cumsum(sizes)
     firsts, first, before = [], 0, 0
     while first < len(sizes):

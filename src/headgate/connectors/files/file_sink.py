@@ -1,4 +1,4 @@
-"""A transactional sink of JSON-lines or Parquet files: readers see only files of completed checkpoints.
+"""A transactional sink of JSON-lines, CSV or Parquet files: readers see only files of completed checkpoints.
 
 Counterparts: ``writer`` prepares files in the workers, ``commit`` publishes them in the driver. Source: the D
 rules of docs/spec/connectors.md. Configuration only.
@@ -75,8 +75,9 @@ class FileSink(Sink):
         """Configure.
 
         Args:
-            url: a directory, or the URL of one in an object store.
-            format: "jsonl" or "parquet"; also the extension of the files.
+            url: a directory, or the URL of one in an object store or in HDFS.
+            format: "jsonl", "csv" or "parquet"; also the extension of the files. Files of CSV begin with a header;
+                texts are quoted, nulls are empty. A single column that is null is a blank line, which readers skip.
             prefix: the names of the files begin with it.
             buffer_bytes: how many bytes a subtask keeps in memory before it moves records to a temporary file.
             file_bytes: after this many Arrow bytes, a transaction continues in another file.
@@ -171,21 +172,17 @@ class FileSink(Sink):
 
     @property
     def shared_target(self) -> str:
-        """See ``Sink``."""
         return self.url
 
     def own(self, pipeline: str, node: str, life: PipelineIdentity) -> Owner:
-        """See ``Sink``."""
         with self._writing():
             return self.target(pipeline, node).own(life)
 
     def locations(self) -> tuple[Location, ...]:
-        """See ``Sink``."""
         url = self.url.partition("?")[0]
         return (Location(url, url if "://" in url else os.path.realpath(url)),)
 
     def recorded(self, node: str) -> Target:
-        """See ``Sink``."""
         return Target(node, TargetKind.FILES, self.url)
 
     def holding(self, pipeline: str, node: str, mine: Mine) -> Holding:
@@ -193,7 +190,6 @@ class FileSink(Sink):
         return Holding("", self.url) if is_missing(self.url) else self._published(pipeline, node).holding()
 
     def start_over(self, pipeline: str, node: str, generation: Generation, life: PipelineIdentity, mine: Mine) -> None:
-        """See ``Sink``."""
         if not is_missing(self.url):
             with self._writing():
                 self._published(pipeline, node).start_over(generation, life)
@@ -202,5 +198,4 @@ class FileSink(Sink):
         return PublishedFiles(self._storage(), SinkIdentity(pipeline, node))
 
     def how_to_forget(self, pipeline: str, node: str) -> str:
-        """See ``Sink``."""
         return f"headgate sinks forget '{pipeline}/{node}' '{self.url}'"

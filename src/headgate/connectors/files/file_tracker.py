@@ -8,6 +8,7 @@ which all subtasks are given: nothing has to be agreed upon.
 from __future__ import annotations
 
 import glob
+import os
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +17,7 @@ from headgate.connectors.base import SourceContext, owner_of_split
 from headgate.connectors.files.filesystem import inode_of
 from headgate.connectors.files.line_file import FileMovedError, FileOptions, FilePosition, LineFile
 from headgate.connectors.files.rotation import ForeignFiles, Found, OlderFiles, SeenFile, renamed_to, was_compressed
-from headgate.connectors.files.selection import FileSelection, numbered_files, owner_of_file, series_of
+from headgate.connectors.files.selection import COMPRESSED, FileSelection, numbered_files, owner_of_file, series_of
 from headgate.errors import UsageError
 
 
@@ -72,6 +73,20 @@ class FileAssignment:
         return self._others.has(path, inode)
 
 
+def _refuse_compressed_meanwhile(path: str, known: Collection[str], files: Sequence[str]) -> None:
+    """Refuse a compressed file that may hold what was read of a file that is gone.
+
+    Raises:
+        UsageError
+    """
+    stem, ending = os.path.splitext(path)
+    if ending in COMPRESSED and stem in known and stem not in files:
+        raise UsageError(
+            f"{stem} was read, and is gone; {path} may be the same, compressed, and would be read once more: put it "
+            "back as it was, or move the compressed file away"
+        )
+
+
 LOOKS_MAX = 3
 """What is missing or may not be read just now is awaited for so many looks for new files."""
 
@@ -118,6 +133,7 @@ class FileTracker:
         self._settled = {path: file for path, file in self.files.items() if own.get(path) is file and path in settled}
         for path in files:
             if path not in self.files:
+                _refuse_compressed_meanwhile(path, known, files)
                 self._consider(path, numbers.get(path))
         for before, file in renamed:
             series = series_of(before)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from headgate.codec.arrow import gains_zones, in_zones_of, read_stream
+from headgate.codec.arrow import read_stream
 from headgate.codec.snapshot import Buffer, decode_sections, encode_sections
 from headgate.connectors.base import EmptyTransaction, SealedTransaction, SinkContext, SinkWriter
 from headgate.connectors.encode import FileFormat, encode
@@ -124,12 +124,7 @@ class FileWriter(SinkWriter):
         """Take over what former subtasks held back, each of them by one subtask: the next ``seal`` writes it."""
         for state in states:
             if state.subtask_index % self._context.parallelism == self._context.subtask_index:
-                self._restored += [self._zoned(batch) for batch in decode_held_records(state, self._context.node)]
-
-    def _zoned(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return records of before with moments where the sink has them now (EV12)."""
-        schema = self._context.schema
-        return in_zones_of(batch, schema) if gains_zones(batch.schema, schema) else batch
+                self._restored += decode_held_records(state, self._context.node)
 
     def finish(self) -> None:
         """Hold nothing back any more."""

@@ -94,54 +94,43 @@ class FileSystem(Protocol):
 
 
 class LocalFiles:
-    """The files of this machine, and what is mounted there."""
+    """The files of this machine, and what is mounted there. See ``FileSystem``."""
 
     @contextmanager
     def opened(self, path: str) -> Iterator[int]:
-        """See ``FileSystem``."""
         with open(path, "rb", buffering=0) as file:
             yield file.fileno()
 
     def fstat(self, descriptor: int) -> Status:
-        """See ``FileSystem``."""
         return os.fstat(descriptor)
 
     def pread(self, descriptor: int, size_bytes: int, offset: int) -> bytes:
-        """See ``FileSystem``."""
         return os.pread(descriptor, size_bytes, offset)
 
     def stat(self, path: str) -> Status:
-        """See ``FileSystem``."""
         return os.stat(path)
 
     def siblings(self, path: str) -> list[tuple[str, int]]:
-        """See ``FileSystem``."""
         with os.scandir(os.path.dirname(path)) as entries:
             found = sorted(entries, key=lambda entry: entry.name)
             return [(entry.path, entry.inode()) for entry in found if entry.is_file()]
 
     def is_file(self, path: str) -> bool:
-        """See ``FileSystem``."""
         return os.path.isfile(path)
 
     def is_directory(self, path: str) -> bool:
-        """See ``FileSystem``."""
         return os.path.isdir(path)
 
     def may_read(self, path: str) -> bool:
-        """See ``FileSystem``."""
         return os.access(path, os.R_OK)
 
     def may_list(self, path: str) -> bool:
-        """See ``FileSystem``."""
         return os.access(path, os.R_OK | os.X_OK)
 
     def matching(self, pattern: str) -> Iterable[str]:
-        """See ``FileSystem``."""
         return glob.iglob(pattern, recursive=True)
 
     def below(self, directory: str, pattern: str) -> Iterable[str]:
-        """See ``FileSystem``."""
         for _ in range(LISTINGS_MAX):
             try:
                 return [str(path) for path in Path(directory).glob(pattern)]
@@ -150,7 +139,6 @@ class LocalFiles:
         raise StorageError("list", directory, "directories in it come and go all the time")
 
     def link_target(self, path: str) -> str | None:
-        """See ``FileSystem``."""
         return os.path.realpath(path) if os.path.islink(path) else None
 
 

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from headgate.codec.exact_values import MisfitError, shortened_text
-from headgate.connectors.files.line_file import Lines
+from headgate.connectors.files.line_file import Lines, RawLines
 from headgate.errors import UsageError
 from headgate.operators.schemas import canonical_schema, schema_text, to_canonical
 
@@ -140,13 +140,15 @@ class JsonDecoder:
     def decode(self, lines: Lines) -> Decoded:
         """Parse the lines at once; isolate those at fault when that fails."""
         refused = Refused()
+        if lines.raw is not None and (whole := self._parse_whole(lines.raw)) is not None:
+            return Decoded(whole, lines.starts, refused)
         values, starts = _objects(*valid_text(lines, refused), refused)
         good = np.ones(len(values), np.bool_)
         batches: list[pa.RecordBatch] = []
 
         def parse(low: int, high: int) -> str | None:
             try:
-                batches.append(self._parse(values.slice(low, high - low)))
+                batches.append(self._parse(joined(values.slice(low, high - low)), high - low))
             except _SeveralValuesError:
                 return "several JSON values on one line"
             except (pa.ArrowInvalid, MisfitError) as error:
@@ -157,14 +159,24 @@ class JsonDecoder:
         batch = pa.Table.from_batches(batches, self.schema).combine_chunks()
         return self._check_required(one_batch(batch, self.schema), values.filter(good), starts[good], refused)
 
-    def _parse(self, values: pa.LargeStringArray) -> pa.RecordBatch:
-        text = joined(values)
+    def _parse_whole(self, raw: RawLines) -> pa.RecordBatch | None:
+        """Parse lines as they stand in the file; None if not each of them is one sound record."""
+        if not (_are_objects(raw) and _is_utf8(raw.data)):
+            return None
+        try:
+            batch = self._parse(pa.py_buffer(raw.data), len(raw.ends))
+        except (_SeveralValuesError, pa.ArrowInvalid, MisfitError):
+            return None
+        is_complete = not self._nested and not any(batch.column(name).null_count for name in self._required)
+        return batch if is_complete else None
+
+    def _parse(self, text: pa.Buffer, rows: int) -> pa.RecordBatch:
         table = pj.read_json(
             pa.BufferReader(text),
             read_options=pj.ReadOptions(use_threads=False, block_size=len(text) + 64),
             parse_options=pj.ParseOptions(explicit_schema=self._parsed, unexpected_field_behavior="ignore"),
         )
-        if table.num_rows != len(values):
+        if table.num_rows != rows:
             raise _SeveralValuesError
         table = table.select(self.schema.names).cast(self._cast).combine_chunks()
         return to_canonical(one_batch(table, self._cast), self.schema)
@@ -175,7 +187,7 @@ class JsonDecoder:
             return "one of several"
         for one in self.schema:
             try:
-                JsonDecoder(pa.schema([one]))._parse(values)
+                JsonDecoder(pa.schema([one]))._parse(joined(values), 1)
             except (pa.ArrowInvalid, MisfitError):
                 return _misfit(values[0].as_py(), one) or _reason(error)
         return _reason(error)
@@ -249,12 +261,31 @@ def _objects(values: pa.LargeStringArray, starts: Starts, refused: Refused) -> t
     return values.filter(is_object), starts[is_object.to_numpy(zero_copy_only=False)]
 
 
+def _are_objects(raw: RawLines) -> bool:
+    """Whether every line begins with "{" and ends with "}": then no JSON value can go on in the next line."""
+    data = np.frombuffer(raw.data, np.uint8)
+    last = data[raw.ends - 1]
+    if (has_return := last == ord("\r")).any():
+        last = data[raw.ends - 1 - has_return]
+    return bool((last == ord("}")).all() and (data[raw.starts() - raw.base] == ord("{")).all())
+
+
+def _is_utf8(data: bytes) -> bool:
+    if data.isascii():
+        return True
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 def _is_object(values: pa.LargeStringArray) -> pa.BooleanArray:
     return pc.and_(pc.starts_with(values, "{"), pc.ends_with(values, "}"))
 
 
 def joined(values: pa.LargeStringArray) -> pa.Buffer:
-    """Return the values with a line end between them."""
+    """Return the values with a line end between them; line ends within one, as Kafka's may have, are white space."""
     whole = pa.LargeListArray.from_arrays(pa.array([0, len(values)], pa.int64()), values)
     return pc.binary_join(whole, pa.scalar("\n", pa.large_string())).cast(pa.large_binary())[0].as_buffer()
 

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import xxhash
 
+from headgate.connectors.base import SplitPosition
+from headgate.connectors.files.compressed_file import INFER, CompressedFile, codec_of
 from headgate.connectors.files.filesystem import ABSENT, LOCAL, FileSystem, Status, failing
 from headgate.connectors.files.selection import PATTERN_DEFAULT
 from headgate.errors import CorruptionError, UsageError
+
+Offsets: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
 _VERSION = 1
 _FIXED = struct.Struct("<BBHHIQQQQQQQ")
@@ -41,8 +45,9 @@ class FilePosition:
     """Where reading of one file continues.
 
     Attributes:
-        offset: bytes delivered; always the start of a line, or the end of the file.
-        seen_bytes: the file's size when last looked at; tells a file removed too early from one read fully.
+        offset: bytes delivered; always the start of a line, or the end of the file. Of a compressed file, decompressed.
+        seen_bytes: the file's size when last looked at; tells a file removed too early from one read fully. Of a
+            compressed file, compressed.
         head_bytes, head_digest: fingerprint of the beginning, ``head_bytes`` ≤ ``offset``.
         tail_bytes, tail_digest: fingerprint of the bytes just before ``offset``.
         inode, device: of the file when last looked at (0: not known). Alone they identify nothing: both are reused.
@@ -121,8 +126,11 @@ class FilePosition:
         )
 
 
-BLOCK_BYTES = 1 << 20
-"""Read at a time: parsing so much takes a few milliseconds, which a barrier may have to wait for."""
+BLOCK_BYTES = 2 << 20
+"""Read at a time at most: parsing so much takes about ten milliseconds, which a barrier may have to wait for."""
+
+HEADER_BYTES = 16 << 10
+"""Read at a time where the header of a file of CSV is looked for."""
 
 ROWS_MAX = 65_536
 """Lines returned at a time, so that short lines make no huge batches."""
@@ -135,6 +143,7 @@ HEAD_BYTES = 1_024
 
 _REFUSED_BYTES = 4_096
 _BOM = b"\xef\xbb\xbf"
+_NONE: Offsets = np.empty(0, np.int64)
 
 
 class FileMovedError(UsageError):
@@ -152,8 +161,26 @@ class FileMovedError(UsageError):
 
 
 @dataclass(frozen=True, slots=True)
+class CsvForm:
+    """How records of CSV are told apart.
+
+    Attributes:
+        delimiter: the byte between fields.
+        quote: the byte around fields in which delimiters and line ends are text; None: there are no such fields.
+        has_header: whether the first record of a file names its columns.
+    """
+
+    delimiter: int
+    quote: int | None
+    has_header: bool
+
+
+@dataclass(frozen=True, slots=True)
 class FileOptions:
-    """The options of a source of lines (``line_source.LineOptions``), checked, in milliseconds and bytes."""
+    """The options of a source of lines (``line_source.LineOptions``), checked, in milliseconds and bytes.
+
+    ``csv``: a line is a record of CSV, with its line end, and may have line ends in it.
+    """
 
     follow: bool = False
     pattern: str = PATTERN_DEFAULT
@@ -161,31 +188,73 @@ class FileOptions:
     poll_ms: int = 20
     discovery_ms: int = 1_000
     line_bytes_max: int = LINE_BYTES_MAX
+    csv: CsvForm | None = None
+    compression: str = INFER
 
 
 DEFAULTS = FileOptions()
 
 
 @dataclass(frozen=True, slots=True)
-class Lines:
-    """Some complete lines: ``values`` (large_binary, without line ends), where each begins, and the first's number."""
+class RawLines:
+    """Complete lines as they stand in a file: ``data`` ends with the last of the line feeds at ``ends``.
 
-    values: pa.LargeBinaryArray
-    starts: np.ndarray[Any, np.dtype[np.int64]]
-    first: int = 1
+    ``base``: the byte of the file at which they begin.
+    """
+
+    data: bytes
+    ends: Offsets
+    base: int
+
+    def starts(self) -> Offsets:
+        """Return at which byte of the file each line begins."""
+        starts = np.empty(len(self.ends), np.int64)
+        starts[0] = self.base
+        starts[1:] = self.ends[:-1] + (self.base + 1)
+        return starts
+
+
+class Lines:
+    """Some complete lines: ``values`` (large_binary, without line ends), where each begins, and the first's number.
+
+    ``inner``: line ends within records of CSV. ``header``: the first record of a file of CSV that has one. ``raw``: the
+    lines as they stand in the file, which are split into ``values`` only when that is asked for.
+    """
+
+    def __init__(
+        self,
+        values: pa.LargeBinaryArray | None,
+        starts: Offsets,
+        first: int = 1,
+        inner: Offsets | None = None,
+        header: bytes = b"",
+        raw: RawLines | None = None,
+    ) -> None:
+        assert (values is None) == (raw is not None)
+        self._values, self.starts = values, starts
+        self.first, self.inner, self.header, self.raw = first, inner, header, raw
+
+    @property
+    def values(self) -> pa.LargeBinaryArray:
+        """The lines one by one."""
+        if self._values is None:
+            assert self.raw is not None
+            self._values = _split(self.raw)
+        return self._values
 
     def number_at(self, start: int) -> int:
         """Return the number, from 1 on, of the line that begins at byte ``start`` of the file."""
-        return self.first + int(np.searchsorted(self.starts, start))
+        inner = 0 if self.inner is None else int(np.searchsorted(self.inner, start))
+        return self.first + int(np.searchsorted(self.starts, start)) + inner
 
 
 @dataclass(frozen=True, slots=True)
-class OversizeLine:
-    """A line that is too long: its number, where it begins, its length, and its first bytes."""
+class RefusedLine:
+    """A line that is too long or ends within quotes: its number, where it begins, why, and its first bytes."""
 
     number: int
     start: int
-    size_bytes: int
+    problem: str
     head: bytes
 
 
@@ -205,6 +274,8 @@ class LineFile:
         self.lines = position.lines
         """So many lines are before ``offset``."""
         self.is_finished = position.is_finished
+        codec = codec_of(path, options.compression)
+        self._compressed = None if codec is None else CompressedFile(path, codec, system)
         self.is_at_end = False
         """The last ``step`` found nothing more in the file."""
         self._follow = options.follow
@@ -219,7 +290,11 @@ class LineFile:
         self._before = b""  # the last bytes before ``offset``
         self._skipped_before = b""  # and those before ``_skipped_to``
         self._buffer = b""  # the file's bytes from ``offset`` on
-        self._ends = np.empty(0, np.int64)  # where the buffer has "\n"
+        self._ends = _NONE  # where lines end in the buffer
+        self._csv = options.csv
+        self._newlines = _NONE  # of CSV: where the buffer has "\n"
+        self._quotes = OUTSIDE  # the state of ``record_ends`` after the buffer
+        self._header: bytes | None = None  # of CSV
         self._skipped_to: int | None = None  # inside an oversize line: everything before it has no line end
         self._skipped_head = b""
 
@@ -242,6 +317,13 @@ class LineFile:
             lines=self.lines,
         )
 
+    def progress(self) -> SplitPosition:
+        """Return how many bytes were delivered; its size is not known before it was opened."""
+        if self._compressed is not None:  # how far it has come is known of the compressed bytes
+            return SplitPosition(self._compressed.compressed_offset, self._seen_bytes or None, "bytes")
+        end = max(self._seen_bytes, self.offset) if self._inode is not None or self._seen_bytes else None
+        return SplitPosition(self.offset, end, "bytes")
+
     @property
     def inode(self) -> int:
         """The file's inode when last looked at; 0: not known. That of a file it replaced may be used again."""
@@ -253,7 +335,8 @@ class LineFile:
 
     def gone(self) -> FileMovedError:
         """Return the error for a file that is nowhere, and of which something is missing."""
-        text = f"{self.path} was removed or replaced when {self._known} of its {self._seen_bytes} bytes were read"
+        size = "decompressed" if self._compressed is not None else f"{self._seen_bytes}"
+        text = f"{self.path} was removed or replaced when {self._known} of its {size} bytes were read"
         return FileMovedError(f"{text}; put it back, or run the pipeline under a new name", None)
 
     @property
@@ -274,6 +357,8 @@ class LineFile:
     @property
     def unread_bytes(self) -> int:
         """So much is known to be in the file and was not read."""
+        if self._compressed is not None:
+            return 0 if self.is_finished else 1
         return max(self._seen_bytes - self._known, 0)
 
     @property
@@ -310,7 +395,8 @@ class LineFile:
             status = self.system.stat(self.path)
         except ABSENT:
             return False
-        return status.st_size != self.offset or bool(self.inode and status.st_ino != self.inode)
+        before = self.offset if self._compressed is None else self._seen_bytes
+        return status.st_size != before or bool(self.inode and status.st_ino != self.inode)
 
     def reopen(self) -> None:
         """A file read to its end may have grown."""
@@ -325,77 +411,148 @@ class LineFile:
         """Whether the next ``step`` returns lines that were read already."""
         return len(self._ends) > 0
 
-    def step(self) -> Lines | OversizeLine | None:
+    def step(self) -> Lines | RefusedLine | None:
         """Return the next lines, reading at most one block; None when that block completed none.
 
         Raises:
-            UsageError: the file was truncated or replaced.
+            UsageError: the file was truncated or replaced, or has no header although it should.
             StorageError: it cannot be read.
         """
+        found = self._step()
+        if isinstance(found, RefusedLine) and self._needs_header:
+            raise UsageError(f"{self.path} does not begin with a header: {found.problem}; correct the file")
+        return found
+
+    def _step(self) -> Lines | RefusedLine | None:
         self.is_at_end = False
         if self.has_lines:
             return self._take()
         skipping, at = self._skipped_to is not None, self._known
+        if self._compressed is not None and not self._pass_over(self._compressed, at - HEAD_BYTES):
+            return None
         block = self._read(at)
         if not block:
             return self._end_of_file()
         return self._skip(at, block) if skipping else self._fill(block)
 
-    def _fill(self, block: bytes) -> Lines | OversizeLine | None:
-        scanned = len(self._buffer)
-        self._buffer += block
-        self._ends = np.flatnonzero(np.frombuffer(block, np.uint8) == 10) + scanned
+    def _fill(self, block: bytes) -> Lines | RefusedLine | None:
+        self._scan(block)
         if len(self._ends):
             return self._take()
         if len(self._buffer) > self._line_bytes_max:
-            self._skipped_to = self.offset + len(self._buffer)
+            if len(self._newlines):
+                return self._refuse_unclosed(f"a quote is not closed within {self._line_bytes_max} bytes")
+            self._skipped_to, self._quotes = self.offset + len(self._buffer), OUTSIDE
             self._skipped_before = self._buffer[-HEAD_BYTES:]
             self._skipped_head = self._buffer[: self._head_bytes]
             self._buffer = b""
         return None
 
-    def _take(self) -> Lines | OversizeLine:
+    def _scan(self, block: bytes) -> None:
+        """Add a block to the buffer, and find the line ends in it."""
+        scanned, previous = len(self._buffer), self._buffer[-len(_BOM) :]
+        self._buffer += block
+        newlines = np.flatnonzero(np.frombuffer(block, np.uint8) == 10)
+        if self._csv is None:
+            self._ends = newlines + scanned
+            return
+        ends, self._quotes = record_ends(block, newlines, self._csv, previous, self._quotes)
+        self._ends = ends + scanned
+        self._newlines = np.concatenate([self._newlines, newlines + scanned])
+
+    def _refuse_unclosed(self, problem: str) -> RefusedLine:
+        """Refuse the first line of a record of CSV that does not end; what comes after it is read once more."""
+        size = int(self._newlines[0]) + 1
+        line = RefusedLine(self.lines + 1, self.offset, problem, self._buffer[: min(size - 1, self._head_bytes)])
+        rest = self._buffer[size:]
+        self._pass(self._buffer[max(size - HEAD_BYTES, 0) : size])
+        self.offset += size
+        self.lines += 1
+        self._buffer, self._newlines, self._quotes = b"", _NONE, OUTSIDE
+        self._scan(rest)
+        return line
+
+    def _take(self) -> Lines | RefusedLine | None:
         """Return up to ``ROWS_MAX`` of the complete lines in the buffer, or the first one if that is too long.
 
         Drops the buffer's part with them. How long a line may be does not depend on where blocks end.
         """
         ends = self._ends[:ROWS_MAX]
-        lines: Lines | OversizeLine | None = None
+        lines: Lines | RefusedLine | None = None
         if len(self._buffer) > self._line_bytes_max:
             too_long = np.flatnonzero(np.diff(ends, prepend=-1) - 1 > self._line_bytes_max)
             if len(too_long) and too_long[0] == 0:
                 ends = ends[:1]
-                lines = OversizeLine(self.lines + 1, self.offset, int(ends[0]), self._buffer[: self._head_bytes])
+                if self._csv is not None and self._newlines[0] < ends[0]:
+                    return self._refuse_unclosed(f"a quote is not closed within {self._line_bytes_max} bytes")
+                lines = RefusedLine(
+                    self.lines + 1, self.offset, self._too_long(int(ends[0])), self._buffer[: self._head_bytes]
+                )
             elif len(too_long):
                 ends = ends[: too_long[0]]
+        if self._needs_header and lines is None:
+            ends = ends[:1]
         size = int(ends[-1]) + 1
-        if lines is None:
-            lines = _split(self._buffer[:size], ends, self.offset, self.lines + 1)
+        if self._needs_header and lines is None:
+            self._header = self._buffer[:size]
+        elif lines is None:
+            lines = self._split(self._buffer[:size], ends)
         self._pass(self._buffer[max(size - HEAD_BYTES, 0) : size])
         self._buffer = self._buffer[size:]
         self._ends = self._ends[len(ends) :] - size
         self.offset += size
-        self.lines += len(ends)
+        if self._csv is None:
+            self.lines += len(ends)
+        else:
+            count = int(np.searchsorted(self._newlines, size))
+            self.lines += count
+            self._newlines = self._newlines[count:] - size
         return lines
+
+    @property
+    def _needs_header(self) -> bool:
+        return self._csv is not None and self._csv.has_header and self._header is None
+
+    def _too_long(self, size: int) -> str:
+        return f"the line has {size} bytes, more than {self._line_bytes_max}"
+
+    def _split(self, data: bytes, ends: Offsets) -> Lines:
+        """Return the lines of ``data``, which is at the position and ends with the last of the line ends ``ends``."""
+        if self._csv is None:
+            raw = RawLines(data, ends, self.offset)
+            return Lines(None, raw.starts(), self.lines + 1, raw=raw)
+        newlines = self._newlines[: np.searchsorted(self._newlines, len(data))]
+        inner = np.setdiff1d(newlines, ends, assume_unique=True) if len(newlines) > len(ends) else None
+        offsets = np.zeros(len(ends) + 1, np.int64)
+        offsets[1:] = ends + 1
+        starts = offsets[:-1] + self.offset
+        if self.offset == 0 and data.startswith(_BOM):
+            offsets[0] = len(_BOM)
+        values = pa.LargeBinaryArray.from_buffers(
+            pa.large_binary(), len(ends), [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+        )
+        return Lines(
+            values, starts, self.lines + 1, None if inner is None else inner + self.offset, self._header or b""
+        )
 
     def _pass(self, data: bytes) -> None:
         """Note the last bytes before the position, which moves past ``data``."""
         self._before = (self._before + data)[-HEAD_BYTES:]
 
-    def _skip(self, at: int, block: bytes) -> OversizeLine | None:
+    def _skip(self, at: int, block: bytes) -> RefusedLine | None:
         end = block.find(b"\n")
         skipped = block if end < 0 else block[: end + 1]
         self._skipped_before = (self._skipped_before + skipped)[-HEAD_BYTES:]
         self._skipped_to = at + (len(block) if end < 0 else end + 1)
         return None if end < 0 else self._oversize(self._skipped_to, self._skipped_to - 1)
 
-    def _oversize(self, next_offset: int, end: int) -> OversizeLine:
+    def _oversize(self, next_offset: int, end: int) -> RefusedLine:
         self.lines += 1
-        line = OversizeLine(self.lines, self.offset, end - self.offset, self._skipped_head)
+        line = RefusedLine(self.lines, self.offset, self._too_long(end - self.offset), self._skipped_head)
         self.offset, self._skipped_to, self._before = next_offset, None, self._skipped_before
         return line
 
-    def _end_of_file(self) -> Lines | OversizeLine | None:
+    def _end_of_file(self) -> Lines | RefusedLine | None:
         """A last line without line end is complete only if the file will not grow."""
         self.is_at_end = True
         if self._follow:
@@ -405,17 +562,34 @@ class LineFile:
             return self._oversize(self._skipped_to, self._skipped_to)
         return self._rest()
 
-    def _rest(self) -> Lines | OversizeLine | None:
+    def _rest(self) -> Lines | RefusedLine | None:
         if not self._buffer:
             return None
+        if self._quotes == QUOTED and len(self._newlines):
+            self.is_finished = self.is_at_end = False
+            is_long = len(self._buffer) > self._line_bytes_max
+            where = f"within {self._line_bytes_max} bytes" if is_long else "until the end of the file"
+            return self._refuse_unclosed(f"a quote is not closed {where}")
         rest, self._buffer = self._buffer, b""
+        lines: Lines | RefusedLine | None
+        if len(rest) > self._line_bytes_max:
+            lines = RefusedLine(self.lines + 1, self.offset, self._too_long(len(rest)), rest[: self._head_bytes])
+        elif self._needs_header:
+            self._header, lines = rest, None
+        else:
+            lines = self._split(rest + b"\n", np.array([len(rest)], np.int64))
         self._pass(rest)
         self.lines += 1
-        lines: Lines | OversizeLine = OversizeLine(self.lines, self.offset, len(rest), rest[: self._head_bytes])
-        if len(rest) <= self._line_bytes_max:
-            lines = _split(rest + b"\n", np.array([len(rest)], np.int64), self.offset, self.lines)
         self.offset += len(rest)
         return lines
+
+    def _pass_over(self, compressed: CompressedFile, at: int) -> bool:
+        """Decompress a part of what was read before the position; return whether that is all."""
+        try:
+            with failing("read", self.path), self.system.opened(self.path) as descriptor:
+                return compressed.pass_to(descriptor, at)
+        except ABSENT:
+            raise self.gone() from None
 
     def _read(self, at: int) -> bytes:
         try:
@@ -432,7 +606,7 @@ class LineFile:
         before = self._check_same(descriptor, status)
         self._open_at(descriptor, status, before)
         expected = self._bytes_before_known()
-        data = self.system.pread(descriptor, len(expected) + BLOCK_BYTES, at - len(expected))
+        data = self._pread(descriptor, len(expected) + BLOCK_BYTES, at - len(expected))
         if not data.startswith(expected):
             raise self._moved(status, f"does not have the bytes before byte {at} any more that were read")
         return data[len(expected) :]
@@ -446,15 +620,35 @@ class LineFile:
         """Note what the file is; a file that was finished and has grown goes on only after a line end."""
         if self._inode is None:
             self._before = before
-            if self._was_finished and status.st_size > self.offset and before[-1:] not in (b"", b"\n"):
+            if self.offset and self._needs_header:
+                self._header = self._read_header(descriptor)
+            size = self.offset if self._compressed is None else self._seen_bytes
+            if self._was_finished and status.st_size > size and before[-1:] not in (b"", b"\n"):
                 raise UsageError(
                     f"{self.path} has grown since its last line, which had no line end, was read: it is not known "
                     "where the next line begins; run the pipeline under a new name, with follow=True if files grow"
                 )
         if self._inode is None or len(self._head) < HEAD_BYTES:
-            self._head = self.system.pread(descriptor, HEAD_BYTES, 0)
+            self._head = self._pread(descriptor, HEAD_BYTES, 0)
         self._seen_bytes = status.st_size
         self._inode, self._accepted_inode = (status.st_dev, status.st_ino), 0
+
+    def _read_header(self, descriptor: int) -> bytes:
+        """Return the first record of a file of CSV that is read from another position on."""
+        assert self._csv is not None
+        data, quotes = b"", OUTSIDE
+        while block := self._pread(descriptor, min(HEADER_BYTES, self.offset - len(data)), len(data)):
+            newlines = np.flatnonzero(np.frombuffer(block, np.uint8) == 10)
+            ends, quotes = record_ends(block, newlines, self._csv, data[-len(_BOM) :], quotes)
+            if len(ends):
+                return data + block[: ends[0] + 1]
+            data += block
+        return data
+
+    def _pread(self, descriptor: int, size_bytes: int, offset: int) -> bytes:
+        if self._compressed is not None:
+            return self._compressed.pread(descriptor, size_bytes, offset)
+        return self.system.pread(descriptor, size_bytes, offset)
 
     def _check_same(self, descriptor: int, status: Status, *, is_elsewhere: bool = False) -> bytes:
         """Refuse a file if its beginning, or its bytes before the position, are not those that were read.
@@ -462,13 +656,13 @@ class LineFile:
         Returns the bytes before ``offset``.
         """
         known = self._known
-        if status.st_size < known:
+        if status.st_size < (known if self._compressed is None else self._seen_bytes):
             raise self._moved(status, f"has {status.st_size} bytes")
         if self._inode is None:
             position = self._restored
-            head = _digest(self.system.pread(descriptor, position.head_bytes, 0))
+            head = _digest(self._pread(descriptor, position.head_bytes, 0))
             size = position.tail_bytes if position.tail_bytes else min(self.offset, HEAD_BYTES)
-            before = self.system.pread(descriptor, size, self.offset - size)
+            before = self._pread(descriptor, size, self.offset - size)
             if position.head_bytes and head != position.head_digest:
                 raise self._moved(status, "does not begin as it did")
             if position.tail_bytes and _digest(before) != position.tail_digest:
@@ -476,10 +670,10 @@ class LineFile:
             return before
         if self._inode != (status.st_dev, status.st_ino) or is_elsewhere:
             size = min(known, len(self._head))
-            if self.system.pread(descriptor, size, 0) != self._head[:size]:
+            if self._pread(descriptor, size, 0) != self._head[:size]:
                 raise self._moved(status, "does not begin as it did")
             expected = self._bytes_before_known()
-            if self.system.pread(descriptor, len(expected), known - len(expected)) != expected:
+            if self._pread(descriptor, len(expected), known - len(expected)) != expected:
                 raise self._moved(status, f"does not have the bytes before byte {known} any more that were read")
         return self._before
 
@@ -496,26 +690,75 @@ def _digest(data: bytes) -> int:
     return xxhash.xxh3_64_intdigest(data)
 
 
-def _split(data: bytes, ends: np.ndarray[Any, np.dtype[np.int64]], base: int, first: int) -> Lines:
-    """Return the lines of ``data`` (which ends with the last of the line ends at ``ends``), at file byte ``base``.
+OUTSIDE, QUOTED, CLOSED = 0, 1, 2
+"""Where a byte of CSV may stand: outside of quotes, within them, and just after a quote that closes."""
 
-    ``first``: the number of the first one.
+
+def record_ends(block: bytes, newlines: Offsets, form: CsvForm, previous: bytes, state: int) -> tuple[Offsets, int]:
+    """Return which of the ``newlines`` of a block end a record of CSV, and the state after the block.
+
+    A quote opens at the start of a field, and is text elsewhere outside of quotes. Within quotes, two are text.
+
+    Args:
+        block: what follows ``previous``.
+        newlines: where it has line feeds.
+        form: the delimiter and the quote.
+        previous: the last bytes of the record before the block; nothing at the start of a record.
+        state: one of ``OUTSIDE``, ``QUOTED`` and ``CLOSED``, after ``previous``.
     """
-    starts = np.empty(len(ends), np.int64)
-    starts[0] = 0
-    starts[1:] = ends[:-1] + 1
+    if form.quote is None or not block:
+        return newlines, OUTSIDE if form.quote is None else state
+    data = np.frombuffer(block, np.uint8)
+    quotes = np.flatnonzero(data == form.quote)
+    is_quoted = state == QUOTED
+    if len(quotes):
+        before = data[quotes - 1]
+        is_escape = before == form.quote
+        if quotes[0] == 0:
+            before[0] = previous[-1] if previous else 10
+            is_escape[0] = state == CLOSED
+        may_open = (before == form.delimiter) | (before == 10)
+        if previous + block[: quotes[0]] == _BOM:
+            may_open[0] = True
+        opens = slice(int(is_quoted), None, 2)  # if all quotes but those within quotes stand at the start of fields
+        if not (may_open[opens] | is_escape[opens]).all():
+            quotes = quotes[_opening_or_closing(quotes, may_open, state)]
+    ends = newlines[(np.searchsorted(quotes, newlines) + is_quoted) % 2 == 0]
+    if (len(quotes) + is_quoted) % 2:
+        return ends, QUOTED
+    is_closed = len(quotes) > 0 and quotes[-1] == len(data) - 1
+    return ends, CLOSED if is_closed else OUTSIDE
+
+
+def _opening_or_closing(quotes: Offsets, may_open: np.ndarray[Any, np.dtype[np.bool_]], state: int) -> list[int]:
+    """Return which quotes are not text. One by one: only files that quote sloppily get here."""
+    is_quoted, closed_at = state == QUOTED, -1 if state == CLOSED else -2
+    found = []
+    for index, (at, opens) in enumerate(zip(quotes.tolist(), may_open.tolist(), strict=True)):
+        if is_quoted:
+            is_quoted, closed_at = False, at
+        elif opens or closed_at == at - 1:
+            is_quoted = True
+        else:
+            continue
+        found.append(index)
+    return found
+
+
+def _split(raw: RawLines) -> pa.LargeBinaryArray:
+    """Return the lines without their line ends."""
+    data, ends = raw.data, raw.ends
     removed = np.arange(1, len(ends) + 1, dtype=np.int64)
     if b"\r\n" in data:
         bytes_of = np.frombuffer(data, np.uint8)
-        has_return = (ends > starts) & (bytes_of[ends - 1] == 13)
+        has_return = (ends > raw.starts() - raw.base) & (bytes_of[ends - 1] == 13)
         removed += np.cumsum(has_return)
         data = data.replace(b"\r\n", b"")  # what is left of "\r\r\n" is one "\r" of content
     data = data.replace(b"\n", b"")
     offsets = np.zeros(len(ends) + 1, np.int64)
     offsets[1:] = ends + 1 - removed
-    if base == 0 and data.startswith(_BOM) and offsets[1] >= len(_BOM):
+    if raw.base == 0 and data.startswith(_BOM) and offsets[1] >= len(_BOM):
         offsets[0] = len(_BOM)
-    values = pa.LargeBinaryArray.from_buffers(
+    return pa.LargeBinaryArray.from_buffers(
         pa.large_binary(), len(ends), [None, pa.py_buffer(offsets), pa.py_buffer(data)]
     )
-    return Lines(values, starts + base, first)

@@ -91,8 +91,8 @@ class FileOwner:
 
     def _read(self) -> tuple[int, Owner]:
         claims = list_numbered(self._storage, self._identity.claims)
-        told = list_numbered(self._storage, self._identity.owners)
-        return max(told, default=0), _owner_by(self._storage, claims, told)
+        recorded = list_numbered(self._storage, self._identity.owners)
+        return max(recorded, default=0), _owner_by(self._storage, claims, recorded)
 
 
 def owners_in(storage: Storage) -> dict[SinkIdentity, Owner]:
@@ -119,14 +119,14 @@ class _Look:
         return _owner_by(self._storage, self._claims.get(str(sink), {}), self._told.get(str(sink), {}))
 
 
-def _owner_by(storage: Storage, claims: Iterable[int], told: Mapping[int, str]) -> Owner:
-    """Return the owner of a sink. ``claims``: its generations; ``told``: its recorded owners, paths by number."""
+def _owner_by(storage: Storage, claims: Iterable[int], recorded: Mapping[int, str]) -> Owner:
+    """Return the owner of a sink. ``claims``: its generations; ``recorded``: its recorded owners, paths by number."""
     generation = max(map(Generation, claims), default=NO_GENERATION)
     life = None
-    if told:
-        path = told[max(told)]
+    if recorded:
+        path = recorded[max(recorded)]
         life = read_with_retries(lambda: decode_life(storage.get(path), f"{storage.url}/{path}"))
-    return Owner(life, generation, is_forgotten=bool(told) and life is None)
+    return Owner(life, generation, is_forgotten=bool(recorded) and life is None)
 
 
 class PublishedFiles:

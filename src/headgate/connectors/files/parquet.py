@@ -1,4 +1,4 @@
-"""Parquet files as a bounded source; a position is a file, a row group and a row in it.
+"""Parquet files as a source; a position is a file, a row group and a row in it.
 
 Counterpart: a captured DataFrame, or any directory of Parquet files. Source: docs/spec/connectors.md. Never holds more
 than a few decoded pages of each file it reads.
@@ -6,24 +6,39 @@ than a few decoded pages of each file it reads.
 
 from __future__ import annotations
 
+import copy
 import struct
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import xxhash
 
-from headgate.codec.arrow import joined_zones
-from headgate.connectors.base import FailStopReader, Source, SourceBatch, SourceContext, SourceReader, owner_of_split
+from headgate.connectors.base import (
+    FailStopReader,
+    Source,
+    SourceBatch,
+    SourceContext,
+    SourceReader,
+    SplitPosition,
+    owner_of_split,
+)
+from headgate.connectors.files.object_reader import Fetcher, ObjectReader, ObjectStream
+from headgate.connectors.files.object_selection import ObjectSelection, Replacement, object_options, select_objects
 from headgate.connectors.files.selection import Paths, numbered_files, select_files
 from headgate.errors import CorruptionError, StorageError, UsageError
+from headgate.model.config import Duration
 from headgate.model.lineage import Location
 from headgate.model.state_schema import Form
 from headgate.operators.schemas import canonical_schema, carried, refuse_twice, schema_text, with_durations
-from headgate.storage.urls import refuse_secrets
+from headgate.storage.base import NotFound, Replaced, StoredFile
 
 BATCH_ROWS = 65_536
 
@@ -39,9 +54,9 @@ _FAILURES = (OSError, pa.ArrowInvalid, pa.ArrowNotImplementedError)
 
 
 class ParquetFiles(Source):
-    """Reads Parquet files that all have the same schema, as a bounded source.
+    """Reads Parquet files that all have the same schema.
 
-    Paths are as for ``TextFiles``. A URL such as ``s3://bucket/directory`` is listed with pyarrow's file systems.
+    Paths are as for ``TextFiles``. Files by URL, such as ``s3://bucket/directory/``, may be followed.
     """
 
     def __init__(
@@ -51,32 +66,46 @@ class ParquetFiles(Source):
         columns: Sequence[str] | None = None,
         pattern: str = PATTERN_DEFAULT,
         batch_rows: int = BATCH_ROWS,
+        follow: bool = False,
+        discovery_interval: Duration | None = None,
+        replaced: Replacement | None = None,
+        max_age: Duration | None = None,
     ) -> None:
         """Configure.
 
         Args:
-            paths: files, globs, directories, or one URL.
+            paths: files, globs, directories, or URLs of these.
             columns: names of the columns to read. None: all columns.
             pattern: which files below a directory to read, as a glob relative to it.
             batch_rows: the number of records in a batch.
+            follow: of URLs: True keeps waiting for more files; the source then never ends.
+            discovery_interval: how often followed URLs are checked for new files. None: ``"10s"``.
+            replaced: of URLs: ``"read"`` reads what replaced a file under its name, from its start. None: ``"fail"``.
+            max_age: of followed URLs: a file that is so much older than the newest one counts as read if it was not
+                seen before. None: ``"7d"``.
 
         Raises:
-            UsageError: no path was given, a column twice, or a URL with a secret in it.
+            UsageError: no path was given, a column twice, a URL with a secret in it, or local files are to be followed.
         """
-        if isinstance(paths, str):
-            refuse_secrets(paths)
-        self._url = paths if isinstance(paths, str) and "://" in paths else None
-        self._selection = None if self._url is not None else select_files(paths, pattern)
+        self._objects = select_objects(paths, pattern)
+        """The selection of URLs; None: the paths are local."""
+        if self._objects is None and (follow or discovery_interval is not None):
+            raise UsageError("local Parquet files cannot be followed; read them with follow=False, or by URL")
+        self._object_options = object_options(
+            self._objects, follow=follow, discovery_interval=discovery_interval, replaced=replaced, max_age=max_age
+        )
+        self._selection = None if self._objects is not None else select_files(paths, pattern)
         self._columns = None if columns is None else list(columns)
         twice = [name for name in self._columns or () if (self._columns or []).count(name) > 1]
         if twice:
             raise UsageError(f"ParquetFiles(columns=) names '{twice[0]}' twice; name each column once")
         self._batch_rows = batch_rows
         self._files: tuple[str, ...] | None = None
+        self._found_objects: tuple[StoredFile, ...] = ()
         self._schema: pa.Schema | None = None
 
     def __repr__(self) -> str:
-        return f"ParquetFiles({self._url or self._selection})"
+        return f"ParquetFiles({self._objects or self._selection})"
 
     def schema(self) -> pa.Schema:
         """Find the files and return their schema in canonical types.
@@ -84,17 +113,14 @@ class ParquetFiles(Source):
         Raises:
             UsageError: there is no file, a file is not Parquet, or the files have different schemas.
         """
-        files = self._files = self._found()
-        first = self._schema_of(files[0])
-        for path in files[1:]:
-            other = self._schema_of(path)
-            joined = joined_zones(first, other)
-            if joined is None:
+        files, schemas = self._with_schemas()
+        first = schemas[0]
+        for path, other in zip(files[1:], schemas[1:], strict=True):
+            if not other.equals(first):
                 raise UsageError(
                     f"{path} has columns ({schema_text(other)}), but {files[0]} has ({schema_text(first)}); "
                     "read files of one schema at a time"
                 )
-            first = joined
         self._schema = first
         return first
 
@@ -104,21 +130,49 @@ class ParquetFiles(Source):
         self._schema = schema
         return self
 
-    def _found(self) -> tuple[str, ...]:
-        found = _below(str(self._url)) if self._selection is None else self._selection.find()
-        files = tuple(found)
-        if not files:
-            raise UsageError(f"there is no Parquet file at {self._url or self._selection}; correct the path")
-        return files
+    def project(self, columns: Sequence[str]) -> tuple[Source, pa.Schema] | None:
+        """See ``Source``."""
+        assert self._schema is not None
+        kept = pa.schema([field for field in self._schema if field.name in columns])
+        if not len(kept):  # records are to be counted
+            return None
+        projected = copy.copy(self)
+        projected._columns, projected._schema = kept.names, kept
+        return projected, kept
 
-    def _schema_of(self, path: str) -> pa.Schema:
+    def _with_schemas(self) -> tuple[Sequence[str], Sequence[pa.Schema]]:
+        """Find the files, at least one, and return them with their schemas."""
+        where, opened = self._objects or self._selection, pafs.LocalFileSystem().open_input_file
+        if self._objects is not None:
+            found = self._found_objects = self._objects.find_at_start(self._object_options)
+            self._files = tuple(file.path for file in found)
+        else:
+            assert self._selection is not None
+            self._files = tuple(self._selection.find())
+        if not self._files:
+            raise UsageError(f"there is no Parquet file at {where}, so its columns are not known; put one there")
+        if self._objects is None:
+            return self._files, [self._schema_of(path, opened) for path in self._files]
+        fetcher = Fetcher()
         try:
-            with pq.ParquetFile(path, filesystem=_filesystem(self._url)) as file:
+            asked = [
+                fetcher.begin(self._schema_of, file.path, partial(_opened_object, file, fetcher))
+                for file in self._found_objects
+            ]
+            return self._files, [each.result() for each in asked]
+        finally:
+            fetcher.close()
+
+    def _schema_of(self, path: str, opened: Callable[[str], pa.NativeFile]) -> pa.Schema:
+        try:
+            with opened(path) as source, pq.ParquetFile(source) as file:
                 given = _with_zones(file)
             refuse_twice(given, path)
             schema = canonical_schema(given)
         except _FAILURES as error:
             raise UsageError(f"{path} cannot be read as Parquet: {error}") from error
+        except (NotFound, Replaced) as error:
+            raise UsageError(f"{path} was deleted or replaced while it was looked at; start again") from error
         if self._columns is None:
             return schema
         for name in self._columns:
@@ -127,15 +181,16 @@ class ParquetFiles(Source):
         return pa.schema([schema.field(name) for name in self._columns])
 
     def identity(self) -> str:
-        """Positions are kept by path: they mean the same whatever else is read."""
-        return f"{Form.PARQUET.value}, version 1"
+        """Positions are kept by path or URL: they mean the same whatever else is read."""
+        return f"{Form.PARQUET.value}, version 1{'' if self._objects is None else ', by URL'}"
 
     def locations(self) -> tuple[Location, ...]:
-        """See ``Source``. The files below a URL are listed without its scheme."""
-        if self._selection is not None:
-            return self._selection.locations()
-        path = str(self._url).partition("://")[2].partition("?")[0]
-        return (Location(path, path),)
+        selection = self._objects or self._selection
+        assert selection is not None
+        return selection.locations()
+
+    def how_to_end(self) -> str | None:
+        return "read the files that are there with follow=False" if self._object_options.follow else None
 
     def open(self, context: SourceContext) -> SourceReader:
         """Return a reader of every ``parallelism``-th file of the list that ``schema`` found.
@@ -144,14 +199,21 @@ class ParquetFiles(Source):
         """
         schema = self._schema if self._schema is not None else self.schema()
         assert self._files is not None
-        positions = context.positions or {}
-        if self._selection is not None:
-            positions = dict(self._selection.carried_over(positions, context.relocation, self._files))
-        elif context.relocation is not None:
-            renamed = {context.relocation.of(path): position for path, position in positions.items()}
-            positions = {path: position for path, position in renamed.items() if path in self._files}
-        context = replace(context, positions=positions)
-        return ParquetReader(context, self._files, schema, self._batch_rows, _filesystem(self._url))
+        if self._objects is not None:
+            return self._open_objects(context, self._objects, schema)
+        assert self._selection is not None
+        positions = self._selection.carried_over(context.positions or {}, context.relocation, self._files)
+        context = replace(context, positions=dict(positions))
+        return ParquetReader(context, self._files, schema, self._batch_rows)
+
+    def _open_objects(self, context: SourceContext, selection: ObjectSelection, schema: pa.Schema) -> SourceReader:
+        rows, options = self._batch_rows, self._object_options
+
+        def opened(file: StoredFile, place: bytes, fetcher: Fetcher) -> ParquetOfObject:
+            return ParquetOfObject(file, place, fetcher, schema, rows)
+
+        found = self._found_objects
+        return ObjectReader(context, selection, found, schema, options, selection.find, opened, ACTIVE_FILES_MAX, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,13 +268,24 @@ def fingerprint(file: pa.NativeFile) -> tuple[int, int]:
 class _File:
     """One file being read."""
 
-    def __init__(self, path: str, position: ParquetPosition, filesystem: pafs.FileSystem | None) -> None:
+    def __init__(
+        self, path: str, position: ParquetPosition, opened: Callable[[str], pa.NativeFile], *, is_afar: bool = False
+    ) -> None:
+        """``is_afar``: each read takes long, so that a row group is read at once."""
         self.path = path
+        self._open, self._is_afar = opened, is_afar
         self.group, self.row, self.is_finished = position.group, position.row, position.is_finished
         self._restored = position
         self._known = (position.size_bytes, position.footer_digest)
-        self._filesystem = filesystem
         self._batches: Iterator[tuple[int, int, pa.RecordBatch]] | None = None
+        self._rows_before: list[int] = []
+        """Of each row group, how many rows lie in front of it, and the number of all; empty before it was opened."""
+
+    def progress(self) -> SplitPosition | None:
+        """Return how many rows were delivered; None before it was opened."""
+        if not self._rows_before:
+            return None
+        return SplitPosition(self._rows_before[self.group] + self.row, self._rows_before[-1])
 
     def position(self) -> bytes:
         size_bytes, digest = self._known
@@ -227,15 +300,12 @@ class _File:
             StorageError: it cannot be read.
         """
         try:
-            with self._opened() as opened:
+            with self._open(self.path) as opened:
                 self._compare(opened)
         except FileNotFoundError:
             return
         except _FAILURES as error:
             raise StorageError("read", self.path, str(error)) from error
-
-    def _opened(self) -> pa.NativeFile:
-        return (self._filesystem or pafs.LocalFileSystem()).open_input_file(self.path)
 
     def _compare(self, opened: pa.NativeFile) -> None:
         found = fingerprint(opened)
@@ -264,9 +334,15 @@ class _File:
     def _read(self, schema: pa.Schema, batch_rows: int) -> Iterator[tuple[int, int, pa.RecordBatch]]:
         """Yield (group, row after the batch, batch) from the position on, of the very file that was compared."""
         first_group, skip = self.group, self.row
-        with self._opened() as opened:
+        with self._open(self.path) as opened:
             self._compare(opened)
-            file = pq.ParquetFile(opened, coerce_int96_timestamp_unit="us")  # nanoseconds end in the year 2262
+            file = pq.ParquetFile(
+                opened,
+                coerce_int96_timestamp_unit="us",  # nanoseconds end in the year 2262
+                pre_buffer=self._is_afar,
+            )
+            rows = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+            self._rows_before = [0, *accumulate(rows)]
             for group in range(first_group, file.num_row_groups):
                 row = 0
                 for batch in file.iter_batches(batch_rows, row_groups=[group], columns=schema.names, use_threads=False):
@@ -287,13 +363,13 @@ class ParquetReader(FailStopReader):
         files: Sequence[str],
         schema: pa.Schema,
         batch_rows: int,
-        filesystem: pafs.FileSystem | None,
     ) -> None:
         self._schema, self._batch_rows = schema, batch_rows
         known = {path: ParquetPosition.decode(path, found) for path, found in (context.positions or {}).items()}
         numbers = numbered_files(files, {path: position.number for path, position in known.items()})
+        opened = pafs.LocalFileSystem().open_input_file
         self._files = [
-            _File(path, replace(known.get(path, ParquetPosition()), number=number), filesystem)
+            _File(path, replace(known.get(path, ParquetPosition()), number=number), opened)
             for path, number in sorted(numbers.items())
             if owner_of_split(number, context.parallelism) == context.subtask_index
         ]
@@ -302,6 +378,15 @@ class ParquetReader(FailStopReader):
                 file.check()
         self._later = deque(file for file in self._files if not file.is_finished)
         self._active: deque[_File] = deque()
+        self._paused: frozenset[str] = frozenset()
+
+    def pause(self, splits: Collection[str]) -> None:
+        """See ``PausableReader``."""
+        self._paused = frozenset(splits)
+
+    def is_behind(self, split: str) -> bool:
+        """See ``PausableReader``: files that wait for their turn hold no others up."""
+        return False
 
     def splits(self) -> Sequence[str]:
         """Return the files not yet read to their ends."""
@@ -314,6 +399,10 @@ class ParquetReader(FailStopReader):
     def _positions(self) -> dict[str, bytes]:
         """Return a position for each file owned, finished ones too."""
         return {file.path: file.position() for file in self._files}
+
+    def progress(self) -> Mapping[str, SplitPosition]:
+        """See ``SourceReader``: of files that were opened, in rows."""
+        return {file.path: found for file in self._active if (found := file.progress()) is not None}
 
     def wakeup_ms(self) -> int:
         """There is always something to read."""
@@ -328,14 +417,49 @@ class ParquetReader(FailStopReader):
         """Return the next records of one file."""
         while self._later and len(self._active) < ACTIVE_FILES_MAX:
             self._active.append(self._later.popleft())
-        if not self._active:
+        file = next((file for file in self._active if file.path not in self._paused), None)
+        if file is None:
             return None
-        file = self._active.popleft()
+        self._active.remove(file)
         batch = file.next(self._schema, self._batch_rows)
         if batch is None:
             return SourceBatch(file.path, pa.RecordBatch.from_pylist([], schema=self._schema), None, True)
         self._active.append(file)
         return SourceBatch(file.path, batch)
+
+
+class ParquetOfObject:
+    """A Parquet file by URL. The batch after the one returned is read meanwhile (see ``OpenObject``)."""
+
+    def __init__(self, file: StoredFile, place: bytes, fetcher: Fetcher, schema: pa.Schema, batch_rows: int) -> None:
+        position = ParquetPosition.decode(file.path, place) if place else ParquetPosition()
+        self._file = _File(file.path, position, partial(_opened_object, file, fetcher), is_afar=True)
+        self._schema, self._batch_rows, self._fetcher = schema, batch_rows, fetcher
+        self.place, self._progress = position.encode(), self._file.progress()
+        self.is_finished = False
+        self._next = fetcher.begin(self._step)
+
+    def _step(self) -> tuple[pa.RecordBatch | None, bytes, SplitPosition | None]:
+        batch = self._file.next(self._schema, self._batch_rows)
+        return batch, self._file.position(), self._file.progress()
+
+    def missing(self) -> list[Future[Any]]:
+        return [] if self._next.done() else [self._next]
+
+    def next(self) -> SourceBatch | None:
+        batch, self.place, self._progress = self._next.result()
+        if batch is None:
+            self.is_finished = True
+            return None
+        self._next = self._fetcher.begin(self._step)
+        return SourceBatch(self._file.path, batch)
+
+    def progress(self) -> SplitPosition | None:
+        return self._progress
+
+
+def _opened_object(file: StoredFile, fetcher: Fetcher, path: str) -> pa.NativeFile:
+    return pa.PythonFile(ObjectStream(file, fetcher), mode="r")
 
 
 def _with_zones(file: pq.ParquetFile) -> pa.Schema:
@@ -356,23 +480,3 @@ def _zoned(dtype: pa.DataType, physical: Iterator[str]) -> pa.DataType:
     if pa.types.is_list(dtype) or pa.types.is_large_list(dtype) or pa.types.is_fixed_size_list(dtype):
         return pa.list_(_zoned(dtype.value_type, physical))
     return pa.timestamp("us", tz="UTC") if next(physical) == "INT96" else dtype
-
-
-def _filesystem(url: str | None) -> pafs.FileSystem | None:
-    return None if url is None else pafs.FileSystem.from_uri(url)[0]
-
-
-def _below(url: str) -> list[str]:
-    try:
-        filesystem, path = pafs.FileSystem.from_uri(url)
-        if filesystem.get_file_info(path).type == pafs.FileType.File:
-            return [path]
-        infos = filesystem.get_file_info(pafs.FileSelector(path, recursive=True))
-    except _FAILURES as error:
-        raise UsageError(f"{url} cannot be listed: {error}") from error
-    hidden = ("/_", "/.")
-    return sorted(
-        info.path
-        for info in infos
-        if info.path.endswith(".parquet") and not any(mark in info.path[len(path) :] for mark in hidden)
-    )

@@ -64,13 +64,14 @@ class FileSelection:
     system: FileSystem = LOCAL
     literal: frozenset[str] = frozenset()
 
-    def find(self, *, skips_compressed: bool = False) -> list[str]:
+    def find(self, *, skips_compressed: bool = False, reads: tuple[str, ...] = ()) -> list[str]:
         """Return what a start finds: the absolute paths of the files there are now, sorted.
 
         A link to another one of them is left out.
 
         Args:
             skips_compressed: leave compressed files out, as rotation makes them of files that were read.
+            reads: ends of the names of compressed files that the source can read.
 
         Raises:
             UsageError: a path does not exist, cannot be read, or is compressed.
@@ -85,8 +86,8 @@ class FileSelection:
                 raise UsageError(f"{root} does not exist; give a file, a directory or a glob that does")
         found = self._there(skips_compressed=skips_compressed)
         for path in found:
-            if path.endswith(COMPRESSED):
-                raise UsageError(f"{path} is compressed, which is not supported yet; uncompress it first")
+            if path.endswith(COMPRESSED) and not path.endswith(reads):
+                raise UsageError(f"{path} is compressed in a way that this source does not read; decompress it first")
         listing = self._readable(found)
         for path in listing.unreadable:
             raise self.cannot_read(path)
@@ -211,7 +212,7 @@ def select_files(paths: Paths, pattern: str = PATTERN_DEFAULT, system: FileSyste
     given = [paths] if isinstance(paths, str | Path) else list(paths)
     if not given or any(not str(path) for path in given):
         raise UsageError("no input path was given; give a file, a directory or a glob")
-    _check_pattern(pattern)
+    check_pattern(pattern)
     roots = [os.path.abspath(os.path.expanduser(_local(str(path)))) for path in given]
     read = [_read_as_name(root, system) for root in roots]
     literal = frozenset(root for root, (name, is_name) in zip(roots, read, strict=True) if is_name and name == root)
@@ -230,7 +231,7 @@ def _local(path: str) -> str:
     raise UsageError(f"{path} is a URL of '{scheme[1]}'; give a path on this machine or below a mounted directory")
 
 
-def _check_pattern(pattern: str) -> None:
+def check_pattern(pattern: str) -> None:
     """Refuse what fits no file, whatever is there: it would wait for ever."""
     parts = pattern.split("/")
     if not pattern or "\0" in pattern or os.path.isabs(pattern) or ".." in parts:

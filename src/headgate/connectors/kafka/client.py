@@ -29,6 +29,7 @@ from headgate.codec.kafka.messages import (
     FindCoordinator,
     InitProducerId,
     ListedTransaction,
+    ListGroups,
     ListOffsets,
     ListOffsetsPartition,
     ListOffsetsTopic,
@@ -114,6 +115,7 @@ class KafkaClient:
     """See the module.
 
     Attributes:
+        name: the brokers that were given, for errors.
         patience_ms: how long a request is repeated.
 
     Raises of every method:
@@ -133,7 +135,7 @@ class KafkaClient:
         self._bootstrap = [_address(one) for one in brokers]
         if not self._bootstrap:
             raise UsageError("no Kafka brokers are given; give brokers='host:9092'")
-        self._name = ",".join(brokers)
+        self.name = ",".join(brokers)
         self._security, self._client_id = security or KafkaSecurity(), client_id
         self._environment, self.patience_ms = environment, patience_ms
         self._cluster = _Cluster()
@@ -178,7 +180,7 @@ class KafkaClient:
     def topic(self, name: str) -> Topic:
         """Return a topic that must exist."""
         if (found := self.topics([name]).get(name)) is None:
-            raise UsageError(f"Kafka at {self._name} has no topic '{name}'; create it, or name another one")
+            raise UsageError(f"Kafka at {self.name} has no topic '{name}'; create it, or name another one")
         return found
 
     def create_topic(
@@ -276,10 +278,26 @@ class KafkaClient:
             parts = [one for of_topic in result.topics for one in of_topic.partitions]
             for code in map(ErrorCode, [result.error_code, *(one.error_code for one in parts)]):
                 if code:
-                    raise self._coordinator_problem(GROUP_COORDINATOR, group, f"read offsets of group '{group}'", code)
+                    what = f"read offsets of group '{group}'"
+                    raise self._coordinator_problem(GROUP_COORDINATOR, group, what, code, topic)
             return {p.partition_index: (p.committed_offset, p.metadata or "") for p in parts if p.committed_offset >= 0}
 
         return self._patiently(f"read offsets of group '{group}'", attempt)
+
+    def list_groups(self, prefix: str) -> list[str]:
+        """Return the consumer groups that begin with ``prefix`` and that the client may see, of all brokers."""
+
+        def attempt() -> list[str]:
+            found = []
+            self._metadata(())
+            for node in sorted(self._cluster.nodes):
+                answer = self._ask(node, ListGroups())
+                if code := ErrorCode(answer.error_code):
+                    raise self._retry_or_refuse("list groups", code)
+                found += [one.group_id for one in answer.groups if one.group_id.startswith(prefix)]
+            return sorted(found)
+
+        return self._patiently("list groups", attempt)
 
     def commit_offsets(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
         """Commit offsets to a group that has no members, for people and monitoring."""
@@ -289,7 +307,8 @@ class KafkaClient:
         def attempt() -> None:
             for one in self._ask_coordinator(GROUP_COORDINATOR, group, request).topics[0].partitions:
                 if code := ErrorCode(one.error_code):
-                    raise self._coordinator_problem(GROUP_COORDINATOR, group, f"commit to group '{group}'", code)
+                    what = f"commit to group '{group}'"
+                    raise self._coordinator_problem(GROUP_COORDINATOR, group, what, code, topic)
 
         self._patiently(f"commit to group '{group}'", attempt)
 
@@ -306,7 +325,7 @@ class KafkaClient:
             connection = self._coordinator(TRANSACTION_COORDINATOR, transactional_id)
             if has_no_timeout and connection.version_of(request) < request.VERSIONS[0]:
                 raise UsageError(
-                    f"Kafka at {self._name} does not take part in two-phase commit: set "
+                    f"Kafka at {self.name} does not take part in two-phase commit: set "
                     "transaction.two.phase.commit.enable and unstable.api.versions.enable on the brokers, or let "
                     "prepared transactions have a timeout"
                 )
@@ -324,7 +343,7 @@ class KafkaClient:
         def attempt() -> ProducerIds:
             answer = self._ask_any(InitProducerId(None, ANSWER_MS))
             if code := ErrorCode(answer.error_code):
-                raise self._retry_or_refuse("write", code)
+                raise self._retry_or_refuse("write", code, right="Write on the topic")
             return ProducerIds(answer.producer_id, answer.producer_epoch)
 
         return self._patiently("begin to write", attempt)
@@ -403,7 +422,7 @@ class KafkaClient:
             for one in self._ask_coordinator(GROUP_COORDINATOR, group, request).topics[0].partitions:
                 if code := ErrorCode(one.error_code):
                     what = f"commit to group '{group}' in a transaction"
-                    raise self._coordinator_problem(GROUP_COORDINATOR, group, what, code)
+                    raise self._coordinator_problem(GROUP_COORDINATOR, group, what, code, topic)
 
         self._patiently(f"commit to group '{group}' in a transaction", attempt)
 
@@ -447,7 +466,7 @@ class KafkaClient:
                 if not error.is_transient:
                     raise
                 failures.append(f"{host}:{port}: {error.cause}")
-        raise _AskAgainError("; ".join(dict.fromkeys(failures)))
+        raise _AskAgainError(f"{'; '.join(dict.fromkeys(failures))}; check the addresses of the brokers")
 
     def _known_nodes(self) -> None:
         if not self._cluster.nodes:
@@ -455,6 +474,8 @@ class KafkaClient:
 
     def _metadata(self, topics: tuple[MetadataTopic, ...] | None) -> MetadataAnswer:
         answer = self._ask_any(Metadata(topics))
+        if not answer.brokers:  # they have just started; what is asked of each of them would be asked of none
+            raise _AskAgainError("no broker of the cluster is known yet")
         self._cluster.nodes = {one.node_id: (one.host, one.port) for one in answer.brokers}
         return answer
 
@@ -481,7 +502,7 @@ class KafkaClient:
             (found,) = self._ask_any(FindCoordinator(kind, (key,))).coordinators
             if code := ErrorCode(found.error_code):
                 what = f"use {'group' if kind == GROUP_COORDINATOR else 'transactional id'} '{key}'"
-                raise self._retry_or_refuse(what, code, found.error_message)
+                raise self._retry_or_refuse(what, code, found.error_message, _right_to(kind, key))
             node = self._cluster.coordinators[kind, key] = found.node_id
             self._cluster.nodes[node] = found.host, found.port
         return self._connection_to(node)
@@ -507,22 +528,23 @@ class KafkaClient:
                 self._cluster.coordinators.clear()
             left_ms = deadline_ms - self._environment.monotonic_ms()
             if left_ms <= 0:
-                raise StorageError(what, f"in Kafka at {self._name}", reason) from None
+                raise StorageError(what, f"in Kafka at {self.name}", reason) from None
             self._environment.sleep(min(pause_ms, left_ms) / 1000)
             pause_ms = min(2 * pause_ms, BACKOFF_MS_MAX)
 
-    def _coordinator_problem(self, kind: int, key: str, what: str, code: ErrorCode) -> Exception:
+    def _coordinator_problem(self, kind: int, key: str, what: str, code: ErrorCode, topic: str = "") -> Exception:
         if code in COORDINATOR_CHANGED:
             self._cluster.coordinators.pop((kind, key), None)
-        return self._retry_or_refuse(what, code)
+        is_topic = code is ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        return self._retry_or_refuse(what, code, right=f"Read on topic '{topic}'" if is_topic else _right_to(kind, key))
 
-    def _retry_or_refuse(self, what: str, code: ErrorCode, message: str | None = None) -> Exception:
+    def _retry_or_refuse(self, what: str, code: ErrorCode, message: str | None = None, right: str = "") -> Exception:
         if code in RETRIABLE or code in LEADER_CHANGED:
             return _AskAgainError(code.name)
-        return self._refused(what, code, message)
+        return refusal(what, self.name, code, message, right)
 
-    def _refused(self, what: str, code: ErrorCode, message: str | None = None) -> Exception:
-        return refusal(what, self._name, code, message)
+    def _refused(self, what: str, code: ErrorCode) -> Exception:
+        return refusal(what, self.name, code)
 
 
 _RIGHTS = {
@@ -534,11 +556,22 @@ _RIGHTS = {
 _FENCED = {ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.TRANSACTION_COORDINATOR_FENCED}
 
 
-def refusal(what: str, brokers: str, code: ErrorCode, message: str | None = None) -> Exception:
-    """Return the error that says why brokers do not do ``what``, for codes with which waiting does not help."""
+def _right_to(kind: int, key: str) -> str:
+    """Return the right that the user of a coordinator needs."""
+    if kind == GROUP_COORDINATOR:
+        return f"Read on group '{key}'"
+    return f"Write on transactional id '{key}'"
+
+
+def refusal(what: str, brokers: str, code: ErrorCode, message: str | None = None, right: str = "") -> Exception:
+    """Return the error that says why brokers do not do ``what``, for codes with which waiting does not help.
+
+    ``right``: the one that the user needs for it, if ``what`` does not say so.
+    """
     reason = f"{code.name}: {message}" if message else code.name
     if code in _RIGHTS:
-        return UsageError(f"cannot {what}: the user has no right to it at Kafka {brokers} ({reason}); add an ACL")
+        acl = f"an ACL for {right}" if right else "an ACL"
+        return UsageError(f"cannot {what}: the user has no right to it in Kafka at {brokers} ({reason}); add {acl}")
     if code in _FENCED:
         return FencedError(f"cannot {what}: a newer producer took it over ({reason})")
     if code in (ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.INCONSISTENT_TOPIC_ID):

@@ -22,10 +22,14 @@ from headgate.connectors.kafka.transactions import (
     prepared_in,
     why_not_committed,
 )
+from headgate.environment import Environment
 from headgate.errors import UsageError, gone
 from headgate.model.ids import CheckpointId
 from headgate.model.manifest import Committable
 from headgate.protocol.checkpoints.commit import CommitPermit
+
+RENEWAL_MS = 6 * 3_600_000
+"""So often the claim is written again: brokers forget offsets of groups (``offsets.retention.minutes``)."""
 
 FENCED_TIMEOUT_MS = 1_111
 """The transaction timeout of ids that were taken away from their generation: it tells them from all others."""
@@ -37,17 +41,35 @@ class KafkaCommitter(Committer):
     knows_outcomes = True
     can_forget = True
 
-    def __init__(self, client: KafkaClient, owner: TopicOwner, ids: SinkIds, fence: Fence, timeout: str) -> None:
-        """Use ``KafkaSink.open_committer``. ``timeout``: of transactions, for errors."""
+    def __init__(
+        self,
+        client: KafkaClient,
+        owner: TopicOwner | None,
+        ids: SinkIds,
+        fence: Fence,
+        timeout: str,
+        environment: Environment,
+    ) -> None:
+        """Use ``KafkaSink.open_committer``.
+
+        Args:
+            owner: None: the sink is at least once now. What it prepared before, when it was not, is still decided.
+            timeout: of transactions, for errors.
+        """
         self._client, self._owner, self._ids, self._fence, self._timeout = client, owner, ids, fence, timeout
+        self._environment, self._claimed_ms = environment, environment.monotonic_ms()
 
     def recover(self, keep: Sequence[Committable]) -> None:
         """Claim the topic, then take every id of this sink over, which aborts its transaction, but those of ``keep``.
 
         Writers look at the claim after they took a new id, so none that is replaced begins with one that is not here.
         """
-        known = self._owner.fences().get(self._fence.owner)
-        self._owner.claim(Fence(self._fence.owner, self._fence.generation, "" if known is None else known.life))
+        if self._owner is not None:
+            known = self._owner.fence(self._fence.owner)
+            life = "" if known is None else known.life
+            self._fence = Fence(self._fence.owner, self._fence.generation, life)
+            self._owner.claim(self._fence)
+            self._claimed_ms = self._environment.monotonic_ms()
         kept = {(one.transactional_id, one.producer_id, one.producer_epoch) for one in map(prepared_in, keep)}
         kept_ids = {one[0] for one in kept}
         for listed in self._client.list_transactions(self._ids.beginning):
@@ -67,7 +89,8 @@ class KafkaCommitter(Committer):
         ordered = in_order(permit, committables)
         if not ordered:
             return
-        self._owner.refuse_if_replaced(self._fence)
+        if self._owner is not None:
+            self._owner.refuse_if_replaced(self._fence)
         for committable in ordered:
             what = prepared_in(committable)
             self._commit(committable, what)
@@ -88,7 +111,10 @@ class KafkaCommitter(Committer):
         return why_not_committed(outcome, what, self._timeout)
 
     def forget(self, before: CheckpointId, promised: Callable[[], Sequence[Committable]]) -> None:
-        """Keep what a retained checkpoint may ask for from expiring. Kafka forgets everything else by itself."""
+        """Keep the claim, and what a retained checkpoint may ask for. Kafka forgets everything else by itself."""
+        if self._owner is not None and self._environment.monotonic_ms() - self._claimed_ms >= RENEWAL_MS:
+            self._owner.claim(self._fence, is_renewal=True)
+            self._claimed_ms = self._environment.monotonic_ms()
         for what in map(prepared_in, promised()):
             generation = self._ids.generation_of(what.transactional_id)
             proof = self._proof(what)
@@ -115,7 +141,7 @@ class KafkaCommitter(Committer):
         if code is ErrorCode.NONE:
             return
         if code not in UNCERTAIN:
-            raise refusal(f"commit transaction '{what.transactional_id}'", "the brokers", code)
+            raise refusal(f"commit transaction '{what.transactional_id}'", self._client.name, code)
         outcome = outcome_of_commit(code, what.use, self._proof(what))
         if outcome is not Outcome.COMMITTED:
             why = why_not_committed(outcome, what, self._timeout)

@@ -68,6 +68,8 @@ class Connection:
         self._versions: dict[int, tuple[int, int]] = {}
         self._in, self._in_filled = _space(_LENGTH.size), 0
         self._is_length = True
+        self._is_proven = False
+        """Whether it has answered more than what brokers tell every client."""
         self._answer_bytes_max = SMALL_ANSWER_BYTES_MAX
         self._socket = self._connect(host, port, security.context(), timeout_ms)
         try:
@@ -134,6 +136,7 @@ class Connection:
             if (found := correlation_id_of(data)) != correlation_id:
                 problem = f"{self.address} answered request {found} where request {correlation_id} was next"
                 raise ProtocolViolation("Kafka", problem)
+            self._is_proven = request.KEY != ApiVersions.KEY
             return decode_answer(request, version, data)
         except ProtocolViolation:
             self.close()
@@ -191,7 +194,8 @@ class Connection:
             ) from error
         except OSError as error:
             plain.close()
-            raise StorageError("reach", f"Kafka at {self.address} over TLS", _reason(error)) from error
+            reason = f"{_reason(error)}; if there is no TLS, leave tls out"
+            raise StorageError("reach", f"Kafka at {self.address} over TLS", reason) from error
         return stream
 
     def _learn_versions(self, timeout_ms: int) -> ApiVersionsAnswer:
@@ -205,9 +209,10 @@ class Connection:
         chosen = self.ask(SaslHandshake(security.mechanism), timeout_ms)
         if chosen.error_code:
             there = ", ".join(chosen.mechanisms)
-            raise UsageError(
-                f"the Kafka broker {self.address} does not take mechanism {security.mechanism}; it has: {there}"
+            remedy = (
+                f"it has: {there}" if there else "it takes no login there: leave mechanism out, or name another port"
             )
+            raise UsageError(f"the Kafka broker {self.address} does not take mechanism {security.mechanism}; {remedy}")
         exchange = security.exchange(self._environment.token(18).hex())
         try:
             message = next(exchange)
@@ -247,8 +252,13 @@ class Connection:
             except OSError as error:
                 raise self._failed(_reason(error)) from error
             if count == 0:
-                raise self._failed("the broker ended the connection")
+                raise self._failed(self._why_ended())
             self._in_filled += count
+
+    def _why_ended(self) -> str:
+        if self._is_proven:
+            return "the broker ended the connection"
+        return "the broker ended the connection; if it demands TLS or a login there, give security"
 
     def _wait(self, event: int, timeout_ms: int) -> None:
         poll = select.poll()

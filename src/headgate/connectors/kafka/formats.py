@@ -16,12 +16,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv as pv
 
 from headgate.codec.arrow import MOMENT
 from headgate.codec.exact_values import MisfitError
 from headgate.codec.kafka.record_batch import HEADERS_TYPE
 from headgate.connectors.base import SourceBatch
+from headgate.connectors.files.csv_decoder import CsvOptions, CsvParser, reason, without_nulls
 from headgate.connectors.files.line_decoders import (
     Decoded,
     Decoder,
@@ -32,19 +32,20 @@ from headgate.connectors.files.line_decoders import (
     joined,
     one_batch,
     valid_text,
-    wide_type,
 )
 from headgate.connectors.files.line_file import Lines
 from headgate.connectors.kafka.avro_decoder import AvroDecoder
+from headgate.connectors.kafka.changes import DebeziumDecoder, UpsertKeys, with_op
 from headgate.connectors.kafka.protobuf_decoder import ProtobufDecoder, ProtobufMessage, message_of
 from headgate.connectors.kafka.schema_registry import FoundSchema, RegistryClient, SchemaRegistry
 from headgate.environment import SYSTEM_ENVIRONMENT, Environment
 from headgate.errors import UsageError
-from headgate.operators.schemas import SchemaLike, arrow_schema, canonical_schema, to_canonical
+from headgate.operators.schemas import SchemaLike, arrow_schema, canonical_schema
 from headgate.operators.user_functions import bad_records
 
 RAW, TEXT, JSON, CSV, AVRO, PROTOBUF = "raw", "text", "json", "csv", "avro", "protobuf"
-FORMATS = (RAW, TEXT, JSON, CSV, AVRO, PROTOBUF)
+DEBEZIUM = "debezium-json"
+FORMATS = (RAW, TEXT, JSON, CSV, AVRO, PROTOBUF, DEBEZIUM)
 
 DROP, KEEP = "drop", "keep"
 TOMBSTONES = (DROP, KEEP)
@@ -84,6 +85,7 @@ class RecordFormat:
         separator: between the fields of CSV.
         metadata: columns beside the value: name of the column, name in ``METADATA``.
         keeps_tombstones: whether a record without a value is a row of nulls.
+        upsert: the fields that are the key, of a topic of upserts.
     """
 
     name: str
@@ -95,6 +97,7 @@ class RecordFormat:
     separator: str
     metadata: tuple[tuple[str, str], ...]
     keeps_tombstones: bool
+    upsert: tuple[str, ...] = ()
 
     @property
     def needs_headers(self) -> bool:
@@ -110,16 +113,17 @@ def record_format(
     separator: str,
     metadata: Metadata | None,
     tombstones: str,
+    upsert: str | Sequence[str] = (),
+    where: str = "a Kafka source",
 ) -> RecordFormat:
-    """Return the options of a format as one value.
+    """Return the options of a format as one value. ``where``: which source it is, for errors.
 
     Raises:
         UsageError: they contradict each other.
     """
-    where = "a Kafka source"
     if name not in FORMATS:
         raise UsageError(f"format={name!r} of {where} is none of {', '.join(map(repr, FORMATS))}")
-    if schema is None and (name in (JSON, CSV, PROTOBUF) or (name == AVRO and registry is None)):
+    if schema is None and (name in (JSON, CSV, PROTOBUF, DEBEZIUM) or (name == AVRO and registry is None)):
         others = {AVRO: "schema='{...}' or registry='http://...'", PROTOBUF: "schema=Message, a generated class"}
         need = others.get(name, "schema={'name': type}")
         raise UsageError(f"format={name!r} of {where} needs {need}")
@@ -133,6 +137,11 @@ def record_format(
         raise UsageError(f"separator={separator!r} of {where} must be one character, and no quote or line end")
     if tombstones not in TOMBSTONES:
         raise UsageError(f"tombstones={tombstones!r} of {where} is none of {', '.join(map(repr, TOMBSTONES))}")
+    keys = (upsert,) if isinstance(upsert, str) and upsert else tuple(upsert)
+    if keys and name in (RAW, TEXT, DEBEZIUM):
+        raise UsageError(f"upsert= of {where} is for values with fields, not for format={name!r}")
+    if tombstones == KEEP and (keys or name == DEBEZIUM):
+        raise UsageError(f"tombstones='keep' of {where} is not for changes: a record without a value is no row")
     avro, protobuf, fields = None, None, None
     if name == PROTOBUF:
         protobuf = message_of(schema)
@@ -146,7 +155,7 @@ def record_format(
     place = SchemaRegistry(registry) if isinstance(registry, str) else registry
     columns = _columns(name, metadata)
     keeps = tombstones == KEEP
-    return RecordFormat(name, fields, avro, protobuf, place, tuple(required), separator, columns, keeps)
+    return RecordFormat(name, fields, avro, protobuf, place, tuple(required), separator, columns, keeps, keys)
 
 
 def _columns(name: str, metadata: Metadata | None) -> tuple[tuple[str, str], ...]:
@@ -162,7 +171,7 @@ def _columns(name: str, metadata: Metadata | None) -> tuple[tuple[str, str], ...
     return tuple(pairs)
 
 
-def _decoder(form: RecordFormat, environment: Environment) -> Decoder | AvroDecoder | ProtobufDecoder | None:
+def value_decoder(form: RecordFormat, environment: Environment) -> Decoder | AvroDecoder | ProtobufDecoder | None:
     """Return what decodes values; None: they stay bytes."""
     match form.name:
         case "text":
@@ -170,6 +179,9 @@ def _decoder(form: RecordFormat, environment: Environment) -> Decoder | AvroDeco
         case "json":
             assert form.schema is not None
             return JsonDecoder(form.schema, form.required)
+        case "debezium-json":
+            assert form.schema is not None
+            return DebeziumDecoder(form.schema)
         case "csv":
             assert form.schema is not None
             return CsvDecoder(form.schema, form.separator)
@@ -191,8 +203,11 @@ class RecordDecoder:
     """
 
     def __init__(self, form: RecordFormat, environment: Environment = SYSTEM_ENVIRONMENT) -> None:
-        self._form, self._decoder = form, _decoder(form, environment)
+        self._form, self._decoder = form, value_decoder(form, environment)
         values = pa.schema([(VALUE, pa.large_binary())]) if self._decoder is None else self._decoder.schema
+        self._upsert = UpsertKeys(values, form.upsert) if form.upsert else None
+        if self._upsert is not None:
+            values = with_op(values)
         taken = [column for column, _ in form.metadata if column in values.names]
         if taken:
             raise UsageError(
@@ -215,10 +230,13 @@ class RecordDecoder:
             headers = None if self._form.registry is None else records.column("headers").take(pa.array(rows))
             decoded = self._decoder.decode(values, rows, headers)
         else:
-            decoded = self._decoder.decode(Lines(_with_tabs(values, self._form.name), rows))
-            _refuse_the_rest(values, rows, decoded)
+            decoded = self._decoder.decode(Lines(values, rows))
+            refuse_the_rest(values, rows, decoded)
         batch, kept = decoded.batch, decoded.starts
-        if has_tombstones and self._form.keeps_tombstones:
+        if self._upsert is not None:
+            decoded = self._upsert.changes(batch, kept, records, decoded.refused)
+            batch, kept = decoded.batch, decoded.starts
+        elif has_tombstones and self._form.keeps_tombstones:
             batch, kept = _with_nulls(batch, kept, records.column(VALUE))
         bad = None
         if (refused := decoded.refused).problems:
@@ -226,9 +244,10 @@ class RecordDecoder:
             places = [f"topic {partition[0]} partition {partition[1]} offset {offset}" for offset in offsets]
             texts = records.column(VALUE).take(pa.array(refused.starts)).to_pylist()
             bad = bad_records(
-                node, refused.problems, places, [text.decode(errors="backslashreplace") for text in texts]
+                node, refused.problems, places, [(text or b"").decode(errors="backslashreplace") for text in texts]
             )
-        whole = None if len(kept) == records.num_rows else pa.array(kept)
+        is_whole = len(kept) == records.num_rows and self._form.name != DEBEZIUM
+        whole = None if is_whole else pa.array(kept)
         return SourceBatch(split, self._with_metadata(batch.columns, partition, records, whole), bad)
 
     def _with_metadata(
@@ -247,16 +266,10 @@ class RecordDecoder:
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
 
-def _with_tabs(values: pa.Array, name: str) -> pa.Array:
-    """Return JSON with tabs for line ends, so that a value is one line: they mean the same, or are refused, too."""
-    if name != JSON or not pc.any(pc.match_substring(values, "\n")).as_py():
-        return values
-    return pc.replace_substring(values, "\n", "\t")
-
-
-def _refuse_the_rest(values: pa.Array, rows: _Rows, decoded: Decoded) -> None:
+def refuse_the_rest(values: pa.Array, rows: _Rows, decoded: Decoded) -> None:
     """Refuse what a decoder of lines leaves out in silence: blank ones."""
-    if len(decoded.starts) + len(decoded.refused.starts) < len(rows):
+    is_short = len(decoded.starts) + len(decoded.refused.starts) < len(rows)
+    if is_short or len(np.unique(decoded.starts)) < len(decoded.starts):  # an update of Debezium is two records
         is_left = ~np.isin(rows, decoded.starts) & ~np.isin(rows, decoded.refused.starts)
         decoded.refused.add("the value is empty", rows[is_left], values.filter(pa.array(is_left)))
 
@@ -281,15 +294,9 @@ class CsvDecoder:
         Raises:
             UsageError: a type cannot be read from CSV.
         """
-        self.schema = canonical_schema(schema)
-        for one in self.schema:
-            if pa.types.is_nested(one.type) or pa.types.is_duration(one.type) or pa.types.is_large_binary(one.type):
-                raise UsageError(
-                    f"field '{one.name}' has type {one.type}, which CSV cannot express; read it as a string"
-                )
-        self._wide = pa.schema([pa.field(f.name, wide_type(f.type)) for f in self.schema])
+        self._parser = CsvParser(schema, CsvOptions(separator))
+        self.schema = self._parser.schema
         self._required = [f.name for f in schema if not f.nullable]
-        self._separator = separator
 
     def decode(self, lines: Lines) -> Decoded:
         """Parse the values at once; isolate those at fault when that fails."""
@@ -309,39 +316,13 @@ class CsvDecoder:
             if high - low == 1 and len(self.schema) > 1 and not values[low].as_py():
                 return "the value is empty"
             try:
-                batches.append(self._parse(values.slice(low, high - low)))
+                batches.append(self._parser.parse(joined(values.slice(low, high - low)), high - low))
             except (pa.ArrowInvalid, MisfitError) as error:
-                return _reason(error)
+                return reason(error, self.schema.names)
             return None
 
         isolate(len(values), parse, values, rows, refused, good)
         batch = one_batch(pa.Table.from_batches(batches, self.schema).combine_chunks(), self.schema)
         values, rows = values.filter(pa.array(good)), rows[good]
-        for name in self._required:
-            if batch.column(name).null_count:
-                is_null = batch.column(name).is_null()
-                mask = is_null.to_numpy(zero_copy_only=False)
-                refused.add(f"field '{name}' is empty", rows[mask], values.filter(is_null))
-                keep = pc.invert(is_null)
-                batch, values, rows = batch.filter(keep), values.filter(keep), rows[~mask]
+        batch, rows = without_nulls(batch, self._required, values, rows, refused)
         return Decoded(batch, rows, refused)
-
-    def _parse(self, values: pa.LargeStringArray) -> pa.RecordBatch:
-        text = joined(values)
-        table = pv.read_csv(
-            pa.BufferReader(text),
-            read_options=pv.ReadOptions(use_threads=False, block_size=len(text) + 64, column_names=self._wide.names),
-            parse_options=pv.ParseOptions(
-                delimiter=self._separator, newlines_in_values=len(values) == 1, ignore_empty_lines=False
-            ),
-            convert_options=pv.ConvertOptions(
-                column_types=self._wide, null_values=[""], strings_can_be_null=True, quoted_strings_can_be_null=False
-            ),
-        )
-        if table.num_rows != len(values):
-            raise pa.ArrowInvalid("it is not one row of CSV")
-        return to_canonical(one_batch(table.combine_chunks(), self._wide), self.schema)
-
-
-def _reason(error: Exception) -> str:
-    return str(error).split("\n")[0].removeprefix("CSV parse error: ").removeprefix("Row #1: ")

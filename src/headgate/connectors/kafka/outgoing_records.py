@@ -10,13 +10,23 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headgate.codec.kafka.partitioner import partitions_of_keys
 from headgate.codec.kafka.record_batch import HEADERS_TYPE
-from headgate.connectors.encode import check_json, json_lines
+from headgate.connectors.encode import check_json
+from headgate.connectors.kafka.changes import (
+    check_keys_of_records,
+    debezium_values,
+    is_bytes,
+    keys_of_records,
+    lines_of,
+    upsert_values,
+    without_update_before,
+)
 from headgate.connectors.kafka.fetcher import Partition
 from headgate.errors import UsageError
+from headgate.operators.changes import OP
 
-_NEW_LINE = 10
+_SEED, _M, _R = 0x9747B28C, np.uint32(0x5BD1E995), np.uint32(24)
+"""Constants of murmur2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +37,10 @@ class RecordColumns:
         value: its bytes are the value; "": the value is the record as JSON, without ``beside``.
         topic: with the topic of each record.
         partition: with the partition of each record.
+        change_keys: the keys of a stream with changes; none: records are plain ones.
+        debezium: changes are Debezium's envelopes; otherwise upserts.
+        retractions: the changes have retractions.
+        sink: the class of the sink, for errors.
     """
 
     value: str = ""
@@ -35,30 +49,42 @@ class RecordColumns:
     timestamp: str = ""
     topic: str = ""
     partition: str = ""
+    change_keys: tuple[str, ...] = ()
+    debezium: bool = False
+    retractions: bool = False
+    sink: str = "KafkaSink"
 
     @property
     def beside(self) -> tuple[str, ...]:
         """Columns that say how a record is written, and are no part of its value."""
-        return tuple(name for name in (self.headers, self.timestamp, self.topic, self.partition) if name)
+        op = OP if self.change_keys else ""
+        return tuple(name for name in (self.headers, self.timestamp, self.topic, self.partition, op) if name)
 
-    def check(self, schema: pa.Schema) -> None:
-        """Check that records of ``schema`` have these columns.
+    def content(self, schema: pa.Schema) -> pa.Schema:
+        """Return the columns that are part of the value of a whole record."""
+        return pa.schema([field for field in schema if field.name not in self.beside])
+
+    def check(self, schema: pa.Schema, *, is_json: bool = True) -> None:
+        """Check that records of ``schema`` have these columns. ``is_json``: whether whole records are JSON.
 
         Raises:
             UsageError: one is missing or of a wrong type, or a record cannot be JSON.
         """
-        self._check("value", self.value, schema, _is_bytes, "binary or text")
-        self._check("key", self.key, schema, _is_bytes, "binary or text")
+        if self.change_keys:
+            check_keys_of_records(schema, self.change_keys)
+        self._check("value", self.value, schema, is_bytes, "binary or text")
+        self._check("key", self.key, schema, is_bytes, "binary or text")
         self._check("headers", self.headers, schema, _is_headers, "a list of structs with a key and a value")
         self._check("timestamp", self.timestamp, schema, pa.types.is_timestamp, "a timestamp")
         self._check("topic_column", self.topic, schema, _is_text, "text")
         self._check("partition", self.partition, schema, pa.types.is_integer, "an integer")
         if self.value:
             return
-        content = pa.schema([field for field in schema if field.name not in self.beside])
+        content = self.content(schema)
         if not len(content):
-            raise UsageError("records have no column for the value of KafkaSink; select at least one more")
-        check_json(content)
+            raise UsageError(f"records have no column for the value of {self.sink}; select at least one more")
+        if is_json:
+            check_json(content)
 
     def _check(
         self, option: str, name: str, schema: pa.Schema, fits: Callable[[pa.DataType], bool], wanted: str
@@ -67,18 +93,26 @@ class RecordColumns:
             return
         if name not in schema.names:
             there = ", ".join(schema.names)
-            raise UsageError(f"KafkaSink({option}={name!r}) names a column that records do not have; they have {there}")
+            raise UsageError(
+                f"{self.sink}({option}={name!r}) names a column that records do not have; they have {there}"
+            )
         if not fits(dtype := schema.field(name).type):
-            raise UsageError(f"KafkaSink({option}={name!r}) names a column of type {dtype}, not {wanted}; cast it")
+            raise UsageError(f"{self.sink}({option}={name!r}) names a column of type {dtype}, not {wanted}; cast it")
 
-    def values_of(self, batch: pa.RecordBatch) -> pa.Array:
-        """Return the values; null deletes the key in a compacted topic."""
+    def values_of(self, batch: pa.RecordBatch, encode: Callable[[pa.RecordBatch], pa.Array] | None = None) -> pa.Array:
+        """Return the values; null deletes the key in a compacted topic. ``encode``: for whole records; None: JSON."""
         if self.value:
             return batch.column(self.value).cast(pa.large_binary())
-        return _lines(json_lines(batch.drop_columns(list(self.beside)) if self.beside else batch), batch.num_rows)
+        content = batch.drop_columns(list(self.beside)) if self.beside else batch
+        if self.debezium:
+            return debezium_values(batch, content, retractions=self.retractions)
+        values = lines_of(content) if encode is None else encode(content)
+        return upsert_values(batch, values) if self.change_keys else values
 
     def keys_of(self, batch: pa.RecordBatch) -> pa.Array | None:
         """Return the keys, if there are any."""
+        if self.change_keys:
+            return keys_of_records(batch, self.change_keys)
         return batch.column(self.key).cast(pa.large_binary()) if self.key else None
 
     def timestamps_of(self, batch: pa.RecordBatch, now_ms: int) -> npt.NDArray[np.int64]:
@@ -109,12 +143,21 @@ class Router:
     a key go to one partition after the other, batch by batch.
     """
 
-    def __init__(self, columns: RecordColumns, topic: str, partitions_count: Callable[[str], int], first: int) -> None:
+    def __init__(
+        self,
+        columns: RecordColumns,
+        topic: str,
+        partitions_count: Callable[[str], int],
+        first: int,
+        encode: Callable[[pa.RecordBatch], pa.Array] | None = None,
+    ) -> None:
         """Args:
         topic: of records that name none.
         partitions_count: how many partitions a topic has; raises UsageError if there is no such topic.
         first: the partition with which records without a key begin.
+        encode: makes the values of whole records; None: they are JSON.
         """
+        self._encode = encode
         self._columns, self._topic, self._partitions_count = columns, topic, partitions_count
         self._turn = first
 
@@ -125,7 +168,11 @@ class Router:
             UsageError: there is no such topic.
         """
         columns = self._columns
-        values, keys = columns.values_of(batch), columns.keys_of(batch)
+        if columns.change_keys and not columns.debezium:
+            batch = without_update_before(batch)
+            if batch.num_rows == 0:
+                return
+        values, keys = columns.values_of(batch, self._encode), columns.keys_of(batch)
         times = columns.timestamps_of(batch, now_ms)
         headers = batch.column(columns.headers).cast(HEADERS_TYPE) if columns.headers else None
         for topic, rows in self._by_topic(batch):
@@ -172,22 +219,8 @@ class Router:
         yield from zip(found.tolist(), np.split(rows[order], begins[1:]), strict=True)
 
 
-def _lines(text: bytes, count: int) -> pa.Array:
-    """Return the lines of ``text``, each of which ends with a new line, as a column of bytes."""
-    data = np.frombuffer(text, np.uint8)
-    ends = np.flatnonzero(data == _NEW_LINE)
-    assert len(ends) == count, "a record as JSON is one line"
-    bounds = np.concatenate(([0], ends - np.arange(count)))
-    content = data[data != _NEW_LINE]
-    return pa.Array.from_buffers(pa.large_binary(), count, [None, pa.py_buffer(bounds), pa.py_buffer(content)])
-
-
 def _is_text(dtype: pa.DataType) -> bool:
     return bool(pa.types.is_string(dtype) or pa.types.is_large_string(dtype))
-
-
-def _is_bytes(dtype: pa.DataType) -> bool:
-    return _is_text(dtype) or bool(pa.types.is_binary(dtype) or pa.types.is_large_binary(dtype))
 
 
 def _is_headers(dtype: pa.DataType) -> bool:
@@ -195,4 +228,45 @@ def _is_headers(dtype: pa.DataType) -> bool:
         return False
     entry = dtype.value_type
     names = [entry.field(index).name for index in range(entry.num_fields)]
-    return names == ["key", "value"] and _is_text(entry.field(0).type) and _is_bytes(entry.field(1).type)
+    return names == ["key", "value"] and _is_text(entry.field(0).type) and is_bytes(entry.field(1).type)
+
+
+def partitions_of_keys(keys: pa.Array, partitions_count: int) -> npt.NDArray[np.int64]:
+    """Return the partition of each key, as Kafka's clients in Java choose it.
+
+    It is where other programs write records of that key. A key that is null has the hash of an empty one: choose
+    another way for it.
+    """
+    hashes = murmur2(keys) & np.uint32(0x7FFFFFFF)
+    return (hashes % np.uint32(partitions_count)).astype(np.int64)
+
+
+def murmur2(keys: pa.Array) -> npt.NDArray[np.uint32]:
+    """Return murmur2 of each key. A step takes the next four bytes of all keys that have as many."""
+    keys = keys.cast(pa.large_binary())
+    offsets = np.frombuffer(keys.buffers()[1], np.int64)[keys.offset : keys.offset + len(keys) + 1]
+    data = np.frombuffer(keys.buffers()[2] or b"", np.uint8)
+    begin, size = offsets[:-1], np.diff(offsets)
+    hashes = np.uint32(_SEED) ^ size.astype(np.uint32)
+    with np.errstate(over="ignore"):
+        for step in range(int(size.max(initial=0)) // 4):
+            rows = np.flatnonzero(size >= 4 * (step + 1))
+            at = begin[rows] + 4 * step
+            word = data[at].astype(np.uint32)
+            for index in (1, 2, 3):
+                word |= data[at + index].astype(np.uint32) << np.uint32(8 * index)
+            word *= _M
+            word ^= word >> _R
+            word *= _M
+            hashes[rows] = hashes[rows] * _M ^ word
+        rest = size % 4
+        for index in (2, 1, 0):
+            rows = np.flatnonzero(rest > index)
+            at = begin[rows] + size[rows] - rest[rows] + index
+            hashes[rows] ^= data[at].astype(np.uint32) << np.uint32(8 * index)
+        rows = np.flatnonzero(rest)
+        hashes[rows] *= _M
+        hashes ^= hashes >> np.uint32(13)
+        hashes *= _M
+        hashes ^= hashes >> np.uint32(15)
+    return hashes

@@ -1,21 +1,19 @@
-"""Which pipeline writes to a topic of Kafka: the fences of its sinks, as an offset of a consumer group.
+"""Which pipelines write to a topic of Kafka: the fences of their sinks, each as an offset of a consumer group.
 
-A group has, for the first partition of the topic, a text with the fences of all sinks that write to it. It is replaced
-in a transaction whose id is taken over before the text is read: of two that claim at the same time, one is fenced by
-the brokers and reads again.
+A sink has a group of its own for each topic: for the topic's first partition it has the generation as offset, and the
+life as text. It is replaced in a transaction whose id is taken over before it is read: of two that claim at the same
+time, one is fenced by the brokers and reads again. Brokers delete these offsets with the topic.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
-
-import msgspec
 
 from headgate.codec.kafka.error_codes import ErrorCode
 from headgate.connectors.fenced_sink import Fence
 from headgate.connectors.kafka.client import KafkaClient
-from headgate.errors import CorruptionError, FencedError, StorageError
+from headgate.errors import FencedError, StorageError
 
 CLAIM_TIMEOUT_MS = 10_000
 """After this time brokers give up a claim whose process died in the middle; readers wait for that."""
@@ -24,13 +22,6 @@ CLAIMS_MAX = 20
 """So often another process may come first."""
 
 _FIRST_PARTITION = 0
-
-
-class _Remembered(msgspec.Struct, frozen=True, array_like=True):
-    """The fence of one sink."""
-
-    generation: int
-    life: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,23 +33,30 @@ class TopicOwner:
     topic: str
 
     @property
-    def group(self) -> str:
-        """The consumer group, the same for all topics."""
-        return f"{self.prefix}:owners"
+    def beginning(self) -> str:
+        """What the groups of this topic begin with, and no others: names of topics have no colon."""
+        return f"{self.prefix}:owners:{self.topic}:"
 
-    def fences(self) -> Mapping[str, Fence]:
-        """Return the fences by owner. A claim that is being made is waited for.
+    def fences(self) -> Sequence[Fence]:
+        """Return the fences of all sinks.
 
         Raises:
-            StorageError, CorruptionError
+            StorageError
         """
-        found = self.client.committed_offsets(self.group, self.topic, [_FIRST_PARTITION])
-        _, text = found.get(_FIRST_PARTITION, (0, "{}"))
-        try:
-            known = msgspec.json.decode(text, type=dict[str, _Remembered])
-        except msgspec.MsgspecError as error:
-            raise CorruptionError(f"offset of group '{self.group}'", 0, "fences of sinks", str(error)) from error
-        return {owner: Fence(owner, one.generation, one.life) for owner, one in known.items()}
+        groups = self.client.list_groups(self.beginning)
+        found = [self.fence(group.removeprefix(self.beginning)) for group in groups]
+        return [one for one in found if one is not None]
+
+    def fence(self, owner: str) -> Fence | None:
+        """Return the fence of a sink, if there is one. A claim that is being made is waited for.
+
+        Raises:
+            StorageError
+        """
+        found = self.client.committed_offsets(self.beginning + owner, self.topic, [_FIRST_PARTITION])
+        if _FIRST_PARTITION not in found:
+            return None
+        return Fence(owner, *found[_FIRST_PARTITION])
 
     def refuse_if_replaced(self, fence: Fence) -> None:
         """Raise if a newer generation has claimed the topic.
@@ -66,27 +64,25 @@ class TopicOwner:
         Raises:
             FencedError
         """
-        known = self.fences().get(fence.owner)
+        known = self.fence(fence.owner)
         fence.refuse_if_older_than(None if known is None else known.generation)
 
-    def claim(self, fence: Fence) -> None:
-        """Remember ``fence``, in one step with the comparison.
+    def claim(self, fence: Fence, *, is_renewal: bool = False) -> None:
+        """Remember ``fence``, in one step with the comparison. ``is_renewal``: write it also if it is there.
 
         Raises:
             FencedError: a newer fence is there, or one of another life.
         """
-        lock = f"{self.prefix}:owners:{self.topic}"
+        group = lock = self.beginning + fence.owner
         for _ in range(CLAIMS_MAX):
             producer = self.client.take_over(lock, CLAIM_TIMEOUT_MS)
-            known = self.fences()
-            fence.refuse_if_replaced_by(known.get(fence.owner))
-            if known.get(fence.owner) == fence:
+            known = self.fence(fence.owner)
+            fence.refuse_if_replaced_by(known)
+            if known == fence and not is_renewal:
                 return
-            all_now = {**known, fence.owner: fence}
-            text = msgspec.json.encode({name: _Remembered(one.generation, one.life) for name, one in all_now.items()})
-            offsets = {_FIRST_PARTITION: (fence.generation, text.decode())}
+            offsets = {_FIRST_PARTITION: (fence.generation, fence.life)}
             try:
-                self.client.commit_in_transaction(lock, producer, self.group, self.topic, offsets)
+                self.client.commit_in_transaction(lock, producer, group, self.topic, offsets)
             except FencedError:
                 continue
             if self.client.end_transaction(lock, producer, commit=True).code is ErrorCode.NONE:

@@ -20,7 +20,13 @@ import pyarrow as pa
 from headgate.codec.kafka.compression import Compression
 from headgate.codec.kafka.error_codes import RETRIABLE, ErrorCode
 from headgate.codec.kafka.messages import Produce, ProduceAnswer, ProducePartition, ProduceTopic
-from headgate.codec.kafka.record_encoder import BATCH_BYTES_MAX, EncodedBatch, ProducerState, encode_records
+from headgate.codec.kafka.record_encoder import (
+    BATCH_BYTES_MAX,
+    EncodedBatch,
+    ProducerState,
+    RecordTooLargeError,
+    encode_records,
+)
 from headgate.connectors.kafka.client import (
     ANSWER_MS,
     BACKOFF_MS_MAX,
@@ -39,6 +45,8 @@ IN_FLIGHT_MAX = 5
 """Requests to one leader that are not answered: brokers remember the last five batches of a producer."""
 
 REQUEST_BYTES_MAX = 16 << 20
+NAMED_BYTES_MAX = 60
+"""Of a record in an error."""
 BUFFERED_BYTES_MAX = 32 << 20
 """What waits for acknowledgements before ``write`` waits, too."""
 
@@ -103,7 +111,7 @@ class Producer:
         assert not self._buffered_bytes, "a transaction begins before the former one is flushed"
         if producer != self._producer:
             self._producer = producer
-            self._queues.clear()  # sequences begin anew with every epoch
+            self._queues.clear()  # sequences begin at 0 with every epoch
 
     def add(self, topics: Mapping[str, Topic]) -> None:
         """Write to these topics, too; what is known of a topic stays."""
@@ -118,22 +126,34 @@ class Producer:
         timestamps_ms: npt.NDArray[np.int64],
         key: pa.Array | None = None,
         headers: pa.Array | None = None,
+        batch_bytes_max: int = 0,
     ) -> None:
-        """Have records written. Waits only while too much is unacknowledged."""
+        """Have records written. Waits only while too much is unacknowledged.
+
+        ``batch_bytes_max``: what the topic takes; 0: what the producer was made with.
+        """
         if partition not in self._leaders:
             raise UsageError(f"topic '{partition[0]}' has no partition {partition[1]}")
         queue = self._queues.setdefault(partition, _Queue())
         ids = self._producer
         state = ProducerState(ids.producer_id, ids.producer_epoch, queue.sequence, self._transactional_id is not None)
-        batches = encode_records(
-            value,
-            timestamps_ms,
-            key,
-            headers,
-            producer=state,
-            compression=self._compression,
-            batch_bytes_max=self._batch_bytes_max,
-        )
+        limit = batch_bytes_max or self._batch_bytes_max
+        try:
+            batches = encode_records(
+                value,
+                timestamps_ms,
+                key,
+                headers,
+                producer=state,
+                compression=self._compression,
+                batch_bytes_max=limit,
+            )
+        except RecordTooLargeError as error:
+            raise UsageError(
+                f"topic '{partition[0]}' takes no record as large as {_beginning(value, key, error.row)}: it has "
+                f"{error.size_bytes:,} bytes, and at most {limit:,} are taken; raise max.message.bytes of the topic, "
+                "or leave such records out before the sink"
+            ) from error
         if not self._buffered_bytes:
             self._progress_ms = self._environment.monotonic_ms()
         for batch in batches:
@@ -237,7 +257,7 @@ class Producer:
                 queue = self._queues[partition]
                 batch = queue.in_flight.popleft()
                 code = ErrorCode(part.error_code)
-                # behind a batch that failed, the next ones are out of order
+                # batches that follow a failed one are out of order
                 follows = code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and bool(queue.failed)
                 if code in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
                     self._buffered_bytes -= batch.size_bytes
@@ -254,10 +274,10 @@ class Producer:
         what = f"write to partition {partition[1]} of topic '{partition[0]}'"
         if code in (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE):
             return UsageError(
-                f"cannot {what}: it takes no batch of {batch.size_bytes:,} bytes; let the sink write smaller batches, "
-                "or raise max.message.bytes of the topic"
+                f"cannot {what}: it takes no batch of {batch.size_bytes:,} bytes; raise max.message.bytes of the "
+                "topic, or add an ACL for DescribeConfigs on it, so that the sink sees how large batches may be"
             )
-        return refusal(what, "the brokers", code, message)
+        return refusal(what, self._client.name, code, message)
 
     def _lost(self, node: int, error: StorageError) -> None:
         """Have everything sent again that a leader has not answered."""
@@ -283,6 +303,18 @@ class Producer:
             for partition in lost:
                 if partition[0] == name:
                     self._leaders[partition] = topic.leaders.get(partition[1], -1)
+
+
+def _beginning(value: pa.Array, key: pa.Array | None, row: int) -> str:
+    """Return which record it is, for errors."""
+    if key is not None and key[row].is_valid:
+        return f"the one with key {_shortened(key[row].as_buffer())}"
+    return f"the one that begins with {_shortened(value[row].as_buffer())}"
+
+
+def _shortened(data: pa.Buffer | None) -> str:
+    text = b"" if data is None else data.slice(0, NAMED_BYTES_MAX).to_pybytes()
+    return repr(text.decode(errors="replace"))
 
 
 def _is_busy(queue: _Queue) -> bool:

@@ -101,6 +101,17 @@ class RegistryClient:
             )
         return found
 
+    def register(self, subject: str, text: str) -> int:
+        """Add a schema of Avro to a subject, unless it has it; return its id.
+
+        Raises:
+            UsageError: the registry refuses it, such as one that does not go together with an earlier one.
+        """
+        found = self._get(f"/subjects/{quote(subject, safe='')}/versions", json.dumps({"schema": text}).encode())
+        if found is None or not isinstance(found.get("id"), int):
+            raise UsageError(f"{self._registry.url} does not answer with an id; is that a schema registry?")
+        return int(found["id"])
+
     def _schema(self, path: str) -> FoundSchema | None:
         found = self._get(path)
         if found is None:
@@ -116,19 +127,22 @@ class RegistryClient:
             references += [*inner.references, inner.text]
         return FoundSchema(str(found["schema"]), tuple(dict.fromkeys(references)))
 
-    def _get(self, path: str) -> dict[str, Any] | None:
+    def _get(self, path: str, sent: bytes | None = None) -> dict[str, Any] | None:
         deadline_ms, pause_ms = self._environment.monotonic_ms() + self._patience_ms, PAUSE_MS_MIN
         while True:
             try:
-                status, body = self._asked(path)
+                status, body = self._asked(path, sent)
             except (OSError, http.client.HTTPException) as error:
                 problem = str(error) or type(error).__name__
             else:
                 if status == http.client.OK:
-                    return self._json(path, body)
+                    return self._json(path, body, "schema" if sent is None else "id")
                 if status == http.client.NOT_FOUND:
                     return None
                 problem = f"it answers with status {status}"
+                if sent is not None and status in (http.client.CONFLICT, http.client.UNPROCESSABLE_ENTITY):
+                    said = body.decode(errors="replace")[:500]
+                    raise UsageError(f"the schema registry at {self._registry.url}{path} refuses the schema: {said}")
                 if status in (http.client.UNAUTHORIZED, http.client.FORBIDDEN):
                     who = f"user '{self._registry.user}'" if self._registry.user else "a client without a login"
                     raise UsageError(
@@ -142,7 +156,7 @@ class RegistryClient:
             self._environment.sleep(pause_ms / 1000)
             pause_ms = min(2 * pause_ms, PAUSE_MS_MAX)
 
-    def _asked(self, path: str) -> tuple[int, bytes]:
+    def _asked(self, path: str, sent: bytes | None) -> tuple[int, bytes]:
         host, port = str(self._parts.hostname), self._parts.port
         connection: http.client.HTTPConnection
         if self._parts.scheme == "https":
@@ -155,7 +169,10 @@ class RegistryClient:
             login = base64.b64encode(f"{self._registry.user}:{self._password()}".encode()).decode()
             headers["Authorization"] = f"Basic {login}"
         try:
-            connection.request("GET", self._parts.path.rstrip("/") + path, headers=headers)
+            if sent is not None:
+                headers["Content-Type"] = "application/vnd.schemaregistry.v1+json"
+            method = "GET" if sent is None else "POST"
+            connection.request(method, self._parts.path.rstrip("/") + path, sent, headers)
             answer = connection.getresponse()
             return answer.status, answer.read(ANSWER_BYTES_MAX)
         finally:
@@ -169,11 +186,11 @@ class RegistryClient:
             )
         return found
 
-    def _json(self, path: str, body: bytes) -> dict[str, Any]:
+    def _json(self, path: str, body: bytes, wanted: str) -> dict[str, Any]:
         try:
             found = json.loads(body)
         except ValueError:
             found = None
-        if not isinstance(found, dict) or not isinstance(found.get("schema"), str):
-            raise UsageError(f"{self._registry.url}{path} does not answer with a schema; is that a schema registry?")
+        if not isinstance(found, dict) or wanted not in found:
+            raise UsageError(f"{self._registry.url}{path} does not answer with a {wanted}; is that a schema registry?")
         return found

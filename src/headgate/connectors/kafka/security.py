@@ -9,19 +9,17 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-import os
 import re
 import ssl
 from collections.abc import Generator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TypeAlias
 
+from headgate.connectors.secret import is_secret_place, read_secret
 from headgate.errors import UsageError
 
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
 
-_ENVIRONMENT, _FILE = "env:", "file:"
 _ITERATIONS_MAX = 1_000_000
 """Of SCRAM: a broker that asks for more wants to keep the client busy."""
 
@@ -56,7 +54,7 @@ class KafkaSecurity:
         if self.mechanism and self.mechanism not in MECHANISMS:
             known = ", ".join(MECHANISMS)
             raise UsageError(f"Kafka security has no mechanism {self.mechanism!r}; choose one of {known}")
-        if self.mechanism and not self.secret.startswith((_ENVIRONMENT, _FILE)):
+        if self.mechanism and not is_secret_place(self.secret):
             raise UsageError(
                 "Kafka security needs secret='env:NAME' or secret='file:/path', which says where the password or token "
                 "is found; the secret itself must not be part of a program"
@@ -91,27 +89,12 @@ class KafkaSecurity:
         Raises:
             UsageError: the secret is not there.
         """
-        secret = self._read_secret()
+        secret = read_secret(self.secret, "Kafka")
         if self.mechanism == "PLAIN":
             return _one_message(b"\0" + self.user.encode() + b"\0" + secret.encode())
         if self.mechanism == "OAUTHBEARER":
             return _bearer(secret)
         return _scram(self.mechanism.removeprefix("SCRAM-").replace("-", "").lower(), self.user, secret, nonce)
-
-    def _read_secret(self) -> str:
-        if self.secret.startswith(_ENVIRONMENT):
-            name = self.secret.removeprefix(_ENVIRONMENT)
-            if (value := os.environ.get(name)) is None:
-                raise UsageError(
-                    f"the secret for Kafka is not there: set the environment variable {name} on every worker"
-                )
-            return value
-        path = self.secret.removeprefix(_FILE)
-        try:
-            return Path(path).read_text().strip()
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "it is no text"
-            raise UsageError(f"the secret for Kafka cannot be read from {path}: {reason}") from error
 
 
 NO_SECURITY = KafkaSecurity()

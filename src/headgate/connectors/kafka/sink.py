@@ -6,26 +6,27 @@ Counterparts: ``sink_writer`` writes and prepares in the workers, ``committer`` 
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import pyarrow as pa
 
 from headgate.codec.kafka.compression import Compression
 from headgate.codec.kafka.record_batch import checksum
-from headgate.codec.kafka.record_encoder import BATCH_BYTES_MAX
 from headgate.connectors.base import Committer, Holding, SinkContext, SinkWriter
 from headgate.connectors.fenced_sink import Fence, FencedSink, owner_of
+from headgate.connectors.kafka.avro_encoder import AvroEncoder, made_schema
 from headgate.connectors.kafka.client import KafkaClient
 from headgate.connectors.kafka.committer import KafkaCommitter
+from headgate.connectors.kafka.formats import DEBEZIUM
 from headgate.connectors.kafka.outgoing_records import RecordColumns, Router
 from headgate.connectors.kafka.owner import TopicOwner
-from headgate.connectors.kafka.producer import REQUEST_BYTES_MAX
+from headgate.connectors.kafka.schema_registry import RegistryClient, SchemaRegistry
 from headgate.connectors.kafka.security import NO_SECURITY, KafkaSecurity
 from headgate.connectors.kafka.sink_writer import IdPool, KafkaWriter, PlainKafkaWriter, Topics, WriterSettings
 from headgate.connectors.kafka.transactions import SinkIds
-from headgate.connectors.memory import NothingToCommit
 from headgate.environment import SYSTEM_ENVIRONMENT, Environment
 from headgate.errors import UsageError
 from headgate.model.config import Duration, duration_ms
@@ -44,10 +45,8 @@ TRANSACTION_VERSION = 2
 TIMEOUT_MS_MAX = 3 * 24 * 3_600_000
 """As long as brokers keep a transaction, unless ``transaction_timeout`` says more."""
 
-BATCH_SETTING = "max.message.bytes"
-
 BROKER_TIMEOUT_MS = 900_000
-"""The longest timeout that brokers allow, unless they are told otherwise (``transaction.max.timeout.ms``)."""
+"""The longest timeout that brokers allow by default (``transaction.max.timeout.ms``)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +66,16 @@ class KafkaSink(FencedSink):
         key: the column with the key, binary or text; None: records have no key. Records of one key go to one partition,
             the one that Kafka's own clients choose.
         value: the column with the value, binary or text, as it is. Null is written as null, which deletes the key in a
-            compacted topic. None: the value is the whole record as JSON.
+            compacted topic. None: the value is the whole record in ``format``.
+        upsert: write a stream with changes to a topic that has the newest row of each key. The key of a record is that
+            of the changes (one text or binary column as it is, otherwise a JSON object of the key columns), the value
+            is the row without ``op``, and null for a delete. Have the topic compacted.
+        format: of whole records: ``"json"``; ``"debezium-json"`` for a stream with changes, each as an envelope of
+            Debezium with ``before``, ``after`` and ``op``; or ``"avro"``, which needs the package fastavro:
+            ``pip install 'headgate-streams[avro]'``.
+        schema: of Avro; None: it is made from the columns, each of which may be null.
+        registry: the schema registry of Avro, which gets the schema as ``<topic>-value``; values begin with its id.
+            None: values have no id.
         headers: the column with headers, a list of structs with ``key`` and ``value``.
         timestamp: the column with the timestamp; None: the time of writing.
         partition: the column with the number of the partition; where it is null, the key decides.
@@ -83,12 +91,18 @@ class KafkaSink(FencedSink):
         settings: of a topic that is created, such as ``{"cleanup.policy": "compact"}``.
         security: TLS and login.
         prefix: transactional ids and consumer groups of the sink begin with it. Give rights for it.
+        change_keys: the keys of the changes; set by Headgate.
+        retractions: whether the changes have retractions; set by Headgate.
     """
 
     brokers: str = field(kw_only=False)
     topic: str = field(kw_only=False)
     key: str | None = None
     value: str | None = None
+    format: Literal["json", "avro", "debezium-json"] = "json"
+    upsert: bool = False
+    schema: Mapping[str, Any] | str | None = None
+    registry: SchemaRegistry | str | None = None
     headers: str | None = None
     timestamp: str | None = None
     partition: str | None = None
@@ -101,6 +115,8 @@ class KafkaSink(FencedSink):
     settings: Mapping[str, str] = field(default_factory=dict)
     security: KafkaSecurity = NO_SECURITY
     prefix: str = "headgate"
+    change_keys: tuple[str, ...] = field(default=(), repr=False)
+    retractions: bool = field(default=False, repr=False)
 
     environment: ClassVar[Environment] = SYSTEM_ENVIRONMENT
 
@@ -116,6 +132,21 @@ class KafkaSink(FencedSink):
         names = [codec.name.lower() for codec in Compression]
         if self.compression not in names:
             raise UsageError(f"KafkaSink(compression={self.compression!r}) must be one of {', '.join(names)}")
+        if self.format not in ("json", "avro", DEBEZIUM):
+            raise UsageError(f"KafkaSink(format={self.format!r}) must be 'json', 'avro' or '{DEBEZIUM}'")
+        if self.takes_changes and (self.key is not None or self.value is not None):
+            raise UsageError("KafkaSink for changes makes keys and values itself: leave key= and value= out")
+        if self.upsert and self.format == DEBEZIUM:
+            raise UsageError(f"KafkaSink(upsert=True) writes rows, and format='{DEBEZIUM}' envelopes: give one of them")
+        is_avro = self.format == "avro"
+        if is_avro and self.value is not None:
+            raise UsageError("KafkaSink(format='avro') writes whole records: leave value= out")
+        if not is_avro and (self.schema is not None or self.registry is not None):
+            raise UsageError("KafkaSink(schema=) and KafkaSink(registry=) are for format='avro' only")
+        if self.registry is not None and self.topic_column is not None:
+            raise UsageError("KafkaSink(registry=) is for one topic: leave topic_column= out")
+        if isinstance(self.registry, str):
+            object.__setattr__(self, "registry", SchemaRegistry(self.registry))
         if not self.topic:
             raise UsageError("KafkaSink(topic='') names no topic")
         if self.create < 0:
@@ -125,6 +156,28 @@ class KafkaSink(FencedSink):
         if self.transaction_timeout is not None:
             duration_ms(self.transaction_timeout, "KafkaSink(transaction_timeout=)")
         self.client().close()
+
+    @property
+    def takes_changes(self) -> bool:
+        """Whether it writes streams with changes, and nothing else."""
+        return self.upsert or self.format == DEBEZIUM
+
+    def for_changes(self, keys: tuple[str, ...] | None, *, retractions: bool) -> KafkaSink:
+        """See ``Sink``."""
+        if not self.takes_changes:
+            return self
+        what = "upsert=True" if self.upsert else f"format='{DEBEZIUM}'"
+        if keys is None:
+            raise UsageError(
+                f"KafkaSink({what}) writes streams with changes, and these are plain records; call "
+                ".records_as_changes('id') before, or leave it out"
+            )
+        if not keys:
+            raise UsageError(
+                f"KafkaSink({what}) needs the keys of the changes, and these are not known any more; keep the columns "
+                "of the key in select, or give top a rank"
+            )
+        return replace(self, change_keys=keys, retractions=retractions)
 
     @property
     def is_transactional(self) -> bool:  # type: ignore[override]
@@ -142,7 +195,9 @@ class KafkaSink(FencedSink):
 
     def check(self, schema: pa.Schema) -> None:
         """See ``Sink``: also that brokers are there, have the topic, and allow the transactions."""
-        self._columns.check(schema)
+        self._columns.check(schema, is_json=self.format != "avro")
+        if self.format == "avro":
+            AvroEncoder(self.avro_schema(self._columns.content(schema)), self._columns.content(schema))
         with self._connected() as client:
             if not self.create:
                 client.topic(self.topic)
@@ -155,19 +210,23 @@ class KafkaSink(FencedSink):
             self._find_or_create(client)
             if self.is_transactional:
                 self._check_transactions(client)
+        if self.registry is not None:
+            AvroValues(self).begin(self._columns.content(schema))
+
+    def avro_schema(self, columns: pa.Schema) -> str:
+        """Return the schema of values that have these columns."""
+        if self.schema is None:
+            return made_schema(columns, self.topic)
+        return self.schema if isinstance(self.schema, str) else json.dumps(self.schema)
 
     def open(self, context: SinkContext) -> SinkWriter:
         """See ``Sink``."""
         topics = Topics(self.client())
         try:
             topics.partitions_count(self.topic)
-            batch_bytes = min(
-                topics.client.number_setting(BATCH_SETTING, BATCH_BYTES_MAX, self.topic), REQUEST_BYTES_MAX
-            )
-            router = Router(self._columns, self.topic, topics.partitions_count, context.subtask_index)
-            settings = WriterSettings(
-                self.client, self.environment, topics, Compression[self.compression.upper()], batch_bytes
-            )
+            encode = AvroValues(self) if self.format == "avro" else None
+            router = Router(self._columns, self.topic, topics.partitions_count, context.subtask_index, encode)
+            settings = WriterSettings(self.client, self.environment, topics, Compression[self.compression.upper()])
             if not self.is_transactional:
                 return PlainKafkaWriter(settings, router)
             fence = Fence(owner_of(context.pipeline, context.node), int(context.generation))
@@ -187,12 +246,10 @@ class KafkaSink(FencedSink):
 
     def open_committer(self, pipeline: str, node: str, generation: Generation) -> Committer:
         """See ``Sink``."""
-        if not self.is_transactional:
-            return NothingToCommit()
         client, owner = self.client(), owner_of(pipeline, node)
-        fence = Fence(owner, int(generation))
-        ids = SinkIds(self.prefix, owner)
-        return KafkaCommitter(client, self._owner(client), ids, fence, f"{self._timeout_ms()} ms")
+        fence, ids = Fence(owner, int(generation)), SinkIds(self.prefix, owner)
+        topic_owner = self._owner(client) if self.is_transactional else None
+        return KafkaCommitter(client, topic_owner, ids, fence, f"{self._timeout_ms()} ms", self.environment)
 
     def locations(self) -> tuple[Location, ...]:
         """See ``Sink``. Without brokers, which come and go: another cluster does not know the prepared transactions."""
@@ -209,14 +266,15 @@ class KafkaSink(FencedSink):
 
     def claimed(self, owner: str) -> Fence | None:
         """See ``FencedSink``. A topic that is missing has no owner."""
-        return next((fence for fence in self.all_claimed() if fence.owner == owner), None)
+        with self._connected() as client:
+            return self._owner(client).fence(owner) if self.topic in client.topics([self.topic]) else None
 
     def all_claimed(self) -> Iterable[Fence]:
         """See ``FencedSink``."""
         with self._connected() as client:
             if self.topic not in client.topics([self.topic]):
                 return []
-            return list(self._owner(client).fences().values())
+            return self._owner(client).fences()
 
     def holding(self, pipeline: str, node: str, mine: Mine) -> Holding:
         """See ``Sink``. Records cannot be removed from a topic one by one."""
@@ -247,6 +305,9 @@ class KafkaSink(FencedSink):
             self.timestamp or "",
             self.topic_column or "",
             self.partition or "",
+            self.change_keys,
+            self.format == DEBEZIUM,
+            self.retractions,
         )
 
     @contextlib.contextmanager
@@ -279,3 +340,32 @@ class KafkaSink(FencedSink):
                 f"KafkaSink(transaction_timeout={self.transaction_timeout!r}) is longer than Kafka at {self.brokers} "
                 f"allows, which is {allowed_ms} ms: raise transaction.max.timeout.ms there, or give a shorter one"
             )
+
+
+class AvroValues:
+    """Makes the values of a sink of Avro. The schema is registered before the first one."""
+
+    def __init__(self, sink: KafkaSink) -> None:
+        self._sink = sink
+        self._ready: tuple[AvroEncoder, bytes] | None = None
+
+    def begin(self, columns: pa.Schema) -> tuple[AvroEncoder, bytes]:
+        """Return what encodes records, and what their values begin with.
+
+        Raises:
+            StorageError: the registry does not answer.
+            UsageError: it refuses the schema.
+        """
+        text, registry = self._sink.avro_schema(columns), self._sink.registry
+        head = b""
+        if isinstance(registry, SchemaRegistry):
+            client = RegistryClient(registry, self._sink.environment)
+            head = b"\0" + client.register(f"{self._sink.topic}-value", text).to_bytes(4, "big")
+        return AvroEncoder(text, columns), head
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.Array:
+        """Return the values of records."""
+        if self._ready is None:
+            self._ready = self.begin(batch.schema)
+        encoder, head = self._ready
+        return encoder.encode(batch, head)

@@ -14,17 +14,20 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 
 from headgate.codec.kafka.compression import Compression
+from headgate.codec.kafka.record_encoder import BATCH_BYTES_MAX
 from headgate.connectors.base import EmptyTransaction, SealedTransaction, SinkWriter
 from headgate.connectors.fenced_sink import Fence
 from headgate.connectors.kafka.client import KafkaClient, ProducerIds, Topic
 from headgate.connectors.kafka.committer import proof_of
 from headgate.connectors.kafka.outgoing_records import Router
 from headgate.connectors.kafka.owner import TopicOwner
-from headgate.connectors.kafka.producer import Producer
+from headgate.connectors.kafka.producer import REQUEST_BYTES_MAX, Producer
 from headgate.connectors.kafka.transactions import EPOCH_LAST, SinkIds, prepared
 from headgate.environment import Environment
 from headgate.errors import FencedError, HeadgateError, StorageError
 from headgate.model.ids import CheckpointId
+
+BATCH_SETTING = "max.message.bytes"
 
 CLOSE_PATIENCE_MS = 2_000
 """How long a writer that ends tries to abort its open transaction; the next generation does it otherwise."""
@@ -36,6 +39,7 @@ class Topics:
     def __init__(self, client: KafkaClient) -> None:
         self.client = client
         self.known: dict[str, Topic] = {}
+        self._batch_bytes: dict[str, int] = {}
 
     def partitions_count(self, name: str) -> int:
         """Return how many partitions a topic has.
@@ -46,6 +50,13 @@ class Topics:
         if name not in self.known:
             self.known[name] = self.client.topic(name)
         return len(self.known[name].leaders)
+
+    def batch_bytes_max(self, name: str) -> int:
+        """Return how large a batch a topic takes."""
+        if name not in self._batch_bytes:
+            found = self.client.number_setting(BATCH_SETTING, BATCH_BYTES_MAX, name)
+            self._batch_bytes[name] = min(found, REQUEST_BYTES_MAX)
+        return self._batch_bytes[name]
 
     def close(self) -> None:
         """Release the connection."""
@@ -61,10 +72,9 @@ class WriterSettings:
         environment: Environment,
         topics: Topics,
         compression: Compression,
-        batch_bytes_max: int,
     ) -> None:
         self.make_client, self.environment, self.topics = make_client, environment, topics
-        self._compression, self._batch_bytes_max = compression, batch_bytes_max
+        self._compression = compression
 
     def producer(self, client: KafkaClient, ids: ProducerIds, transactional_id: str | None) -> Producer:
         """Return a producer for all topics known by now."""
@@ -75,7 +85,6 @@ class WriterSettings:
             ids,
             transactional_id,
             compression=self._compression,
-            batch_bytes_max=self._batch_bytes_max,
         )
 
 
@@ -192,9 +201,11 @@ class KafkaWriter(SinkWriter):
             _write(self._open.producer, self._router, self._settings, batch)
 
     def seal(self, checkpoint: CheckpointId) -> SealedTransaction:
-        """See ``SinkWriter``."""
+        """See ``SinkWriter``. It waits for brokers, because another producer writes what follows in a partition."""
         if self._open is None:
             return EmptyTransaction()
+        with self._pool.telling_timeouts(self._open):
+            self._open.producer.flush()
         sealed = _Sealed(self._open, self._pool, self._topic, f"{self._fence.owner} {checkpoint}")
         self._open = None
         self._sealed = [one for one in self._sealed if not one.is_over]
@@ -218,7 +229,8 @@ class KafkaWriter(SinkWriter):
 def _write(producer: Producer, router: Router, settings: WriterSettings, batch: pa.RecordBatch) -> None:
     for one in router.outgoing(batch, settings.environment.wall_ms()):
         producer.add(settings.topics.known)
-        producer.write(one.partition, one.values, one.timestamps_ms, one.keys, one.headers)
+        limit = settings.topics.batch_bytes_max(one.partition[0])
+        producer.write(one.partition, one.values, one.timestamps_ms, one.keys, one.headers, limit)
 
 
 class _Sealed(SealedTransaction):
@@ -235,12 +247,11 @@ class _Sealed(SealedTransaction):
         return self._used is None
 
     def prepare(self) -> bytes | None:
-        """See ``SealedTransaction``: all records are acknowledged, and the proof is part of the transaction."""
+        """See ``SealedTransaction``: all records are acknowledged; the proof becomes part of the transaction."""
         used = self._used
         if used is None:
             return self._payload
         with self._pool.telling_timeouts(used):
-            used.producer.flush()
             used.client.commit_in_transaction(used.name, used.ids, used.name, self._topic, {0: (used.use, self._proof)})
         ids = used.ids
         what = prepared(self._topic, used.name, ids.producer_id, ids.producer_epoch, used.use, used.records_count)

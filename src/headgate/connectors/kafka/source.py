@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import ClassVar, TypeAlias
@@ -19,11 +19,12 @@ from uuid import UUID
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from headgate.codec.kafka.messages import EARLIEST as FIRST_OFFSET
 from headgate.codec.kafka.messages import LATEST as LAST_OFFSET
 from headgate.codec.kafka.record_batch import checksum
-from headgate.connectors.base import FailStopReader, Source, SourceBatch, SourceContext, owner_of_split
+from headgate.connectors.base import FailStopReader, Source, SourceBatch, SourceContext, SplitPosition, owner_of_split
 from headgate.connectors.kafka.client import PATIENCE_MS, KafkaClient, Topic
 from headgate.connectors.kafka.fetcher import Fetched, Fetcher, Partition
 from headgate.connectors.kafka.formats import AVRO, DROP, RAW, Metadata, RecordDecoder, RecordFormat, record_format
@@ -127,6 +128,7 @@ class Kafka(Source):
         separator: str = ",",
         metadata: Metadata | None = None,
         tombstones: str = DROP,
+        upsert: str | Sequence[str] = (),
         start: Place = EARLIEST,
         end: Place | None = None,
         group: str = "",
@@ -142,7 +144,8 @@ class Kafka(Source):
                 created later. Give ``topics`` or ``pattern``.
             format: what values are: ``"raw"`` (a column ``value`` of bytes), ``"text"`` (a column ``value`` of text),
                 ``"json"`` (an object with the fields of ``schema``), ``"csv"`` (one row with the fields of
-                ``schema`` in their order, without a header), ``"avro"``, or ``"protobuf"``.
+                ``schema`` in their order, without a header), ``"avro"``, ``"protobuf"``, or ``"debezium-json"``
+                (changes of rows with the fields of ``schema``, with a column ``op``).
             schema: for JSON and CSV, an Arrow or Polars schema, or a dict from names to Python, Polars or Arrow types.
                 Arrow fields that are not nullable are required. For Avro, the reader's schema as JSON text; without
                 one, the newest in the registry when the program starts. For Protobuf, the message: a generated class.
@@ -156,6 +159,10 @@ class Kafka(Source):
                 ``"raw"`` all but the headers.
             tombstones: what becomes of records whose value is null: ``"drop"``, or ``"keep"`` for a row in which all
                 columns of the value are null. With ``"raw"`` they are always kept.
+            upsert: the fields that are the key of the records: each record sets the row of its key, and one without a
+                value deletes it. There is a column ``op`` with ``"update_after"`` and ``"delete"``; go on with
+                ``.records_as_changes(...)``. One field of text or bytes is the key as it is; otherwise the key is a
+                JSON object of the fields.
             start: where the first start begins: ``"earliest"``, ``"latest"``, ``"committed"`` (the offsets of
                 ``group``, and the earliest where it has none), a datetime with a time zone, or an offset for each
                 partition such as ``{("orders", 0): 1200}``. Partitions that are found later are read from their
@@ -183,7 +190,7 @@ class Kafka(Source):
         if self.start == COMMITTED and not group:
             raise UsageError("start='committed' of a Kafka source needs group='...', whose offsets it begins at")
         self.discovery_ms = duration_ms(discovery_interval, "discovery_interval")
-        self._format = record_format(format, schema, registry, required, separator, metadata, tombstones)
+        self._format = record_format(format, schema, registry, required, separator, metadata, tombstones, upsert)
         if format != AVRO or self._format.avro is not None:
             RecordDecoder(self._format)
         elif len(self.topics) != 1:
@@ -238,6 +245,10 @@ class Kafka(Source):
         """Return a reader of the partitions that belong to this subtask."""
         return KafkaReader(self, context)
 
+    def reads(self, topic: str) -> bool:
+        """Whether a topic of this name is to be read."""
+        return bool(re.fullmatch(self.pattern, topic)) if self.pattern else topic in self.topics
+
     def find_topics(self, client: KafkaClient) -> dict[str, Topic]:
         """Return the topics to read, by name.
 
@@ -245,7 +256,7 @@ class Kafka(Source):
             UsageError: one of ``topics`` is not there.
         """
         if self.pattern:
-            return {name: one for name, one in client.topics(None).items() if re.fullmatch(self.pattern, name)}
+            return {name: one for name, one in client.topics(None).items() if self.reads(name)}
         found = client.topics(self.topics)
         if missing := [name for name in self.topics if name not in found]:
             client.topic(missing[0])
@@ -298,6 +309,7 @@ class KafkaReader(FailStopReader, CheckpointedFunction, CheckpointListener):
         self._client = source.client()
         self._places: dict[Partition, Position] = {}
         self._ready: deque[Delivery] = deque()
+        self._paused: frozenset[Partition] = frozenset()
         self._cuts: dict[int, dict[Partition, int]] = {}
         """Checkpoint → offsets, of checkpoints that are not completed."""
         try:
@@ -315,9 +327,27 @@ class KafkaReader(FailStopReader, CheckpointedFunction, CheckpointListener):
         """See ``SourceReader``."""
         return [split_name(part) for part in self._places if part not in self._finished]
 
+    def progress(self) -> Mapping[str, SplitPosition]:
+        """See ``SourceReader``: the end is that of a bounded reading, or where the log ended at the latest fetch."""
+        ends = self._work.log_ends
+        return {
+            split_name(part): SplitPosition(one.offset, ends.get(part) if one.end is None else one.end)
+            for part, one in self._places.items()
+        }
+
     def wakeup_ms(self) -> int:
         """See ``SourceReader``."""
         return WAKEUP_MS
+
+    def pause(self, splits: Collection[str]) -> None:
+        """See ``PausableReader``. What a paused partition has sent is kept; then it sends no more."""
+        self._paused = frozenset(map(partition_of, splits))
+        self._work.pause({delivery.partition for delivery in self._ready} & self._paused)
+
+    def is_behind(self, split: str) -> bool:
+        """See ``PausableReader``: an answer may be on its way."""
+        part = partition_of(split)
+        return part in self._places and self._places[part].offset < self._work.log_ends.get(part, 0)
 
     def snapshot(self, context: SnapshotContext) -> None:
         """See ``CheckpointedFunction``."""
@@ -338,18 +368,25 @@ class KafkaReader(FailStopReader, CheckpointedFunction, CheckpointListener):
 
     def _poll(self) -> SourceBatch | None:
         while True:
-            while not self._ready:
+            while (delivery := self._next_ready()) is None:
                 found = self._work.take()
                 if found is None:
                     return None
                 self._take(found)
-            delivery = self._ready.popleft()
             self._move(delivery.partition, delivery.next_offset)
             if (batch := delivery.batch) is None:
                 continue  # markers, aborted records and what was left out
             if batch.is_split_finished:
                 self._finished.add(delivery.partition)
             return batch
+
+    def _next_ready(self) -> Delivery | None:
+        """Take the first delivery of a partition that is not paused."""
+        for at, delivery in enumerate(self._ready):
+            if delivery.partition not in self._paused:
+                del self._ready[at]
+                return delivery
+        return None
 
     def _has_ended(self) -> bool:
         is_bounded = self._source.end is not None
@@ -364,6 +401,7 @@ class KafkaReader(FailStopReader, CheckpointedFunction, CheckpointListener):
             self._places |= found
         else:
             self._ready.extend(found)
+            self._work.pause({delivery.partition for delivery in self._ready} & self._paused)
 
     def _move(self, part: Partition, offset: int) -> None:
         position = self._places[part]
@@ -381,26 +419,42 @@ class KafkaReader(FailStopReader, CheckpointedFunction, CheckpointListener):
     def _first_positions(self, topics: Mapping[str, Topic]) -> dict[Partition, Position]:
         restored = self._context.positions
         if restored is None:
-            return self._begin(topics, {}, self._source.start, is_first=True)
-        kept = {partition_of(split): Position.decode(split, data) for split, data in restored.items()}
-        kept = {part: position for part, position in kept.items() if self._owns(part)}
+            return self._begin(topics, {}, self._source.start)
+        everything = {partition_of(split): Position.decode(split, data) for split, data in restored.items()}
+        kept = {part: one for part, one in everything.items() if self._owns(part) and self._source.reads(part[0])}
         for (name, _), position in kept.items():
             if name in topics and topics[name].id != UUID(position.topic):
                 raise UsageError(
                     f"topic '{name}' was deleted and created again since the checkpoint: its positions mean nothing in "
                     "the new topic; start over, or read it in a source of another name"
                 )
-        return kept | self._begin(topics, kept, EARLIEST, is_first=False)
+        kept = self._with_ends(topics, kept)
+        if self._source.end is not None and any(one.end is not None for one in everything.values()):
+            return kept  # which partitions a bounded reading has was decided at its first start
+        return kept | self._begin(topics, kept, EARLIEST)
+
+    def _with_ends(self, topics: Mapping[str, Topic], kept: Mapping[Partition, Position]) -> dict[Partition, Position]:
+        """Return restored positions with the ends that the program gives now.
+
+        "latest" and a datetime are found once, so that a restart ends where the first start would have.
+        """
+        source, found = self._source, dict(kept)
+        if source.end is None:
+            return {part: Position(one.topic, one.offset) for part, one in found.items()}
+        is_told = isinstance(source.end, tuple)
+        for name, topic in topics.items():
+            parts = [part for (of, part), one in kept.items() if of == name and (is_told or one.end is None)]
+            for part, end in (self._offsets(topic, parts, source.end) if parts else {}).items():
+                found[name, part] = Position(topic.id.hex, kept[name, part].offset, end)
+        return found
 
     def _finds(self, topics: Mapping[str, Topic], known: Mapping[Partition, object]) -> dict[Partition, Position]:
         """Return the partitions of this subtask that are not known yet, with the positions to read them from."""
-        return self._begin(topics, known, EARLIEST, is_first=False)
+        return self._begin(topics, known, EARLIEST)
 
     def _begin(
-        self, topics: Mapping[str, Topic], known: Mapping[Partition, object], start: Place, *, is_first: bool
+        self, topics: Mapping[str, Topic], known: Mapping[Partition, object], start: Place
     ) -> dict[Partition, Position]:
-        if self._source.end is not None and not is_first:
-            return {}  # which partitions a bounded reading has was decided at the first start
         found: dict[Partition, Position] = {}
         for name, topic in sorted(topics.items()):
             own = [part for part in topic.leaders if self._owns((name, part)) and (name, part) not in known]
@@ -465,6 +519,10 @@ class _FetchThread:
         self._fetcher = Fetcher(
             client, environment, topics, offsets, with_headers=source.format().needs_headers, wait_ms=FETCH_WAIT_MS
         )
+        self.log_ends: dict[Partition, int] = {}
+        """Of each partition, where it ended for readers of committed records at the latest fetch."""
+        self._waiting: frozenset[Partition] = frozenset()
+        """Partitions that wait for others."""
         self._over = set(finished)
         """Partitions of a bounded reading that were read to their ends."""
         for part in finished:
@@ -491,6 +549,13 @@ class _FetchThread:
             if self._failure is not None:
                 raise self._failure
             return None
+
+    def pause(self, partitions: Collection[Partition]) -> None:
+        """Ask for nothing more of these, and for all others, until the next call. From the mailbox thread."""
+        if partitions != self._waiting:
+            with self._changed:
+                self._waiting = frozenset(partitions)
+                self._changed.notify_all()
 
     def commit(self, offsets: Mapping[Partition, int]) -> None:
         """Have offsets committed to the group, soon."""
@@ -527,14 +592,19 @@ class _FetchThread:
         if self._environment.monotonic_ms() >= self._look_at_ms and self._source.end is None:
             self._look_at_ms = self._environment.monotonic_ms() + self._source.discovery_ms
             self._discover()
-        for found in self._fetcher.poll(FETCH_WAIT_MS):
+        waiting = self._waiting
+        for part in self._fetcher.positions.keys() - self._over:
+            (self._fetcher.pause if part in waiting else self._fetcher.resume)(part)
+        fetched = self._fetcher.poll(FETCH_WAIT_MS)
+        self.log_ends.update({found.partition: found.log_end for found in fetched if found.log_end >= 0})
+        for found in fetched:
             if self._is_closed:
                 return
             if deliveries := self._decoded(found):
                 self._put(deliveries)
         if self._fetcher.is_idle:
             with self._changed:
-                self._changed.wait_for(lambda: self._is_closed, FETCH_WAIT_MS / 1000)
+                self._changed.wait_for(lambda: self._is_closed or self._waiting != waiting, FETCH_WAIT_MS / 1000)
 
     def _decoded(self, found: Fetched) -> list[Delivery]:
         """Decode records up to the end of a bounded reading; what comes after it was asked for too early."""
@@ -551,6 +621,8 @@ class _FetchThread:
                 batch = self._decoder.decode(part, split, records, self._node)
                 is_empty = batch.batch.num_rows == 0 and batch.bad is None
                 last = int(offsets[records.num_rows - 1])
+                times = pc.max(records.column("timestamp")).cast(pa.int64()).as_py()
+                batch = replace(batch, written_ms=None if times is None else times // 1_000)
                 deliveries.append(Delivery(part, None if is_empty else batch, last + 1))
         if end is not None and found.records.next_offset >= end:
             self._fetcher.pause(part)

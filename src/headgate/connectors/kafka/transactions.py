@@ -20,7 +20,7 @@ from headgate.model.ids import Generation
 from headgate.model.manifest import Committable
 
 EPOCH_LAST = 32_766
-"""The last epoch of a producer: behind it brokers give another producer id."""
+"""The last epoch of a producer; then brokers give another producer id."""
 
 _ID = re.compile(r"(?P<generation>\d+):(?P<subtask>\d+):(?P<number>\d+)")
 

@@ -27,6 +27,7 @@ from headgate.connectors.base import (
     Source,
     SourceBatch,
     SourceContext,
+    SplitPosition,
 )
 from headgate.connectors.streams.segments import decode_position, encode_position
 from headgate.connectors.streams.stream_source import (
@@ -69,7 +70,6 @@ class GroupCheckpointHook(CoordinatorHook, CheckpointListener):
         self._asked: set[int] = set()
 
     def open(self, context: HookContext) -> None:
-        """See ``CoordinatorHook``."""
         self._claim = Claim(f"{context.pipeline}/{context.hook}", context.life, context.home, context.generation)
         self._asked.clear()
 
@@ -183,7 +183,6 @@ class GroupSourceReader(FailStopReader, CheckpointedFunction, CheckpointListener
         return [split for split in self._readers if split not in self._finished]
 
     def poll(self) -> Polled:  # type: ignore[override]
-        """See ``InducedReader``."""
         return super().poll()
 
     def read_on(self, splits: Sequence[str]) -> None:
@@ -191,6 +190,10 @@ class GroupSourceReader(FailStopReader, CheckpointedFunction, CheckpointListener
         self._still -= set(splits)
         if not self._still and self._met_id and self._member.owed == self._met_id:
             self._pass(self._met_id)
+
+    def progress(self) -> Mapping[str, SplitPosition]:
+        """See ``SourceReader``: events; where a segment ended when it was last read."""
+        return {split: SplitPosition(reader.position, reader.known_end) for split, reader in self._readers.items()}
 
     def wakeup_ms(self) -> int:
         """Return a short pause after recent events, else a longer one."""
@@ -337,11 +340,9 @@ class GroupSource(Source):
 
     @property
     def holds(self) -> bool:
-        """See ``Source``."""
         return True
 
     def schema(self) -> pa.Schema:
-        """See ``StreamSource.schema``."""
         return self._plain().schema()
 
     def identity(self) -> str:
@@ -349,7 +350,6 @@ class GroupSource(Source):
         return f"{self._plain().identity()}, by a reader group"
 
     def how_to_end(self) -> str | None:
-        """See ``Source``."""
         return None if self._plain().how_to_end() is None else f"seal stream '{self.stream}' first"
 
     def open(self, context: SourceContext) -> GroupSourceReader:
@@ -357,7 +357,6 @@ class GroupSource(Source):
         return GroupSourceReader(Store.shared(self.store), self.stream, self.group, context)
 
     def coordinator_hook(self) -> CoordinatorHook:
-        """See ``Source``."""
         return GroupCheckpointHook(self.stream, self.group, str(self.store), str(self.start))
 
     def without_hook(self) -> StreamSource:

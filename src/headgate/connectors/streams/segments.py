@@ -170,7 +170,6 @@ class StreamCutHook(CoordinatorHook, CheckpointListener):
         self._owner, self._generation = "", 0
 
     def open(self, context: HookContext) -> None:
-        """See ``CoordinatorHook``."""
         self._owner, self._generation = marks_of(context.pipeline, context.hook), context.generation
 
     def trigger(self, checkpoint_id: int) -> bytes:
@@ -185,7 +184,6 @@ class StreamCutHook(CoordinatorHook, CheckpointListener):
         self._store.pipelines.unmark_others(owner=self._owner, generation=self._generation)
 
     def reset(self) -> None:
-        """See ``restore``."""
         self._store.pipelines.unmark_others(owner=self._owner, generation=self._generation)
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:

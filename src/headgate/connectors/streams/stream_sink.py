@@ -25,6 +25,7 @@ from headgate.model.pipeline_identity import Mine, Owner, PipelineIdentity, Targ
 from headgate.operators.schemas import canonical_schema, carried
 from headgate.protocol.checkpoints.commit import CommitPermit
 from headgate.protocol.store.transactions import Status
+from headgate.protocol.watermarks import WATERMARK_MAX_MS, WATERMARK_MIN_MS
 from headgate.store.policies import Retention, RetentionPolicy, retention_policy_of
 from headgate.store.store import Store, store_root
 from headgate.store.streams import (
@@ -75,9 +76,12 @@ class _Payload(msgspec.Struct, frozen=True, array_like=True):
     stream: str
     name: str
     events_count: int
+    event_ms: int | None
+    is_awaited: bool
+    parallelism: int
 
 
-_PAYLOAD_VERSION = 1
+_PAYLOAD_VERSION = 2
 
 
 class StreamSinkWriter(SinkWriter):
@@ -93,6 +97,18 @@ class StreamSinkWriter(SinkWriter):
         version = written_as(schemas, context.schema)
         self._schema = schemas[-1 if version is None else version]
         self._current: Transaction | None = None
+        self._watermark_ms = WATERMARK_MIN_MS
+        self._is_idle = self._has_ended = False
+
+    def on_watermark(self, watermark_ms: int) -> None:
+        """See ``SinkWriter``. The last watermark is no time (S91)."""
+        self._has_ended = watermark_ms == WATERMARK_MAX_MS
+        if not self._has_ended:
+            self._watermark_ms = watermark_ms
+
+    def on_idle(self, is_idle: bool) -> None:
+        """See ``SinkWriter``."""
+        self._is_idle = is_idle
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Add records; begins the transaction with the first ones."""
@@ -110,7 +126,15 @@ class StreamSinkWriter(SinkWriter):
         if transaction is not None:
             context = self._context
             transaction.seal(transaction_name(self._owner, checkpoint, context.subtask_index, context.generation))
-        return _Sealed(self._stream, transaction)
+        return _Sealed(self._stream, transaction, self._payload())
+
+    def _payload(self) -> _Payload:
+        """Return a payload without a transaction, with how far this subtask has come (S91)."""
+        delay_ms, event_ms = self._context.event_delay_ms, None
+        if delay_ms is not None:
+            event_ms = max(self._watermark_ms - delay_ms, WATERMARK_MIN_MS)
+        is_awaited = not (self._is_idle or self._has_ended)
+        return _Payload(_PAYLOAD_VERSION, self._stream, "", 0, event_ms, is_awaited, self._context.parallelism)
 
     def close(self) -> None:
         """Drop the open transaction; prepared ones stay (sinks.md, never abort what is pending)."""
@@ -120,17 +144,19 @@ class StreamSinkWriter(SinkWriter):
 
 
 class _Sealed(SealedTransaction):
-    def __init__(self, stream: str, transaction: Transaction | None) -> None:
+    def __init__(self, stream: str, transaction: Transaction | None, empty: _Payload) -> None:
         self._stream = stream
         self._transaction = transaction
+        self._empty = empty
 
     def prepare(self) -> bytes | None:
-        """See ``SealedTransaction.prepare``."""
         if self._transaction is None:
-            return None
+            return None if self._empty.event_ms is None else msgspec.msgpack.encode(self._empty)
         self._transaction.prepare()
-        count = self._transaction.events_count
-        return msgspec.msgpack.encode(_Payload(_PAYLOAD_VERSION, self._stream, self._transaction.name, count))
+        found = msgspec.structs.replace(
+            self._empty, name=self._transaction.name, events_count=self._transaction.events_count
+        )
+        return msgspec.msgpack.encode(found)
 
 
 class StreamCommitter(Committer):
@@ -147,6 +173,7 @@ class StreamCommitter(Committer):
         self._owner = owner
         self._generation = generation
         self._left_behind = ""
+        self._noted: dict[str, int] = {}
 
     def recover(self, keep: Sequence[Committable]) -> None:
         """Fence older generations, abort all but ``keep``, remove leftovers.
@@ -162,7 +189,6 @@ class StreamCommitter(Committer):
         self._left_behind = str(left[0]) if left else ""
 
     def left_behind(self) -> str:
-        """See ``Committer``."""
         return self._left_behind
 
     def commit(self, permit: CommitPermit, committables: Sequence[Committable]) -> None:
@@ -171,22 +197,28 @@ class StreamCommitter(Committer):
             assert committable.checkpoint <= permit.checkpoint
         ordered = sorted(committables, key=lambda c: (c.checkpoint, c.subtask_index))
         payloads = [_decode_payload(committable) for committable in ordered]
-        names = [(payload.stream, payload.name) for payload in payloads]
-        if names:
-            self._store.commit_transactions(names, owner=self._owner, epoch=permit.generation)
+        names = [(payload.stream, payload.name) for payload in payloads if payload.name]
+        times: dict[str, int] = {}
+        for checkpoint in dict.fromkeys(committable.checkpoint for committable in ordered):
+            of_one = [p for p, c in zip(payloads, ordered, strict=True) if c.checkpoint == checkpoint]
+            if (event_ms := event_time_of(of_one)) is not None:
+                times[of_one[0].stream] = event_ms
+        if names or times != self._noted:
+            self._store.commit_transactions(names, owner=self._owner, epoch=permit.generation, times=times)
+            self._noted = times
             for stream in {stream for stream, _ in names}:
                 self._store.look_after(stream)
 
     def denial(self, committable: Committable) -> str:
-        """See ``Committer``."""
         name = transaction_of(committable)
+        if not name:
+            return ""
         found = {x.name: x.status for x in self._store.list_transactions(owner=self._owner, prefix=name)}.get(name)
         if found is None:
             return f"the store found no record of the transaction {name}"
         return f"the transaction {name} was aborted" if found is Status.ABORTED else ""
 
     def forget(self, before: CheckpointId, promised: Callable[[], Sequence[Committable]]) -> None:
-        """See ``Committer``."""
         decided = [x.name for x in self._store.list_transactions(owner=self._owner) if x.status.is_terminal]
         checkpoints = {name: checkpoint_of(name) for name in decided}
         names = [name for name, checkpoint in checkpoints.items() if checkpoint is not None and checkpoint < before]
@@ -195,6 +227,18 @@ class StreamCommitter(Committer):
 
     def close(self) -> None:
         """The store is shared by the process and stays open."""
+
+
+def event_time_of(payloads: Sequence[_Payload]) -> int | None:
+    """Return how far a sink has come with a checkpoint; None: one of its subtasks does not say (S91).
+
+    As at the input of a subtask, what is idle or has ended counts only if all is (W11, W12, W14).
+    """
+    times = [payload.event_ms for payload in payloads if payload.event_ms is not None]
+    if not payloads or len(times) < payloads[0].parallelism:
+        return None
+    awaited = [payload.event_ms for payload in payloads if payload.is_awaited and payload.event_ms is not None]
+    return min(awaited) if awaited else max(times)
 
 
 def transaction_of(committable: Committable) -> str:
@@ -300,21 +344,17 @@ class StreamSink(Sink):
         return Store.shared(self.store).pipelines.owner(owner_of(pipeline, node), self.stream, f"{pipeline}/")
 
     def own(self, pipeline: str, node: str, life: PipelineIdentity) -> Owner:
-        """See ``Sink``."""
         return Store.shared(self.store).pipelines.own(owner_of(pipeline, node), life)
 
     def how_to_forget(self, pipeline: str, node: str) -> str:
-        """See ``Sink``."""
         return f"headgate streams forget '{owner_of(pipeline, node)}' --store '{self.store}'"
 
     def locations(self) -> tuple[Location, ...]:
-        """See ``Sink``."""
         store = str(self.store)
         real = store if "://" in store else os.path.realpath(store)
         return (Location(f"{store}#{self.stream}", f"{real}#{self.stream}"),)
 
     def recorded(self, node: str) -> Target:
-        """See ``Sink``."""
         policy = retention_policy_of(self.retention) or RetentionPolicy()
         return Target(
             node,
@@ -341,7 +381,6 @@ class StreamSink(Sink):
         return Holding(f"{contents.events_count:,} events" if contents.ours else "", where)
 
     def start_over(self, pipeline: str, node: str, generation: Generation, life: PipelineIdentity, mine: Mine) -> None:
-        """See ``Sink``."""
         StreamsOfOneSink((self,)).start_over(pipeline, node, generation, life, mine)
 
     def _wanted(self, schema: pa.Schema) -> StreamDefinition:

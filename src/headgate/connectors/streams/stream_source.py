@@ -6,7 +6,7 @@ docs/spec/stream-store.md. Writes nothing but what it holds, and makes no store 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import ClassVar, cast
@@ -21,6 +21,7 @@ from headgate.connectors.base import (
     Source,
     SourceBatch,
     SourceContext,
+    SplitPosition,
 )
 from headgate.connectors.streams.segments import (
     OwnSegments,
@@ -141,7 +142,6 @@ class StreamSource(Source):
         return reader(self, Store.shared(self.store), context)
 
     def coordinator_hook(self) -> CoordinatorHook | None:
-        """See ``Source``."""
         return StreamCutHook(self.stream, str(self.store)) if self.stream_cuts else None
 
     def without_hook(self) -> StreamSource:
@@ -204,6 +204,9 @@ class StreamSourceReader(FailStopReader, CheckpointedFunction, CheckpointListene
         self._turn = 0
         self._idle_changes = -1
         self._empty_polls = 0
+        self._paused: frozenset[str] = frozenset()
+        self._told_ms: dict[str, int] = {}
+        """The event time that the stream's writers had come to, as it was last told, of each split."""
         places = None if context.positions is None else places_of(info.name, context.positions)
         start = start_of(store, info, context, source, places)
         self._segments = OwnSegments(store, info, context, start, at_once=self._passes_at_once(context))
@@ -224,8 +227,15 @@ class StreamSourceReader(FailStopReader, CheckpointedFunction, CheckpointListene
         self._segments.cut(context.checkpoint_id)
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
-        """See ``CheckpointListener``."""
         self._segments.completed(checkpoint_id)
+
+    def pause(self, splits: Collection[str]) -> None:
+        """See ``PausableReader``."""
+        self._paused, self._idle_changes = frozenset(splits), -1
+
+    def is_behind(self, split: str) -> bool:
+        """See ``PausableReader``: ``poll`` finds what there is."""
+        return False
 
     def splits(self) -> Sequence[str]:
         """Return the segments not read to their end; those that wait hold event time back."""
@@ -243,7 +253,7 @@ class StreamSourceReader(FailStopReader, CheckpointedFunction, CheckpointListene
             return None
         if self._segments.waiting or len(self._finished) == len(self._readers):
             self._segments.look()  # else the end of a segment tells when there is something new
-        names = [split for split in self._readers if split not in self._finished]
+        names = [split for split in self._readers if split not in self._finished and split not in self._paused]
         for step in range(len(names)):
             split = names[(self._turn + step) % len(names)]
             found = self._poll_split(split)
@@ -269,6 +279,13 @@ class StreamSourceReader(FailStopReader, CheckpointedFunction, CheckpointListene
                 places[f"{self._name}/{segment}"] = Place(NOT_BEGUN, place.end)
         return {split: encode_position(place) for split, place in places.items()}
 
+    def progress(self) -> Mapping[str, SplitPosition]:
+        """See ``SourceReader``: events; where a segment that is followed ended when it was last read."""
+        return {
+            split: SplitPosition(reader.position, reader.known_end if self._ends[split] is None else self._ends[split])
+            for split, reader in self._readers.items()
+        }
+
     def wakeup_ms(self) -> int:
         """Return a short pause after recent events, else a longer one."""
         return WAKEUP_SOON_MS if self._empty_polls < POLLS_SOON else WAKEUP_LATE_MS
@@ -283,8 +300,28 @@ class StreamSourceReader(FailStopReader, CheckpointedFunction, CheckpointListene
         batch = None if end is not None and reader.position >= end else reader.read(end=end)
         if batch is None:
             is_over = reader.has_ended() if end is None else reader.position >= end
-            return self._over(split) if is_over else None
-        return SourceBatch(split, carried(batch, self._schema, f"stream '{self._name}'"))
+            return self._over(split) if is_over else self._advance(split)
+        return self._batch(split, batch)
+
+    def _advance(self, split: str) -> SourceBatch | None:
+        """Return a batch without records where event time has advanced beyond the end of a segment (S92)."""
+        before, event_ms = self._told_ms.get(split), self._readers[split].event_ms
+        if event_ms is None or (before is not None and event_ms <= before):
+            return None
+        empty = pa.RecordBatch.from_pylist([], schema=self._schema)
+        return SourceBatch(split, empty, watermark_ms=self._event_ms(split))
+
+    def _batch(self, split: str, batch: pa.RecordBatch) -> SourceBatch:
+        records = carried(batch, self._schema, f"stream '{self._name}'")
+        return SourceBatch(
+            split, records, written_ms=self._readers[split].visible_ms, watermark_ms=self._event_ms(split)
+        )
+
+    def _event_ms(self, split: str) -> int | None:
+        found = self._readers[split].event_ms
+        if found is not None:
+            self._told_ms[split] = found
+        return found
 
     def _over(self, split: str) -> SourceBatch:
         self._finished.add(split)
@@ -304,11 +341,9 @@ class StreamCutReader(StreamSourceReader):
         return True  # the cut may lie after the end of one segment and within those that follow it
 
     def poll(self) -> Polled:  # type: ignore[override]
-        """See ``InducedReader``."""
         return super().poll()
 
     def read_on(self, splits: Sequence[str]) -> None:
-        """See ``InducedReader``."""
         self._cuts.read_on(splits)
         self._idle_changes = -1
 
@@ -346,7 +381,7 @@ class StreamCutReader(StreamSourceReader):
         limit = self._cuts.limit(reader.segment)
         limit = limit if end is None else min(limit, end)
         batch = None if reader.position >= limit else reader.read(end=limit)
-        return None if batch is None else SourceBatch(split, carried(batch, self._schema, f"stream '{self._name}'"))
+        return None if batch is None else self._batch(split, batch)
 
 
 def read_as(schemas: Sequence[pa.Schema], built: pa.Schema | None) -> tuple[int, pa.Schema]:

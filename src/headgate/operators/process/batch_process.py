@@ -12,11 +12,19 @@ import polars as pl
 import pyarrow as pa
 
 from headgate.errors import UsageError
+from headgate.model.graph import MAIN
 from headgate.operators.base import Operator, OperatorContext, Output, key_columns, owner_of
 from headgate.operators.functions import divert_misfits
 from headgate.operators.keys import check_keys
 from headgate.operators.process.batch_aggregation import BatchStateHandle
 from headgate.operators.process.batch_state import BatchHandleFactory, CurrentKeys, Keys
+from headgate.operators.process.side_outputs import (
+    BatchSideOutputs,
+    SideOutputs,
+    SideOutputsLike,
+    emit_in_parts,
+    side_schemas,
+)
 from headgate.operators.process.state_declaration import StatefulFunction, StatefulFunctionSpec, declare_states
 from headgate.operators.process.timers import (
     CallContext,
@@ -188,9 +196,6 @@ class BatchTimers(Times):
         return UsageError(f"timers of operator '{self._node}': {problem}")
 
 
-_EMIT_ROWS = 65_536
-"""Larger results are sent on in parts of so many rows."""
-
 TIMERS_PER_CALL = 16_384
 """``on_timer`` is called with so many keys at most; a tick calls it once."""
 
@@ -202,13 +207,14 @@ class BatchContext(CallContext):
         self,
         operator: OperatorContext,
         time: OperatorTime,
+        side_outputs: SideOutputs,
         cursor: CurrentKeys,
         timers: BatchTimers,
         backend: ColumnBackend,
         keys: KeyColumns,
     ) -> None:
         """For Headgate only."""
-        super().__init__(operator, time)
+        super().__init__(operator, time, side_outputs)
         self._current = cursor
         self._timers = timers
         self._backend = backend
@@ -261,9 +267,12 @@ class BatchProcessFunction:
 
     Attributes:
         schema: the schema of the frames that it returns. None: the schema of its input.
+        side_outputs: names and schemas of its side outputs (None: the schema of its input), which it emits to with
+            ``context.emit_to``. ``stream.side_output(name)`` of the result returns one as a stream.
     """
 
     schema: SchemaLike | None = None
+    side_outputs: SideOutputsLike = {}
 
     def open(self, state: BatchStateHandle) -> None:
         """Declare state: ``self.label = state.value("label", pa.int64())``.
@@ -294,7 +303,6 @@ class BatchProcessSpec(StatefulFunctionSpec[BatchProcessFunction]):
     form: ClassVar[type[StatefulFunction]] = BatchProcessFunction
 
     def build(self) -> Operator:
-        """See ``OperatorSpec``."""
         return BatchProcessOperator(self)
 
 
@@ -338,7 +346,10 @@ class BatchProcessOperator(TimedOperator):
         maker = BatchHandleFactory(node, self._current, lambda _: self._backend)
         found = declare_states(node, self._function, self._handle(maker))
         assert found == spec.descriptors
-        self._user_context = BatchContext(context, self._time, self._current, self._timers, self._backend, keys)
+        self._side_outputs: SideOutputs = BatchSideOutputs(node, side_schemas(node, spec.function, spec.schema))
+        self._user_context = BatchContext(
+            context, self._time, self._side_outputs, self._current, self._timers, self._backend, keys
+        )
         self._schema = spec.output_schema(spec.schema, node)
 
     def _handle(self, maker: BatchHandleFactory) -> BatchStateHandle:
@@ -346,13 +357,21 @@ class BatchProcessOperator(TimedOperator):
         return BatchStateHandle(self.context.node, maker)
 
     def process(self, batch: pa.RecordBatch) -> None:
-        """See ``Operator``."""
+        self._process(batch, self._function.process, self._spec.keys)
+
+    def _process(
+        self,
+        batch: pa.RecordBatch,
+        function: Callable[[pl.DataFrame, BatchContext], pl.DataFrame | None],
+        keys: tuple[str, ...],
+    ) -> None:
+        """Call ``function``; ``keys`` are the columns of the batch's key."""
         self._begin_call()
         self._backend.prepare()
-        if self._spec.keys:
-            self._current.move(self._user_context._keys_of([batch.column(key) for key in self._spec.keys]))
+        if keys:
+            self._current.move(self._user_context._keys_of([batch.column(key) for key in keys]))
         try:
-            result = self._function.process(frame_of(batch), self._user_context)
+            result = function(frame_of(batch), self._user_context)
         except Exception as error:
             raise batch_error(self.context.node, batch.num_rows, error) from None
         finally:
@@ -400,12 +419,14 @@ class BatchProcessOperator(TimedOperator):
         return len(slots)
 
     def _end_firing(self) -> None:
-        """See ``TimedOperator``."""
         self._timers.end()
 
     def _emit(self, result: Any) -> None:
-        if result is None:
-            return
+        if result is not None:
+            self._emit_main(result)
+        self._side_outputs.send(self)
+
+    def _emit_main(self, result: Any) -> None:
         node, schema = self.context.node, self._schema
         if not isinstance(result, pl.DataFrame):
             raise UserFunctionError(node, f"a result of type {type(result).__name__}", "return a DataFrame or None")
@@ -417,8 +438,7 @@ class BatchProcessOperator(TimedOperator):
                 f"a batch of {result.height} results",
                 f"they must have the columns {schema_text(schema)}: {error}",
             ) from None
-        for start in range(0, whole.num_rows, _EMIT_ROWS):
-            self.output.emit(whole.slice(start, _EMIT_ROWS))
+        emit_in_parts(self, MAIN, whole)
 
     def freeze(self) -> FrozenState | None:
         """See ``Operator``. None for a function that declared no state and has no timers."""

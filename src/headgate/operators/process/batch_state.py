@@ -382,13 +382,10 @@ class BatchHandleFactory:
         self._backend = backend
 
     def value(self, descriptor: StateDescriptor) -> BatchValueState:
-        """See ``HandleFactory``."""
         return BatchValueState(self._node, descriptor, self._current, self._backend(descriptor).values(descriptor))
 
     def list(self, descriptor: StateDescriptor) -> BatchListState:
-        """See ``HandleFactory``."""
         return BatchListState(self._node, descriptor, self._current, self._backend(descriptor).lists(descriptor))
 
     def map(self, descriptor: StateDescriptor) -> BatchMapState:
-        """See ``HandleFactory``."""
         return BatchMapState(self._node, descriptor, self._current, self._backend(descriptor).maps(descriptor))

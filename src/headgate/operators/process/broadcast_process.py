@@ -25,6 +25,7 @@ from headgate.operators.process.batch_state import BatchHandleFactory, CurrentKe
 from headgate.operators.process.broadcast_state import BroadcastSide
 from headgate.operators.process.row_process import ProcessFunction, ProcessOperator, ProcessSpec, StateHandle, each_row
 from headgate.operators.process.row_state import CurrentKey, RowHandleFactory
+from headgate.operators.process.side_outputs import SideOutputs, side_schemas
 from headgate.operators.process.state_declaration import StatefulFunctionSpec, declare_states
 from headgate.operators.process.timers import CallContext, OperatorTime, Times
 from headgate.operators.schemas import frame_of
@@ -84,7 +85,8 @@ def two_inputs(
     """
     if set(inputs) != {MAIN_INPUT, BROADCAST_INPUT}:
         raise UsageError(f"operator '{node}' needs a stream and a broadcast one beside it")
-    return {MAIN: spec.output_schema(inputs[MAIN_INPUT], node)}
+    main = inputs[MAIN_INPUT]
+    return {MAIN: spec.output_schema(main, node), **side_schemas(node, spec.function, main)}
 
 
 def refuse_keyed_state(node: str, descriptor: StateDescriptor) -> NoReturn:
@@ -122,31 +124,28 @@ class BroadcastOperatorBase(Operator):
 
     _side: BroadcastSide
     _time: OperatorTime
+    _side_outputs: SideOutputs
 
     def open(self, context: OperatorContext, output: Output) -> None:
-        """See ``Operator``."""
         self._side = BroadcastSide(context.node)
         super().open(context, output)
         self._side.begin()
-        self._broadcast_context = BroadcastContext(context, self._time)
+        self._broadcast_context = BroadcastContext(context, self._time, self._side_outputs)
 
     @abstractmethod
     def _process_broadcast(self, batch: pa.RecordBatch) -> None:
         """Take records of the broadcast side."""
 
     def process_input(self, name: InputName, batch: pa.RecordBatch) -> None:
-        """See ``Operator``."""
         if name == BROADCAST_INPUT:
             self._process_broadcast(batch)
         else:
             self.process(batch)
 
     def freeze_broadcast(self, *, is_own: bool) -> FrozenState | None:
-        """See ``Operator``."""
         return self._side.freeze(self.context, is_own=is_own)
 
     def restore_broadcast(self, states: Sequence[RestoredState]) -> None:
-        """See ``Operator``."""
         self._side.restore(states, self.context)
 
 
@@ -155,11 +154,9 @@ class BroadcastProcessSpec(ProcessSpec):
     """Call a function for the records of two sides. Made by ``row_broadcast_spec``."""
 
     def build(self) -> Operator:
-        """See ``OperatorSpec``."""
         return BroadcastOperator(self)
 
     def output_schemas(self, inputs: Mapping[InputName, pa.Schema], node: str) -> Mapping[OutputTag, pa.Schema]:
-        """See ``catalog.NamedSchemasSpec``."""
         return two_inputs(self, inputs, node)
 
 
@@ -217,11 +214,9 @@ class BatchBroadcastProcessSpec(BatchProcessSpec):
     """Call a function for the batches of two sides. Made by ``batch_broadcast_spec``."""
 
     def build(self) -> Operator:
-        """See ``OperatorSpec``."""
         return BatchBroadcastOperator(self)
 
     def output_schemas(self, inputs: Mapping[InputName, pa.Schema], node: str) -> Mapping[OutputTag, pa.Schema]:
-        """See ``catalog.NamedSchemasSpec``."""
         return two_inputs(self, inputs, node)
 
 
@@ -303,11 +298,9 @@ class BroadcastOrderOperator(Operator):
         self.output.emit(divert_unreadable(self, batch) if self._spec.by_row else batch)
 
     def on_watermark(self, watermark_ms: int) -> None:
-        """See ``Operator``."""
         if self._spec.is_timed or watermark_ms == WATERMARK_MAX_MS:
             self.output.emit_watermark(watermark_ms)
 
     def on_idle(self, is_idle: bool) -> None:
-        """See ``Operator``."""
         if self._spec.is_timed:
             self.output.emit_idle(is_idle)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import polars as pl
 import pyarrow as pa
@@ -23,7 +23,7 @@ from headgate.operators.base import OperatorContext, RestoredState
 from headgate.operators.process.row_state import CurrentKey, MapState
 from headgate.operators.schemas import fitted, frame_of
 from headgate.state.backend import RESERVED_PREFIX
-from headgate.state.descriptors import KeyColumns, StateDescriptor, evolved_values, is_same_key, section_schema
+from headgate.state.descriptors import KeyColumns, StateDescriptor, evolved_values, section_schema
 from headgate.state.row_values import Conversion, conversion, python_values
 from headgate.state.snapshot import FrozenState, decode_stream, encode_batches
 
@@ -48,7 +48,6 @@ class BroadcastMap:
         self._is_frozen = False
 
     def get(self, key: object) -> Entries | None:
-        """See ``RowCells``."""
         return self._entries or None
 
     def writable(self, key: object) -> Entries | None:
@@ -59,17 +58,27 @@ class BroadcastMap:
         return self._entries or None
 
     def put(self, key: object, value: Entries) -> None:
-        """See ``RowCells``."""
         self._entries, self._is_frozen = value, False
         self.version += 1
 
     def remove(self, key: object) -> None:
-        """See ``RowCells``."""
         self.put(key, {})
 
     def keys(self) -> Sequence[object]:
-        """See ``RowCells``."""
         return ((),) if self._entries else ()
+
+    @property
+    def has_entries(self) -> bool:
+        """Whether there is any entry."""
+        return bool(self._entries)
+
+    def fill(self, data: memoryview, path: str) -> None:
+        """Add the entries that are in ``data``.
+
+        Raises:
+            CorruptionError: it is something else.
+        """
+        _fill(self, data, path)
 
     def batch(self) -> pa.RecordBatch:
         """Return the entries as they are now, in two columns."""
@@ -88,6 +97,11 @@ class FrozenMap:
     descriptor: StateDescriptor
     entries: Entries
 
+    @property
+    def size(self) -> int:
+        """The number of entries."""
+        return len(self.entries)
+
     def batch(self) -> pa.RecordBatch:
         """Return the entries in two columns, the key and the value, in their order."""
         of_keys, of_values = conversions(self.descriptor)
@@ -98,16 +112,47 @@ class FrozenMap:
         return pa.RecordBatch.from_arrays(columns, schema=section_schema(_NO_KEY, self.descriptor))
 
 
+class FrozenPart(Protocol):
+    """One broadcast state at a barrier."""
+
+    @property
+    def descriptor(self) -> StateDescriptor: ...
+
+    @property
+    def size(self) -> int:
+        """The number of its rows."""
+
+    def batch(self) -> pa.RecordBatch:
+        """Return its rows."""
+
+
+class BroadcastPart(Protocol):
+    """One broadcast state in one subtask."""
+
+    @property
+    def descriptor(self) -> StateDescriptor: ...
+
+    @property
+    def has_entries(self) -> bool:
+        """Whether there is anything in it."""
+
+    def frozen(self) -> FrozenPart:
+        """Return it as it is now."""
+
+    def fill(self, data: memoryview, path: str) -> None:
+        """Add what a frozen one wrote."""
+
+
 class FrozenBroadcast(FrozenState):
     """The maps of one operator at a barrier. ``is_own``: others have theirs beside them."""
 
-    def __init__(self, maps: Sequence[FrozenMap], *, is_own: bool) -> None:
+    def __init__(self, maps: Sequence[FrozenPart], *, is_own: bool) -> None:
         super().__init__()
         self._maps = list(maps)
         self._is_own = is_own
 
     def _rows(self) -> Mapping[str, int]:
-        return {one.descriptor.name: len(one.entries) for one in self._maps}
+        return {one.descriptor.name: one.size for one in self._maps}
 
     def _encode(self) -> Sequence[Buffer]:
         batches = {one.descriptor.name: one.batch() for one in self._maps}
@@ -122,15 +167,18 @@ class FrozenBroadcast(FrozenState):
 class BroadcastSide:
     """All broadcast states of one operator in one subtask, and what may be done with them now."""
 
-    def __init__(self, node: str) -> None:
+    def __init__(self, node: str, parts: Sequence[BroadcastPart] = ()) -> None:
         self._node = node
         self._maps: dict[str, BroadcastMap] = {}
+        self._parts: dict[str, BroadcastPart] = {one.descriptor.name: one for one in parts}
         self._is_open = False
         self._is_writing = False
 
     def declare(self, descriptor: StateDescriptor) -> BroadcastMap:
         """Return the map of one state, which is empty."""
-        return self._maps.setdefault(descriptor.name, BroadcastMap(descriptor))
+        found = self._maps.setdefault(descriptor.name, BroadcastMap(descriptor))
+        self._parts[descriptor.name] = found
+        return found
 
     @property
     def descriptors(self) -> tuple[StateDescriptor, ...]:
@@ -180,9 +228,9 @@ class BroadcastSide:
 
         ``is_own``: copies differ, because barriers may overtake records of the side.
         """
-        if not self._maps or (context.subtask_index and not is_own):
+        if not self._parts or (context.subtask_index and not is_own):
             return None
-        found = [one.frozen() for one in self._maps.values() if is_own or one.get(None)]
+        found = [one.frozen() for one in self._parts.values() if is_own or one.has_entries]
         return FrozenBroadcast(found, is_own=is_own) if found else None
 
     def restore(self, states: Sequence[RestoredState], context: OperatorContext) -> None:
@@ -198,11 +246,11 @@ class BroadcastSide:
             mine = context.subtask_index if state.parallelism == context.parallelism else 0
             if copies and state.subtask_index != mine:
                 continue
-            for one in self._maps.values():
+            for one in self._parts.values():
                 former = one.descriptor.evolution.renamed_from or ""
                 data = sections.get(one.descriptor.name, sections.get(former))
                 if data is not None:
-                    _fill(one, data, path)
+                    one.fill(data, path)
 
 
 def conversions(descriptor: StateDescriptor) -> tuple[Conversion, Conversion]:
@@ -215,7 +263,7 @@ def _fill(one: BroadcastMap, data: memoryview, path: str) -> None:
     descriptor = one.descriptor
     found, batches = decode_stream(data, path)
     wanted = section_schema(_NO_KEY, descriptor)
-    if found.names != wanted.names or not is_same_key(found.field(0).type, descriptor.key_type):
+    if found.names != wanted.names or found.field(0).type != descriptor.key_type:
         raise CorruptionError(path, 0, f"columns {wanted}", f"columns {found}")
     of_keys, of_values = conversions(descriptor)
     entries = dict(one.get(None) or {})

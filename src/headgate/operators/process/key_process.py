@@ -17,8 +17,10 @@ import pyarrow as pa
 
 from headgate.operators.base import WATERMARK_MAX_MS, Operator, OperatorContext, Output, RestoredState, owner_of
 from headgate.operators.functions import Refused, divert_refused, paused_gc, rows_of
+from headgate.operators.lateness import count_late
 from headgate.operators.process.row_process import ProcessOperator, StateHandle, timer_text
 from headgate.operators.process.row_state import CurrentKey, NoKey
+from headgate.operators.process.side_outputs import RowSideOutputs
 from headgate.operators.process.state_declaration import StatefulFunctionSpec
 from headgate.operators.process.timers import CallContext, OperatorTime, Timer, milliseconds
 from headgate.operators.timestamps import EventTime
@@ -134,7 +136,7 @@ class KeyContext(CallContext):
         kind: TimeKind | None,
         state: StateTime,
     ) -> None:
-        super().__init__(operator, time)
+        super().__init__(operator, time, RowSideOutputs(operator.node, {}))
         self.kind = kind
         self._current = cursor
         self._state = state
@@ -212,7 +214,6 @@ class KeyFunctionSpec(StatefulFunctionSpec[Any]):
     initial: pa.RecordBatch | None = field(default=None, compare=False, repr=False)
 
     def build(self) -> Operator:
-        """See ``OperatorSpec``."""
         return KeyFunctionOperator(self)
 
     @property
@@ -246,7 +247,6 @@ class KeyFunctionOperator(ProcessOperator):
         self._key_timers.restored()
 
     def process(self, batch: pa.RecordBatch) -> None:
-        """See ``Operator``."""
         self._begin()
         batch = self._in_time(divert_unreadable(self, batch))
         results: list[Any] = []
@@ -284,7 +284,7 @@ class KeyFunctionOperator(ProcessOperator):
         is_late = (times <= watermark_ms) & ~np.asarray(batch.column(self._event_time.column).is_null())
         if not is_late.any():
             return batch
-        self.context.metrics.add("late", int(is_late.sum()))
+        count_late(self.context.metrics, watermark_ms + 1 - times[is_late])
         return batch.filter(pa.array(~is_late))
 
     def _call_keys(
@@ -323,7 +323,6 @@ class KeyFunctionOperator(ProcessOperator):
             self._current.key = NoKey()
 
     def _end_firing(self) -> None:
-        """See ``TimedOperator``."""
         self._key_timers.end()
 
     def on_watermark(self, watermark_ms: int) -> None:
@@ -338,7 +337,6 @@ class KeyFunctionOperator(ProcessOperator):
         super().on_watermark(watermark_ms)
 
     def on_tick(self, now_ms: int) -> None:
-        """See ``TimedOperator``."""
         self._begin()
         super().on_tick(now_ms)
 
@@ -347,7 +345,6 @@ class KeyFunctionOperator(ProcessOperator):
         self._begin()
 
     def finish(self) -> None:
-        """See ``TimedOperator``."""
         self._begin()
         super().finish()
 
@@ -364,7 +361,6 @@ class KeyFunctionOperator(ProcessOperator):
         self.output.emit(batch)
 
     def close(self) -> None:
-        """See ``Operator``."""
         function = getattr(self, "_function", None)
         if function is not None:
             function.close()

@@ -28,6 +28,7 @@ from headgate.operators.process.row_state import (
     RowHandleFactory,
     ValueState,
 )
+from headgate.operators.process.side_outputs import RowSideOutputs, SideOutputs, SideOutputsLike, side_schemas
 from headgate.operators.process.state_declaration import (
     Declarations,
     StatefulFunction,
@@ -111,9 +112,16 @@ class StateHandle(Declarations[ValueState, ListState, MapState]):
 class ProcessContext(CallContext):
     """The context of a call of a process function: the key, and its timers."""
 
-    def __init__(self, operator: OperatorContext, time: OperatorTime, cursor: CurrentKey, timers: Timers) -> None:
+    def __init__(
+        self,
+        operator: OperatorContext,
+        time: OperatorTime,
+        side_outputs: SideOutputs,
+        cursor: CurrentKey,
+        timers: Timers,
+    ) -> None:
         """For Headgate only."""
-        super().__init__(operator, time)
+        super().__init__(operator, time, side_outputs)
         self._current = cursor
         self._timers = timers
 
@@ -139,9 +147,12 @@ class ProcessFunction:
 
     Attributes:
         schema: the schema of the records that it returns. None: the schema of its input.
+        side_outputs: names and schemas of its side outputs (None: the schema of its input), which it emits to with
+            ``context.emit_to``. ``stream.side_output(name)`` of the result returns one as a stream.
     """
 
     schema: SchemaLike | None = None
+    side_outputs: SideOutputsLike = {}
 
     def open(self, state: StateHandle) -> None:
         """Declare state: ``self.label = state.value("label", pa.int64())``.
@@ -179,7 +190,6 @@ class ProcessSpec(StatefulFunctionSpec[ProcessFunction]):
     form: ClassVar[type[StatefulFunction]] = ProcessFunction
 
     def build(self) -> Operator:
-        """See ``OperatorSpec``."""
         return ProcessOperator(self)
 
 
@@ -215,7 +225,10 @@ class ProcessOperator(TimedOperator):
         states = context.states if self._spec.keys else MemoryStates()  # no key: none of them has anything
         self._backend = states.by_row(keys, self._spec.descriptors, has_timers=self._spec.has_timers)
         self._timers = Timers(node, self._current, self._time, self._backend.timers)
-        self._user_context = ProcessContext(context, self._time, self._current, self._timers)
+        self._side_outputs: SideOutputs = RowSideOutputs(
+            node, side_schemas(node, self._spec.function, self._spec.schema)
+        )
+        self._user_context = ProcessContext(context, self._time, self._side_outputs, self._current, self._timers)
         self._function: ProcessFunction = copied(node, self._spec.function)
         self.user_object = self._function
         maker = RowHandleFactory(node, self._current, self._backend.cells, self._backend.time)
@@ -228,19 +241,33 @@ class ProcessOperator(TimedOperator):
         return StateHandle(self.context.node, maker)
 
     def process(self, batch: pa.RecordBatch) -> None:
-        """See ``Operator``."""
+        self._process(batch, self._function.process, self._spec.keys, self._key_of_row)
+
+    def _process(
+        self,
+        batch: pa.RecordBatch,
+        function: Callable[[Row, ProcessContext], Iterable[Row] | None],
+        keys: tuple[str, ...],
+        key_of: Callable[[Row], Any],
+    ) -> None:
+        """Call ``function`` for each record; ``keys`` are the columns of its key, ``key_of`` returns their values."""
         self._begin_call()
         self._backend.absorb()
         batch = divert_unreadable(self, batch)
-        self._backend.expect([batch.column(key) for key in self._spec.keys])
+        self._backend.expect([batch.column(key) for key in keys])
         results: list[Any] = []
         with paused_gc():
-            self._call(rows_of(batch), results)
+            self._call(rows_of(batch), function, key_of, results)
             self._emit(results)
 
-    def _call(self, rows: list[Row], results: list[Any]) -> None:
-        function, context, cursor = self._function.process, self._user_context, self._current
-        key_of = self._key_of_row
+    def _call(
+        self,
+        rows: list[Row],
+        function: Callable[[Row, ProcessContext], Iterable[Row] | None],
+        key_of: Callable[[Row], Any],
+        results: list[Any],
+    ) -> None:
+        context, cursor = self._user_context, self._current
         row: Row = {}
         try:
             for row in rows:
@@ -268,7 +295,6 @@ class ProcessOperator(TimedOperator):
                 self._emit(results)
 
     def _fire_some(self, kind: TimeKind, until_ms: int) -> int:
-        """See ``TimedOperator``."""
         assert self._backend.timers is not None
         held, fired = self._backend.timers.of(kind), 0
         self._begin_call()
@@ -302,7 +328,6 @@ class ProcessOperator(TimedOperator):
             cursor.key = NoKey()
 
     def _end_firing(self) -> None:
-        """See ``TimedOperator``."""
         self._timers.end()
 
     def _emit(self, results: list[Any]) -> None:
@@ -310,6 +335,7 @@ class ProcessOperator(TimedOperator):
         if refused:
             divert_refused(self, refused)
         self.output.emit(batch)
+        self._side_outputs.send(self)
 
     def freeze(self) -> FrozenState | None:
         """See ``Operator``. None for a function that declared no state and has no timers."""

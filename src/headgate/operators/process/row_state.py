@@ -375,11 +375,9 @@ class TtlValueState(_TtlState, ValueState):
 
     @property
     def exists(self) -> bool:
-        """See ``ValueState``."""
         return self._read() is not None
 
     def get(self, default: Any = None) -> Any:
-        """See ``ValueState``."""
         found = self._read()
         if found is None:
             return default
@@ -397,11 +395,9 @@ class TtlListState(_TtlState, ListState):
 
     @property
     def exists(self) -> bool:
-        """See ``ListState``."""
         return bool(self._read())
 
     def get(self) -> list[Any]:
-        """See ``ListState``."""
         return [self._conversion.loaded(stored) for stored, _ in self._read()]
 
     def __len__(self) -> int:
@@ -422,24 +418,19 @@ class TtlMapState(_TtlState, MapState):
 
     @property
     def exists(self) -> bool:
-        """See ``MapState``."""
         return bool(self._read())
 
     def get(self, map_key: Any, default: Any = None) -> Any:
-        """See ``MapState``."""
         found = self._read_one(map_key)
         return default if found is None else self._conversion.loaded(found[0])
 
     def contains(self, map_key: Any) -> bool:
-        """See ``MapState``."""
         return self._read_one(map_key) is not None
 
     def keys(self) -> list[Any]:
-        """See ``MapState``."""
         return list(self._read())
 
     def items(self) -> list[tuple[Any, Any]]:
-        """See ``MapState``."""
         return [(map_key, self._conversion.loaded(stored)) for map_key, (stored, _) in self._read().items()]
 
     def __len__(self) -> int:
@@ -488,15 +479,12 @@ class RowHandleFactory:
         self._time = time
 
     def value(self, descriptor: StateDescriptor) -> ValueState:
-        """See ``HandleFactory``."""
         return self._made(ValueState if descriptor.ttl is None else TtlValueState, descriptor)
 
     def list(self, descriptor: StateDescriptor) -> ListState:
-        """See ``HandleFactory``."""
         return self._made(ListState if descriptor.ttl is None else TtlListState, descriptor)
 
     def map(self, descriptor: StateDescriptor) -> MapState:
-        """See ``HandleFactory``."""
         return self._made(MapState if descriptor.ttl is None else TtlMapState, descriptor)
 
     def _made(self, kind: type[StateT], descriptor: StateDescriptor) -> StateT:

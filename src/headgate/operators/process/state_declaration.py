@@ -6,17 +6,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import pyarrow as pa
 
 from headgate.errors import UsageError
+from headgate.model.graph import MAIN, MAIN_INPUT, InputName, OutputTag
 from headgate.model.schema_evolution import OperatorRules
 from headgate.model.state_schema import StateIdentity
 from headgate.operators.base import Operator, key_columns
 from headgate.operators.keys import check_keys
 from headgate.operators.process.broadcast_state import BroadcastSide
+from headgate.operators.process.side_outputs import side_schemas
 from headgate.operators.schemas import SchemaLike, as_schema
 from headgate.operators.user_functions import UserFunctionError, user_traceback
 from headgate.state.backend import RESERVED_PREFIX
@@ -214,20 +217,27 @@ class StatefulFunctionSpec(ABC, Generic[Function]):
             check_keys(node, schema, self.keys)
         return schema if self.function.schema is None else as_schema(node, self.function.schema)
 
+    def output_schemas(self, inputs: Mapping[InputName, pa.Schema], node: str) -> Mapping[OutputTag, pa.Schema]:
+        """Return the schemas of the results and of the function's side outputs.
+
+        Raises:
+            UsageError: see ``output_schema``; or a wrong declaration of side outputs.
+        """
+        main = inputs[MAIN_INPUT]
+        return {MAIN: self.output_schema(main, node), **side_schemas(node, self.function, main)}
+
     @property
     def has_timers(self) -> bool:
         """Whether the function has ``on_timer``."""
         return type(self.function).on_timer is not self.form.on_timer
 
     def state_text(self) -> str:
-        """See ``catalog.state_text``."""
         keys = key_columns(self.schema, self.keys)
         of_keys = StateIdentity(state_identity(keys, self.descriptors, has_timers=self.has_timers))
         broadcasts = sorted(self.broadcasts, key=lambda one: one.name)
         return of_keys.beside(StateIdentity.of_lists([broadcast_text(one) for one in broadcasts])).text
 
     def state_rules(self) -> OperatorRules:
-        """See ``catalog.state_rules``."""
         states = tuple((one.name, one.evolution.rules()) for one in self.descriptors)
         broadcasts = tuple((one.name, one.evolution.rules()) for one in self.broadcasts)
         return OperatorRules(states, broadcasts, self.forgotten, self.forgotten)

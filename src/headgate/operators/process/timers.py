@@ -14,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
+import polars as pl
 
 from headgate.codec.exact_values import picoseconds
 from headgate.codec.snapshot_rows import stored_rows
@@ -27,6 +28,7 @@ from headgate.operators.base import (
     RestoredState,
 )
 from headgate.operators.process.row_state import CurrentKey, NoKey
+from headgate.operators.process.side_outputs import SideOutputs
 from headgate.state.backend import (
     DATES_MS,
     TIMERS,
@@ -86,12 +88,24 @@ class CallContext:
         subtask_index: the number of this subtask, among ``parallelism`` subtasks of the operator.
     """
 
-    def __init__(self, operator: OperatorContext, time: OperatorTime) -> None:
+    def __init__(self, operator: OperatorContext, time: OperatorTime, side_outputs: SideOutputs) -> None:
         """For Headgate only."""
         self._node = operator.node
         self._time = time
+        self._side_outputs = side_outputs
         self.subtask_index = operator.subtask_index
         self.parallelism = operator.parallelism
+
+    def emit_to(self, name: str, records: dict[str, Any] | pl.DataFrame) -> None:
+        """Send ``records`` to the side output ``name``, which ``side_outputs`` of the class declares.
+
+        ``records`` is one record (a dict), or a DataFrame for a function by batch. One that does not fit the schema of
+        the side output is a bad record.
+
+        Raises:
+            UsageError: there is no such side output, or these are no records.
+        """
+        self._side_outputs.add(name, records)
 
 
 class Times:
@@ -263,9 +277,10 @@ class TimedOperator(KeyedOperator):
     """Fires timers of event time before a watermark goes on, and those of processing time at ticks."""
 
     _backend: RowBackend | ColumnBackend
+    _watermark_ms = WATERMARK_MIN_MS
+    """The last watermark before the end, for operators that drop late records."""
 
     def open(self, context: OperatorContext, output: Output) -> None:
-        """See ``Operator``."""
         super().open(context, output)
         self._time = OperatorTime(context.clock_ms, context.wall_ms)
 
@@ -302,15 +317,19 @@ class TimedOperator(KeyedOperator):
         if found:
             self._time.go_on_from(max(meta.processing_time_ms for meta in found))
             self._time.has_ended = all(meta.has_ended for meta in found)
+            self._watermark_ms = min(meta.watermark_ms for meta in found)
         self._begin_call()
         self._backend.end_restore()
 
     def on_watermark(self, watermark_ms: int) -> None:
         """Fire the timers that event time has reached, then pass the watermark on."""
+        self._fire_until(watermark_ms)
+        self.output.emit_watermark(watermark_ms)
+
+    def _fire_until(self, watermark_ms: int) -> None:
         self._time.event_time_ms = watermark_ms
         if self._backend.timers is not None and not self._time.has_ended:
             self._fire_event_time(watermark_ms, len(self._backend.timers.event_time))
-        self.output.emit_watermark(watermark_ms)
 
     def _fire_event_time(self, watermark_ms: int, timers_count: int) -> None:
         fired = 0
@@ -324,7 +343,6 @@ class TimedOperator(KeyedOperator):
         self._end_firing()
 
     def next_tick_ms(self) -> int | None:
-        """See ``Operator``."""
         timers = self._backend.timers
         if timers is None or self._time.has_ended or self.context.is_stopping:
             return None
@@ -341,12 +359,12 @@ class TimedOperator(KeyedOperator):
         self._time.has_ended = True
 
     def on_resumed(self) -> None:
-        """See ``Operator``."""
         self._time.has_ended = False
 
     def freeze(self) -> FrozenState | None:
-        """See ``Operator``."""
         self._begin_call()
         if self._backend.timers is not None:
-            self._backend.timers.meta = TimersMeta(self._time.processing_time_ms, self._time.has_ended)
+            self._backend.timers.meta = TimersMeta(
+                self._time.processing_time_ms, self._time.has_ended, self._watermark_ms
+            )
         return super().freeze()

@@ -45,6 +45,10 @@ LAST_RETRY_MS_MIN = 200
 """Pause before a last checkpoint that failed is tried again: storage may recover."""
 
 
+HOOK_IS_WAITED_FOR_MS = 365 * 86_400_000
+"""A hook with such a timeout is waited for: the timeout of the checkpoint begins with its answer (EI8)."""
+
+
 class Wanted(Enum):
     """Which checkpoints are wanted."""
 
@@ -232,6 +236,8 @@ class Completion:
             return effects
         if self.pending.is_full(event.checkpoint):  # EI7: all sources had met their markers meanwhile
             return effects + _wanted(self._write_next())
+        if pending.waits_for_hooks:  # EI8
+            effects.append(ArmTimer(ExpiryTimer(event.checkpoint), self._timeout_ms))
         return [*effects, TriggerSources(event.checkpoint, pending.options)]
 
     def hook_failed(self, checkpoint: CheckpointId, hook: str, reason: AbortReason) -> list[Effect]:
@@ -269,6 +275,9 @@ class Completion:
         if not self.pending.may_end(checkpoint):
             return [Ignored("the checkpoint has ended, or its manifest is being written")]
         pending, reason = self.pending[checkpoint], AbortReason.EXPIRED
+        if any(self._hooks[hook] >= HOOK_IS_WAITED_FOR_MS for hook in pending.awaited):  # EI8
+            pending.waits_for_hooks = True
+            return [ArmTimer(ExpiryTimer(checkpoint), self._timeout_ms)]
         if not pending.awaited:
             found = self._patience.expired(pending.markers, self.pending.missing(checkpoint))
             if found is None:

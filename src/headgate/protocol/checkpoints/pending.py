@@ -113,6 +113,8 @@ class Pending:
     """What it is to be: decided when it began, whatever is wanted when the hooks have answered."""
     awaited: list[str] = field(default_factory=list)
     """Hooks that have not answered yet."""
+    waits_for_hooks: bool = False
+    """Its timeout has passed while a hook that is waited for had not answered (EI8)."""
     hooks: dict[str, bytes | None] = field(default_factory=dict)
     """What the others returned."""
     savepoint: SavepointOrder | None = None

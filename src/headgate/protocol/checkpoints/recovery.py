@@ -150,7 +150,10 @@ def next_claim(log: ObservedLog, above: Generation = NO_GENERATION) -> NextClaim
     generation = max(last_generation + sequence - last_sequence, max((above, *(g for _, g in read))) + 1)
     claims = {e.sequence for e in log.counted() if isinstance(e.content, Claim)}
     others = {*log.lost(), *(e.sequence for e in log.counted())} - claims
-    return NextClaim(sequence, Generation(generation), max(others, default=0), life_of(log))
+    follows = max(others, default=0)
+    assert follows < sequence, "a claim follows what is in the log (R41)"
+    assert generation > above, "a generation is newer than all before it (R7)"
+    return NextClaim(sequence, Generation(generation), follows, life_of(log))
 
 
 def life_of(log: ObservedLog) -> int:
@@ -227,6 +230,7 @@ def gaps(log: ObservedLog, restored: Manifest, below: CheckpointId, skipped: Seq
     before it wherever an entry is unreadable or lost: otherwise the sweep would remove its snapshots as leftovers of a
     dead generation.
     """
+    assert restored.checkpoint < below, "a start goes on after what it restores (R7)"
     end = max(log.hint_sequence, *(entry.sequence for entry in log.entries)) + 1
     at = next(e.sequence for e in log.counted() if e.content == restored)
     usable = [e for e in reversed(log.counted()) if isinstance(e.content, Manifest) and e.sequence <= at]

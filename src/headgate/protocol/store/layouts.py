@@ -292,7 +292,11 @@ def _step(layout: Layout, plan: Plan) -> Change:
     epoch = layout.epoch + 1
     kept = [replace(x, closed_epoch=epoch) if x.segment_id in plan.close else x for x in layout.segments]
     opened = tuple(Segment(len(kept) + number, *keys, epoch) for number, keys in enumerate(plan.ranges))
-    return Change(Layout(epoch, (*kept, *opened)), plan.close, opened)
+    after = Layout(epoch, (*kept, *opened))
+    keys, before = ([segment.keys for segment in one.present] for one in (after, layout))
+    assert _covered(keys) == _covered(before), "a step of the layout loses no keys (S72)"
+    assert not _overlap(keys), "each key has one segment that takes its events (S72)"
+    return Change(after, plan.close, opened)
 
 
 def _was_made(layout: Layout, plan: Plan) -> bool:

@@ -269,6 +269,7 @@ class Standby(Machine):
 
     def _count(self, event: Looked, found: Observed) -> None:
         """Start counting the silence again if anything changed, or this standby did not look for a while (SB7)."""
+        assert event.began_ms <= event.ended_ms, "silence is measured on one monotonic clock (SB7)"
         before = self._known
         is_same = before is not None and (before.generation, before.mark) == (found.generation, found.mark)
         if not is_same or self._has_slept(event):

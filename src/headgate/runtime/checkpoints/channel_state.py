@@ -13,7 +13,6 @@ from typing import TypeAlias, cast
 import msgspec
 import pyarrow as pa
 
-from headgate.codec.arrow import gains_zones, in_zones_of, unzoned_schema
 from headgate.codec.frames import schema_fingerprint
 from headgate.codec.snapshot import IN_FLIGHT_PREFIX, Buffer, decode_sections, encode_sections
 from headgate.errors import CorruptionError
@@ -174,11 +173,7 @@ def restored_records(
     Raises (while it is read):
         CorruptionError, StorageError
     """
-    by_name = {
-        name.encode(): [w for w in ways if w.channel.edge == way.channel.edge]
-        for way in ways
-        for name in (way.name, _unzoned(way.name, way.schema))
-    }
+    by_name = {way.name.encode(): [w for w in ways if w.channel.edge == way.channel.edge] for way in ways}
     for part in sorted(parts, key=lambda part: not is_broadcast(part.name)):
         channels = by_name[part.name]
         edge, schema = channels[0].channel.edge, channels[0].schema
@@ -201,16 +196,11 @@ def restored_records(
                     yield channel, mine
 
 
-def _unzoned(name: EdgeName, schema: pa.Schema) -> EdgeName:
-    """Return the name of an edge in which moments are local times (EV12)."""
-    return msgspec.structs.replace(name, fingerprint=schema_fingerprint(unzoned_schema(schema)))
-
-
 def _batches(data: memoryview, schema: pa.Schema, where: str) -> Iterator[pa.RecordBatch]:
     found, batches = decode_stream(data, where)
-    if not gains_zones(found, schema):
+    if not found.equals(schema):
         raise CorruptionError(where, 0, f"columns {schema.names}", f"columns {found.names} or other types")
-    return (in_zones_of(batch, schema) for batch in batches)
+    return iter(batches)
 
 
 def _owned_rows(batch: pa.RecordBatch, edge: PlanEdge, plan: Plan, subtask: SubtaskId) -> pa.RecordBatch | None:
@@ -232,6 +222,7 @@ class _Reassignment:
     def of(self, index: int) -> int:
         if not self.are_others:
             return index
+        assert 0 <= index < self._former, "a snapshot names subtasks of its own parallelism"
         plan = self._plan
         first = key_groups_of_subtask(index, plan.max_parallelism, self._former).start
         return first * plan.parallelism // plan.max_parallelism
@@ -243,9 +234,7 @@ def channel_state_misfit(manifest: Manifest, definition: PipelineDefinition) -> 
     plan = definition.plan
     schemas = [cast(pa.Schema, definition.schema(edge.from_node, edge.tag)) for edge in plan.edges]
     in_loops = {edge.index for edge in plan.edges if plan.vertex(edge.target).nest is not None}  # UA2
-    named = [(name, schema) for name, schema in zip(edge_names(plan, schemas), schemas, strict=True)]
-    ways = [way for index, way in enumerate(named) if index not in in_loops]
-    there = {one.encode() for name, schema in ways for one in (name, _unzoned(name, schema))}
+    there = {name.encode() for index, name in enumerate(edge_names(plan, schemas)) if index not in in_loops}
     for name in sorted(names - there):
         found = msgspec.json.decode(name, type=EdgeName)
         return (

@@ -75,6 +75,7 @@ class SubtaskTarget:
         self._apart_count = 0
         self._waiting: list[memoryview] = []
         self._waiting_bytes = 0
+        self._is_finished = False
 
     def put_bundle(self, sections: Mapping[str, bytes]) -> None:
         """Write small sections as one part.
@@ -149,9 +150,12 @@ class SubtaskTarget:
             StorageError
         """
         self._write_file()
+        assert not self._is_finished, "parts are handed over once"
+        self._is_finished = True
         return tuple(self._parts)
 
     def _placed(self, part: SnapshotPart, buffers: Sequence[memoryview]) -> SnapshotPart:
+        assert not self._is_finished, "no acknowledgement would name the part"
         if part.size_bytes <= self._inline_bytes_left:
             self._inline_bytes_left -= part.size_bytes
             return replace(part, inline=b"".join(buffers))
@@ -190,7 +194,6 @@ class _NodeTarget:
         key_groups: KeyGroups | None = None,
         name: str = "",
     ) -> SnapshotPart:
-        """See ``SnapshotTarget``."""
         written = list(chunks)
         if rows is not None:
             _refuse_difference(self._node, rows, stored_rows(section_views(written), f"the snapshot of '{self._node}'"))
@@ -199,21 +202,17 @@ class _NodeTarget:
         return self._target.put(self._section, written, of_node, key_groups, name)
 
     def share(self, part: SnapshotPart) -> None:
-        """See ``SnapshotTarget``."""
         self._count((part.rows or {}).get(self._node, {}))
         self._target.share(part)
 
     @property
     def files(self) -> Mapping[str, SnapshotPart] | None:
-        """See ``SnapshotTarget``."""
         return self._target.shareable(self._files)
 
     def put_file(self, name: str, chunks: Iterable[Buffer], key_groups: KeyGroups | None = None) -> SnapshotPart:
-        """See ``SnapshotTarget``."""
         return self._target.put_apart(self._files, chunks, key_groups or self._groups, name)
 
     def describe_files(self, chunks: Iterable[Buffer], rows: Mapping[str, int], name: str) -> SnapshotPart:
-        """See ``SnapshotTarget``."""
         self._count(rows)
         return self._target.put(self._files, chunks, {self._node: dict(rows)}, self._groups, name)
 
@@ -275,7 +274,7 @@ class PrepareRefused(Exception):  # noqa: N818 - what the target said
     def __str__(self) -> str:
         return (
             f"sink '{self.node}' cannot prepare the output of checkpoint {self.checkpoint}: {self.cause}; starting "
-            "again cannot help: look at what else writes to the target, or write to another one"
+            "again cannot help before that is mended"
         )
 
 

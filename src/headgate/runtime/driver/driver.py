@@ -15,20 +15,21 @@ from typing import TypeVar
 from headgate.call_errors import checked_calls
 from headgate.codec import messages
 from headgate.codec.json_files import Ending
-from headgate.display.progress import RunDisplay
+from headgate.display.progress import RunDisplay, late_text
 from headgate.environment import CancellablePool, wait_for
 from headgate.errors import BringOutputBack, FencedError, HeadgateError, PipelineFailed, Remedy, UsageError, with_remedy
 from headgate.model import heartbeat
 from headgate.model.config import PipelineConfig
 from headgate.model.failure import Failure, FailureKind, Refusal
 from headgate.model.graph import Role
-from headgate.model.ids import CheckpointId, Generation, WorkerIndex
+from headgate.model.ids import CheckpointId, Generation, NodeName, WorkerIndex
 from headgate.model.manifest import Place
 from headgate.model.plan import PipelineDefinition
 from headgate.model.progress import (
     CheckpointOutcome,
     CheckpointProgress,
     ControlRequest,
+    LateRecords,
     Location,
     Observer,
     PendingCheckpoint,
@@ -51,6 +52,9 @@ from headgate.runtime.driver.workers import Workers
 from headgate.runtime.surroundings import PROCESS, Surroundings
 from headgate.storage.local_directories import make_root
 from headgate.storage.urls import absolute_location, local_directory, open_storage
+
+LATE_FACTOR = 10
+"""After a first warning about late records of an operator the next one follows at so many times as many."""
 
 
 class RunEnd:
@@ -91,6 +95,7 @@ class RunEnd:
             records_out=records_out,
             last_checkpoint=None if how.has_removed_checkpoints else last_checkpoint,
             restarts=progress.restarts,
+            late_records=progress.late_records,
             duration_ms=took_ms,
         )
         self.result.set_result(found)
@@ -158,6 +163,7 @@ class Driver:
         self._observer = observer
         self.run_progress = RunProgress("bad-records", around.monotonic_ns, around.wall_ms, definition.plan)
         self._latest = Progress(PipelineState.STARTING)
+        self._late_warned: dict[NodeName, int] = {}
         self._end = RunEnd(definition, lock, around)
         self._answers = PendingRequests(self._end.result)
         self._loop = EventLoop(lambda: self._end.is_over, self._on_error, self._close, around)
@@ -333,11 +339,22 @@ class Driver:
             lost_outputs=self._log.lost_output.count,
             failures=supervision.restarts_before + supervision.failures_count,
             workers=self.workers.progress(self.run_progress.reports()),
+            drift_ms=None if live is None or live.aligner is None else live.aligner.drift_in_force_ms,
         )
         self._observer.on_progress(self._latest)
+        self._warn_of_late_records(LATE_FACTOR)
+
+    def _warn_of_late_records(self, factor: int) -> None:
+        """Warn of operators that have dropped ``factor`` times as many late records as at the last warning."""
+        for node in self._latest.nodes:
+            warned = self._late_warned.get(node.node, 0)
+            if node.lateness is not None and node.late_records > warned and node.late_records >= factor * warned:
+                self._late_warned[node.node] = node.late_records
+                self._observer.on_note(LateRecords(node, late_text(node)))
 
     def _on_finish(self, effect: supervisor_events.Finish) -> None:
         self._show_progress()
+        self._warn_of_late_records(1)
         if effect.failure is not None:
             self._end.fail(error_of(effect.failure))
         else:  # after the callbacks of the last rounds and their notes

@@ -34,7 +34,7 @@ class Timers(Protocol):
 
 
 class EventLoop:
-    """One thread with a queue and timers."""
+    """One thread with a queue and timers. See ``Timers``."""
 
     def __init__(
         self,
@@ -68,12 +68,9 @@ class EventLoop:
             self._thread.join()
 
     def post(self, call: Callable[[], None]) -> None:
-        """See ``Timers``."""
         self._calls.put(call)
 
     def arm(self, timer: object, after_ms: int, fire: Callable[[], None]) -> None:
-        """See ``Timers``."""
-
         def push() -> None:
             self._timer_count += 1
             self._armed[timer] = (self._timer_count, fire)
@@ -87,7 +84,6 @@ class EventLoop:
             self.post(push)
 
     def cancel_timer(self, timer: object) -> None:
-        """See ``Timers``."""
         self._armed.pop(timer, None)
 
     def every(self, period_ms: int, timer: object, call: Callable[[], None]) -> None:

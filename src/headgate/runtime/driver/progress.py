@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from headgate.codec import messages
 from headgate.codec.messages import AlignmentMetrics
@@ -36,14 +37,19 @@ from headgate.model.progress import (
     WATERMARK_MS,
     CheckpointProgress,
     EdgeProgress,
+    Lateness,
     LoopProgress,
     NodeProgress,
     PendingCheckpoint,
     PipelineState,
     Progress,
     Samples,
+    SourceProgress,
+    SplitProgress,
     SubtaskAlignment,
     SubtaskProgress,
+    most_lagging,
+    without_lateness,
 )
 from headgate.operators.expressions import runs_with
 
@@ -246,7 +252,7 @@ class OperatorTotals:
             counts.get(RECORDS_OUT, 0),
             self._rate(node, RECORDS_IN),
             self._rate(node, RECORDS_OUT),
-            tuple(sorted(_own(counts).items())),
+            without_lateness(_own(counts)),
             bad_records=counts.get(BAD_RECORDS, 0),
             late_records=counts.get(LATE_RECORDS, 0),
             busy=busiest.busy,
@@ -263,6 +269,7 @@ class OperatorTotals:
             state_bytes=size_bytes,
             subtasks=subtasks,
             runs_with=runs_with,
+            lateness=Lateness.of(counts),
         )
 
     def _subtask(self, worker: int, node: str) -> SubtaskProgress:
@@ -282,7 +289,7 @@ class OperatorTotals:
             queued_batches=int(now.get(QUEUED_BATCHES, 0)),
             queued_bytes=int(now.get(QUEUED_BYTES, 0)),
             watermark_ms=lowest_watermark([now.get(WATERMARK_MS)]),
-            counters=tuple(sorted(_own(worked).items())),
+            counters=without_lateness(_own(worked)),
         )
 
 
@@ -310,6 +317,58 @@ def _shares(former: Measured, now: Measured, passed_ms: float) -> tuple[float, f
     return busy, held_back
 
 
+class SourceTotals:
+    """The sources of one generation."""
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """A generation starts."""
+        self._now: dict[int, Sequence[SourceProgress]] = {}
+        self._lately: dict[int, deque[tuple[float, dict[tuple[NodeName, str], int]]]] = {}
+
+    def add(self, worker: int, clock_s: float, sources: Sequence[SourceProgress]) -> None:
+        """A worker of the running generation reported, at ``clock_s`` by its clock."""
+        self._now[worker] = sources
+        lately = self._lately.setdefault(worker, deque())
+        lately.append((clock_s, {(of.source, one.split): one.records for of in sources for one in of.most_lagging}))
+        while len(lately) > 2 and lately[1][0] <= clock_s - RATE_WINDOW_S:
+            lately.popleft()
+
+    def sources(self) -> tuple[SourceProgress, ...]:
+        """Return all sources, in the order in which workers name them."""
+        by_source: dict[NodeName, list[SourceProgress]] = {}
+        for worker, reported in self._now.items():
+            for one in reported:
+                splits = tuple(self._with_rate(worker, one.source, split) for split in one.most_lagging)
+                by_source.setdefault(one.source, []).append(replace(one, most_lagging=splits))
+        return tuple(map(_source_progress, by_source.values()))
+
+    def _with_rate(self, worker: int, source: NodeName, split: SplitProgress) -> SplitProgress:
+        """A split that lags less than others is not in every report."""
+        key = source, split.split
+        reports = [(clock_s, records[key]) for clock_s, records in self._lately[worker] if key in records]
+        (begun_s, before), (now_s, now) = reports[0], reports[-1]
+        rate = max(now - before, 0) / (now_s - begun_s) if now_s > begun_s else 0.0
+        return replace(split, records_per_second=rate)
+
+
+def _source_progress(found: Sequence[SourceProgress]) -> SourceProgress:
+    """Return one source's progress from those of its subtasks."""
+    lags = [one.lag for one in found if one.lag is not None]
+    return SourceProgress(
+        found[0].source,
+        next((one.unit for one in found if one.splits), found[0].unit),
+        sum(one.splits for one in found),
+        sum(one.idle_splits for one in found),
+        sum(lags) if lags else None,
+        sum(one.unknown_lags for one in found),
+        most_lagging(split for one in found for split in one.most_lagging),
+        sum(one.waiting_splits for one in found),
+    )
+
+
 CHECKPOINTS_MAX = 1_000
 NO_PLAN = Plan((), (), 1, 1)
 
@@ -331,6 +390,7 @@ class RunProgress:
         self._workers: dict[int, Samples] = {}
         self._nodes = OperatorTotals(wall_ms, runs_with(plan))
         self._edges = EdgeTotals(plan)
+        self._sources = SourceTotals()
         self._heads: dict[int, Sequence[LoopProgress]] = {}
         self.checkpoints: deque[CheckpointProgress] = deque(maxlen=CHECKPOINTS_MAX)
         self.alignments = AlignmentHistory()
@@ -340,6 +400,7 @@ class RunProgress:
         self._generation = generation
         self._nodes.begin(before or {})
         self._edges.begin()
+        self._sources.begin()
         self._workers, self._heads = {}, {}
 
     def add(self, worker: int, metrics: messages.MetricsReport) -> None:
@@ -348,6 +409,7 @@ class RunProgress:
             samples = self._workers[worker] = Samples(metrics.samples)
             self._nodes.add(worker, samples)
             self._edges.add(worker, samples)
+            self._sources.add(worker, float(samples.value(CLOCK_S) or 0.0), metrics.sources)
             self._heads[worker] = metrics.loops
             self.alignments.add(worker, metrics.alignments)
 
@@ -390,6 +452,7 @@ class RunProgress:
             round((self._clock_ns() - self._begun_ns) / 1_000_000),
             self._loops(),
             edges=self._edges.edges(),
+            sources=self._sources.sources(),
         )
 
     def _loops(self) -> tuple[LoopProgress, ...]:

@@ -19,7 +19,7 @@ from headgate.environment import Event, ThreadEnded, cancellable
 from headgate.errors import FencedError, HeadgateError, OutputDenied, UsageError
 from headgate.model.failure import Failure, FailureKind, Refusal
 from headgate.model.heartbeat import Course
-from headgate.model.ids import CheckpointId, Generation, WorkerIndex
+from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId, WorkerIndex
 from headgate.model.manifest import Manifest, Place
 from headgate.model.plan import PipelineDefinition
 from headgate.model.progress import (
@@ -35,6 +35,7 @@ from headgate.protocol.checkpoints.checkpoint_requests import ONE_END
 from headgate.protocol.checkpoints.coordinator_events import SavepointOrder
 from headgate.protocol.checkpoints.restore_selection import UnrestorableCheckpoints
 from headgate.protocol.machine import Ignored
+from headgate.protocol.source_alignment import GroupAligner, alignment_period_ms, timed_sources
 from headgate.protocol.supervision import supervisor_events
 from headgate.protocol.supervision.supervisor import Supervisor
 from headgate.protocol.supervision.supervisor_events import AttemptId
@@ -89,6 +90,10 @@ class PendingRequests:
                 asked.set_result(ENDED)
 
 
+ALIGNMENT = "alignment"
+"""Timer: the limits of sources are due."""
+
+
 class LiveGeneration:
     """Hosts the coordination and the loops of one generation."""
 
@@ -99,8 +104,19 @@ class LiveGeneration:
         coordination: CoordinatorHost,
         looping: LoopHost,
         note: Callable[[str], None],
+        timers: Timers,
+        workers: Workers,
     ) -> None:
         """Make it; ``note`` shows the user a sentence."""
+        runtime = definition.config.runtime
+        self.aligner = (
+            GroupAligner(timed_sources(definition.plan), runtime.max_drift_ms) if runtime.aligns_sources else None
+        )
+        self._shares: dict[VertexId, dict[int, tuple[int, int]]] = {}
+        self._told: dict[VertexId, messages.SourceShares] = {}
+        self._limit_ms: int | None = None
+        self._is_limit_due = False
+        self._timers, self._workers = timers, workers
         self._definition = definition
         self._begun = begun
         self.coordination = coordination
@@ -180,13 +196,50 @@ class LiveGeneration:
                     Generation(message.generation), worker, CheckpointId(message.checkpoint)
                 )
                 self.coordination.handle(event)
+            case messages.SourcePosition() if message.generation == self.number:
+                self._align(message.subtask, message.lowest_ms)
+            case messages.SourceShare() if message.generation == self.number:
+                self._share(message)
             case messages.EntranceEnded() | messages.ProbeReturned():
                 self._looping.on_message(message)
             case _:
                 return
 
+    def _align(self, subtask: SubtaskId, lowest_ms: int | None) -> None:
+        """A source has come forward: others may, too (W21). Reports that come together are answered once (W23)."""
+        if self.aligner is None:
+            return
+        self.aligner.report(subtask, lowest_ms)
+        if not self._is_limit_due and self.aligner.limit_ms != self._limit_ms:
+            self._is_limit_due = True
+            self._timers.arm(ALIGNMENT, alignment_period_ms(self._definition.plan), self._send_limit)
+
+    def _share(self, message: messages.SourceShare) -> None:
+        """A source subtask reads other splits, or has read a part to its end: tell all of them.
+
+        Workers hear of it after every checkpoint that was triggered before, so all subtasks begin a part after the same
+        checkpoint.
+        """
+        vertex = message.subtask.vertex
+        shares = self._shares.setdefault(vertex, {})
+        shares[message.subtask.index] = (message.splits, message.ended_parts)
+        is_whole = len(shares) == self._definition.plan.parallelism
+        part = min(ended for _, ended in shares.values()) if is_whole else 0
+        told = messages.SourceShares(self.number, str(vertex), sum(splits for splits, _ in shares.values()), part)
+        if is_whole and told != self._told.get(vertex):
+            self._told[vertex] = told
+            self._workers.broadcast(told)
+
+    def _send_limit(self) -> None:
+        assert self.aligner is not None, "only reports to it make this due"
+        self._is_limit_due = False
+        if self.aligner.limit_ms != self._limit_ms:
+            self._limit_ms = self.aligner.limit_ms
+            self._workers.broadcast(messages.ReadTo(self.number, self._limit_ms))
+
     def close(self) -> None:
         """The generation is over."""
+        self._timers.cancel_timer(ALIGNMENT)
         self.coordination.close()
         self._looping.close()
 
@@ -216,7 +269,7 @@ class _FinalSavepoint:
 
 
 class SupervisorHost:
-    """Hosts the supervisor of one run, and the generation at work."""
+    """Hosts the supervisor of one run, and the generation at work. See ``coordination.Reports``."""
 
     def __init__(
         self,
@@ -504,7 +557,7 @@ class SupervisorHost:
         coordination = CoordinatorHost(
             definition, begun, self._log, timers, workers, self, self._pools, self._around, self.hooks, looping
         )
-        self.live = LiveGeneration(definition, begun, coordination, looping, self.note)
+        self.live = LiveGeneration(definition, begun, coordination, looping, self.note, timers, workers)
         self._run_progress.begin(begun.generation, restored_totals(begun.restored))
         if begun.restored is not None:
             before, now = begun.restored.parallelism, definition.plan.parallelism
@@ -559,26 +612,22 @@ class SupervisorHost:
     # -- what workers and coordinations report ----------------------------------------------------------------------
 
     def generation_failed(self, effect: coordinator_events.FailGeneration) -> None:
-        """See ``coordination.Reports``."""
         generation = self.machine.generation
         if generation is not None:
             now_ms, jitter = self._around.monotonic_ms(), self._around.random.random()
             self.handle(supervisor_events.GenerationFailed(generation, effect.failure, now_ms, jitter))
 
     def generation_done(self, effect: coordinator_events.ConcludeGeneration) -> None:
-        """See ``coordination.Reports``."""
         self.state = PipelineState.STOPPING
         if self.live is not None:
             self.is_drained = effect.is_final and self.live.is_draining
             self.handle(supervisor_events.GenerationDone(self.live.number, effect.is_final))
 
     def checkpoint_completed(self, progress: CheckpointProgress, manifest: Manifest) -> None:
-        """See ``coordination.Reports``."""
         self._run_progress.completed(progress, manifest)
         self._observer.on_checkpoint(progress.checkpoint, progress.duration_ms, progress.size_bytes)
 
     def request_answered(self, effect: coordinator_events.AnswerRequest) -> None:
-        """See ``coordination.Reports``."""
         self._asked.pop(effect.request)(CheckpointOutcome(effect.checkpoint, effect.reason))
 
     def note(self, text: str) -> None:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pyarrow as pa
 
-from headgate.codec.arrow import gains_zones
 from headgate.codec.snapshot import BROADCAST_PREFIX, LISTS_PREFIX, STATE_PREFIX, UNION_PREFIX
 from headgate.errors import UsageError
 from headgate.model.graph import Node, Role
@@ -285,7 +284,7 @@ class _Keyed:
         stored = self.stored[name].shape
         is_same = stored.shown_keys == shape.shown_keys or not stored.keys
         forms = [other_form(shape.schema)] if shape.kind in _DECLARED else []
-        if is_same and any(gains_zones(stored.schema, one) for one in (shape.schema, *forms)):  # EV12
+        if is_same and any(stored.schema.equals(one) for one in (shape.schema, *forms)):
             return stored.schema
         raise UsageError(
             f"state '{name}' of operator '{self.operator}' has the columns ({_text(stored)}), and the pipeline "

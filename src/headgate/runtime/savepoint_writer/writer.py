@@ -14,7 +14,6 @@ from typing import TypeAlias
 import pyarrow as pa
 
 from headgate import fault_points
-from headgate.codec.arrow import in_zones_of
 from headgate.codec.snapshot import (
     FILES_PREFIX,
     FINISHED_PREFIX,
@@ -313,8 +312,7 @@ class _Writer:
                 stored = [sections[name] for sections in former if name in sections]
                 where = f"state '{name}' of {subtask}"
                 kept = [batch for data in stored for batch in decode_batches(data, becomes.stays, where)]
-                declared = [as_declared(batch, becomes.shape.schema) for batch in kept]
-                batches = [in_zones_of(batch, becomes.shape.schema) for batch in declared]  # EV12
+                batches = [as_declared(batch, becomes.shape.schema) for batch in kept]
             found.append((change.stored(name), batches))
         meta = dict(change.meta)
         for sections in former:

@@ -68,7 +68,14 @@ class InputChannel:
         self._put_bytes = 0
         self._taken_bytes = 0
         self._returned_bytes = 0
+        self._put_markers = 0
+        self._taken_markers = 0
         self._is_blocked = False
+
+    @property
+    def has_marker(self) -> bool:
+        """Whether a barrier or a cancel marker waits to be read."""
+        return self._put_markers > self._taken_markers and not self._is_blocked
 
     @property
     def size_bytes(self) -> int:
@@ -99,9 +106,11 @@ class InputChannel:
         if type(element) is BatchElement:
             self._put_bytes += element.size_bytes
         self._queue.append(element)
-        if self._on_arrival is not None and isinstance(element, Barrier | Cancel):  # UA4; it can be found in the queue
-            self._arrived.append(element)
-            self._on_arrival()
+        if isinstance(element, Barrier | Cancel):
+            self._put_markers += 1
+            if self._on_arrival is not None:  # UA4; it can be found in the queue
+                self._arrived.append(element)
+                self._on_arrival()
         if len(self._queue) == 1 and not self._is_blocked:
             self._on_ready(self)
 
@@ -134,6 +143,8 @@ class InputChannel:
                 self._returned_bytes += due_bytes  # before the sender can know of it: see outstanding_bytes
                 assert self._returned_bytes <= self._taken_bytes, "credit was returned for unread bytes"
                 self._return_credit(due_bytes)
+        elif isinstance(element, Barrier | Cancel):
+            self._taken_markers += 1
         return element
 
     def block(self) -> None:

@@ -27,6 +27,7 @@ from headgate.model.progress import RECORDS_IN, RECORDS_OUT
 from headgate.operators.base import WATERMARK_MAX_MS, WATERMARK_MIN_MS, Operator, OperatorContext, RestoredState
 from headgate.operators.expressions import ExpressionsOperator
 from headgate.operators.keys import partition
+from headgate.operators.timestamps import WithTimestampsOperator
 from headgate.protocol.watermarks import Origin
 from headgate.runtime.wire.channels import OutputChannel
 from headgate.runtime.worker.busy_time import HeldBack, NodeTotals, Stopwatch
@@ -56,6 +57,8 @@ class EdgeOutlet:
         self.held_back = HeldBack(clock_ns)
         self._plan = plan
         self._channels = list(channels)
+        assert self._channels, "an edge leads to a subtask"
+        assert edge.partitioner is not Partitioner.FORWARD or len(self._channels) == 1, "FORWARD has one receiver"
         self._next = subtask_index % len(self._channels)  # rebalancing starts spread over the receivers
 
     @property
@@ -357,6 +360,15 @@ class Chain:
         """Tell every operator that the last barrier before a stop has passed."""
         for context in self._context:
             context.is_stopping = True
+
+    def event_times(self) -> dict[Origin, tuple[int | None, bool]]:
+        """Return the watermark of each origin that has event time in this chain, and whether it is idle.
+
+        If several branches take event times, those of the first one.
+        """
+        takers = (link.operator for link in self.links if isinstance(link.operator, WithTimestampsOperator))
+        taker = next(takers, None)
+        return {} if taker is None else taker.origins()
 
     def advance(self, watermark_ms: int) -> None:
         """Pass a watermark through the chain unless it has passed already."""

@@ -21,10 +21,10 @@ from headgate.connectors.base import (
     Source,
     SourceContext,
 )
-from headgate.environment import Clock
+from headgate.environment import SYSTEM_THREADS, Clock, Threads
 from headgate.errors import CorruptionError, UsageError
-from headgate.model.graph import Node, Role
-from headgate.model.ids import ChannelIndex, CheckpointId, Generation, SubtaskId, VertexId, WorkerIndex
+from headgate.model.graph import BAD_RECORDS, Graph, Node, Role
+from headgate.model.ids import ChannelIndex, CheckpointId, Generation, NodeName, SubtaskId, VertexId, WorkerIndex
 from headgate.model.lineage import Location, Relocation
 from headgate.model.manifest import Place
 from headgate.model.plan import PipelineDefinition, Plan, PlanEdge, Vertex
@@ -32,6 +32,8 @@ from headgate.operators.base import Operator, OperatorContext, OperatorSpec, Res
 from headgate.operators.checkpoint_listeners import own_copy_of
 from headgate.operators.expressions import ExpressionsSpec, fuse, fused_groups
 from headgate.operators.loop_head import LoopHeadOperator, LoopHeadSpec
+from headgate.operators.timestamps import WithTimestampsSpec
+from headgate.protocol.source_alignment import SplitAligner, alignment_period_ms
 from headgate.protocol.subtasks.loops import LoopPlace
 from headgate.runtime.checkpoints.channel_state import named_channels, restored_records
 from headgate.runtime.checkpoints.restore import RestoredSnapshots, read_restored
@@ -43,6 +45,7 @@ from headgate.runtime.worker.busy_time import Stopwatch
 from headgate.runtime.worker.chain import Chain, EdgeOutlet, SourceHead
 from headgate.runtime.worker.listeners import SubtaskListeners
 from headgate.runtime.worker.loop_head import LoopHeadRunner, LoopLog, LoopState, log_owner, replay_logs
+from headgate.runtime.worker.rate_limit import RateLimit
 from headgate.runtime.worker.source_runner import REPORTS_PER_TIMEOUT
 from headgate.runtime.worker.subtask_parts import SubtaskParts, SubtaskReports
 from headgate.runtime.worker.subtask_runner import SubtaskRunner
@@ -63,6 +66,16 @@ class SinkHead(Operator):
     def process(self, batch: pa.RecordBatch) -> None:
         """Write records."""
         self._writer.write(batch)
+
+    def on_watermark(self, watermark_ms: int) -> None:
+        """Tell the writer, too."""
+        self._writer.on_watermark(watermark_ms)
+        super().on_watermark(watermark_ms)
+
+    def on_idle(self, is_idle: bool) -> None:
+        """Tell the writer, too."""
+        self._writer.on_idle(is_idle)
+        super().on_idle(is_idle)
 
     def freeze(self) -> FrozenState | None:
         """Return what the writer holds back; its transaction has been sealed."""
@@ -91,6 +104,26 @@ def edge_schemas(definition: PipelineDefinition) -> list[pa.Schema]:
     return [cast(pa.Schema, definition.schema(edge.from_node, edge.tag)) for edge in definition.plan.edges]
 
 
+def event_delay_ms(graph: Graph, name: NodeName) -> int | None:
+    """Return by how much what windows in front of a node emit may be earlier than the watermark (S91).
+
+    None: not everything that comes there has event times.
+    """
+    delays: dict[NodeName, int | None] = {}
+    for node in graph.nodes:
+        found = [delays.get(edge.upstream) for edge in node.inputs if edge.tag != BAD_RECORDS]
+        known = [delay for delay in found if delay is not None]
+        incoming = max(known) if known and len(known) == len(node.inputs) else None
+        if node.name == name:
+            return incoming
+        if isinstance(node.spec, WithTimestampsSpec):
+            delays[node.name] = 0
+        elif incoming is not None:
+            is_held_back = getattr(node.spec, "holds_back", False)
+            delays[node.name] = 0 if is_held_back else incoming + int(getattr(node.spec, "output_delay_ms", 0))
+    return None
+
+
 class Deployment:
     """Makes the runners of one worker for one generation."""
 
@@ -108,7 +141,10 @@ class Deployment:
         is_interrupted: Callable[[], bool] = lambda: False,
         states: WorkerStates | None = None,
         local_directory: str | None = None,
+        threads: Threads = SYSTEM_THREADS,
+        wake: Callable[[], None] = lambda: None,
     ) -> None:
+        self._threads, self._wake = threads, wake
         self._local_directory = local_directory
         self._states = states or worker_states(definition.config.state, None, definition.config.operator_states)
         self._is_interrupted = is_interrupted
@@ -195,12 +231,26 @@ class Deployment:
             recorder=self._recorder(vertex, subtask, restored),
             unaligned=self._unaligned(),
             late_inputs=late_inputs(plan, subtask, self._induced),
+            aligner=self._aligner(vertex),
+            rate_limit=self._rate_limit(vertex),
             reads_on_ms=max(1, self._definition.config.checkpoints.timeout_ms // REPORTS_PER_TIMEOUT),
             clock_ns=self._clock.monotonic_ns,
         )
         if vertex.is_loop_head:
             return LoopHeadRunner(parts, self._loop_state(chain, subtask, log))
         return SubtaskRunner(parts)
+
+    def _aligner(self, vertex: Vertex) -> SplitAligner | None:
+        plan = self._definition.plan
+        if not vertex.is_source or not self._definition.config.runtime.aligns_sources:
+            return None
+        group = [one for one in plan.vertices if one.is_timed_source]
+        has_others = vertex in group and len(group) * plan.parallelism > 1
+        return SplitAligner(has_others=has_others, period_ms=alignment_period_ms(plan))
+
+    def _rate_limit(self, vertex: Vertex) -> RateLimit | None:
+        rate = vertex.head.rate_limit
+        return None if rate is None else RateLimit(rate, self._definition.plan.parallelism, self._clock.monotonic_ns)
 
     def _recorder(self, vertex: Vertex, subtask: SubtaskId, restored: RestoredSnapshots) -> ChannelRecorder:
         plan = self._definition.plan
@@ -286,10 +336,12 @@ class Deployment:
             Generation(self._message.generation),
             schema,
             self._clock.monotonic_ms,
+            event_delay_ms(self._definition.graph, node.name),
         )
 
     def _context(self, node: Node, subtask: SubtaskId) -> OperatorContext:
         plan = self._definition.plan
+        holds_back = getattr(node.spec, "holds_back", False)
         return OperatorContext(
             self._definition.config.name,
             str(node.name),
@@ -301,6 +353,9 @@ class Deployment:
             diverts=self._definition.diverts,
             flush_ms=self._message.flush_ms,
             states=self._states.of(str(node.name), subtask.index, plan.max_parallelism),
+            threads=self._threads,
+            wake=self._wake,
+            event_delay_ms=event_delay_ms(self._definition.graph, node.name) or 0 if holds_back else 0,
         )
 
     def _attach(self, chain: Chain, edge: PlanEdge, plan: Plan, subtask: SubtaskId) -> EdgeOutlet:

@@ -437,13 +437,11 @@ class LoopHeadRunner(SubtaskRunner):
             self._turn = [min(left, 1) for left in self._turn]  # a long queue delays no barrier
 
     def handle(self, event: machine.Event, text: str = "") -> None:
-        """See ``SubtaskRunner``."""
         if isinstance(event, alignment.AbortReceived):
             self._expected.discard(event.checkpoint)
         super().handle(event, text)
 
     def close(self) -> None:
-        """See ``SubtaskRunner``."""
         try:
             super().close()
         finally:

@@ -91,7 +91,8 @@ class WorkerMetrics:
                 samples += _of_node(link, runner, ran_ns)
             samples += _of_edges(runner)
         loops = [runner.progress() for runner in runners if isinstance(runner, LoopHeadRunner)]
-        return MetricsReport(generation, samples, alignments, loops)
+        sources = [found for runner in runners if (found := runner.source_progress()) is not None]
+        return MetricsReport(generation, samples, alignments, loops, sources)
 
 
 def _of_node(link: Link, runner: SubtaskRunner, ran_ns: int) -> Iterator[Sample]:

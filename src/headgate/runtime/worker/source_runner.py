@@ -7,17 +7,33 @@ GM35 of docs/spec/guarantees.md). ``protocol.subtasks.induced`` decides when a s
 
 from __future__ import annotations
 
+import logging
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
-from headgate.connectors.base import AnyReader, CheckpointMarker, InducedReader, Polled, SourceBatch
+from headgate.connectors.base import (
+    AnyReader,
+    CheckpointMarker,
+    InducedReader,
+    PartsReader,
+    PausableReader,
+    Polled,
+    SourceBatch,
+    SplitPosition,
+)
 from headgate.errors import UsageError
 from headgate.model.config import Guarantee
 from headgate.model.ids import CheckpointId
+from headgate.model.progress import SourceProgress, SplitProgress
+from headgate.operators.timestamps import WithTimestampsOperator
+from headgate.protocol.source_alignment import SplitAligner
 from headgate.protocol.subtasks import subtask as machine
 from headgate.protocol.subtasks.subtask import SplitsSeen
 from headgate.protocol.subtasks.weaker_guarantees import ReadAhead
+from headgate.protocol.watermarks import WATERMARK_MIN_MS
+from headgate.runtime.worker.chain import Chain
 from headgate.runtime.worker.subtask_parts import SubtaskParts
 
 HELD_BYTES_MAX = 64 << 20
@@ -34,6 +50,12 @@ def is_progress(polled: Polled) -> bool:
     return polled.is_split_finished or polled.batch.num_rows > 0 or polled.bad is not None
 
 
+def event_times(chain: Chain) -> WithTimestampsOperator | None:
+    """Return what takes event times from the records of the source at the head of ``chain``, if they have any."""
+    found = (link.operator for link in chain.links if isinstance(link.operator, WithTimestampsOperator))
+    return next(found, None)
+
+
 @dataclass(frozen=True, slots=True)
 class _Held:
     """A batch, its size, and where reading would have begun to read it again."""
@@ -41,6 +63,12 @@ class _Held:
     batch: SourceBatch
     size_bytes: int
     positions: dict[str, bytes]
+
+
+def split_positions(reader: AnyReader | AheadReader) -> Mapping[str, SplitPosition]:
+    """Return what a reader says of its splits; one that does not derive from ``SourceReader`` need not say anything."""
+    progress: Callable[[], Mapping[str, SplitPosition]] = getattr(reader, "progress", dict)
+    return progress()
 
 
 class AheadReader:
@@ -129,6 +157,10 @@ class AheadReader:
         """Return where reading goes on. Snapshots ask ``cut``."""
         return self._inner.positions()
 
+    def progress(self) -> Mapping[str, SplitPosition]:
+        """Return how far splits were read, what is held included."""
+        return split_positions(self._inner)
+
     def wakeup_ms(self) -> int:
         """See ``SourceReader``."""
         if self._gate.may_take:
@@ -195,6 +227,8 @@ class SourceState:
     """What reads, if it sets the barriers of this subtask (EI20)."""
     seen: SplitsSeen = field(default_factory=lambda: SplitsSeen(()))
     """What the machine knows of its splits, if it does."""
+    records: dict[str, int] = field(default_factory=dict)
+    """Records read of each split that has not ended, bad ones included."""
     _polled_count: int = 0
 
     @staticmethod
@@ -286,8 +320,23 @@ class SourceRunner:
         self._machine = subtask
         self._handle = handle
         self._resume = resume
+        self._aligner = self._aligner_for(parts)
+        self._timestamps = event_times(parts.chain)
         self._marker_reports = None if source.markers is None else MarkerReports(parts.reads_on_ms)
-        self._has_ended = False
+        self._has_ended = self._is_progress_broken = False
+        self._paused: frozenset[str] = frozenset()
+        self._parts = parts.reader if isinstance(parts.reader, PartsReader) else None
+        self._rate_limit = parts.rate_limit
+        self._splits_count = 0
+        self._reported_share: tuple[int, int] | None = None
+
+    def _aligner_for(self, parts: SubtaskParts) -> SplitAligner | None:
+        """Return what aligns the splits; one that does not take part reports once that it has nothing to read."""
+        if isinstance(parts.reader, PausableReader) and self.source.ahead is None:
+            return parts.aligner
+        if parts.aligner is not None and parts.aligner.has_others:
+            self._reports.source_position(parts.subtask, None)
+        return None
 
     @property
     def has_ended(self) -> bool:
@@ -326,8 +375,37 @@ class SourceRunner:
         assert self.source.markers is not None, "only sources that set barriers have markers"
         self.source.markers.read_on(splits)
 
+    def read_to(self, limit_ms: int) -> None:
+        """Sources with event times may read so far (W21)."""
+        if self._aligner is not None and self._aligner.has_others:
+            self._aligner.limit_ms = limit_ms
+
+    def share(self, splits: int, part: int) -> None:
+        """All subtasks read so many splits together, and may read ``part``."""
+        if self._rate_limit is not None:
+            self._rate_limit.divide(self._splits_count, splits)
+        if self._parts is not None and not self.source.is_over:
+            self._chain.head.run(partial(self._parts.begin_part, part))
+
+    def _report_share(self) -> None:
+        """Report what is read, if it has changed."""
+        found = (self._splits_count, 0 if self._parts is None else self._parts.ended_parts)
+        if found != self._reported_share:
+            self._reported_share = found
+            self._reports.source_share(self._subtask, *found)
+
     def tick(self, now_ms: int) -> None:
-        """Say that it comes forward, if that is due (EI34)."""
+        """Say that it comes forward, if that is due (EI34), and how far it is (W23)."""
+        if self._aligner is not None:
+            if self._timestamps is not None and self._paused:
+                self._timestamps.on_pause(self._paused, now_ms)
+            report = self._aligner.report(now_ms, is_over=self._has_ended or self.source.is_over)
+            if report is not None:
+                self._reports.source_position(self._subtask, report[0])
+        if self._parts is not None or self._rate_limit is not None:
+            self._report_share()
+        if self._limit_ms() and self._timestamps is not None:  # the splits are not idle
+            self._timestamps.on_pause(frozenset(self.source.splits or ()), now_ms)
         if self._marker_reports is None:
             return
         uncut = self._marker_reports.due(self._machine.awaited_markers, self.source.read_count, now_ms)
@@ -338,13 +416,24 @@ class SourceRunner:
         """Return when to read again; None: not before a message comes."""
         if self._machine.is_suspended or self._stands_still():
             return None
+        limit_ms = self._limit_ms()
+        if limit_ms:
+            return limit_ms
+        if self._aligner is not None and self._aligner.is_waiting:
+            return WAIT_MS  # the limit wakes the mailbox earlier
         return self.source.reader.wakeup_ms()
+
+    def _limit_ms(self) -> int:
+        """Return how long the rate limit has reading wait. It does not hold markers of checkpoints up."""
+        if self._rate_limit is None or self._has_ended or self.source.is_over or self._machine.awaited_markers:
+            return 0
+        return self._rate_limit.wait_ms()
 
     def step(self) -> bool:
         """Read; return whether anything was done."""
-        if self._has_ended or self._machine.is_suspended:
+        if self._has_ended or self._machine.is_suspended or self._limit_ms():
             return False
-        polled = self._chain.head.timed(self.source.poll)
+        polled = self._chain.head.timed(self._poll)
         if isinstance(polled, CheckpointMarker):
             self._meet(polled)
             return True
@@ -360,6 +449,34 @@ class SourceRunner:
         self._handle(machine.SourceEnded())
         self.see_splits()  # after the end of data: a source at its end counts as cut (EI25)
         return True
+
+    def _poll(self) -> Polled:
+        """Read on, in the split with the lowest position (W20)."""
+        reader, aligner = self.source.reader, self._aligner
+        if aligner is None or not isinstance(reader, PausableReader):
+            return self.source.poll()
+        while True:
+            # Until every marker is met no split is paused: the slower ones may already stand at theirs (W25).
+            paused = frozenset() if self._machine.awaited_markers else aligner.paused()
+            if paused != self._paused:
+                self._paused = paused
+                reader.pause(paused)
+            polled = self.source.poll()
+            if polled is not None or self.source.is_over or not aligner.found_nothing(reader.is_behind):
+                return polled
+
+    def _note_position(self, polled: SourceBatch) -> None:
+        assert self._aligner is not None
+        if polled.is_split_finished:
+            self._aligner.finish(polled.split)
+        elif polled.batch.num_rows == 0 and polled.bad is None:
+            return
+        elif self._timestamps is not None:
+            self._aligner.read(polled.split, self._timestamps.latest_ms(polled.split))
+        elif polled.written_ms is not None:
+            self._aligner.read(polled.split, polled.written_ms)
+        else:  # neither is known: it is read as it comes
+            self._aligner.finish(polled.split)
 
     def _meet(self, marker: CheckpointMarker) -> None:
         """The reader has met a marker; it reads on when the machine says so (EI21)."""
@@ -381,6 +498,38 @@ class SourceRunner:
         held = self._machine.held_splits
         return bool(held) and set(self.source.seen.splits) <= set(held)
 
+    def progress(self) -> SourceProgress:
+        """Return how far the splits were read that have not ended."""
+        node = self._chain.vertex.head.name
+        try:
+            found = split_positions(self.source.reader)
+            times = self._chain.event_times()
+            names = [split for split in self.source.splits or () if split not in self.source.finished_splits]
+            splits = [self._split(split, found.get(split), *times.get(split, (None, False))) for split in names]
+            unit = next((one.unit for one in found.values()), "records")
+        except Exception:
+            if not self._is_progress_broken:  # a report is not worth a run
+                logging.getLogger("headgate").warning(
+                    "the reader of source '%s' reports no progress", node, exc_info=True
+                )
+            self._is_progress_broken = True
+            return SourceProgress(node)
+        return SourceProgress.of(node, unit, splits)
+
+    def _split(self, split: str, found: SplitPosition | None, watermark_ms: int | None, is_idle: bool) -> SplitProgress:
+        position, end = (None, None) if found is None else (found.position, found.end)
+        return SplitProgress(
+            split,
+            self._subtask.index,
+            position,
+            end,
+            None if position is None or end is None else max(end - position, 0),
+            self.source.records.get(split, 0),
+            watermark_ms=watermark_ms,
+            is_idle=is_idle,
+            is_waiting=split in self._paused,
+        )
+
     def process(self, polled: SourceBatch) -> None:
         """Give the chain what was read."""
         self.source.check_records(polled, self._machine.held_splits, str(self._chain.vertex.head.name))
@@ -388,22 +537,38 @@ class SourceRunner:
         if self.source.splits is None or polled.split not in self.source.splits:
             self._update_splits(polled.split)
         self._chain.set_origin(polled.split)
+        records = self.source.records
+        bad_rows = 0 if polled.bad is None else polled.bad.num_rows
+        records[polled.split] = records.get(polled.split, 0) + polled.batch.num_rows + bad_rows
+        if self._rate_limit is not None:
+            self._rate_limit.take(polled.batch.num_rows + bad_rows)
         if polled.bad is not None:
             self._chain.head.output.divert(polled.bad)
         if polled.batch.num_rows:
+            if self._timestamps is not None:  # in front of the records; W26
+                self._timestamps.limit(polled.split, None if polled.watermark_ms is None else WATERMARK_MIN_MS)
             self._chain.head.process(polled.batch)
+        if self._timestamps is not None and polled.watermark_ms is not None:
+            self._timestamps.limit(polled.split, polled.watermark_ms)
+        if self._aligner is not None:
+            self._note_position(polled)
         if polled.is_split_finished:
             self._update_following(polled.split)
             self.source.finished_splits.add(polled.split)
+            del records[polled.split]
+            self._splits_count = len(self.source.reader.splits())
             self._chain.on_split_finished(polled.split)
             self.see_splits()
 
     def _update_splits(self, also: str | None = None) -> None:
         owned = tuple(self.source.reader.splits())
+        self._splits_count = len(owned)
         if also is not None and also not in owned:
             owned = (*owned, also)
         if owned != self.source.splits:
             self.source.splits = owned
+            if self._aligner is not None:
+                self._aligner.assign(owned)
             self._chain.on_splits(owned)
 
     def _update_following(self, ended: str) -> None:

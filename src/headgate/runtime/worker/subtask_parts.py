@@ -16,12 +16,14 @@ from headgate.model.graph import InputName
 from headgate.model.ids import ChannelIndex, CheckpointId, SubtaskId
 from headgate.model.manifest import Copied, SubtaskEntry
 from headgate.protocol.checkpoints.coordinator_events import AbortReason
+from headgate.protocol.source_alignment import SplitAligner
 from headgate.protocol.subtasks import loops
 from headgate.protocol.subtasks.loops import NO_ROUNDS, LoopPlace, RoundProgress
 from headgate.runtime.checkpoints.snapshot_writer import SnapshotWriter
 from headgate.runtime.wire.channels import ReceivingChannel
 from headgate.runtime.worker.chain import Chain, EdgeOutlet
 from headgate.runtime.worker.listeners import SubtaskListeners
+from headgate.runtime.worker.rate_limit import RateLimit
 from headgate.runtime.worker.unaligned import ChannelRecorder, UnalignedOptions
 
 FIRST_CHECKPOINT = CheckpointId(1)
@@ -42,6 +44,12 @@ class SubtaskReports(Protocol):
 
     def reads_on(self, subtask: SubtaskId, uncut: tuple[CheckpointId, ...]) -> None:
         """It comes forward, and has not met the markers of ``uncut``."""
+
+    def source_position(self, subtask: SubtaskId, lowest_ms: int | None) -> None:
+        """Its source has come so far; None: it has nothing to read."""
+
+    def source_share(self, subtask: SubtaskId, splits: int, ended_parts: int) -> None:
+        """Its source reads so many splits, and has read so many parts to their end."""
 
     def finished(self, subtask: SubtaskId) -> None:
         """It has processed all input."""
@@ -74,6 +82,8 @@ class SubtaskParts:
         unaligned: how long it aligns; None: as long as it takes.
         late_inputs: channels with barriers that take credit (UA20).
         reads_on_ms: how often a source that sets its own barrier says that it reads towards a marker.
+        aligner: which of its splits wait for others; None: none does.
+        rate_limit: of its source; None: it has none.
         clock_ns: measures; of the surroundings.
     """
 
@@ -97,4 +107,6 @@ class SubtaskParts:
     unaligned: UnalignedOptions | None = None
     late_inputs: frozenset[ChannelIndex] = frozenset()
     reads_on_ms: int = READS_ON_MS
+    aligner: SplitAligner | None = None
+    rate_limit: RateLimit | None = None
     clock_ns: Callable[[], int] = SYSTEM_CLOCK.monotonic_ns

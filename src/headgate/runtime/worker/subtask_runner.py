@@ -9,6 +9,7 @@ knows when barriers overtake and which records they overtook.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,6 +27,7 @@ from headgate.model.config import Alignment, CheckpointOptions
 from headgate.model.graph import MAIN_INPUT
 from headgate.model.ids import ChannelIndex, CheckpointId
 from headgate.model.manifest import Totals
+from headgate.model.progress import SourceProgress
 from headgate.protocol import loop_prober
 from headgate.protocol.loop_prober import Probe, ProbeReceived
 from headgate.protocol.machine import Ignored
@@ -43,7 +45,7 @@ from headgate.protocol.watermarks import (
 )
 from headgate.runtime.checkpoints.channel_state import ChannelState
 from headgate.runtime.checkpoints.snapshot_writer import SavepointPart, SubtaskSnapshot
-from headgate.runtime.wire.channels import InputChannel
+from headgate.runtime.wire.channels import InputChannel, ReceivingChannel
 from headgate.runtime.worker.busy_time import HeldBack, InputMeter
 from headgate.runtime.worker.chain import EdgeOutlet
 from headgate.runtime.worker.listeners import SubtaskListeners
@@ -142,6 +144,10 @@ ELEMENTS_PER_TURN_MAX = 16
 """Elements one subtask may process before the mailbox looks at the others: bounds a barrier's wait."""
 
 
+def _has_marker(channel: ReceivingChannel) -> bool:
+    return isinstance(channel, InputChannel) and channel.has_marker
+
+
 class SubtaskRunner:
     """One subtask in its worker."""
 
@@ -185,6 +191,9 @@ class SubtaskRunner:
         self._clock_ns = parts.clock_ns
         self.held_back = HeldBack(parts.clock_ns)
         self._counted: dict[CheckpointId, Totals] = {}
+        self._head = parts.chain.head.operator
+        self._was_full = False
+        self._held_ends: deque[ChannelIndex] = deque()
 
     # -- the mailbox's calls ------------------------------------------------------------------------------------
 
@@ -206,6 +215,16 @@ class SubtaskRunner:
         if self._source is not None:
             self._source.drain()
 
+    def read_to(self, limit_ms: int) -> None:
+        """Sources may read so far."""
+        if self._source is not None:
+            self._source.read_to(limit_ms)
+
+    def share(self, splits: int, part: int) -> None:
+        """All subtasks of the source read so many splits together, and may read ``part``."""
+        if self._source is not None:
+            self._source.share(splits, part)
+
     def announce(self, checkpoint: CheckpointId, options: CheckpointOptions) -> None:
         """A checkpoint has begun, and the coordinator's hooks are called: markers of it may come (EI20)."""
         if self._source is not None and self._source.sets_barriers:
@@ -223,6 +242,10 @@ class SubtaskRunner:
         """Whether the coordinator triggers this subtask."""
         return self._source is not None
 
+    def source_progress(self) -> SourceProgress | None:
+        """Return how far its source was read; None: it has none."""
+        return None if self._source is None else self._source.progress()
+
     @property
     def is_listening(self) -> bool:
         """Whether something of the user's hears of checkpoints."""
@@ -239,7 +262,7 @@ class SubtaskRunner:
         self._note_held_back(not may_send and self._has_work)
         if self._source is not None:
             return may_send and self._source.step()
-        did = False
+        did = self._end_held()
         for _ in range(ELEMENTS_PER_TURN_MAX):
             if not self.can_send or not self._step_input():
                 break
@@ -314,6 +337,8 @@ class SubtaskRunner:
         if self.can_send and not self._has_ended:
             due_ms = self.chain.next_tick_ms()
             waits_ms += [] if due_ms is None else [max(due_ms - now_ms, 0)]
+            if (self._was_full and not self._head.is_full) or (self._held_ends and not self._head.is_waiting):
+                waits_ms.append(0)
             read_ms = None if self._source is None else self._source.wakeup_ms()
             waits_ms += [] if read_ms is None else [read_ms]
         return min(waits_ms, default=None)
@@ -340,11 +365,16 @@ class SubtaskRunner:
     # -- input --------------------------------------------------------------------------------------------------
 
     def _step_input(self) -> bool:
-        if self._recorder.is_replaying:
+        self._was_full = self._head.is_full
+        if self._recorder.is_replaying and (not self._was_full or any(map(_has_marker, self._inputs))):
             return self._replay_next()
+        if self._recorder.is_replaying:
+            return False
         count = len(self._origins)
         for offset in range(count):
             index = (self._next_input + offset) % count
+            if self._was_full and not _has_marker(self._inputs[index]):
+                continue  # a barrier does not wait: what is in front of it goes into the state
             element = self._inputs[index].poll()
             if element is not None:
                 self._next_input = (index + 1) % count
@@ -383,13 +413,22 @@ class SubtaskRunner:
             case Cancel():
                 self.handle(alignment.CancelReceived(channel, element.checkpoint))
             case EndOfData():
-                self.chain.on_split_finished(self._origins[channel])  # W5
-                self._merge(InputEnded(channel))
-                self.handle(machine.EndReceived(channel))
+                self._held_ends.append(channel)
+                self._end_held()
             case Probe():
                 self.handle(ProbeReceived(channel, element))
             case _:
                 assert_never(element)
+
+    def _end_held(self) -> bool:
+        """Let the inputs end that have, once the operator has all answers; return whether any did."""
+        did = False
+        while self._held_ends and not self._head.is_waiting:
+            did, channel = True, self._held_ends.popleft()
+            self.chain.on_split_finished(self._origins[channel])  # W5
+            self._merge(InputEnded(channel))
+            self.handle(machine.EndReceived(channel))
+        return did
 
     def _merge(self, event: MergerEvent) -> None:
         """Event time of one input changed: pass on what that means for all of them."""

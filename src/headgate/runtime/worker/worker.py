@@ -288,6 +288,8 @@ class Worker:
             self._is_interrupted,
             self._states,
             task.spill_directory,
+            self._around,
+            self._wake.set,
         )
         self._watch = deployment.watch
         self._runners = deployment.runners()
@@ -392,6 +394,13 @@ class Worker:
                 for runner in self._runners:
                     if runner.is_source:
                         runner.drain()
+            case messages.ReadTo() if mail.generation == self._generation:
+                for runner in self._runners:
+                    runner.read_to(mail.limit_ms)
+            case messages.SourceShares() if mail.generation == self._generation:
+                for runner in self._runners:
+                    if str(runner.subtask.vertex) == mail.vertex:
+                        runner.share(mail.splits, mail.part)
             case messages.Stop():
                 self._stopping = mail
             case messages.Refused():
@@ -413,6 +422,14 @@ class Worker:
     def reads_on(self, subtask: SubtaskId, uncut: tuple[CheckpointId, ...]) -> None:
         """Report that a source comes forward."""
         self._control.send(messages.ReadsOn(SourceReadsOn(self._generation, subtask, uncut)))
+
+    def source_position(self, subtask: SubtaskId, lowest_ms: int | None) -> None:
+        """Report how far a source has come."""
+        self._control.send(messages.SourcePosition(self._generation, subtask, lowest_ms))
+
+    def source_share(self, subtask: SubtaskId, splits: int, ended_parts: int) -> None:
+        """Report what a source reads."""
+        self._control.send(messages.SourceShare(self._generation, subtask, splits, ended_parts))
 
     def finished(self, subtask: SubtaskId) -> None:
         """Report that a subtask has processed all input, with its totals in front."""

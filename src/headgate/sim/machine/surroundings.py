@@ -10,6 +10,7 @@ from headgate.sim.machine.sockets import Network, SimServer, SimSocket
 from headgate.sim.machine.tasks import (
     SimCondition,
     SimEvent,
+    SimEventLoop,
     SimLock,
     SimPool,
     SimProcess,
@@ -70,6 +71,9 @@ class SimThreads:
 
     def pool(self, size: int, name: str, *, is_daemon: bool = False) -> SimPool:
         return SimPool(self._tasks, self._process, size, name)
+
+    def event_loop(self, name: str) -> SimEventLoop:
+        return SimEventLoop(self._tasks, self._process, name)
 
 
 class SimSurroundings(SimThreads):

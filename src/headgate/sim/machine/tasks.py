@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import queue
 from collections import deque
-from collections.abc import Callable, MutableSequence
+from collections.abc import Callable, Coroutine, MutableSequence
 from typing import Any, Generic, TypeVar
 
 import greenlet
@@ -441,6 +441,42 @@ class SimPool:
     def _run(self) -> None:
         while self._calls:
             self._calls.popleft()()
+
+
+class SimEventLoop:
+    """Runs each coroutine as a task of its own, which waits for a while that the seed decides.
+
+    Coroutines wait for nothing but ``asyncio.sleep(0)``.
+    """
+
+    LONGEST_MS = 50
+
+    def __init__(self, tasks: Tasks, process: SimProcess, name: str) -> None:
+        self._tasks = tasks
+        self._process = process
+        self._name = name
+
+    def submit(
+        self, call: Callable[[], Coroutine[Any, Any, Any]], done: Callable[[Any, BaseException | None], None]
+    ) -> Callable[[], None]:
+        """See ``EventLoop``; what is cancelled ends by itself."""
+
+        def run() -> None:
+            steps = call()
+            try:
+                while True:
+                    self._tasks.park(self._tasks.world.random.randrange(self.LONGEST_MS))
+                    steps.send(None)
+            except StopIteration as end:
+                done(end.value, None)
+            except Exception as error:
+                done(None, error)
+
+        SimThread(self._tasks, self._process, run, self._name).start()
+        return lambda: None
+
+    def close(self) -> None:
+        """See ``EventLoop``."""
 
 
 def _leave(waiting: MutableSequence[Task], task: Task) -> None:

@@ -146,7 +146,7 @@ class Publisher(hg.PublishOnCheckpoint):
     def restore(self, context: hg.RestoreContext) -> None:
         super().restore(context)
         self.index = context.subtask_index
-        self.told = 0
+        self.announced = 0
         self.seen = context.list("seen", int)
         self.messenger = self.outside.disorder()
 
@@ -166,8 +166,8 @@ class Publisher(hg.PublishOnCheckpoint):
             self._tell(self.messenger.between())
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
-        self.outside.completed(self.name, checkpoint_id, self.told)
-        self.told = checkpoint_id
+        self.outside.completed(self.name, checkpoint_id, self.announced)
+        self.announced = checkpoint_id
         self._hear("complete", checkpoint_id)
 
     def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:

@@ -64,7 +64,7 @@ class Running(Protocol):
         """Return those that die when the power is cut."""
 
 
-class Strikes:
+class FaultInjector:
     """Every few milliseconds something may happen to a process."""
 
     def __init__(self, run: Running) -> None:
@@ -80,7 +80,7 @@ class Strikes:
         run, rng = self._run, self._run.world.random
         if run.faults.is_healed or run.is_finished:
             return
-        for fault, strike in _STRIKES.items():
+        for fault, strike in _INJECT.items():
             is_due = run.faults.has(fault) and rng.random() < self._rate * run.faults.rates[fault]
             if is_due and run.faults.spend():
                 strike(self, fault)
@@ -92,7 +92,7 @@ class Strikes:
         deadly = [fault for fault in DEADLY if run.faults.has(fault)]
         if deadly and rng.random() < self._after_checkpoint_rate and run.faults.spend():
             fault = rng.choice(deadly)
-            run.world.at(rng.randint(0, 15), _STRIKES[fault], self, fault)
+            run.world.at(rng.randint(0, 15), _INJECT[fault], self, fault)
 
     def _targets(self, fault: Fault) -> list[SimProcess]:
         started = self._run.started
@@ -146,34 +146,34 @@ class Strikes:
         run.tasks.spawn(newest.process, asks[fault], "signal")
 
 
-_STRIKES: dict[Fault, Callable[[Strikes, Fault], None]] = {
-    Fault.WORKER_CRASH: Strikes._crash,
-    Fault.DRIVER_CRASH: Strikes._crash,
-    Fault.WORKER_PAUSE: Strikes._pause,
-    Fault.DRIVER_PAUSE: Strikes._pause,
-    Fault.LINK_LOSS: Strikes._break_link,
-    Fault.POWER_CUT: Strikes._cut_power,
-    Fault.CLOCK_STEP: Strikes._step_clock,
-    Fault.STOP: Strikes._ask,
-    Fault.DRAIN: Strikes._ask,
-    Fault.CANCEL: Strikes._ask,
-    Fault.SECOND_DRIVER: Strikes._start_second,
+_INJECT: dict[Fault, Callable[[FaultInjector, Fault], None]] = {
+    Fault.WORKER_CRASH: FaultInjector._crash,
+    Fault.DRIVER_CRASH: FaultInjector._crash,
+    Fault.WORKER_PAUSE: FaultInjector._pause,
+    Fault.DRIVER_PAUSE: FaultInjector._pause,
+    Fault.LINK_LOSS: FaultInjector._break_link,
+    Fault.POWER_CUT: FaultInjector._cut_power,
+    Fault.CLOCK_STEP: FaultInjector._step_clock,
+    Fault.STOP: FaultInjector._ask,
+    Fault.DRAIN: FaultInjector._ask,
+    Fault.CANCEL: FaultInjector._ask,
+    Fault.SECOND_DRIVER: FaultInjector._start_second,
 }
 
 
-class Harm:
-    """Does harm, and makes it good again."""
+class StorageDamage:
+    """Damages stored checkpoints and output, and repairs them."""
 
     def __init__(self, faults: Faults, rng: random.Random, disk: Callable[[str], Disk]) -> None:
         self._faults = faults
         self._rng = rng
         self._disk = disk
         self._backup: dict[tuple[str, str], Stored] = {}
-        """What was harmed, by disk and path."""
+        """What was damaged, by disk and path."""
         self._away: dict[str, Stored] | None = None
 
     def strike(self, history: History) -> None:
-        """Perhaps harm the checkpoints; some are completed, and no process runs the pipeline."""
+        """Perhaps damage the checkpoints; some are completed, and no process runs the pipeline."""
         if self._backup or self._away is not None:
             return
         if self._faults.strikes(Fault.AWAY):
@@ -190,7 +190,7 @@ class Harm:
             sink, name = self._rng.choice(prepared)
             self._take(sink, SinkIdentity(NAME, sink).staged(name))
 
-    def heed(self, remedy: Remedy | None) -> None:
+    def apply_remedy(self, remedy: Remedy | None) -> None:
         """Put back what is missing or damaged, if an error says so."""
         if isinstance(remedy, PutCheckpointsBack) and self._away is not None:
             self._disk("checkpoints").objects, self._away = self._away, None

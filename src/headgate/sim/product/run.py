@@ -31,7 +31,14 @@ from headgate.sim.machine.tasks import SimProcess, Tasks
 from headgate.sim.machine.world import Bound, Fault, Faults, Violation, World, replaced
 from headgate.sim.product import verdict as verdict_module
 from headgate.sim.product.checkpoint_publication import Outside
-from headgate.sim.product.fault_injection import LASTS_MS, Harm, Started, Strikes, draw_focus, put_in_focus
+from headgate.sim.product.fault_injection import (
+    LASTS_MS,
+    FaultInjector,
+    Started,
+    StorageDamage,
+    draw_focus,
+    put_in_focus,
+)
 from headgate.sim.product.history import History, files_of
 from headgate.sim.product.settings import CHECKPOINTS, NAME, Exactly, draw_settings
 from headgate.sim.product.source import FileInputs, PacedSplits
@@ -89,7 +96,7 @@ class Watcher:
         self._tell(f"checkpoint {checkpoint} completed in {duration_ms} ms")
         self._run.history.on_completed(checkpoint)
         self._run.listed_at[checkpoint] = self._started.listed
-        self._run.strikes.after_checkpoint()
+        self._run.injector.after_checkpoint()
 
     def _tell(self, text: str) -> None:
         self._run.world.tell(self._started.process.name, text)
@@ -221,8 +228,8 @@ class Run(Simulation):
         self.started: list[Started] = []
         self.listed_at: dict[int, list[Splits]] = {}
         self.settings = draw_settings(rng, self._on_round)
-        self.strikes = Strikes(self)
-        self.harm = Harm(self.faults, rng, self._disk)
+        self.injector = FaultInjector(self)
+        self.damage = StorageDamage(self.faults, rng, self._disk)
         self.history = History(0, self._on_manifest, self._promised)
         self.clock_shift_ms = 0
         self.is_finished = False
@@ -287,7 +294,7 @@ class Run(Simulation):
             self._begin()
             self._update_files()
             self.start()
-            world.at(10, self.strikes.strike)
+            world.at(10, self.injector.strike)
             world.at(world.random.randint(50, 2_000), self._look)
             world.run(lambda: self.is_finished or self.history.finding is not None, self._safety_ms, self._events_max)
             self._heal()
@@ -363,6 +370,7 @@ class Run(Simulation):
             bad_records=hg.DeadLetter(self._sink_to("bad-records")) if settings.job.is_picky else None,
             on_damaged_checkpoint=settings.on_damaged,
             loop_memory_bytes=settings.loop_memory_bytes,
+            max_drift=settings.max_drift,
         )
         self._build(p, settings.listed() if listed is None else listed, trouble)
         found = p.definition(settings.parallelism)
@@ -449,7 +457,7 @@ class Run(Simulation):
         if isinstance(error, PipelineFailed) and error.is_for_good and started.restored_from:
             self.settings.parallelism = started.restored_from  # another one was perhaps what was wrong
         if isinstance(error, HeadgateError):
-            self._heed(error)
+            self._apply_remedy(error)
         return error
 
     def _ready(self, definition: PipelineDefinition, around: SimSurroundings) -> PipelineDefinition:
@@ -458,7 +466,7 @@ class Run(Simulation):
 
     def _on_manifest(self, manifest: Manifest, files: Mapping[str, frozenset[str]]) -> None:
         """A checkpoint completes, and promises ``files``, by sink."""
-        self.harm.on_manifest(manifest, files)
+        self.damage.on_manifest(manifest, files)
 
     def _promised(self, committables: Sequence[Committable]) -> dict[str, frozenset[str]]:
         """Return what committables promise, by sink."""
@@ -477,9 +485,9 @@ class Run(Simulation):
         if _BUG.search(words):
             self.history.fail("thread", words)
 
-    def _heed(self, error: HeadgateError) -> None:
+    def _apply_remedy(self, error: HeadgateError) -> None:
         """Do what an error says."""
-        self.harm.heed(error.remedy)
+        self.damage.apply_remedy(error.remedy)
 
     def _on_driver_gone(self, code: int) -> None:
         if self.faults.is_healed and not self.is_finished:
@@ -496,7 +504,7 @@ class Run(Simulation):
         if self.is_finished or any(one.process.is_alive for one in self.started):
             return
         if self.history.standing:
-            self.harm.strike(self.history)
+            self.damage.strike(self.history)
         self._update_files()
         self.start()
 
@@ -530,7 +538,7 @@ class Run(Simulation):
         verdict = self.VERDICT(self)
         verdict.check()
         if self.READS_STATE:
-            self.harm.mend()
+            self.damage.mend()
             self.stored.check(self.settings.job, verdict.read, is_exact=isinstance(self.settings.judge, Exactly))
 
 

@@ -64,6 +64,8 @@ class Settings:
     roll_interval: Duration
     inline_bytes_max: int
     loop_memory_bytes: int
+    max_drift: Duration | None = None
+    """Splits of sources wait for none: sources of users' programs take no part."""
     files: FileInputs | None = None
     """Where the input is; None: the sources have it themselves."""
     outside: Outside | None = None

@@ -15,7 +15,7 @@ from posixpath import basename
 import pyarrow as pa
 
 import headgate as hg
-from headgate.connectors.base import Source, SourceBatch, SourceContext, SourceReader, owner_of_split
+from headgate.connectors.base import Source, SourceBatch, SourceContext, SourceReader, SplitPosition, owner_of_split
 from headgate.connectors.files import line_file, publish_log
 from headgate.connectors.files.line_file import FilePosition
 from headgate.sim.machine.files import SimFiles
@@ -73,6 +73,9 @@ class PacedReader:
 
     def positions(self) -> dict[str, bytes]:
         return {name: POSITION.pack(at) for name, at in self._at.items()}
+
+    def progress(self) -> dict[str, SplitPosition]:
+        return {name: SplitPosition(at) for name, at in self._at.items()}
 
     def wakeup_ms(self) -> int:
         return max(self._rests_until_ms - self._now_ms(), 0)

@@ -339,26 +339,26 @@ class StoredStates:
     def look(self, path: str, manifest: Manifest, id: int | None = None) -> None:
         """Read every state of one checkpoint or savepoint."""
         catalog = hg.state_catalog(path, id=id)
-        for told in catalog.iter_rows(named=True):
-            operator, state = told["operator"], told["state"]
-            more = [SUBTASK, *([GROUP] if told["keys"] else [])]
+        for entry in catalog.iter_rows(named=True):
+            operator, state = entry["operator"], entry["state"]
+            more = [SUBTASK, *([GROUP] if entry["keys"] else [])]
             whole = hg.read_state(path, operator, state, id=id)
             self.states_count += 1
             self.rows_count += whole.height
             what = f"state '{state}' of '{operator}' in checkpoint {manifest.checkpoint}"
-            _require(told["rows"] in (None, whole.height), f"{what} has {whole.height} rows, not {told['rows']}")
+            _require(entry["rows"] in (None, whole.height), f"{what} has {whole.height} rows, not {entry['rows']}")
             columns = [*whole.columns, *(name for name in more if name not in whole.columns)]
             placed = hg.read_state(path, operator, state, id=id, columns=columns)
             _require(_rows(placed.select(whole.columns)) == _rows(whole), f"{what} differs when columns are chosen")
-            if told["keys"]:
+            if entry["keys"]:
                 _require(_is_owned(placed, manifest), f"{what} has rows with a subtask that does not own their key")
-                self._choose(path, told, id, whole, what, manifest.max_parallelism)
+                self._choose(path, entry, id, whole, what, manifest.max_parallelism)
 
     def _choose(
-        self, path: str, told: dict[str, Any], id: int | None, whole: pl.DataFrame, what: str, groups_count: int
+        self, path: str, entry: dict[str, Any], id: int | None, whole: pl.DataFrame, what: str, groups_count: int
     ) -> None:
         """Read it again in two halves of its key groups, and some keys of it."""
-        operator, state = told["operator"], told["state"]
+        operator, state = entry["operator"], entry["state"]
         groups = list(range(groups_count))
         self._rng.shuffle(groups)
         half = groups_count // 2
@@ -366,14 +366,14 @@ class StoredStates:
             hg.read_state(path, operator, state, id=id, key_groups=some) for some in (groups[:half], groups[half:])
         ]
         _require(_rows(parts[0]) + _rows(parts[1]) == _rows(whole), f"{what} is not what its key groups have")
-        keys = whole.select(told["keys"]).unique(maintain_order=True).rows()
+        keys = whole.select(entry["keys"]).unique(maintain_order=True).rows()
         if any(value is None for key in keys for value in key):
             return  # nobody can ask for a key that is null
         chosen = self._rng.sample(keys, min(len(keys), KEYS_MAX))
         asked = [key if len(key) > 1 else key[0] for key in chosen]
         batches = list(hg.read_state_batches(path, operator, state, id=id, keys=asked))
         found = sum((_rows(pl.DataFrame(batch)) for batch in batches), Counter[str]())
-        is_asked = pl.Series([key in chosen for key in whole.select(told["keys"]).rows()], dtype=pl.Boolean)
+        is_asked = pl.Series([key in chosen for key in whole.select(entry["keys"]).rows()], dtype=pl.Boolean)
         _require(found == _rows(whole.filter(is_asked)), f"{what} has other rows of {asked} when these are asked for")
 
     def _compare(self, path: str, operator: str, state: str | None, wanted: Counter[Values]) -> None:

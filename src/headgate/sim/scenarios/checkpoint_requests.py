@@ -54,7 +54,7 @@ class AskingRun(Run):
         self.faults.budget = chance.choice((0, 3, 6))
         self._ends = Ends(self, 4)
         self.asked: list[tuple[Started, Future[CheckpointOutcome]]] = []
-        self.told: list[int] = []
+        self.announced: list[int] = []
         """Checkpoints that users who asked were notified of."""
         self.refused_count = 0
         self._unasked_max = 0
@@ -92,7 +92,7 @@ class AskingRun(Run):
             if not outcome.reason:
                 history.fail("C61", "a request is refused, and nobody says why")
             return
-        self.told.append(checkpoint)
+        self.announced.append(checkpoint)
         if checkpoint <= newest:
             history.fail("C60", f"{checkpoint} is the answer, and {newest} had begun before anybody asked")
         if checkpoint not in history.completed:
@@ -171,10 +171,10 @@ class CancellingRun(Run):
     def _is_over(self, result: RunResult) -> bool:
         return result.has_removed_checkpoints or super()._is_over(result)
 
-    def _heed(self, error: HeadgateError) -> None:
+    def _apply_remedy(self, error: HeadgateError) -> None:
         if isinstance(error.remedy, PutCheckpointsBack):  # its sinks remember a life of the pipeline that is over
             self.is_finished = True
-        super()._heed(error)
+        super()._apply_remedy(error)
 
     # -- judging ----------------------------------------------------------------------------------------------------
 

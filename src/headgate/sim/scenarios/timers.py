@@ -346,10 +346,10 @@ class Judge(Exactly):
         for record in sorted(found.elements()):
             by_key.setdefault(record[0], []).append(record)
         totals = Counter((k, sum(r[3] for r in rows), sum(r[2] for r in rows)) for k, rows in by_key.items())
-        told = super().problem(sink, totals, wanted, has_failed=has_failed)
+        problem = super().problem(sink, totals, wanted, has_failed=has_failed)
         for k, rows in by_key.items():
-            told = told or self._wrong(k, rows, self.ttls[sink])
-        return told
+            problem = problem or self._wrong(k, rows, self.ttls[sink])
+        return problem
 
     def _wrong(self, key: int, rows: Sequence[Values], ttl: hg.TTL) -> str | None:
         model = KeyModel(ttl.duration_ms, is_renewed=ttl.update == "read_and_write")

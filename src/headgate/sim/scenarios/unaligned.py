@@ -216,17 +216,17 @@ class Sided:
         rules = _rules(events, side)
         broadcast = rules.broadcast()
         if self.how == "plain":
-            told = events.rebalance().connect(broadcast).process(Told(), name="told")
+            labelled = events.rebalance().connect(broadcast).process(Told(), name="told")
         else:
             function = Numbered() if self.how == "row" else ToldBatches()
-            told = events.key_by("k", name="by").connect(broadcast).process(function, name="told")
-        self._write_once(told.filter(self._slowly, name="slowed"), sink_to)
+            labelled = events.key_by("k", name="by").connect(broadcast).process(function, name="told")
+        self._write_once(labelled.filter(self._slowly, name="slowed"), sink_to)
 
-    def _write_once(self, told: hg.Stream, sink_to: Callable[[str], Sink]) -> None:
+    def _write_once(self, labelled: hg.Stream, sink_to: Callable[[str], Sink]) -> None:
         """Write events, and of each record of the side one of its copies."""
-        copies = told.filter(lambda row: row["n"] < 0, name="copies")
+        copies = labelled.filter(lambda row: row["n"] < 0, name="copies")
         once = copies.key_by("k", name="copies-by").process(FirstOfEqual(), name="once")
-        told.filter(lambda row: row["n"] >= 0, name="events").union(once).sink(sink_to(SINK), name=SINK)
+        labelled.filter(lambda row: row["n"] >= 0, name="events").union(once).sink(sink_to(SINK), name=SINK)
 
     def expected(self, inputs: Sequence[Sequence[Row]]) -> dict[str, Counter[Values]]:
         events, rules = inputs[0], _rows_of_side(inputs)
@@ -263,8 +263,8 @@ class Going(Told):
 
     def process_broadcast(self, row: Row, context: hg.BroadcastContext) -> Iterator[Row]:
         """Tell what ``Told`` does; that leaves the loop."""
-        for told in super().process_broadcast(row, context):
-            yield {**told, "left": 0}
+        for labelled in super().process_broadcast(row, context):
+            yield {**labelled, "left": 0}
 
 
 @dataclass(frozen=True)
@@ -282,12 +282,12 @@ class Looped(Sided):
 
         def body(loop: hg.Stream) -> tuple[hg.Stream, hg.Stream]:
             broadcast = (_inside(loop) if self.how == "inside" else outside).broadcast()
-            told = loop.key_by("k", name="by").connect(broadcast).process(Going(), name="told")
-            slowed = told.filter(self._slowly, name="slowed")
+            labelled = loop.key_by("k", name="by").connect(broadcast).process(Going(), name="told")
+            slowed = labelled.filter(self._slowly, name="slowed")
             return slowed.filter(pl.col("left") > 0).rebalance(), slowed.filter(pl.col("left") <= 0)
 
-        told = going.iterate(body, name="loop").select("k", "n", "v", name="behind")
-        self._write_once(told, sink_to)
+        labelled = going.iterate(body, name="loop").select("k", "n", "v", name="behind")
+        self._write_once(labelled, sink_to)
         if self.how == "inside":
             outside.sink(sink_to(SIDE_SINK), name=SIDE_SINK)
 

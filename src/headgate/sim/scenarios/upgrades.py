@@ -187,7 +187,7 @@ class ChangingCodeRun(Run):
         self.settings.start = StartConfig(allow_unclaimed_state=allowed)
         self.world.tell("user", f"edits the pipeline: {self.version}, leaves {sorted(allowed)}")
 
-    def _heed(self, error: HeadgateError) -> None:
+    def _apply_remedy(self, error: HeadgateError) -> None:
         start = self.settings.start
         if isinstance(error.remedy, LeaveBehind):
             self.refused["left"] += 1
@@ -196,7 +196,7 @@ class ChangingCodeRun(Run):
         elif isinstance(error.remedy, NameOperator):
             self.refused["named"] += 1
             self.version = replace(self.version, is_named=True)
-        super()._heed(error)
+        super()._apply_remedy(error)
 
     def _check_disks(self) -> None:
         """Look at what is left; at a sink that the pipeline does not have any more no process tidies up."""
@@ -294,7 +294,7 @@ class GoingBackRun(Run):
                 found += [int(entry.checkpoint)] if isinstance(entry, Manifest) else []
         return sorted(found, reverse=True)
 
-    def _heed(self, error: HeadgateError) -> None:
+    def _apply_remedy(self, error: HeadgateError) -> None:
         remedy, start = error.remedy, self.settings.start
         if self._must_go_on and isinstance(remedy, GoBackPast | NameAnotherPlace):
             self.history.fail("SV24", f"a start that is repeated does not go on: {error}")
@@ -305,7 +305,7 @@ class GoingBackRun(Run):
             self.settings.start = replace(start, go_back_past=CheckpointId(behind))
         elif isinstance(remedy, NameAnotherPlace):
             self.settings.start = StartConfig()
-        super()._heed(error)
+        super()._apply_remedy(error)
 
 
 LEAST, MOST = Guarantee.AT_LEAST_ONCE, Guarantee.AT_MOST_ONCE

@@ -364,14 +364,14 @@ class CustomRun(Run):
             self.history.fail("CS5", f"what may pass stops the pipeline for good: {words}")
         super()._judge(words)
 
-    def _heed(self, error: HeadgateError) -> None:
+    def _apply_remedy(self, error: HeadgateError) -> None:
         if isinstance(error.remedy, BringOutputBack):
             expired = {name: rows for name, rows in self.database.expired.items() if name in self._promises}
             self.expired_count += len(expired)
             self.database.prepared |= self._rolled_back | expired
             self._rolled_back.clear()
             self.database.expired.clear()
-        super()._heed(error)
+        super()._apply_remedy(error)
 
     # -- what is visible --------------------------------------------------------------------------------------------
 

@@ -64,7 +64,7 @@ _REST = (
 _T = TypeVar("_T")
 
 
-class Neighbour:
+class BackgroundTraffic:
     """Does one thing after the other, each again until the store has taken it."""
 
     def __init__(self, seed: int | None, tasks: Tasks, store: Callable[[], Store]) -> None:

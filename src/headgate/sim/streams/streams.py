@@ -30,7 +30,7 @@ from headgate.sim.product.run import Run
 from headgate.sim.product.settings import NAME, ROOT
 from headgate.sim.product.steps import KEYS
 from headgate.sim.product.workloads import Branches, Splits
-from headgate.sim.streams.background_traffic import Neighbour
+from headgate.sim.streams.background_traffic import BackgroundTraffic
 from headgate.sim.streams.stream_changes import EmptiedStreams, Policies, Scaler, check_cuts, found_in, left_in
 from headgate.storage.urls import open_storage
 from headgate.store import store as stores
@@ -170,7 +170,7 @@ class StreamRun(Run):
         self.stores = SimStores(self._disk)
         self.producer = Producer(self, random.Random(rng.random()))
         self._segments = rng.choice((1, 2, 3))
-        self.neighbour = Neighbour(None if is_plain else seed, self.tasks, lambda: Store.shared(STORE))
+        self.background = BackgroundTraffic(None if is_plain else seed, self.tasks, lambda: Store.shared(STORE))
         self.emptied = EmptiedStreams(seed, self.tasks, self.definition, self._surroundings, OUTPUTS)
         self.empties = self.emptied.is_drawn and not is_plain
         self.scaler = Scaler(seed, STORE, (INPUT, *OUTPUTS))
@@ -181,7 +181,7 @@ class StreamRun(Run):
         self.truncates = not is_plain and self._chance.random() < TRUNCATES_RATE
         self._onlookers: list[Reader] = []
         self._is_looking = False
-        self.bounds += [(stores, "OPENERS", {**stores.OPENERS, "sim": self.stores.open}), *self.neighbour.bounds]
+        self.bounds += [(stores, "OPENERS", {**stores.OPENERS, "sim": self.stores.open}), *self.background.bounds]
         if self.truncates:
             self.bounds.append((coordinator_host, "DROPS_BETWEEN_FORGETTING", 1))
         if self.has_policies:
@@ -190,7 +190,7 @@ class StreamRun(Run):
     def _begin(self) -> None:
         definition = StreamDefinition(INPUT, SCHEMA, self._segments, "k")
         self.stores.direct_catalogue("store").create_stream(definition, 0, if_not_exists=False)
-        self.neighbour.begin()
+        self.background.begin()
         self.producer.start()
         at, chance = self.world.at, self._chance
         at(20, self.producer.strike)
@@ -221,9 +221,9 @@ class StreamRun(Run):
             self._is_looking = False
 
     def _verify(self) -> None:
-        while not self.neighbour.is_done:
+        while not self.background.is_done:
             self.tasks.park(10)
-        self.neighbour.check()
+        self.background.check()
         store = Store.shared(STORE)
         found = {name: self._read(store, name) for name in (INPUT, *OUTPUTS)}
         events = self.producer.events
@@ -352,10 +352,10 @@ class GroupedRun(StreamRun):
     def _compare(self) -> None:
         """Compare the cuts in all checkpoints with the positions of their sources (GS13)."""
         for manifest in candidates(CheckpointLog(open_storage(ROOT), NAME).observe()):
-            told = next((state for state in manifest.hooks if state.hook == SOURCE), None)
-            if told is None or told.data is None:
+            source_hook = next((state for state in manifest.hooks if state.hook == SOURCE), None)
+            if source_hook is None or source_hook.data is None:
                 raise Violation("GS13", f"checkpoint {manifest.checkpoint} has no cut of the group")
-            cut = StreamCut.parse(json.loads(told.data)["cut"])
+            cut = StreamCut.parse(json.loads(source_hook.data)["cut"])
             rows = hg.read_state(f"{ROOT}/{NAME}", SOURCE, id=manifest.checkpoint)
             for split, data in rows.select("split", "position").iter_rows():
                 at, segment = decode_position(split, data).position, int(split.rpartition("/")[2])

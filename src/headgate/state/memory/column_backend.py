@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from headgate.state.backend import (
+    META,
     TIMERS,
     ColumnTimers,
     ListColumns,
@@ -56,12 +57,14 @@ class _Barrier:
         keys: of all slots.
         states: with which of their slots, or entries, changed; and the timers of each kind.
         timers: what belongs to no key of them, if there may be any.
+        meta: what the operator has that belongs to no key.
         now_ms: what time it was, if anything expires.
     """
 
     keys: FrozenKeys = list
     states: Sequence[tuple[Replaced, FrozenRows]] = ()
     timers: TimersMeta | None = None
+    meta: bytes = b""
     now_ms: int | None = None
 
 
@@ -80,7 +83,8 @@ class _FrozenColumnState(ChunkedState):
         return {**self._meta_of_rows(), **of_ttl}
 
     def _meta_of_rows(self) -> Mapping[str, bytes]:
-        return {} if self._at.timers is None else {TIMERS: self._at.timers.encode()}
+        of_timers = {} if self._at.timers is None else {TIMERS: self._at.timers.encode()}
+        return {**of_timers, **({META: self._at.meta} if self._at.meta else {})}
 
     def _now_ms(self) -> int | None:
         return self._at.now_ms
@@ -128,6 +132,7 @@ class MemoryColumnBackend:
         self._keys = keys
         self._index = make_key_index(keys.types)
         self._log = ChunkLog()
+        self.meta = b""
         self.time = StateTime()
         self._states: dict[StateDescriptor, State] = {d: self._made(d) for d in descriptors}
         self._timers = timers_of_each_kind(self._timers_of) if has_timers else {}
@@ -231,7 +236,7 @@ class MemoryColumnBackend:
         timers = [(replaced_timers(self._keys, kind), found.freeze()) for kind, found in self._timers.items()]
         meta = None if self.timers is None else self.timers.meta
         now_ms = self.time.now_ms if self._expiring else None
-        barrier = _Barrier(self._index.freeze(), [*states, *timers], meta, now_ms)
+        barrier = _Barrier(self._index.freeze(), [*states, *timers], meta, self.meta, now_ms)
         return _FrozenColumnState(self._log, self._log.end_interval(), barrier)
 
     def _replaced(self, descriptor: StateDescriptor) -> Replaced:

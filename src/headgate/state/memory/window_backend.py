@@ -1,4 +1,4 @@
-"""Rows by window and key in memory: see ``backend.WindowBackend``. Counterpart: ``operators.tumbling_windows``.
+"""Rows by window and key in memory: see ``backend.WindowBackend``. Counterpart: ``operators.aligned_windows``.
 
 Two kinds: rows that are kept as they came, and partial results that are merged per key. What is frozen never changes:
 batches are immutable, and a table of accumulators is copied when it next changes. Of both it is known what came
@@ -8,7 +8,7 @@ since a snapshot, and which windows have been taken.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -29,6 +29,7 @@ from headgate.state.window_aggregates import (
     FrozenTable,
     MergedRows,
     Values,
+    merge_rows,
     only_window,
     partial_batch,
     partial_rows,
@@ -65,6 +66,10 @@ class _Windows(ABC, Generic[Held]):
     def has(self, window: int) -> bool:
         """Return whether ``window`` has rows."""
         return window in self._held
+
+    def drop(self, window: int) -> None:
+        """See ``WindowBackend``."""
+        self._removed(window)
 
     def _removed(self, window: int) -> Held:
         """Forget what ``window`` holds; return it."""
@@ -225,6 +230,10 @@ class MemoryWindowRows(_Windows[list[_WindowBatch]]):
     def take(self, window: int) -> list[pa.RecordBatch]:
         return [one.batch for one in self._removed(window)]
 
+    def read(self, windows: Sequence[int]) -> Iterator[list[pa.RecordBatch]]:
+        """See ``WindowBackend``."""
+        yield [one.batch for window in windows for one in self._held.get(window, ())]
+
     def freeze(self) -> KeyedState:
         kept = tuple(one for window in self.windows() for one in self._held[window])
         return _FrozenRows(self._barrier(), kept)
@@ -336,6 +345,15 @@ class MemoryMergedRows(_Windows[_Partials]):
         """See ``WindowBackend``. Nothing is copied: only snapshots have these arrays afterwards, and read them."""
         taken = _frozen(window, self._removed(window))
         return MergedRows(taken.keys(), taken.table)
+
+    def read(self, windows: Sequence[int]) -> Iterator[MergedRows]:
+        """See ``WindowBackend``."""
+        yield merge_rows(self._key_types, self._accumulators, self.held(windows))
+
+    def held(self, windows: Sequence[int]) -> list[MergedRows]:
+        """Return what each of these windows holds, to be read before rows are added."""
+        found = [self._held[window] for window in windows if window in self._held]
+        return [MergedRows(one.index.freeze()(), one.table.view(len(one.index))) for one in found]
 
     def counts(self) -> dict[int, int]:
         """Return how many keys each window has."""

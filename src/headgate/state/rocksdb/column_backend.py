@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from headgate.state.backend import (
+    META,
     TIMERS,
     ColumnTimers,
     ListColumns,
@@ -82,6 +83,7 @@ class RocksColumnBackend:
         has_timers: bool = False,
     ) -> None:
         self.time = StateTime()
+        self.meta = b""
         self._local = local
         self._keys = keys
         self._max_parallelism = max_parallelism
@@ -290,6 +292,8 @@ class RocksColumnBackend:
 
     def _extra(self) -> ExtraSections:
         meta = {TTL_SECTION: TtlMeta(self.time.now_ms).encode()} if self._expiring else {}
+        if self.meta:
+            meta[META] = self.meta
         if self.timers is None:
             return ExtraSections(meta=meta, now_ms=self.time.now_ms)
         keys = self._index.freeze()

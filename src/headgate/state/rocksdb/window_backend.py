@@ -3,7 +3,7 @@
 In front are the windows of the backend in memory. When they have no room any more, all that they hold goes to the
 database; what comes later is held in memory again, and goes there, too, when it is much, or to a checkpoint. A window
 that fires is in memory whole if it has room there, else some key groups of it at a time. Counterparts:
-``backend.WindowBackend`` and ``operators.tumbling_windows``.
+``backend.WindowBackend`` and ``operators.aligned_windows``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,14 @@ from headgate.state.rocksdb.row_encoding import (
 from headgate.state.rocksdb.tables import record_table
 from headgate.state.snapshot import FrozenState, LocalDamage, StoredFiles
 from headgate.state.vectors import Mask
-from headgate.state.window_aggregates import Accumulator, MergedRows, partial_batch, split_by_window
+from headgate.state.window_aggregates import (
+    Accumulator,
+    MergedRows,
+    merge_rows,
+    merged_rows,
+    partial_batch,
+    split_by_window,
+)
 
 SUFFIX_AT = PREFIX_BYTES + TIME_BYTES
 """Where the suffix of a row begins."""
@@ -119,26 +126,65 @@ class StoredWindows:
         Raises:
             LocalDamage: some are missing.
         """
-        count = left = self._counts.pop(window)
-        rows: list[bytes] = []
-        values: list[bytes] = []
-        for group in np.flatnonzero(self._groups.pop(window)):
-            start, end = (self.keys(one, np.array([group]), [b""])[0] for one in (window, window + 1))
-            found, bytes_of = self._database.some(start, max(left, 0) + 1, end)
-            left -= len(found)
-            rows += found
-            values += bytes_of
-            if left > 0 and len(rows) >= rows_max:
-                yield self._removed(rows, values, is_by_suffix)
-                rows, values = [], []
-        if left:
-            raise LocalDamage(str(self._database.path), 0, f"{count} rows of a window", f"{count - left} rows")
-        yield self._removed(rows, values, is_by_suffix)
+        for ((rows, values),) in self._scan([window], rows_max):
+            yield self._removed(rows, values, is_by_suffix)
+        self._forget(window)
+
+    def read(
+        self, windows: Sequence[int], rows_max: int, *, is_by_suffix: bool = False
+    ) -> Iterator[list[pa.RecordBatch]]:
+        """Yield the rows of windows, those of some key groups at a time, about ``rows_max``: a batch for each window.
+
+        Raises:
+            LocalDamage: some are missing.
+        """
+        for found in self._scan([window for window in windows if self.has(window)], rows_max):
+            yield [self._rows(rows, values, is_by_suffix) for rows, values in found]
+
+    def drop(self, window: int) -> None:
+        """Remove the rows of a window.
+
+        Raises:
+            LocalDamage: some are missing.
+        """
+        changes = Changes()
+        for ((rows, _),) in self._scan([window], self.count_of(window)):
+            changes.delete(rows)
+        self._database.write(changes)
+        self._forget(window)
+
+    def _forget(self, window: int) -> None:
+        del self._counts[window], self._groups[window]
+
+    def _scan(self, windows: Sequence[int], rows_max: int) -> Iterator[list[tuple[list[bytes], list[bytes]]]]:
+        """Yield keys and values of each window, those of some key groups at a time, about ``rows_max`` in all."""
+        count = sum(map(self.count_of, windows))
+        left = {window: self.count_of(window) for window in windows}
+        found: list[tuple[list[bytes], list[bytes]]] = [([], []) for _ in windows]
+        for group in np.flatnonzero(np.logical_or.reduce([self._groups[window] for window in windows])):
+            for window, (rows, values) in zip(windows, found, strict=True):
+                if not self._groups[window][group]:
+                    continue
+                start, end = (self.keys(one, np.array([group]), [b""])[0] for one in (window, window + 1))
+                more, bytes_of = self._database.some(start, max(left[window], 0) + 1, end)
+                left[window] -= len(more)
+                rows += more
+                values += bytes_of
+            if max(left.values()) > 0 and sum(len(rows) for rows, _ in found) >= rows_max:
+                yield found
+                found = [([], []) for _ in windows]
+        if any(left.values()):
+            there = count - sum(left.values())
+            raise LocalDamage(str(self._database.path), 0, f"{count} rows of a window", f"{there} rows")
+        yield found
 
     def _removed(self, rows: list[bytes], values: list[bytes], is_by_suffix: bool) -> pa.RecordBatch:
         changes = Changes()
         changes.delete(rows)
         self._database.write(changes)
+        return self._rows(rows, values, is_by_suffix)
+
+    def _rows(self, rows: list[bytes], values: list[bytes], is_by_suffix: bool) -> pa.RecordBatch:
         if is_by_suffix:
             values = [values[at] for at in sorted(range(len(rows)), key=lambda at: rows[at][SUFFIX_AT:])]
         return self._batch(values)
@@ -239,8 +285,8 @@ class _RocksWindows(ABC, Generic[FrontT]):
         """Return how many rows are in memory, and what they take, now that ``added`` are there."""
 
     @abstractmethod
-    def _write_back(self) -> None:
-        """Have everything in the database."""
+    def _write_back(self, windows: Sequence[int] | None = None) -> None:
+        """Have these windows in the database; None: all."""
 
 
 class RocksWindowRows(_RocksWindows[MemoryWindowRows]):
@@ -254,10 +300,7 @@ class RocksWindowRows(_RocksWindows[MemoryWindowRows]):
     def take(self, window: int) -> list[pa.RecordBatch]:
         """See ``WindowBackend``. In the order in which they came."""
         before = [self._stored.take(window, is_by_suffix=True)] if self._stored.has(window) else []
-        found = self._front.take(window) if self._front.has(window) else []
-        self._held_rows -= sum(batch.num_rows for batch in found)
-        self._held_bytes -= sum(batch.nbytes for batch in found)
-        return [*before, *found]
+        return [*before, *(self._take_front(window) if self._front.has(window) else [])]
 
     def parts(self, window: int) -> Iterator[list[pa.RecordBatch]]:
         if self._stored.count_of(window) <= self._part_rows:
@@ -267,16 +310,37 @@ class RocksWindowRows(_RocksWindows[MemoryWindowRows]):
         for batch in self._stored.parts(window, self._part_rows, is_by_suffix=True):
             yield [batch]
 
+    def read(self, windows: Sequence[int]) -> Iterator[list[pa.RecordBatch]]:
+        """See ``WindowBackend``."""
+        if not any(map(self._stored.has, windows)):
+            yield from self._front.read(windows)
+            return
+        self._write_back(windows)
+        yield from self._stored.read(windows, self._part_rows, is_by_suffix=True)
+
+    def drop(self, window: int) -> None:
+        """See ``WindowBackend``."""
+        if self._stored.has(window):
+            self._stored.drop(window)
+        if self._front.has(window):
+            self._take_front(window)
+
+    def _take_front(self, window: int) -> list[pa.RecordBatch]:
+        found = self._front.take(window)
+        self._held_rows -= sum(batch.num_rows for batch in found)
+        self._held_bytes -= sum(batch.nbytes for batch in found)
+        return found
+
     def _held(self, added: pa.RecordBatch) -> tuple[int, int]:
         self._held_rows += added.num_rows
         self._held_bytes += added.nbytes
         return self._held_rows, self._held_bytes * BATCH_COPIES
 
-    def _write_back(self) -> None:
-        for window in self._front.windows():
-            for batch in self._front.take(window):
-                self._store(window, batch)
-        self._held_rows = self._held_bytes = 0
+    def _write_back(self, windows: Sequence[int] | None = None) -> None:
+        for window in self._front.windows() if windows is None else windows:
+            if self._front.has(window):
+                for batch in self._take_front(window):
+                    self._store(window, batch)
 
     def _continued(self, last: bytes) -> None:
         self._rows_before = int.from_bytes(last, "big") + 1
@@ -300,7 +364,7 @@ class RocksMergedRows(_RocksWindows[MemoryMergedRows]):
         accumulators: Sequence[Accumulator],
     ) -> None:
         super().__init__(local, rows, max_parallelism, MemoryMergedRows(keys, rows, accumulators))
-        self._width = len(keys.names)
+        self._key_types, self._accumulators = keys.types, tuple(accumulators)
 
     def take(self, window: int) -> MergedRows:
         if self._stored.has(window):
@@ -317,13 +381,34 @@ class RocksMergedRows(_RocksWindows[MemoryMergedRows]):
             self._front.add(np.full(batch.num_rows, window), batch)
             yield self._front.take(window)
 
+    def read(self, windows: Sequence[int]) -> Iterator[MergedRows]:
+        """See ``WindowBackend``."""
+        if not any(map(self._stored.has, windows)):
+            yield from self._front.read(windows)
+            return
+        count = sum(map(self._stored.count_of, windows))
+        if count > self._part_rows:
+            self._write_back(windows)
+        held = self._front.held(windows)
+        for batches in self._stored.read(windows, max(count, 1) if held else self._part_rows):
+            parts = [*(merged_rows(batch, self._accumulators) for batch in batches if batch.num_rows), *held]
+            yield merge_rows(self._key_types, self._accumulators, parts)
+
+    def drop(self, window: int) -> None:
+        """See ``WindowBackend``."""
+        if self._stored.has(window):
+            self._stored.drop(window)
+        if self._front.has(window):
+            self._front.drop(window)
+
     def _held(self, added: pa.RecordBatch) -> tuple[int, int]:
         held_rows = sum(self._front.counts().values())
         return held_rows, held_rows * MERGED_ROW_BYTES
 
-    def _write_back(self) -> None:
-        for window in self._front.windows():
-            self._store(window)
+    def _write_back(self, windows: Sequence[int] | None = None) -> None:
+        for window in self._front.windows() if windows is None else windows:
+            if self._front.has(window):
+                self._store(window)
 
     def _store(self, window: int) -> None:
         """Merge what is in memory of a window into the database."""

@@ -147,11 +147,9 @@ class SqlAudit:
         self._layouts: dict[int, Layout | None] = {}
 
     def streams(self) -> list[StreamInfo]:
-        """See ``Audit``."""
         return [stream for stream in self._streams.values() if isinstance(stream, StreamInfo)]
 
     def problems(self) -> Findings:
-        """See ``Audit``."""
         found = [*self._damage, *self._lives()]
         found += [(name, str(error)) for name, error in self._streams.items() if isinstance(error, CorruptionError)]
         for stream in self.streams():
@@ -171,19 +169,16 @@ class SqlAudit:
         return found
 
     def schemas(self, stream: StreamInfo) -> tuple[pa.Schema, ...]:
-        """See ``Audit``."""
         with suppress(CorruptionError):
             return find_schemas(self._connection, stream)
         return ()
 
     def parts(self, stream: StreamInfo) -> Iterator[StoredPart]:
-        """See ``Audit``."""
         mine = t.parts.c.stream_id == stream.stream_id
         for row in self._connection.execute(STORED_PARTS.where(mine)):
             yield stored_part(row)
 
     def chunks(self) -> Iterator[ChunkRecord]:
-        """See ``Audit``."""
         for chunk in self._connection.execute(sa.select(t.chunks)):
             entries = [
                 part_entry(row)
@@ -193,11 +188,9 @@ class SqlAudit:
             yield ChunkRecord(chunk.file, chunk.size_bytes, tuple(entries), chunk.schema_version)
 
     def garbage(self) -> set[str]:
-        """See ``Audit``."""
         return set(self._connection.scalars(sa.select(t.garbage.c.path).where(t.garbage.c.stream_id != t.NO_STREAM)))
 
     def heirs(self, chunk: ChunkRecord, segment: int) -> set[int]:
-        """See ``Audit``."""
         number = chunk.path.partition("/")[0]
         stream_id = int(number) if number.isdecimal() and len(number) <= _DIGITS_MAX else -1
         if stream_id not in self._layouts:
@@ -207,7 +200,6 @@ class SqlAudit:
         return {segment} if layout is None else layout.heirs(segment)
 
     def is_truncated(self, chunk: ChunkRecord, segment: int) -> bool:
-        """See ``Audit``."""
         query = (
             sa.select(sa.func.max(t.segments.c.head_position))
             .join_from(t.segments, t.chunks, t.segments.c.stream_id == t.chunks.c.stream_id)

@@ -279,10 +279,14 @@ class Catalogue(ABC):
         """
 
     @writes
-    def append(self, stream: StreamInfo, chunk: ChunkRecord, numbers: Numbers | None, now_ms: int) -> dict[int, int]:
+    def append(
+        self, stream: StreamInfo, chunk: ChunkRecord, numbers: Numbers | None, now_ms: int, is_timed: bool = False
+    ) -> dict[int, int]:
         """Make the parts of a durable chunk visible at the ends of their segments, once.
 
         Not to be repeated before ``find_append`` said that it did not take effect.
+
+        ``is_timed``: its writer notes event time, so how far the stream has come by now holds before its end (S93).
 
         Returns:
             segment → position of its first new event.
@@ -296,6 +300,23 @@ class Catalogue(ABC):
     @reads
     def find_append(self, path: str) -> AppendFound:
         """Return what ``append`` of the chunk at ``path`` returned, if it took effect."""
+
+    @writes_repeatably
+    def note_time(
+        self, stream: StreamInfo, owner: str, event_ms: int, now_ms: int, *, writer: tuple[str, int] | None
+    ) -> None:
+        """Record how far ``owner`` has come in event time with what is in the stream by now (S93).
+
+        ``writer``: id and epoch of one with a stable id.
+
+        Raises:
+            FencedError: a newer epoch of the writer exists.
+            UsageError: the stream is sealed or was deleted.
+        """
+
+    @writes_repeatably
+    def forget_time(self, stream: StreamInfo, owner: str) -> None:
+        """Let ``owner`` no longer hold the event time of the stream back."""
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
@@ -507,8 +528,12 @@ class Catalogue(ABC):
         """
 
     @writes
-    def commit(self, names: Sequence[tuple[str, str]], owner: str, epoch: int, now_ms: int) -> None:
+    def commit(
+        self, names: Sequence[tuple[str, str]], owner: str, epoch: int, now_ms: int, times: Mapping[str, int]
+    ) -> None:
         """Commit (stream, transaction) pairs: readers see all of them or nothing (S14).
+
+        ``times``: of some streams, how far ``owner`` has come in event time with them (S90).
 
         Raises:
             FencedError: a newer epoch of ``owner`` exists; nothing was committed.

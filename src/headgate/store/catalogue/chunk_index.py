@@ -17,6 +17,7 @@ from headgate.codec.chunk import PartEntry
 from headgate.errors import CorruptionError, FencedError, TruncatedError, UsageError
 from headgate.store.catalogue import tables as t
 from headgate.store.catalogue.base import Catalogue
+from headgate.store.catalogue.event_times import event_time
 from headgate.store.catalogue.records import AppendFound, ChunkRecord, Numbers, PartsFound, StoredPart
 from headgate.store.catalogue.stream_rows import check_writable, inserted_id
 from headgate.store.catalogue.tables import checked_row
@@ -57,14 +58,21 @@ _PATHS_AT_A_TIME = 500
 
 @t.implements(Catalogue.append)
 def append(
-    connection: Connection, stream: StreamInfo, chunk: ChunkRecord, numbers: Numbers | None, now_ms: int
+    connection: Connection,
+    stream: StreamInfo,
+    chunk: ChunkRecord,
+    numbers: Numbers | None,
+    now_ms: int,
+    is_timed: bool = False,
 ) -> dict[int, int]:
     """Record a durable chunk and make its parts visible."""
     check_writable(connection, stream)
     if numbers is not None:
         advance_writer(connection, stream, numbers)
     chunk_id = insert_chunk(connection, stream.stream_id, chunk)
-    return assign_positions(connection, stream.stream_id, [(chunk_id, entry) for entry in chunk.entries], now_ms)
+    placed = [(chunk_id, entry) for entry in chunk.entries]
+    event_ms = event_time(connection, stream.stream_id) if is_timed else None
+    return assign_positions(connection, stream.stream_id, placed, now_ms, event_ms)
 
 
 def insert_chunk(connection: Connection, stream_id: int, chunk: ChunkRecord) -> int:
@@ -88,11 +96,16 @@ def insert_chunk(connection: Connection, stream_id: int, chunk: ChunkRecord) -> 
 
 
 def assign_positions(
-    connection: Connection, stream_id: int, parts: Sequence[tuple[int, PartEntry]], now_ms: int
+    connection: Connection,
+    stream_id: int,
+    parts: Sequence[tuple[int, PartEntry]],
+    now_ms: int,
+    event_ms: int | None = None,
 ) -> dict[int, int]:
     """Make (chunk number, part) visible at the ends of their segments, in order (S14: all with this transaction).
 
-    The date that is recorded with them is never before that of what the stream has already.
+    The date that is recorded with them is never before that of what the stream has already. ``event_ms``: see
+    ``parts``.
 
     Returns:
         segment → position of its first new event.
@@ -114,7 +127,7 @@ def assign_positions(
     first = {segment: ends[segment] for segment in touched}
     rows = []
     for chunk_id, entry in parts:
-        place = {"stream_id": stream_id, "start": ends[entry.segment], "visible_ms": visible_ms}
+        place = {"stream_id": stream_id, "start": ends[entry.segment], "visible_ms": visible_ms, "event_ms": event_ms}
         rows.append(place | part_row(chunk_id, entry))
         ends[entry.segment] += entry.events_count
     if rows:
@@ -201,7 +214,11 @@ def find_parts(connection: Connection, stream: StreamInfo, segment: int, positio
     rows = connection.execute(_PARTS, values).all()
     parts = tuple(stored_part(row) for row in itertools.takewhile(is_sound_part, rows))
     if parts:  # those before the damage are read; the next look begins with it
-        return PartsFound(parts, is_at_end=False)
+        end = parts[-1].end
+        if len(parts) == limit:
+            ended = connection.execute(_ENDED, {"stream_id": stream.stream_id, "segment": segment}).one_or_none()
+            end = end if ended is None else max(end, checked_row(ended, bool, int | None, int, int | None)[2])
+        return PartsFound(parts, is_at_end=False, end=end)
     if rows:
         where = f"the catalogue's part of stream '{stream.name}', segment {segment}, from position {position} on"
         raise CorruptionError(where, 0, "where its events are", str(tuple(rows[0])))
@@ -210,8 +227,8 @@ def find_parts(connection: Connection, stream: StreamInfo, segment: int, positio
         if connection.scalar(sa.select(t.streams.c.id).where(t.streams.c.id == stream.stream_id)) is not None:
             raise CorruptionError(f"the layout of stream '{stream.name}'", 0, f"segment {segment}", "none")
         raise UsageError(f"stream '{stream.name}' was deleted while it was read")
-    is_sealed, closed_epoch, end = checked_row(row, bool, int | None, int)
-    return PartsFound((), is_at_end=is_sealed or closed_epoch is not None, end=end)
+    is_sealed, closed_epoch, end, event_ms = checked_row(row, bool, int | None, int, int | None)
+    return PartsFound((), is_at_end=is_sealed or closed_epoch is not None, end=end, event_ms=event_ms)
 
 
 def part_row(chunk_id: int, entry: PartEntry) -> dict[str, object]:
@@ -234,12 +251,12 @@ def part_entry(row: Any) -> PartEntry:
 
 def stored_part(row: Any) -> StoredPart:
     """Return the part that a row of ``parts`` with the path of its chunk says."""
-    return StoredPart(row.start, row.file, part_entry(row), row.schema_version)
+    return StoredPart(row.start, row.file, part_entry(row), row.schema_version, row.visible_ms, row.event_ms)
 
 
 def is_sound_part(row: Any) -> bool:
     """Whether a row for ``stored_part`` holds what it must: SQLite keeps anything in any column."""
-    return tuple(map(type, row)) == _TYPES
+    return tuple(map(type, row[:-1])) == _TYPES and isinstance(row[-1], int | None)
 
 
 STORED_PARTS = sa.select(
@@ -251,10 +268,12 @@ STORED_PARTS = sa.select(
     t.parts.c.checksum,
     t.chunks.c.file,
     t.chunks.c.schema_version,
+    t.parts.c.visible_ms,
+    t.parts.c.event_ms,
 ).join_from(t.parts, t.chunks, t.parts.c.chunk_id == t.chunks.c.id)
 """What ``stored_part`` takes."""
 
-_TYPES = (int, int, int, int, int, bytes, str, int)
+_TYPES = (int, int, int, int, int, bytes, str, int, int)
 
 _first = (
     sa.select(sa.func.max(t.parts.c.start))
@@ -279,7 +298,7 @@ _HEAD = sa.select(t.segments.c.head_position).where(
     t.segments.c.stream_id == sa.bindparam("stream_id"), t.segments.c.segment_id == sa.bindparam("segment")
 )
 _ENDED = (
-    sa.select(t.streams.c.is_sealed, t.segments.c.closed_epoch, t.segments.c.end_position)
+    sa.select(t.streams.c.is_sealed, t.segments.c.closed_epoch, t.segments.c.end_position, t.segments.c.event_ms)
     .join_from(t.streams, t.segments, t.streams.c.id == t.segments.c.stream_id)
     .where(t.streams.c.id == sa.bindparam("stream_id"), t.segments.c.segment_id == sa.bindparam("segment"))
 )

@@ -186,7 +186,7 @@ _CONNECT = {
 
 
 class PostgresDatabase:
-    """One process's access to the tables of a store on a server; usable again after a fork."""
+    """One process's access to the tables of a store on a server; usable again after a fork. See ``Database``."""
 
     is_untouched = False
 
@@ -206,12 +206,10 @@ class PostgresDatabase:
 
     @property
     def path(self) -> str:
-        """See ``Database``."""
         return self._address.url
 
     @contextlib.contextmanager
     def read(self) -> Iterator[Connection]:
-        """See ``Database``."""
         self._notice_fork()
         if self._has_unknown:
             self._settle()
@@ -220,7 +218,6 @@ class PostgresDatabase:
 
     @contextlib.contextmanager
     def write(self) -> Iterator[Connection]:
-        """See ``Database``."""
         self._notice_fork()
         with self._write_lock, self._transaction("write", _write(self._channel)) as connection:
             yield connection
@@ -244,12 +241,10 @@ class PostgresDatabase:
         yield connection, []
 
     def changes(self) -> int:
-        """See ``Database``."""
         self._notice_fork()
         return self._watch.changes()
 
     def close(self) -> None:
-        """See ``Database``."""
         self._notice_fork()
         self._watch.close()
         self._engine.dispose()

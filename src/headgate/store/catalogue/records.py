@@ -26,12 +26,19 @@ class ChunkRecord:
 
 @dataclass(frozen=True, slots=True)
 class StoredPart:
-    """A visible part: events of one segment from position ``start``, written in one of their stream's schemas."""
+    """A visible part: events of one segment from position ``start``, written in one of their stream's schemas.
+
+    Attributes:
+        visible_ms: since when readers see it.
+        event_ms: no event after it is as early as that; None: its writer says nothing about event time (S90).
+    """
 
     start: int
     path: str
     entry: PartEntry
     schema_version: int = 0
+    visible_ms: int = 0
+    event_ms: int | None = None
 
     @property
     def end(self) -> int:
@@ -46,12 +53,14 @@ class PartsFound:
     Attributes:
         parts: some of them, in order.
         is_at_end: none follow, it takes no more: closed, or of a sealed stream.
-        end: where the segment ends, if there are none: nothing lies in front of it then, or something was lost.
+        end: where the segment ends; if there are no parts, nothing lies in front of it, or something was lost.
+        event_ms: if there are none, no event that will follow is as early as that; None: it is not known.
     """
 
     parts: tuple[StoredPart, ...]
     is_at_end: bool
     end: int = 0
+    event_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from headgate.storage.permissions import access_in, has_access, open_created, op
 from headgate.store.catalogue import (
     audit,
     chunk_index,
+    event_times,
     group_rows,
     integrity,
     pipeline_rows,
@@ -230,7 +231,7 @@ def _copy(file: sqlite3.Connection) -> sqlite3.Connection:
 
 
 class ReadonlyDatabase:
-    """One process's access to a catalogue that it may not write; once it may, to the file itself."""
+    """One process's access to a catalogue that it may not write; once it may, to the file itself. See ``Database``."""
 
     def __init__(self, path: Path, open_to_write: Callable[[Path], FileDatabase]) -> None:
         """``open_to_write`` opens the file, or says why it cannot be written."""
@@ -245,18 +246,15 @@ class ReadonlyDatabase:
 
     @property
     def path(self) -> str:
-        """See ``Database``."""
         return str(self._where)
 
     @property
     def is_untouched(self) -> bool:
-        """See ``Database``."""
         self._now()
         return self._file is None
 
     @contextlib.contextmanager
     def read(self) -> Iterator[Connection]:
-        """See ``Database``."""
         with self._now().read() as connection:
             yield connection
 
@@ -271,7 +269,6 @@ class ReadonlyDatabase:
             yield connection
 
     def readable_part(self, connection: Connection) -> AbstractContextManager[tuple[Connection, list[str]]]:
-        """See ``Database``."""
         return integrity.readable_part(connection)
 
     def changes(self) -> int:
@@ -281,7 +278,6 @@ class ReadonlyDatabase:
             return self._look.changes() if self._file is None else self._file.changes()
 
     def close(self) -> None:
-        """See ``Database``."""
         self._notice_fork()
         with self._lock:
             self._let_go()
@@ -377,7 +373,7 @@ def open_to_write(path: Path) -> FileDatabase:
 
 
 _IMPLEMENTED_IN = (
-    *(audit, chunk_index, group_rows, pipeline_rows, pipeline_rows, scaling, shared_transaction_rows, stream_rows),
+    *(audit, chunk_index, event_times, group_rows, pipeline_rows, scaling, shared_transaction_rows, stream_rows),
     *(transaction_rows, truncation),
 )
 
@@ -397,31 +393,25 @@ class SqlCatalogue(Catalogue):
 
     @property
     def path(self) -> str:
-        """See ``Catalogue``."""
         return self._database.path
 
     @property
     def is_untouched(self) -> bool:
-        """See ``Catalogue``."""
         return self._database.is_untouched
 
     def close(self) -> None:
-        """See ``Catalogue``."""
         self._database.close()
 
     def changes(self) -> int:
-        """See ``Catalogue``."""
         return self._database.changes()
 
     def carry_out(self, verb: Verb, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-        """See ``Catalogue``."""
         database = self._database
         with database.read() if verb.is_reading else database.write() as connection:
             return IMPLEMENTATIONS[verb.name](connection, *arguments, **named)
 
     @contextlib.contextmanager
     def audit(self) -> Iterator[SqlAudit]:
-        """See ``Catalogue``."""
         with self._database.read() as connection, self._database.readable_part(connection) as (sound, damage):
             yield SqlAudit(sound, [(self.path, problem) for problem in damage])
 

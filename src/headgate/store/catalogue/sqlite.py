@@ -77,7 +77,7 @@ _DAMAGED = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
 
 
 class FileDatabase:
-    """One process's access to the SQLite file of a store; usable again after a fork."""
+    """One process's access to the SQLite file of a store; usable again after a fork. See ``Database``."""
 
     is_untouched = False
 
@@ -92,19 +92,16 @@ class FileDatabase:
 
     @property
     def path(self) -> str:
-        """See ``Database``."""
         return str(self.file)
 
     @contextlib.contextmanager
     def read(self) -> Iterator[Connection]:
-        """See ``Database``."""
         self._notice_fork()
         with self._translating_errors("read"), self._engine.connect() as connection, connection.begin():
             yield connection
 
     @contextlib.contextmanager
     def write(self) -> Iterator[Connection]:
-        """See ``Database``."""
         self._notice_fork()
         with self._translating_errors("write"), self._write_lock, self._engine.connect() as plain:
             connection = plain.execution_options(headgate_write=True)
@@ -118,11 +115,9 @@ class FileDatabase:
             yield
 
     def readable_part(self, connection: Connection) -> AbstractContextManager[tuple[Connection, list[str]]]:
-        """See ``Database``."""
         return integrity.readable_part(connection)
 
     def changes(self) -> int:
-        """See ``Database``."""
         self._notice_fork()
         with translate_errors(self.path, "read"), self._tail_lock:
             if self._tail is None:
@@ -131,7 +126,6 @@ class FileDatabase:
             return self._tails_count * _CHANGES_OF_A_TAIL + int(self._tail.execute("PRAGMA data_version").fetchone()[0])
 
     def close(self) -> None:
-        """See ``Database``."""
         self._engine.dispose()
         with self._tail_lock:
             if self._tail is not None:
@@ -197,7 +191,7 @@ def _engine(path: Path) -> Engine:
 
 
 class MemoryDatabase:
-    """Tables in memory, with one connection that all threads share."""
+    """Tables in memory, with one connection that all threads share. See ``Database``."""
 
     def __init__(self, path: str, connection: sqlite3.Connection, store: str) -> None:
         """Use the database of ``connection``, which leaves BEGIN to us.
@@ -216,23 +210,19 @@ class MemoryDatabase:
 
     @property
     def path(self) -> str:
-        """See ``Database``."""
         return self._path
 
     @property
     def is_untouched(self) -> bool:
-        """See ``Database``."""
         return False
 
     @contextlib.contextmanager
     def read(self) -> Iterator[Connection]:
-        """See ``Database``."""
         with self._translating_errors("read"), self._lock, self._engine.connect() as connection, connection.begin():
             yield connection
 
     @contextlib.contextmanager
     def write(self) -> Iterator[Connection]:
-        """See ``Database``."""
         with self._translating_errors("write"), self._lock, self._engine.connect() as connection:
             with connection.begin():
                 yield connection
@@ -249,11 +239,9 @@ class MemoryDatabase:
             yield connection
 
     def readable_part(self, connection: Connection) -> AbstractContextManager[tuple[Connection, list[str]]]:
-        """See ``Database``."""
         return integrity.readable_part(connection)
 
     def changes(self) -> int:
-        """See ``Database``."""
         return self._writes_count
 
     def close(self) -> None:

@@ -393,7 +393,7 @@ def remove_stream(connection: Connection, info: StreamInfo) -> None:
 
 
 _OF_STREAMS = (
-    *(t.transactions, t.shared_transactions, t.writers, t.parts, t.chunks, t.markers, t.segments),
+    *(t.transactions, t.shared_transactions, t.writers, t.parts, t.chunks, t.markers, t.segments, t.event_times),
     *(t.holds, t.garbage, t.former_authors, t.passed, t.former_schemas),
 )
 

@@ -47,7 +47,7 @@ def checked_values(values: Iterable[Any], kind: type[_T]) -> list[_T]:
     return found
 
 
-CATALOGUE_VERSION = 1
+CATALOGUE_VERSION = 2
 """Raised with every change of a table; a store of another version is refused."""
 
 STORE_OPTION = "headgate_store"
@@ -95,11 +95,13 @@ segments = sa.Table(
     sa.Column("end_position", sa.BigInteger, nullable=False),
     sa.Column("head_position", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("latest_ms", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("event_ms", sa.BigInteger),
     sa.Index("present_segments", "stream_id", "closed_epoch"),
     sqlite_with_rowid=False,
 )
-"""All segments that a stream ever had: ``layouts.Segment``. ``latest_ms``: when its last part became visible. The index
-finds those that take events, however many did before: see ``open_segments``."""
+"""All segments that a stream ever had: ``layouts.Segment``. ``latest_ms``: when its last part became visible.
+``event_ms``: no event that will be appended is as early as that, as writers say (S90); null: they say nothing. The
+index finds those that take events, however many did before: see ``open_segments``."""
 
 chunks = sa.Table(
     "chunks",
@@ -134,9 +136,25 @@ parts = sa.Table(
     sa.Column("size_bytes", sa.BigInteger, nullable=False),
     sa.Column("checksum", sa.LargeBinary, nullable=False),
     sa.Column("visible_ms", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("event_ms", sa.BigInteger),
     sqlite_with_rowid=False,
 )
-"""Events readers may see: ``events_count`` from position ``start`` of a segment, since ``visible_ms``."""
+"""Events readers may see: ``events_count`` from position ``start`` of a segment, since ``visible_ms``. ``event_ms``: no
+event after them is as early as that; null: their writer says nothing about event time."""
+
+event_times = sa.Table(
+    "event_times",
+    metadata,
+    sa.Column("stream_id", sa.Integer, primary_key=True),
+    sa.Column("owner", sa.String, primary_key=True),
+    sa.Column("event_ms", sa.BigInteger, nullable=False),
+    sa.Column("noted_ms", sa.BigInteger, nullable=False),
+)
+"""How far each owner of transactions has come in event time, and when it said so (S90); and the stream itself, as
+``OF_THE_STREAM``."""
+
+OF_THE_STREAM = ""
+"""No owner: it would need a name."""
 
 prepared_parts = sa.Table(
     "prepared_parts",

@@ -34,6 +34,7 @@ from headgate.protocol.store.transactions import (
 from headgate.store.catalogue import tables as t
 from headgate.store.catalogue.base import Catalogue
 from headgate.store.catalogue.chunk_index import assign_positions, insert_chunk, part_entry, part_row
+from headgate.store.catalogue.event_times import event_time, note, segment_ends
 from headgate.store.catalogue.records import ChunkRecord, ParticipantInfo, Recovered, TransactionInfo
 from headgate.store.catalogue.scaling import Reopening
 from headgate.store.catalogue.stream_rows import (
@@ -217,14 +218,28 @@ def prepare(
 
 
 @t.implements(Catalogue.commit)
-def commit(connection: Connection, names: Sequence[tuple[str, str]], owner: str, epoch: int, now_ms: int) -> None:
+def commit(
+    connection: Connection,
+    names: Sequence[tuple[str, str]],
+    owner: str,
+    epoch: int,
+    now_ms: int,
+    times: Mapping[str, int],
+) -> None:
     """Make the events of prepared transactions visible, of all at once; nothing of those that are visible already."""
     reopening = Reopening(connection, now_ms)
+    if times and not names:
+        fence(connection, owner, epoch)
+    timed = {name: find_stream(connection, name) for name in sorted(times)}
+    ends = {name: segment_ends(connection, stream.stream_id) for name, stream in timed.items()}
     for stream_name, name in names:
         stream = _find_promised_stream(connection, stream_name, owner, epoch)
         if isinstance(_decide(connection, stream, Request(Verb.COMMIT, name, owner, epoch)), Record):
-            apply_commit(connection, stream, name, reopening, now_ms)
+            event_ms = event_time(connection, stream.stream_id) if stream_name in timed else None
+            apply_commit(connection, stream, name, reopening, now_ms, event_ms)
     reopening.close()
+    for name, stream in timed.items():
+        note(connection, stream.stream_id, owner, times[name], now_ms, ends[name])
 
 
 def _find_promised_stream(connection: Connection, stream: str, owner: str, epoch: int) -> StreamInfo:
@@ -333,7 +348,14 @@ def insert(
     return inserted_id(connection.execute(t.transactions.insert().values(values)))
 
 
-def apply_commit(connection: Connection, stream: StreamInfo, name: str, reopening: Reopening, now_ms: int) -> None:
+def apply_commit(
+    connection: Connection,
+    stream: StreamInfo,
+    name: str,
+    reopening: Reopening,
+    now_ms: int,
+    event_ms: int | None = None,
+) -> None:
     """Make the hidden events of a transaction visible, in the order of their numbers."""
     transaction_id = set_status(connection, stream, name, Status.COMMITTED, now_ms)
     columns = (t.transactions.c.events_count, t.transactions.c.layout_epoch)
@@ -347,7 +369,7 @@ def apply_commit(connection: Connection, stream: StreamInfo, name: str, reopenin
         raise CorruptionError(what, 0, f"{promised} prepared events", f"{found}")
     places = reopening.places(stream, epoch, {entry.segment for _, entry in parts})
     placed = [(chunk_id, structs.replace(entry, segment=places[entry.segment])) for chunk_id, entry in parts]
-    assign_positions(connection, stream.stream_id, placed, now_ms)
+    assign_positions(connection, stream.stream_id, placed, now_ms, event_ms)
     connection.execute(t.prepared_parts.delete().where(mine))
     _clean_up_outcomes(connection, transaction_id)
 

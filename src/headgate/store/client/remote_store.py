@@ -98,7 +98,6 @@ class ServerChangeListener(ChangeListener):
         self._connection: ServerConnection | None = None
 
     def changes(self) -> int:
-        """See ``Listening``."""
         self._notice_fork()
         return super().changes()
 
@@ -108,7 +107,6 @@ class ServerChangeListener(ChangeListener):
         self.changed()
 
     def close(self) -> None:
-        """See ``Listening``."""
         self._notice_fork()
         super().close()
 
@@ -167,21 +165,17 @@ class RemoteCatalogue(Catalogue):
 
     @property
     def path(self) -> str:
-        """See ``Catalogue``."""
         return self._client.url
 
     @property
     def is_untouched(self) -> bool:
-        """See ``Catalogue``."""
         return decode(self._client.ask(request_of(UNTOUCHED)), bool)
 
     def close(self) -> None:
-        """See ``Catalogue``."""
         self._change_listener.close()
         self._client.close()
 
     def changes(self) -> int:
-        """See ``Catalogue``."""
         return self._change_listener.changes()
 
     def date_ms(self) -> int:
@@ -236,14 +230,13 @@ CHUNK_BYTES_MAX = 1 << 30
 
 
 class RemoteStorage:
-    """The chunks of a store on a store server."""
+    """The chunks of a store on a store server. See ``Storage``."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
 
     @property
     def url(self) -> str:
-        """See ``Storage``."""
         return f"{self._client.url}/chunks"
 
     @property
@@ -253,11 +246,9 @@ class RemoteStorage:
 
     @property
     def is_afar(self) -> bool:
-        """See ``Storage``."""
         return True
 
     def draw_name(self, size_bytes: int) -> str:
-        """See ``Storage``."""
         return self._client.around.token(size_bytes).hex()
 
     def put(self, path: str, parts: Sequence[Bytes]) -> None:
@@ -265,33 +256,26 @@ class RemoteStorage:
         self._client.ask(self._put(path, parts, {}))
 
     def put_if_absent(self, path: str, parts: Sequence[Bytes]) -> None:
-        """See ``Storage``."""
         self._client.ask(self._put(path, parts, {ABSENT_HEADER: "1"}), is_once=True)
 
     def get(self, path: str) -> bytes:
-        """See ``Storage``."""
         return self._client.ask(Request("GET", CHUNK + checked_path(path)))
 
     def get_range(self, path: str, offset: int, size_bytes: int) -> bytes:
-        """See ``Storage``."""
         headers = {OFFSET_HEADER: str(offset), SIZE_HEADER: str(size_bytes)}
         return self._client.ask(Request("GET", CHUNK + checked_path(path), headers=headers))
 
     def list(self, prefix: str) -> list[str]:
-        """See ``Storage``."""
         found: list[str] = self._carry_out("list", prefix)
         return found
 
     def delete(self, path: str) -> None:
-        """See ``Storage``."""
         self._carry_out("delete", path)
 
     def rename_if_absent(self, source: str, target: str) -> None:
-        """See ``Storage``."""
         self._carry_out("rename_if_absent", source, target)
 
     def sweep_unfinished(self, prefix: str = "") -> int:
-        """See ``Storage``."""
         return int(self._carry_out("sweep_unfinished", prefix))
 
     def _put(self, path: str, parts: Sequence[Bytes], headers: dict[str, str]) -> Request:

@@ -145,11 +145,9 @@ class ServerState:
             return self._tokens
 
     def token(self, size_bytes: int) -> bytes:
-        """See ``Desk``."""
         return self._around.token(size_bytes)
 
     def came(self, connection: Connection) -> None:
-        """See ``Desk``."""
         with self._lock:
             self._strangers[connection] = self._around.monotonic_ms() + HANDSHAKE_TIMEOUT_S * 1_000
             too_many = list(self._strangers)[:-STRANGERS_MAX]
@@ -158,32 +156,26 @@ class ServerState:
             oldest.interrupt()
 
     def greeted(self, connection: Connection) -> None:
-        """See ``Desk``."""
         with self._lock:
             self._strangers.pop(connection, None)
             self._known[connection] = None
 
     def went(self, connection: Connection) -> None:
-        """See ``Desk``."""
         with self._lock:
             self._strangers.pop(connection, None)
             self._known.pop(connection, None)
         self._counting.add(connections=-1)
 
     def refused(self) -> None:
-        """See ``Desk``."""
         self._counting.add(refused=1)
 
     def answer(self, path: str, name: str | None, data: bytes) -> tuple[int, bytes]:
-        """See ``Desk``."""
         return self._answers.answer(path, name, data)
 
     def take_chunk(self, path: str, name: str | None, parts: Iterable[bytes], *, if_absent: bool) -> tuple[int, bytes]:
-        """See ``Desk``."""
         return self._answers.take_chunk(path, name, parts, if_absent=if_absent)
 
     def give_chunk(self, path: str, offset: int, size_bytes: int | None) -> Range | tuple[int, bytes]:
-        """See ``Desk``."""
         return self._answers.give_chunk(path, offset, size_bytes)
 
     def close_unauthenticated(self, *, oldest: bool) -> None:

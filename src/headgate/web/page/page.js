@@ -3,7 +3,7 @@
 import { draw, svg } from "/graph.js";
 import { showLogs } from "/logs.js";
 import {
-  ask, badge, clock, count, duration, find, follow, html, look, message, micros, moment, share, size, table,
+  ask, badge, clock, count, duration, find, follow, html, look, message, micros, moment, share, size, table, whole,
 } from "/pieces.js";
 
 // ---- pieces of the page
@@ -73,6 +73,7 @@ function show(now) {
   const byIndex = Object.fromEntries((progress?.edges ?? []).map((edge) => [edge.edge, edge]));
   draw(find("graph"), now.graph, byName, byIndex, { node: rateText, edge: edgeText, rate: edgeRate });
   operators(nodes);
+  sources(progress?.sources ?? []);
   loops(progress?.loops ?? []);
   const pending = progress?.pending_checkpoint;
   find("pending").hidden = !pending;
@@ -118,6 +119,31 @@ function operators(nodes) {
     node.late_records || null, node.bad_records || null, node.state_bytes ? size(node.state_bytes) : null,
   ]);
   table("operators", titles, rows);
+}
+
+// A row for each source, with what is known of all its splits, and then its splits.
+function sources(found) {
+  find("sources-section").hidden = found.length === 0;
+  const titles = ["source", "split", "#position", "#end", "#lag", "#records/s", "watermark", "event time", "#subtask"];
+  const rows = found.flatMap((source) => {
+    const [sizeOf, unit] = source.unit === "bytes" ? [size, ""] : [whole, " records"];
+    const lagOf = (lag) => (lag === null ? "not known" : `${sizeOf(lag)}${unit}`);
+    const idle = [[source.idle_splits, "idle"], [source.waiting_splits, "waiting for slower ones"]]
+      .filter(([number]) => number).map(([number, what]) => `${whole(number)} ${what}`).join(", ") || null;
+    const unknown = source.lag !== null && source.unknown_lags ? ` and ${whole(source.unknown_lags)} not known` : "";
+    const left = source.splits - source.most_lagging.length;
+    const more = left > 0 ? `, ${whole(source.most_lagging.length)} of them here` : "";
+    return [
+      [source.source, `${whole(source.splits)} ${source.splits === 1 ? "split" : "splits"}${more}`, null, null,
+        source.splits ? `${lagOf(source.lag)}${unknown}` : null, null, null, idle, null],
+      ...source.most_lagging.map((split) => [
+        null, split.split, split.position === null ? null : whole(split.position), split.end === null ? null : whole(split.end),
+        lagOf(split.lag), count(split.records_per_second), split.watermark_ms === null ? null : moment(split.watermark_ms),
+        split.is_idle ? "idle" : split.is_waiting ? "waiting" : null, split.subtask,
+      ]),
+    ];
+  });
+  table("sources", titles, rows);
 }
 
 const longestText = (longest) => (longest ? `${micros(longest.aligned_us)}, ${longest.subtask}` : null);

@@ -15,6 +15,8 @@ export function count(value) {
   return `${(value / size).toPrecision(3)} ${unit}`;
 }
 
+export const whole = (value) => value.toLocaleString("en");
+
 export function size(bytes) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
   let at = 0;

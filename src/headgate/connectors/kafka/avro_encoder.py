@@ -1,0 +1,240 @@
+"""Encodes records as Kafka's values of Avro, with the package fastavro.
+
+With a schema registry a value begins with a zero byte and the id of its schema in four bytes. The schema is the user's,
+or made from the columns: then every field may be null, and a list of keys and values is an array of records.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from headgate.codec.avro import AvroType, parse_schema
+from headgate.distribution import install_command
+from headgate.errors import UsageError
+
+_WHERE = "the schema of KafkaSink"
+_NAME = re.compile("[A-Za-z_][A-Za-z0-9_]*")
+_NAMES_OF_TYPES: Mapping[pa.DataType, str] = {
+    pa.null(): "null",
+    pa.bool_(): "boolean",
+    pa.float32(): "float",
+    pa.float64(): "double",
+    pa.large_string(): "string",
+    pa.large_binary(): "bytes",
+}
+
+
+def made_schema(columns: pa.Schema, topic: str) -> str:
+    """Return the schema of Avro for records.
+
+    Raises:
+        UsageError: a column has a type that Avro does not have, or a name that it does not allow.
+    """
+    name = re.sub("[^A-Za-z0-9_]", "_", topic)
+    return json.dumps(_record(columns, name if _NAME.fullmatch(name) else f"_{name}", ""))
+
+
+def _record(fields: Any, name: str, where: str) -> dict[str, Any]:
+    made = []
+    for one in fields:
+        path = f"{where}{one.name}"
+        if not _NAME.fullmatch(one.name):
+            raise UsageError(f"column '{path}' has a name that Avro does not allow; rename it")
+        inner = _type(one.type, f"{name}_{one.name}", path)
+        made.append({"name": one.name, "type": inner if inner == "null" else ["null", inner], "default": None})
+    return {"type": "record", "name": name, "fields": made}
+
+
+def _type(dtype: pa.DataType, name: str, path: str) -> Any:
+    if (known := _NAMES_OF_TYPES.get(dtype)) is not None:
+        return known
+    if pa.types.is_integer(dtype) and dtype != pa.uint64():
+        return "int" if dtype.bit_width < 32 or dtype == pa.int32() else "long"
+    if pa.types.is_decimal(dtype) and 0 <= dtype.scale <= dtype.precision:
+        return {"type": "bytes", "logicalType": "decimal", "precision": dtype.precision, "scale": dtype.scale}
+    if pa.types.is_timestamp(dtype):
+        return {"type": "long", "logicalType": "local-timestamp-micros" if dtype.tz is None else "timestamp-micros"}
+    if pa.types.is_date32(dtype):
+        return {"type": "int", "logicalType": "date"}
+    if pa.types.is_time64(dtype):
+        return {"type": "long", "logicalType": "time-micros"}
+    if pa.types.is_large_list(dtype):
+        inner = _type(dtype.value_type, name, path)
+        return {"type": "array", "items": inner if inner == "null" else ["null", inner]}
+    if pa.types.is_struct(dtype):
+        return _record(dtype, name, f"{path}.")
+    raise UsageError(f"column '{path}' has type {dtype}, which Avro cannot hold; cast or drop it")
+
+
+class AvroEncoder:
+    """Encodes records with one schema."""
+
+    def __init__(self, text: str, columns: pa.Schema) -> None:
+        """``text``: the schema; ``columns``: of the records.
+
+        Raises:
+            UsageError: the schema is none, records do not fit, or the package is not installed.
+        """
+        try:
+            self._fastavro = importlib.import_module("fastavro")
+        except ImportError as error:
+            raise UsageError(
+                f"format='avro' of KafkaSink needs the package fastavro: {install_command('avro')}, on every worker"
+            ) from error
+        self._type = parse_schema(text, _WHERE)
+        if self._type.kind != "record":
+            raise UsageError(f"{_WHERE} is of kind {self._type.kind}, not a record with a field for each column")
+        _check(pa.struct(list(columns)), self._type, "")
+        given = json.loads(text)
+        self._schema = self._fastavro.parse_schema(given)
+
+    def encode(self, batch: pa.RecordBatch, head: bytes) -> pa.Array:
+        """Return the values, each after ``head``.
+
+        Raises:
+            UsageError: a record has a value that the schema does not allow.
+        """
+        columns = [_plain(batch.column(one.name), one.type, one.name) for one in self._fields(batch)]
+        names = [one.name for one in self._fields(batch)]
+        rows = pa.RecordBatch.from_arrays(columns, names).to_pylist()
+        out, bounds = io.BytesIO(), np.zeros(len(rows) + 1, np.int64)
+        for number, row in enumerate(rows):
+            out.write(head)
+            try:
+                self._fastavro.schemaless_writer(out, self._schema, _with_maps(row, self._type, ""))
+            except (ValueError, TypeError, OverflowError, KeyError, IndexError) as error:
+                raise UsageError(f"{_WHERE} does not allow a record: {error}") from error
+            bounds[number + 1] = out.tell()
+        return pa.Array.from_buffers(
+            pa.large_binary(), len(rows), [None, pa.py_buffer(bounds), pa.py_buffer(out.getvalue())]
+        )
+
+    def _fields(self, batch: pa.RecordBatch) -> list[Any]:
+        return [one for one in self._type.fields if one.name in batch.schema.names]
+
+
+def _bare(avro: AvroType) -> tuple[AvroType, bool]:
+    """Return the type without null, and whether values may be null."""
+    if avro.kind != "union":
+        return avro, avro.kind == "null"
+    inner = [one for one in avro.inner if one.kind != "null"]
+    return (inner[0] if inner else avro.inner[0]), len(inner) < len(avro.inner)
+
+
+def _check(dtype: pa.DataType, avro: AvroType, path: str) -> None:
+    """Check that a column can be written as a type."""
+    if avro.kind == "union" and sum(one.kind != "null" for one in avro.inner) > 1:
+        raise UsageError(f"{_WHERE} has a union of several types for column '{path}', which KafkaSink cannot write")
+    bare, _ = _bare(avro)
+    if pa.types.is_struct(dtype) and bare.kind == "record":
+        begin, names = f"{path}." if path else "", {one.name for one in bare.fields}
+        for one in dtype:
+            if one.name not in names:
+                raise UsageError(f"{_WHERE} has no field for column '{begin}{one.name}'; drop it, or add the field")
+        for field in bare.fields:
+            if dtype.get_field_index(field.name) >= 0:
+                _check(dtype.field(field.name).type, field.type, f"{begin}{field.name}")
+            elif not field.has_default:
+                raise UsageError(f"{_WHERE} has a field '{begin}{field.name}' without a default, and records do not")
+        return
+    if pa.types.is_large_list(dtype) and bare.kind == "array":
+        _check(dtype.value_type, bare.inner[0], path)
+        return
+    if pa.types.is_large_list(dtype) and bare.kind == "map" and pa.types.is_struct(dtype.value_type):
+        entry = dtype.value_type
+        if [one.name for one in entry] == ["key", "value"] and entry.field(0).type == pa.large_string():
+            _check(entry.field(1).type, bare.inner[0], path)
+            return
+    is_small = pa.types.is_integer(dtype) and (dtype.bit_width < 32 or dtype == pa.int32())
+    is_plain = bare.scale is None
+    fits = dtype == bare.column and bare.kind not in ("record", "array", "map")
+    fits |= is_plain and bare.kind == "int" and is_small
+    fits |= is_plain and bare.kind == "long" and pa.types.is_integer(dtype) and dtype != pa.uint64()
+    fits |= bare.kind == "double" and dtype == pa.float32()
+    if not fits:
+        raise UsageError(f"{_WHERE} has the type {bare.kind} for column '{path}', which is of type {dtype}; cast it")
+
+
+def _plain(column: pa.Array, avro: AvroType, path: str) -> pa.Array:
+    """Return times as the numbers that Avro has for them.
+
+    Raises:
+        UsageError: there is a null where the schema has none, or a time that is finer than that of the schema.
+    """
+    bare, is_nullable = _bare(avro)
+    if column.null_count and not is_nullable:
+        raise UsageError(f"column '{path}' has a null, which {_WHERE} does not allow; fill it, or allow null")
+    if bare.kind == "record":
+        fields = [one for one in bare.fields if column.type.get_field_index(one.name) >= 0]
+        if not fields:
+            return column
+        there = column.drop_null()
+        children = [
+            _plain(
+                pa.array([], column.type.field(one.name).type) if not len(there) else there.field(one.name),
+                one.type,
+                f"{path}.{one.name}",
+            )
+            for one in fields
+        ]
+        made = pa.StructArray.from_arrays(children, [one.name for one in fields])
+        return _spread(made, column)
+    if bare.kind in ("array", "map"):
+        there = column.drop_null()
+        items, inner = there.flatten(), bare.inner[0]
+        if bare.kind == "map":
+            values = _plain(items.field(1), inner, path)
+            items = pa.StructArray.from_arrays([items.field(0), values], ["key", "value"])
+        else:
+            items = _plain(items, inner, path)
+        sizes = there.value_lengths().to_numpy(zero_copy_only=False)
+        offsets = pa.array(np.concatenate(([0], np.cumsum(sizes))).astype(np.int64))
+        return _spread(pa.LargeListArray.from_arrays(offsets, items), column)
+    if bare.scale is None:
+        return column
+    if pa.types.is_date32(column.type):
+        return column.cast(pa.int32())
+    factor, divisor = bare.scale
+    base = 1_000_000_000 if pa.types.is_time(column.type) else 1_000_000
+    unit = {1_000: "ms", 1_000_000: "us", 1_000_000_000: "ns"}[base * divisor // factor]
+    try:
+        if pa.types.is_time(column.type):
+            number = pa.int32() if unit == "ms" else pa.int64()
+            return column.cast(pa.time32("ms") if unit == "ms" else pa.time64(unit)).cast(number)
+        return column.cast(pa.timestamp(unit, column.type.tz)).cast(pa.int64())
+    except pa.ArrowInvalid as error:
+        raise UsageError(f"column '{path}' has a time that {_WHERE} cannot hold: {error}") from error
+
+
+def _spread(there: pa.Array, column: pa.Array) -> pa.Array:
+    """Return ``there`` with a null where ``column`` has one."""
+    if not column.null_count:
+        return there
+    is_there = column.is_valid().to_numpy(zero_copy_only=False)
+    return there.take(pa.array(np.cumsum(is_there) - 1, mask=~is_there))
+
+
+def _with_maps(value: Any, avro: AvroType, path: str) -> Any:
+    """Return a value with a dict for each map."""
+    bare, _ = _bare(avro)
+    if value is None:
+        return None
+    if bare.kind == "record":
+        types = {one.name: one.type for one in bare.fields}
+        return {name: _with_maps(one, types[name], f"{path}.{name}") for name, one in value.items()}
+    if bare.kind == "array":
+        return [_with_maps(one, bare.inner[0], path) for one in value]
+    if bare.kind == "map":
+        made = {one["key"]: _with_maps(one["value"], bare.inner[0], path) for one in value}
+        if len(made) < len(value) or None in made:
+            raise UsageError(f"column '{path[1:]}' has a map with a key that is null or there twice")
+        return made
+    return value

@@ -1,0 +1,208 @@
+"""Changes in Kafka: topics of upserts, in which a record without a value deletes its key, and Debezium's envelopes.
+
+The key of a record is the bytes of its key column if that is one text or binary column, and otherwise a JSON object of
+the key columns. Counterpart: ``operators.changes``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headgate.connectors.encode import check_json, json_lines
+from headgate.connectors.files.line_decoders import Decoded, JsonDecoder, Refused
+from headgate.connectors.files.line_file import Lines
+from headgate.errors import UsageError
+from headgate.operators.changes import (
+    DELETE,
+    INSERT,
+    OP,
+    OP_FIELD,
+    OPS,
+    UPDATE_AFTER,
+    UPDATE_BEFORE,
+    op_codes,
+    op_column,
+)
+from headgate.operators.schemas import canonical_schema
+
+Rows = npt.NDArray[np.int64]
+
+_UPDATE_BEFORE = OPS.index(UPDATE_BEFORE)
+_NEW_LINE = 10
+
+
+def lines_of(batch: pa.RecordBatch) -> pa.Array:
+    """Return each record as JSON in a column of bytes."""
+    data = np.frombuffer(json_lines(batch), np.uint8)
+    ends = np.flatnonzero(data == _NEW_LINE)
+    assert len(ends) == batch.num_rows, "a record as JSON is one line"
+    bounds = np.concatenate(([0], ends - np.arange(batch.num_rows)))
+    content = data[data != _NEW_LINE]
+    buffers = [None, pa.py_buffer(bounds), pa.py_buffer(content)]
+    return pa.Array.from_buffers(pa.large_binary(), batch.num_rows, buffers)
+
+
+def is_bytes(dtype: pa.DataType) -> bool:
+    """Whether a column is text or binary."""
+    return bool(
+        pa.types.is_string(dtype)
+        or pa.types.is_large_string(dtype)
+        or pa.types.is_binary(dtype)
+        or pa.types.is_large_binary(dtype)
+    )
+
+
+def check_keys_of_records(schema: pa.Schema, keys: Sequence[str]) -> None:
+    """Check that keys of records can be made of these columns.
+
+    Raises:
+        UsageError
+    """
+    if len(keys) > 1 or not is_bytes(schema.field(keys[0]).type):
+        check_json(pa.schema([schema.field(key) for key in keys]))
+
+
+def keys_of_records(batch: pa.RecordBatch, keys: Sequence[str]) -> pa.Array:
+    """Return the keys of records in Kafka."""
+    if len(keys) == 1 and is_bytes(batch.schema.field(keys[0]).type):
+        return batch.column(keys[0]).cast(pa.large_binary())
+    return lines_of(batch.select(list(keys)))
+
+
+def without_update_before(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the changes that a table by keys needs."""
+    is_kept = op_codes(batch.column(OP)) != _UPDATE_BEFORE
+    return batch if is_kept.all() else batch.filter(pa.array(is_kept))
+
+
+def upsert_values(batch: pa.RecordBatch, values: pa.Array) -> pa.Array:
+    """Return ``values``, null for what is deleted."""
+    is_delete = pc.equal(batch.column(OP), DELETE)
+    return pc.if_else(is_delete, pa.scalar(None, values.type), values)
+
+
+def debezium_values(batch: pa.RecordBatch, content: pa.RecordBatch, *, retractions: bool) -> pa.Array:
+    """Return Debezium's envelopes of changes, as Flink writes them: with retractions an update is ``d``, then ``c``."""
+    codes = op_codes(batch.column(OP))
+    names = {INSERT: "c", UPDATE_BEFORE: "d", UPDATE_AFTER: "c" if retractions else "u", DELETE: "d"}
+    ops = pa.array([names[op] for op in OPS]).take(pa.array(codes))
+    is_gone = pc.equal(ops, "d")
+    fields = list(content.schema)
+    before = pa.StructArray.from_arrays(content.columns, fields=fields, mask=pc.invert(is_gone))
+    after = pa.StructArray.from_arrays(content.columns, fields=fields, mask=is_gone)
+    return lines_of(pa.RecordBatch.from_arrays([before, after, ops], names=["before", "after", OP]))
+
+
+class DebeziumDecoder:
+    """Each value is an envelope with ``before``, ``after`` and ``op``, or one with such a ``payload``.
+
+    ``c`` and ``r`` are inserts, ``d`` is a delete, and ``u`` is an update: ``update_before``, if the envelope has the
+    old row, and ``update_after``. So a value can become two records.
+    """
+
+    def __init__(self, schema: pa.Schema) -> None:
+        """Prepare for rows of ``schema``.
+
+        Raises:
+            UsageError: a type cannot be read from JSON, or a field is called ``op``.
+        """
+        rows = pa.schema([pa.field(field.name, field.type) for field in schema])
+        self.schema = with_op(canonical_schema(rows))
+        row = pa.struct(list(rows))
+        envelope = [pa.field("before", row), pa.field("after", row), pa.field(OP, pa.large_string())]
+        self._inner = JsonDecoder(pa.schema([*envelope, pa.field("payload", pa.struct(envelope))]))
+
+    def decode(self, lines: Lines) -> Decoded:
+        """Return the changes. ``starts`` has that of an update twice."""
+        decoded = self._inner.decode(lines)
+        batch, starts, refused = decoded.batch, decoded.starts, decoded.refused
+        payload = batch.column("payload")
+        parts = [
+            pc.if_else(payload.is_valid(), payload.field(name), batch.column(name)) for name in ("before", "after", OP)
+        ]
+        before, after, op = parts
+        has_before, has_after = (part.is_valid().to_numpy(zero_copy_only=False) for part in (before, after))
+        known = {name: pc.equal(op, name).fill_null(False).to_numpy(zero_copy_only=False) for name in "crud"}
+        comes = (known["c"] | known["r"] | known["u"]) & has_after
+        goes = (known["d"] | (known["u"] & has_after)) & has_before
+        bad = np.flatnonzero(~comes & ~goes)
+        if len(bad):
+            texts = pa.array([f"op {one!r}" for one in op.take(pa.array(bad)).to_pylist()])
+            refused.add("it is no envelope of Debezium with an op of c, r, u, d and its row", starts[bad], texts)
+        gone, came = np.flatnonzero(goes), np.flatnonzero(comes)
+        rows = np.concatenate([gone, came])
+        ops = np.concatenate(
+            [
+                np.where(known["u"][gone], _UPDATE_BEFORE, OPS.index(DELETE)),
+                np.where(known["u"][came], OPS.index(UPDATE_AFTER), OPS.index(INSERT)),
+            ]
+        ).astype(np.int8)
+        order = np.argsort(rows, kind="stable")
+        record = pa.concat_arrays([before.take(pa.array(gone)), after.take(pa.array(came))]).take(pa.array(order))
+        columns = [*(record.field(name) for name in self.schema.names[:-1]), op_column(ops[order])]
+        return Decoded(pa.RecordBatch.from_arrays(columns, schema=self.schema), starts[rows[order]], refused)
+
+
+def with_op(schema: pa.Schema) -> pa.Schema:
+    """Return a schema of values with the column ``op``.
+
+    Raises:
+        UsageError: it has one.
+    """
+    if OP in schema.names:
+        raise UsageError("values of a Kafka source with changes have a field 'op', which is to say what changes")
+    return schema.append(OP_FIELD)
+
+
+class UpsertKeys:
+    """The keys of a topic of upserts: what a record without a value deletes."""
+
+    def __init__(self, schema: pa.Schema, keys: Sequence[str]) -> None:
+        """``schema``: of the values.
+
+        Raises:
+            UsageError: a key is no field of it.
+        """
+        for key in keys:
+            if key not in schema.names:
+                raise UsageError(
+                    f"upsert={list(keys)} of a Kafka source names '{key}', which values do not have; they have "
+                    f"{', '.join(schema.names)}"
+                )
+        self._schema, self._keys = schema, keys
+        fields = [schema.field(key) for key in keys]
+        self._text = fields[0].type if len(keys) == 1 and is_bytes(fields[0].type) else None
+        self._decoder = None if self._text is not None else JsonDecoder(pa.schema(fields), keys)
+
+    def changes(self, batch: pa.RecordBatch, kept: Rows, records: pa.RecordBatch, refused: Refused) -> Decoded:
+        """Return the decoded values ``batch`` of the records ``kept`` as changes, with those without a value."""
+        gone = np.flatnonzero(records.column("value").is_null().to_numpy(zero_copy_only=False))
+        found = {name: batch.column(name) for name in self._schema.names}
+        rows = kept
+        if len(gone):
+            given = records.column("key").take(pa.array(gone))
+            has_key = given.is_valid().to_numpy(zero_copy_only=False)
+            refused.add("it has neither value nor key", gone[~has_key], pa.array([""] * int((~has_key).sum())))
+            given, gone = given.filter(pa.array(has_key)), gone[has_key]
+            if self._decoder is None:
+                keys = {self._keys[0]: given.cast(self._text)}
+            else:
+                decoded = self._decoder.decode(Lines(given, gone))
+                for name in ("problems", "starts", "texts"):
+                    getattr(refused, name).extend(getattr(decoded.refused, name))
+                gone = decoded.starts
+                keys = dict(zip(decoded.batch.schema.names, decoded.batch.columns, strict=True))
+            rows = np.concatenate([kept, gone])
+            for name, column in found.items():
+                found[name] = pa.concat_arrays([column, keys.get(name, pa.nulls(len(gone), column.type))])
+        ops = np.full(len(rows), OPS.index(UPDATE_AFTER), np.int8)
+        ops[len(kept) :] = OPS.index(DELETE)
+        order = np.argsort(rows, kind="stable")
+        columns = [*(column.take(pa.array(order)) for column in found.values()), op_column(ops[order])]
+        made = pa.RecordBatch.from_arrays(columns, schema=with_op(self._schema))
+        return Decoded(made, rows[order], refused)

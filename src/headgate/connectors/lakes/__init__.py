@@ -1,0 +1,1 @@
+"""Tables of Delta Lake and Iceberg: sinks and sources."""

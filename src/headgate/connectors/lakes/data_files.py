@@ -1,0 +1,330 @@
+"""Writes the data files of a table in the workers, and says what the log of the table needs to know of them.
+
+Records stay in memory up to a limit; then they are written to one open Parquet file per partition. A file is closed
+when it is large enough, or at the checkpoint. Readers do not see it before the driver has committed it.
+Counterpart: ``table_sink``, which commits. Source: docs/spec/lakes.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from headgate.connectors.base import SealedTransaction, SinkContext, SinkWriter
+from headgate.connectors.fenced_sink import OutputName, owner_of
+from headgate.connectors.lakes.types import as_table
+from headgate.environment import SYSTEM_ENVIRONMENT, Environment
+from headgate.errors import CorruptionError, StorageError
+from headgate.model.ids import CheckpointId
+from headgate.model.manifest import Committable
+from headgate.storage.fsync import sync_directory, sync_file
+
+_VERSION = b"1\n"
+
+OPEN_FILES_MAX = 64
+"""Files that a subtask writes at the same time; of more partitions the largest file is closed."""
+
+
+class DataFile(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A data file of a table that is complete.
+
+    Attributes:
+        path: as the log of the table names it.
+        partition: the value of each partition column, in the form of the log.
+        stats: what the log says about its columns, in the form of the log.
+    """
+
+    path: str
+    size_bytes: int
+    rows: int
+    partition: dict[str, str | None] = {}
+    stats: str = ""
+
+
+class TableOutput(msgspec.Struct, frozen=True):
+    """The files that one subtask wrote for one checkpoint.
+
+    Attributes:
+        name: identifies the output; no other output ever has this name (``OutputName``).
+        base: the version of the table when the subtask began; the output was committed in none up to that.
+    """
+
+    name: str
+    base: int
+    files: tuple[DataFile, ...]
+
+    @property
+    def parts(self) -> OutputName:
+        """The parts of the name."""
+        found = OutputName.parse(self.name)
+        if found is None:
+            raise CorruptionError(f"output '{self.name}'", 0, "the name of an output", self.name)
+        return found
+
+
+def encode_output(output: TableOutput) -> bytes:
+    """Return the payload of a committable."""
+    return _VERSION + msgspec.json.encode(output)
+
+
+def decode_output(committable: Committable) -> TableOutput:
+    """Return what a committable holds.
+
+    Raises:
+        CorruptionError: it has another form.
+    """
+    where = f"committable of sink '{committable.sink}' for checkpoint {committable.checkpoint}"
+    payload = committable.payload
+    if not payload.startswith(_VERSION):
+        raise CorruptionError(where, 0, "version 1", repr(payload[:2]))
+    try:
+        return msgspec.json.decode(payload[len(_VERSION) :], type=TableOutput)
+    except msgspec.DecodeError as error:
+        raise CorruptionError(where, len(_VERSION), "a list of data files", str(error)) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The records of one partition. ``directory``: below the table; "" for none."""
+
+    directory: str
+    values: dict[str, str | None]
+    records: pa.Table
+
+
+def grouped(keys: pa.Table) -> Iterator[tuple[tuple[Any, ...], pa.Array]]:
+    """Yield each combination of the values in ``keys``, with the numbers of its rows."""
+    names = keys.column_names
+    numbered = keys.append_column("__row", pa.array(range(keys.num_rows), pa.int64()))
+    groups = numbered.group_by(names, use_threads=False).aggregate([("__row", "list")])
+    values = groups.select(names).to_pylist()
+    rows = groups.column("__row_list").combine_chunks()
+    for number, found in enumerate(values):
+        yield tuple(found.values()), rows[number].values
+
+
+class FileFormat(Protocol):
+    """What differs between tables: where files go, partitions and statistics. Lives in a worker."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the table."""
+
+    @property
+    def base(self) -> int:
+        """The version of the table when it was opened."""
+
+    def parts(self, records: pa.Table) -> Iterable[Part]:
+        """Divide records into partitions, in the columns that files have."""
+
+    def create(self, directory: str, name: str) -> tuple[str, Any]:
+        """Return the path of a new file, and a stream that writes it."""
+
+    def local_path(self, path: str) -> Path | None:
+        """Return where a file is on this machine; None: in an object store."""
+
+    def remove(self, path: str) -> None:
+        """Remove a file that is not committed."""
+
+    def data_file(self, path: str, size_bytes: int, part: Part, metadata: pq.FileMetaData) -> DataFile:
+        """Return what the log needs to know of a file."""
+
+
+@dataclass(slots=True)
+class _OpenFile:
+    path: str
+    part: Part
+    stream: Any
+    writer: pq.ParquetWriter
+    metadata: list[pq.FileMetaData] = field(default_factory=list)
+
+
+class FileSet:
+    """The files of one transaction."""
+
+    def __init__(self, format: FileFormat, prefix: str, file_bytes: int, environment: Environment) -> None:
+        self._format, self._prefix, self._file_bytes, self._environment = format, prefix, file_bytes, environment
+        self._open: dict[str, _OpenFile] = {}
+        self._complete: list[DataFile] = []
+
+    def add(self, batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> None:
+        """Write records. A file that is large enough is closed."""
+        records = as_table(batches, schema, self._format.schema)
+        for part in self._format.parts(records):
+            key = repr(part.values)
+            file = self._open.get(key) or self._opened(key, part)
+            file.writer.write_table(part.records)
+            if file.stream.tell() >= self._file_bytes:
+                self._close(key)
+
+    def _opened(self, key: str, part: Part) -> _OpenFile:
+        if len(self._open) >= OPEN_FILES_MAX:
+            self._close(max(self._open, key=lambda one: int(self._open[one].stream.tell())))
+        name = f"{self._prefix}-{self._environment.token(8).hex()}.parquet"
+        path, stream = self._format.create(part.directory, name)
+        metadata: list[pq.FileMetaData] = []
+        writer = pq.ParquetWriter(
+            stream, part.records.schema, compression="zstd", metadata_collector=metadata, store_schema=False
+        )
+        small = Part(part.directory, part.values, part.records.slice(0, 0))
+        self._open[key] = _OpenFile(path, small, stream, writer, metadata)
+        return self._open[key]
+
+    def _close(self, key: str) -> None:
+        file = self._open[key]
+        file.writer.close()
+        size_bytes = int(file.stream.tell())
+        file.stream.close()
+        del self._open[key]
+        self._complete.append(self._format.data_file(file.path, size_bytes, file.part, file.metadata[0]))
+
+    def close(self) -> tuple[DataFile, ...]:
+        """Complete all files, make them durable, and return them."""
+        for key in list(self._open):
+            self._close(key)
+        local = [self._format.local_path(file.path) for file in self._complete]
+        paths = [path for path in local if path is not None]
+        for path in paths:
+            sync_file(path)
+        for directory in sorted({path.parent for path in paths}):
+            sync_directory(directory)
+        return tuple(self._complete)
+
+    def abandon(self) -> None:
+        """Remove the files, as far as that is possible: vacuum removes others."""
+        paths = [file.path for file in self._complete]
+        for file in self._open.values():
+            paths.append(file.path)
+            for close in (file.writer.close, file.stream.close):
+                _ignoring_errors(close)
+        self._open.clear()
+        self._complete.clear()
+        for path in paths:
+            _ignoring_errors(lambda path=path: self._format.remove(path))
+
+
+def _ignoring_errors(call: Any) -> None:
+    try:
+        call()
+    except Exception:  # of any kind, as libraries raise
+        return
+
+
+class TableWriter(SinkWriter):
+    """Writes the records of one subtask."""
+
+    def __init__(
+        self,
+        format: FileFormat,
+        context: SinkContext,
+        buffer_bytes: int,
+        file_bytes: int,
+        environment: Environment = SYSTEM_ENVIRONMENT,
+    ) -> None:
+        self._format, self._context = format, context
+        self._buffer_bytes, self._file_bytes, self._environment = buffer_bytes, file_bytes, environment
+        self._batches: list[pa.RecordBatch] = []
+        self._size_bytes = 0
+        self._files: FileSet | None = None
+        self._sealed: list[_Sealed] = []
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """See ``SinkWriter``.
+
+        Raises:
+            StorageError: a file cannot be written.
+        """
+        if batch.num_rows == 0:
+            return
+        self._batches.append(batch)
+        self._size_bytes += batch.nbytes
+        if self._size_bytes >= self._buffer_bytes:
+            if self._files is None:
+                self._files = self._file_set()
+            with _failing(self._context.node, is_transient=False):
+                self._files.add(self._batches, self._context.schema)
+            self._batches, self._size_bytes = [], 0
+
+    def seal(self, checkpoint: CheckpointId) -> _Sealed:
+        context = self._context
+        owner = owner_of(context.pipeline, context.node)
+        name = str(OutputName(owner, int(checkpoint), context.subtask_index, int(context.generation)))
+        sealed = _Sealed(self, name, self._files, self._batches)
+        self._batches, self._size_bytes, self._files = [], 0, None
+        self._sealed = [one for one in self._sealed if not one.is_over]
+        self._sealed.append(sealed)
+        return sealed
+
+    def close(self) -> None:
+        """What is not prepared is abandoned."""
+        if self._files is not None:
+            self._files.abandon()
+        for sealed in self._sealed:
+            sealed.close()
+
+    def output(self, name: str, files: FileSet | None, batches: list[pa.RecordBatch]) -> bytes:
+        """Complete the files of a transaction; return the payload. What is all in memory may be written again.
+
+        Raises:
+            StorageError: a file cannot be written.
+        """
+        found = self._file_set() if files is None else files
+        with _failing(self._context.node, is_transient=files is None):
+            try:
+                if batches:
+                    found.add(batches, self._context.schema)
+                complete = found.close()
+            except BaseException:
+                found.abandon()
+                raise
+        return encode_output(TableOutput(name, self._format.base, complete))
+
+    def _file_set(self) -> FileSet:
+        context = self._context
+        prefix = f"part-{context.subtask_index:05d}-{int(context.generation):010d}"
+        return FileSet(self._format, prefix, self._file_bytes, self._environment)
+
+
+class _failing:  # noqa: N801 - a context manager
+    """Says of errors of the file system or the store that a file could not be written."""
+
+    def __init__(self, node: str, *, is_transient: bool) -> None:
+        self._node, self._is_transient = node, is_transient
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, OSError):
+            raise StorageError(
+                "write a data file of", f"sink '{self._node}'", str(error), is_transient=self._is_transient
+            ) from error
+
+
+class _Sealed(SealedTransaction):
+    """The records of one checkpoint and subtask: see ``SealedTransaction``."""
+
+    def __init__(self, writer: TableWriter, name: str, files: FileSet | None, batches: list[pa.RecordBatch]) -> None:
+        self._writer, self._name, self._files, self._batches = writer, name, files, batches
+        self._payload: bytes | None = None
+        self.is_over = files is None and not batches
+        """Whether it was prepared, or there is nothing to prepare."""
+
+    def prepare(self) -> bytes | None:
+        if not self.is_over:
+            self._payload = self._writer.output(self._name, self._files, self._batches)
+            self.is_over = True
+            self._files, self._batches = None, []
+        return self._payload
+
+    def close(self) -> None:
+        """Abandon it if it is not prepared."""
+        if self._files is not None:
+            self._files.abandon()
+        self.is_over, self._files, self._batches = True, None, []

@@ -1,0 +1,604 @@
+"""A table of Delta Lake as sink: what users configure, and how its log is read and written.
+
+The library deltalake does the log. Facts that this relies on, each with a test: a commit fails if table properties or
+the transaction of one of its applications have changed since the table was read; it does not refuse a later repetition;
+it syncs nothing to a local disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from headgate.connectors.fenced_sink import Fence
+from headgate.connectors.lakes.data_files import DataFile, FileFormat, Part, TableOutput, grouped
+from headgate.connectors.lakes.table_sink import (
+    BUFFER_BYTES,
+    FENCE_PREFIX,
+    FILE_BYTES,
+    CommitConflict,
+    TableSink,
+    checked_sizes,
+    decode_fence,
+    encode_fence,
+    fences_in,
+    refuse_missing_columns,
+)
+from headgate.connectors.lakes.types import delta_type, new_columns, table_schema
+from headgate.distribution import install_command
+from headgate.errors import HeadgateError, StorageError, UsageError
+from headgate.model.lineage import Location
+from headgate.storage.fsync import sync_directory, sync_file
+from headgate.storage.urls import absolute_location, is_secret_name, local_directory
+
+RETENTION = "delta.setTransactionRetentionDuration"
+"""With this property readers of the log drop the transactions of applications, by which commits are found."""
+
+NAMES_KEY = "headgate"
+"""In the commit info: the names of the outputs that the commit shows."""
+
+TEXT_MAX = 32
+"""Longer texts have no minimum and maximum in the log."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeltaSink(TableSink):
+    """Appends records to a table of Delta Lake, exactly once.
+
+    Subtasks write Parquet files while records flow. When a checkpoint completes, one commit of the table shows its
+    records, all at once. Needs the package deltalake: ``pip install 'headgate-streams[delta]'``.
+
+    Attributes:
+        url: the directory of the table, or its URL in an object store, such as ``s3://bucket/table``.
+        create: create the table if it is missing.
+        partition_by: the partition columns of a table that is created.
+        evolve: add columns to the table that records have and it does not.
+        settings: properties of a table that is created, such as ``{"delta.enableChangeDataFeed": "true"}``.
+        file_bytes: after so many bytes a subtask closes a file and begins another one.
+        buffer_bytes: Arrow bytes that a subtask holds in memory before it writes them.
+        storage_options: for the object store, such as ``{"aws_region": "eu-central-1"}``. Give secrets in the
+            environment of the driver and of every worker.
+    """
+
+    url: str | os.PathLike[str] = field(kw_only=False)
+    create: bool = False
+    partition_by: str | Sequence[str] = ()
+    evolve: bool = False
+    settings: Mapping[str, str] = field(default_factory=dict)
+    file_bytes: int = FILE_BYTES
+    buffer_bytes: int = BUFFER_BYTES
+    storage_options: Mapping[str, str] = field(default_factory=dict)
+    records: pa.Schema | None = field(default=None, repr=False, compare=False)
+    """Set by Headgate: the columns of a table that is created."""
+
+    def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises:
+            UsageError: one has no such value, or the package is not installed.
+        """
+        delta_library()
+        columns = (self.partition_by,) if isinstance(self.partition_by, str) else tuple(self.partition_by)
+        object.__setattr__(self, "url", absolute_location(self.url))
+        object.__setattr__(self, "partition_by", columns)
+        checked_sizes("DeltaSink", self.buffer_bytes, self.file_bytes)
+        checked_storage_options("DeltaSink", self.storage_options)
+        if columns and not self.create:
+            raise UsageError(
+                "DeltaSink(partition_by=) is for a table that is created: give create=True, or leave it out"
+            )
+
+    @property
+    def where(self) -> str:
+        """See ``TableSink``."""
+        return f"Delta table {self.url}"
+
+    def locations(self) -> tuple[Location, ...]:
+        """See ``Sink``."""
+        return table_locations(str(self.url))
+
+    @property
+    def shared_target(self) -> object:
+        """See ``Sink``."""
+        return self.url
+
+    def check(self, schema: pa.Schema) -> None:
+        """See ``Sink``: also that the table is there and takes such records."""
+        columns = table_schema(schema, delta_type, "DeltaSink")
+        if not columns.names:
+            raise UsageError("DeltaSink cannot write records without columns")
+        refuse_missing_columns("DeltaSink", "partition_by", self.partition_by, columns)
+        for name in self.partition_by:
+            if not can_be_partition(columns.field(name).type):
+                raise UsageError(
+                    f"DeltaSink(partition_by=) names column '{name}' of type {columns.field(name).type}; partitions "
+                    "are by texts, integers, decimals, dates, times and booleans"
+                )
+        object.__setattr__(self, "records", schema)
+        table = self.load()
+        if table is not None:
+            table.new_columns(schema, evolve=self.evolve)
+        elif not self.create:
+            raise self._missing()
+
+    def make_target(self, schema: pa.Schema) -> None:
+        """See ``Sink``: create the table when it is missing, and add columns."""
+        object.__setattr__(self, "records", schema)
+        if self.load() is None:
+            self.create_table()
+        table = self.load()
+        if table is None:
+            raise StorageError("create", self.where, "it is not there afterwards", is_transient=True)
+        missing = table.new_columns(schema, evolve=self.evolve)
+        if missing:
+            table.add_columns(missing)
+
+    def _missing(self) -> UsageError:
+        return UsageError(f"there is no {self.where}; give create=True to create it, or correct the location")
+
+    def load(self) -> DeltaLog | None:
+        """See ``TableSink``."""
+        return DeltaLog.load(str(self.url), self.storage_options)
+
+    def create_table(self) -> None:
+        """See ``TableSink``."""
+        if not self.create or self.records is None:
+            raise self._missing()
+        columns = table_schema(self.records, delta_type, "DeltaSink")
+        DeltaLog.create(str(self.url), columns, self.partition_by, self.settings, self.storage_options)
+
+    def file_format(self) -> FileFormat:
+        """See ``TableSink``."""
+        table = self.found()
+        assert isinstance(table, DeltaLog)
+        return DeltaFiles(table)
+
+
+def delta_library() -> Any:
+    """Return the library.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    try:
+        import deltalake
+    except ImportError:
+        raise UsageError(f"Delta tables need the package deltalake: {install_command('delta')}") from None
+    return deltalake
+
+
+def checked_storage_options(what: str, options: Mapping[str, str]) -> None:
+    """Refuse options with secrets: they are in the plan of the pipeline.
+
+    Raises:
+        UsageError
+    """
+    secret = next((name for name in options if is_secret_name(name)), None)
+    if secret is not None:
+        raise UsageError(
+            f"{what}(storage_options=) has a secret, '{secret}'; leave it out, and give it in the environment of the "
+            "driver and of every worker"
+        )
+
+
+def table_locations(url: str) -> tuple[Location, ...]:
+    """Return the one place of a table."""
+    return (Location(url, url if "://" in url else os.path.realpath(url)),)
+
+
+def can_be_partition(dtype: pa.DataType) -> bool:
+    """Whether the values of a type can be partition values."""
+    return bool(
+        pa.types.is_string(dtype)
+        or pa.types.is_integer(dtype)
+        or pa.types.is_decimal(dtype)
+        or pa.types.is_date(dtype)
+        or pa.types.is_timestamp(dtype)
+        or pa.types.is_boolean(dtype)
+    )
+
+
+@contextlib.contextmanager
+def delta_errors(operation: str, where: str) -> Iterator[None]:
+    """Say of the errors of the library what was being done: they may pass."""
+    try:
+        yield
+    except (HeadgateError, CommitConflict):
+        raise
+    except Exception as error:  # the library raises OSError, DeltaError, ValueError and Exception
+        raise StorageError(operation, where, str(error).partition("\n")[0], is_transient=True) from error
+
+
+class DeltaLog:
+    """A table of Delta as it was when it was read: see ``LogTable``."""
+
+    def __init__(self, url: str, table: Any, storage_options: Mapping[str, str]) -> None:
+        """Use ``load``."""
+        self.url, self.table, self.storage_options = url, table, storage_options
+
+    @staticmethod
+    def load(url: str, storage_options: Mapping[str, str], version: int | None = None) -> DeltaLog | None:
+        """Return the table at ``url``; None: there is none.
+
+        Raises:
+            StorageError
+        """
+        library = delta_library()
+        local = local_directory(url)
+        if local is not None and not (local / "_delta_log").is_dir():
+            return None
+        options = storage_settings(url, storage_options)
+        with delta_errors("read", f"Delta table {url}"):
+            try:
+                table = library.DeltaTable(str(local or url), version=version, storage_options=options)
+            except library.exceptions.TableNotFoundError:
+                return None
+        return DeltaLog(url, table, storage_options)
+
+    @staticmethod
+    def create(
+        url: str,
+        schema: pa.Schema,
+        partition_by: Sequence[str],
+        settings: Mapping[str, str],
+        storage_options: Mapping[str, str],
+    ) -> None:
+        """Create a table, unless there is one.
+
+        Raises:
+            StorageError
+        """
+        library = delta_library()
+        local = local_directory(url)
+        options = storage_settings(url, storage_options)
+        with delta_errors("create", f"Delta table {url}"):
+            library.DeltaTable.create(
+                str(local or url),
+                schema,
+                mode="ignore",
+                partition_by=list(partition_by),
+                configuration=dict(settings) or None,
+                storage_options=options,
+            )
+        if local is not None:
+            sync_log(local, 0)
+
+    @property
+    def where(self) -> str:
+        """The table, for messages."""
+        return f"Delta table {self.url}"
+
+    @property
+    def version(self) -> int:
+        """The version that was read."""
+        return int(self.table.version())
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the table, partition columns among them."""
+        return pa.schema(self.table.schema().to_arrow())
+
+    @property
+    def partition_columns(self) -> list[str]:
+        """The columns by which the table is partitioned."""
+        return list(self.table.metadata().partition_columns)
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """The properties of the table."""
+        return dict(self.table.metadata().configuration)
+
+    def refresh(self) -> None:
+        """See ``LogTable``."""
+        with delta_errors("read", self.where):
+            self.table.update_incremental()
+
+    # -- fences -----------------------------------------------------------------------------------------------------
+
+    def fence(self, owner: str) -> Fence | None:
+        """See ``LogTable``."""
+        text = self.properties.get(FENCE_PREFIX + owner)
+        return None if text is None else decode_fence(owner, text)
+
+    def fences(self) -> Iterable[Fence]:
+        """See ``LogTable``."""
+        return fences_in(self.properties)
+
+    def claim(self, fence: Fence) -> None:
+        """See ``LogTable``."""
+        properties = {FENCE_PREFIX + fence.owner: encode_fence(fence)}
+        with self._committing():
+            self.table.alter.set_table_properties(properties, raise_if_not_exists=False)
+        self._sync()
+
+    # -- columns ----------------------------------------------------------------------------------------------------
+
+    def new_columns(self, records: pa.Schema, *, evolve: bool) -> list[pa.Field]:
+        """Return the columns that records have and the table does not.
+
+        Raises:
+            UsageError: the table does not take such records.
+        """
+        self.refuse_features()
+        return new_columns(records, self.schema, delta_type, "DeltaSink", evolve=evolve)
+
+    def add_columns(self, columns: Sequence[pa.Field]) -> None:
+        """Add columns.
+
+        Raises:
+            StorageError
+        """
+        fields = delta_library().Schema.from_arrow(pa.schema(columns)).fields
+        try:
+            with self._committing():
+                self.table.alter.add_columns(fields)
+        except CommitConflict as error:
+            raise StorageError("add columns to", self.where, str(error), is_transient=True) from error
+        self._sync()
+
+    def refuse_features(self) -> None:
+        """Refuse a table that asks its writers for more than appending files.
+
+        Raises:
+            UsageError
+        """
+        properties = self.properties
+        if RETENTION in properties:
+            raise UsageError(
+                f"{self.where} has the property {RETENTION}, by which it forgets what DeltaSink has committed; remove "
+                "the property"
+            )
+        unsupported = [name for name in properties if name.startswith(("delta.constraints.", "delta.universalFormat"))]
+        if properties.get("delta.columnMapping.mode", "none") != "none":
+            unsupported.append("delta.columnMapping.mode")
+        if properties.get("delta.enableRowTracking", "false") == "true":
+            unsupported.append("delta.enableRowTracking")
+        for column in self.table.schema().fields:
+            unsupported += [
+                f"{name} of column '{column.name}'"
+                for name in column.metadata
+                if name.startswith(("delta.invariants", "delta.generationExpression", "delta.identity"))
+            ]
+        if unsupported:
+            raise UsageError(
+                f"{self.where} has {unsupported[0]}, which DeltaSink does not keep; write to another table"
+            )
+
+    # -- commits ----------------------------------------------------------------------------------------------------
+
+    def committed(self, outputs: Sequence[TableOutput], life: str) -> Collection[str]:
+        """See ``LogTable``. Checkpoints above the highest one of their generation cannot be there: no look is needed.
+
+        Below it the names in the log decide. In a log that was cleaned up, the highest one decides: a generation
+        commits in order.
+        """
+        highest = {name: self.table.transaction_version(name) for name in {_application(o, life) for o in outputs}}
+        maybe = [o for o in outputs if o.parts.number <= (highest[_application(o, life)] or 0)]
+        if not maybe:
+            return ()
+        wanted = self.version - min(output.base for output in maybe)
+        infos = self._infos(wanted)
+        names = {name for info in infos for name in _names_in(info)}
+        if len(infos) < wanted:
+            return {output.name for output in maybe}
+        return names.intersection(output.name for output in maybe)
+
+    def _infos(self, count: int) -> list[dict[str, Any]]:
+        with delta_errors("read the history of", self.where):
+            return list(self.table.history(limit=max(count, 1)))
+
+    def missing_files(self, paths: Sequence[str]) -> Sequence[str]:
+        """See ``LogTable``."""
+        local = local_directory(self.url)
+        if local is not None:
+            return [path for path in paths if not (local / path).is_file()]
+        files = self.filesystem()
+        with delta_errors("look for files of", self.where):
+            found = files.get_file_info(list(paths))
+        return [path for path, info in zip(paths, found, strict=True) if not info.is_file]
+
+    def append(self, outputs: Sequence[TableOutput], life: str) -> None:
+        """See ``LogTable``."""
+        library = delta_library()
+        self.refuse_features()
+        now_ms = DeltaSink.environment.wall_ms()
+        actions = [
+            library.transaction.AddAction(file.path, file.size_bytes, file.partition, now_ms, True, file.stats)
+            for output in outputs
+            for file in output.files
+        ]
+        highest: dict[str, int] = {}
+        for output in outputs:
+            name = _application(output, life)
+            known = highest.get(name, self.table.transaction_version(name) or 0)
+            highest[name] = max(known, output.parts.number)
+        # without a date, by which they could expire
+        transactions = [library.Transaction(name, number, None) for name, number in sorted(highest.items())]
+        properties = library.CommitProperties(
+            custom_metadata={NAMES_KEY: json.dumps([output.name for output in outputs])},
+            app_transactions=transactions,
+        )
+        with self._committing():
+            self.table.create_write_transaction(actions, "append", self.table.schema(), commit_properties=properties)
+        self._sync()
+
+    @contextlib.contextmanager
+    def _committing(self) -> Iterator[None]:
+        """Say of a commit that failed, however, that one has to look."""
+        try:
+            yield
+        except delta_library().exceptions.CommitFailedError as error:
+            raise CommitConflict(str(error)) from error
+        except Exception as error:
+            raise StorageError("commit to", self.where, str(error).partition("\n")[0], is_transient=True) from error
+
+    def _sync(self) -> None:
+        """Make the log of a local table durable: the library does not. Then read what was committed."""
+        local = local_directory(self.url)
+        before = self.version
+        self.refresh()
+        if local is not None:
+            for version in range(before, self.version + 1):
+                sync_log(local, version)
+
+    def filesystem(self) -> pa.fs.FileSystem:
+        """Return the files of the table, by the library."""
+        from deltalake.fs import DeltaStorageHandler
+        from pyarrow.fs import PyFileSystem
+
+        options = storage_settings(self.url, self.storage_options)
+        return PyFileSystem(DeltaStorageHandler(str(local_directory(self.url) or self.url), options))
+
+
+def storage_settings(url: str, options: Mapping[str, str]) -> dict[str, str] | None:
+    """Return the options for the object store: commits to S3 are by conditional puts."""
+    if url.startswith(("s3://", "s3a://")):
+        return {"aws_conditional_put": "etag", **options}
+    return dict(options) or None
+
+
+def sync_log(table: Path, version: int) -> None:
+    """Make one entry of the log of a local table durable."""
+    log = table / "_delta_log"
+    with contextlib.suppress(FileNotFoundError):  # cleaned up
+        sync_file(log / f"{version:020d}.json")
+    sync_directory(log)
+
+
+def _application(output: TableOutput, life: str) -> str:
+    """Return the application id of a generation of a sink."""
+    parts = output.parts
+    return f"headgate:{parts.owner}:{life}:{parts.generation}"
+
+
+def _names_in(info: Mapping[str, Any]) -> list[str]:
+    text = info.get(NAMES_KEY)
+    try:
+        found = json.loads(text) if isinstance(text, str) else []
+    except ValueError:
+        return []
+    return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
+
+
+_NULL = "__HIVE_DEFAULT_PARTITION__"
+NAME_MAX = 240
+
+
+class DeltaFiles:
+    """Writes data files of a table: see ``FileFormat``."""
+
+    def __init__(self, table: DeltaLog) -> None:
+        self._table, self.base, self.schema = table, table.version, table.schema
+        self._partition_by = table.partition_columns
+        self._columns = [name for name in self.schema.names if name not in self._partition_by]
+        self._local = local_directory(table.url)
+        self._files = None if self._local is not None else table.filesystem()
+        if not self._columns:
+            raise UsageError(f"{table.where} has no columns but those of its partitions; add one")
+
+    def parts(self, records: pa.Table) -> Iterable[Part]:
+        """See ``FileFormat``. Partition columns are not in the files."""
+        if not self._partition_by:
+            yield Part("", {}, records)
+            return
+        inside = records.select(self._columns)
+        for found, rows in grouped(records.select(self._partition_by)):
+            values = {name: partition_text(value) for name, value in zip(self._partition_by, found, strict=True)}
+            yield Part(partition_directory(values), values, inside.take(rows))
+
+    def create(self, directory: str, name: str) -> tuple[str, Any]:
+        """See ``FileFormat``."""
+        path = f"{directory}/{name}" if directory else name
+        if self._local is not None:
+            (self._local / directory).mkdir(parents=True, exist_ok=True)
+            return path, pa.OSFile(str(self._local / path), "wb")
+        assert self._files is not None
+        return path, self._files.open_output_stream(path)
+
+    def local_path(self, path: str) -> Path | None:
+        """See ``FileFormat``."""
+        return None if self._local is None else self._local / path
+
+    def remove(self, path: str) -> None:
+        """See ``FileFormat``."""
+        if self._local is not None:
+            (self._local / path).unlink(missing_ok=True)
+        elif self._files is not None:
+            self._files.delete_file(path)
+
+    def data_file(self, path: str, size_bytes: int, part: Part, metadata: pq.FileMetaData) -> DataFile:
+        """See ``FileFormat``."""
+        return DataFile(path, size_bytes, metadata.num_rows, part.values, delta_stats(metadata, part.records.schema))
+
+
+def partition_directory(values: Mapping[str, str | None]) -> str:
+    """Return the directory of a partition, as other writers name it: some readers take the values from there.
+
+    Raises:
+        UsageError: a value is too long for the name of a directory.
+    """
+    found = [
+        f"{quote(name, safe='')}={_NULL if text is None else quote(text, safe='')}" for name, text in values.items()
+    ]
+    for name in found:
+        if len(name) > NAME_MAX:
+            raise UsageError(f"a partition value is too long for the name of a directory: {name[:60]}…")
+    return "/".join(found)
+
+
+def partition_text(value: Any) -> str | None:
+    """Return a partition value as the log has it. An empty text is null there."""
+    if value is None or value == "":
+        return None
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, datetime.datetime):
+        return (value.astimezone(datetime.UTC) if value.tzinfo else value).strftime("%Y-%m-%d %H:%M:%S.%f")
+    return str(value)
+
+
+def delta_stats(metadata: pq.FileMetaData, schema: pa.Schema) -> str:
+    """Return the statistics of a file, as far as they are exact: rows, nulls, minima and maxima."""
+    nulls: dict[str, int] = {}
+    lowest: dict[str, Any] = {}
+    highest: dict[str, Any] = {}
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    for index in range(metadata.num_columns):
+        chunks = [group.column(index) for group in groups]
+        name = chunks[0].path_in_schema if chunks else ""
+        if name not in schema.names or any(not chunk.is_stats_set for chunk in chunks):
+            continue
+        found = [chunk.statistics for chunk in chunks]
+        if any(not one.has_null_count for one in found):
+            continue
+        nulls[name] = sum(one.null_count for one in found)
+        bounded = [one for one in found if one.num_values]
+        if not bounded or not all(one.has_min_max for one in bounded):
+            continue
+        low = bound_in_stats(min(one.min for one in bounded), schema.field(name).type)
+        high = bound_in_stats(max(one.max for one in bounded), schema.field(name).type)
+        if low is not None and high is not None:
+            lowest[name], highest[name] = low, high
+    stats = {"numRecords": metadata.num_rows, "minValues": lowest, "maxValues": highest, "nullCount": nulls}
+    return json.dumps(stats)
+
+
+def bound_in_stats(value: Any, dtype: pa.DataType) -> Any:
+    """Return a minimum or maximum in the form of the log; None: it has none."""
+    if pa.types.is_integer(dtype):
+        return int(value)
+    if pa.types.is_string(dtype):
+        return value if isinstance(value, str) and len(value) <= TEXT_MAX else None
+    if pa.types.is_date(dtype):
+        return value.isoformat()
+    return None  # of floating-point numbers Parquet leaves NaN out, and readers may not

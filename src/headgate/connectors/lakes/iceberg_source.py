@@ -1,0 +1,218 @@
+"""A table of Iceberg as source: what users configure, and how its snapshots are followed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from headgate.connectors.lakes.iceberg_sink import IcebergLog, check_catalog, iceberg_errors, iceberg_library, load_log
+from headgate.connectors.lakes.table_source import SPLITS, TableFile, TableHistory, TableSource
+from headgate.errors import UsageError
+from headgate.model.config import Duration
+from headgate.model.lineage import Location
+from headgate.operators.schemas import canonical_schema
+
+
+@dataclass(frozen=True, kw_only=True)
+class Iceberg(TableSource):
+    """Reads a table of Iceberg: a snapshot of it, and with ``follow`` what later snapshots add.
+
+    Needs the package pyiceberg: ``pip install 'headgate-streams[iceberg]'``.
+
+    Attributes:
+        table: the table with its namespace, such as ``"shop.orders"``.
+        catalog: the name of the catalog, as in ``.pyiceberg.yaml`` and in ``PYICEBERG_CATALOG__<NAME>__URI``.
+        properties: of the catalog. Give secrets in the environment or in ``.pyiceberg.yaml``.
+        snapshot: the id of the snapshot that is read; None: the newest one when the program starts for the first time.
+        after: read what follows this snapshot, and not the rows that are there.
+        follow: go on with snapshots that come later.
+        skip_changes: skip snapshots that delete or rewrite rows, instead of stopping there.
+        poll_interval: how often the table is asked for a new snapshot.
+        splits: how many parts are read side by side.
+    """
+
+    versions_rise = False
+
+    table: str = field(kw_only=False)
+    catalog: str = "default"
+    properties: Mapping[str, str] = field(default_factory=dict)
+    snapshot: int | None = None
+    after: int | None = None
+    follow: bool = False
+    skip_changes: bool = False
+    poll_interval: Duration = "1s"
+    splits: int = SPLITS
+    newest: int | None = field(default=None, repr=False, compare=False)
+    """Set by Headgate: the newest snapshot when the pipeline was built."""
+
+    def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises:
+            UsageError: one has no such value, or the package is not installed.
+        """
+        iceberg_library()
+        check_catalog("Iceberg", self.table, self.properties)
+        if self.snapshot is not None and self.after is not None:
+            raise UsageError("Iceberg(snapshot=) and Iceberg(after=) both say where to begin: give one of them")
+        self.checked("Iceberg")
+
+    @property
+    def where(self) -> str:
+        """See ``TableSource``."""
+        return f"Iceberg table {self.table} of catalog {self.catalog}"
+
+    def locations(self) -> tuple[Location, ...]:
+        """See ``Source``."""
+        name = f"iceberg:{self.catalog}:{self.table}"
+        return (Location(name, name),)
+
+    def identity(self) -> str:
+        """See ``Source``."""
+        return f"iceberg:{self.splits}"
+
+    def log(self) -> IcebergLog:
+        """Return the table.
+
+        Raises:
+            UsageError: there is none.
+        """
+        found = load_log(self.table, self.catalog, self.properties)
+        if found is None:
+            raise UsageError(f"there is no {self.where}; correct the name")
+        return found
+
+    def schema(self) -> pa.Schema:
+        """See ``Source``."""
+        table = self.log().table
+        first = self.snapshot if self.snapshot is not None else self.after
+        if first is not None and table.metadata.snapshot_by_id(first) is None:
+            raise UsageError(f"{self.where} has no snapshot {first}; it may have expired")
+        current = table.current_snapshot()
+        object.__setattr__(self, "newest", NO_SNAPSHOT if current is None else current.snapshot_id)
+        return canonical_schema(table.schema().as_arrow())
+
+    def start(self) -> tuple[int, bool]:
+        """See ``TableSource``."""
+        if self.after is not None:
+            return self.after, False
+        return self._newest if self.snapshot is None else self.snapshot, True
+
+    @property
+    def _newest(self) -> int:
+        if self.newest is None:
+            self.schema()
+        assert self.newest is not None
+        return self.newest
+
+    def end(self) -> int | None:
+        """See ``TableSource``."""
+        if self.follow:
+            return None
+        return self._newest if self.snapshot is None else self.snapshot
+
+    def history(self, schema: pa.Schema) -> TableHistory:
+        """See ``TableSource``."""
+        return IcebergHistory(self, schema)
+
+
+NO_SNAPSHOT = 0
+"""In place of the id of a snapshot: the table was empty."""
+
+
+class IcebergHistory:
+    """See ``TableHistory``. Versions are ids of snapshots."""
+
+    def __init__(self, source: Iceberg, schema: pa.Schema) -> None:
+        self._source, self._schema, self._table = source, schema, source.log().table
+
+    def _ancestors(self) -> list[Any]:
+        """Return the snapshots of the table, the newest first, as far as they have not expired."""
+        found = []
+        snapshot = self._table.current_snapshot()
+        while snapshot is not None:
+            found.append(snapshot)
+            parent = snapshot.parent_snapshot_id
+            snapshot = None if parent is None else self._table.metadata.snapshot_by_id(parent)
+        return found
+
+    def _gone(self, version: int) -> UsageError:
+        return UsageError(
+            f"snapshot {version} of {self._source.where} has expired, or the table was rolled back, and what "
+            "follows it cannot be told: keep snapshots for longer than the pipeline may be down. To go on, give the "
+            "source another name, which reads the whole table"
+        )
+
+    def snapshot(self, version: int) -> Sequence[TableFile]:
+        """See ``TableHistory``. Rows that delete files delete are left out."""
+        if version == NO_SNAPSHOT:
+            return ()
+        if self._table.metadata.snapshot_by_id(version) is None:
+            raise self._gone(version)
+        with iceberg_errors("read", self._source.where):
+            tasks = list(self._table.scan(snapshot_id=version).plan_files())
+        return sorted((TableFile(task.file.file_path, task) for task in tasks), key=lambda file: file.path)
+
+    def next(self, version: int) -> int | None:
+        """See ``TableHistory``."""
+        with iceberg_errors("read", self._source.where):
+            self._table.refresh()
+        line = self._ancestors()
+        if not line and version == NO_SNAPSHOT:
+            return None
+        if line and line[0].snapshot_id == version:
+            return None
+        for snapshot in line:
+            if (snapshot.parent_snapshot_id or NO_SNAPSHOT) == version:
+                return int(snapshot.snapshot_id)
+        raise self._gone(version)
+
+    def added(self, version: int) -> Sequence[TableFile]:
+        """See ``TableHistory``. Compaction changes no rows."""
+        from pyiceberg.manifest import ManifestContent, ManifestEntryStatus
+        from pyiceberg.table import FileScanTask
+        from pyiceberg.table.snapshots import Operation
+
+        snapshot = self._table.metadata.snapshot_by_id(version)
+        if snapshot is None:
+            raise self._gone(version)
+        operation = None if snapshot.summary is None else snapshot.summary.operation
+        if operation == Operation.REPLACE:
+            return ()
+        if operation != Operation.APPEND:
+            if self._source.skip_changes:
+                return ()
+            raise UsageError(
+                f"snapshot {version} of {self._source.where} deletes or rewrites rows, and only new files are "
+                "followed; give skip_changes=True to skip such snapshots"
+            )
+        with iceberg_errors("read", self._source.where):
+            files = [
+                entry.data_file
+                for manifest in snapshot.manifests(self._table.io)
+                if manifest.added_snapshot_id == version and manifest.content == ManifestContent.DATA
+                for entry in manifest.fetch_manifest_entry(self._table.io, discard_deleted=True)
+                if entry.status == ManifestEntryStatus.ADDED and entry.snapshot_id in (None, version)
+            ]
+        return sorted((TableFile(one.file_path, FileScanTask(one)) for one in files), key=lambda file: file.path)
+
+    def read(self, file: TableFile, row: int) -> Iterator[pa.RecordBatch]:
+        """See ``TableHistory``. The library finds columns by their ids, and leaves deleted rows out."""
+        from pyiceberg.expressions import AlwaysTrue
+        from pyiceberg.io.pyarrow import ArrowScan
+
+        names = [name for name in self._schema.names if name in self._table.schema().column_names]
+        scan = ArrowScan(self._table.metadata, self._table.io, self._table.schema().select(*names), AlwaysTrue())
+        before = 0
+        for batch in scan.to_record_batches([file.data]):
+            rest = batch.slice(max(row - before, 0))
+            before += batch.num_rows
+            if rest.num_rows:
+                columns = [
+                    rest.column(column.name) if column.name in names else pa.nulls(rest.num_rows, column.type)
+                    for column in self._schema
+                ]
+                yield pa.RecordBatch.from_arrays(columns, names=self._schema.names)

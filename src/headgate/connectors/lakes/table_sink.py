@@ -1,0 +1,339 @@
+"""Sinks for tables with a log: data files are written while records flow, and one commit shows a checkpoint.
+
+The driver commits what all subtasks wrote for a checkpoint in one commit of the table, which carries the names of the
+outputs. A later process that does not know how a commit ended finds them in the log (K7). The table itself stores the
+fence of the newest generation; a claim is a commit, so that commits computed before it conflict with it.
+Counterpart: ``data_files`` writes. Source: docs/spec/lakes.md.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import ClassVar, Protocol
+
+import msgspec
+import pyarrow as pa
+
+from headgate import fault_points
+from headgate.connectors.base import Committer, Holding, SinkContext, SinkWriter
+from headgate.connectors.fenced_sink import Fence, FencedSink, decode_fence_life, in_order, owner_of, with_stored_life
+from headgate.connectors.lakes.data_files import FileFormat, TableOutput, TableWriter, decode_output
+from headgate.environment import SYSTEM_ENVIRONMENT, Environment
+from headgate.errors import StorageError, UsageError, gone
+from headgate.model.ids import CheckpointId, Generation
+from headgate.model.manifest import Committable
+from headgate.model.pipeline_identity import Mine
+from headgate.protocol.checkpoints.commit import CommitPermit
+
+BUFFER_BYTES = 32 << 20
+"""Arrow bytes that a subtask holds before it writes them to files."""
+
+FILE_BYTES = 128 << 20
+"""Bytes after which a data file is closed and another one begun."""
+
+TRIES_MAX = 20
+"""So often in a row another writer may commit first; then the caller tries again."""
+
+
+class CommitConflict(Exception):  # noqa: N818 - expected outcome, not a fault
+    """Another commit came first, or it is not known whether this one took effect: look again."""
+
+
+class LogTable(Protocol):
+    """A table as it was at one moment. A commit succeeds only if nothing that it looked at has changed since."""
+
+    def fence(self, owner: str) -> Fence | None:
+        """Return the fence that is stored for ``owner``."""
+
+    def fences(self) -> Iterable[Fence]:
+        """Return the fences of all owners."""
+
+    def claim(self, fence: Fence) -> None:
+        """Store ``fence``.
+
+        Raises:
+            CommitConflict
+        """
+
+    def committed(self, outputs: Sequence[TableOutput], life: str) -> Collection[str]:
+        """Return the names of those that are committed. ``life``: the id of the sink's life."""
+
+    def missing_files(self, paths: Sequence[str]) -> Sequence[str]:
+        """Return those of ``paths`` that do not exist."""
+
+    def append(self, outputs: Sequence[TableOutput], life: str) -> None:
+        """Commit all of ``outputs`` at once.
+
+        Raises:
+            CommitConflict
+            UsageError: the table does not take them any more.
+        """
+
+    def refresh(self) -> None:
+        """Read the newest version."""
+
+
+class TableSink(FencedSink):
+    """Base class of sinks for tables with a log."""
+
+    buffer_bytes: int
+    file_bytes: int
+    environment: ClassVar[Environment] = SYSTEM_ENVIRONMENT
+
+    @abstractmethod
+    def load(self) -> LogTable | None:
+        """Return the table as it is now; None: there is none.
+
+        Raises:
+            StorageError, UsageError
+        """
+
+    @abstractmethod
+    def create_table(self) -> None:
+        """Create the table, unless another process has done so. Called when there is none.
+
+        Raises:
+            UsageError: it is not to be created, or its columns are not known.
+        """
+
+    @abstractmethod
+    def file_format(self) -> FileFormat:
+        """Return what writes data files of the table."""
+
+    @property
+    @abstractmethod
+    def where(self) -> str:
+        """The table, for messages."""
+
+    def open(self, context: SinkContext) -> SinkWriter:
+        """See ``Sink``."""
+        return TableWriter(self.file_format(), context, self.buffer_bytes, self.file_bytes, self.environment)
+
+    def open_committer(self, pipeline: str, node: str, generation: Generation) -> Committer:
+        """See ``Sink``."""
+        return TableCommitter(self, Fence(owner_of(pipeline, node), int(generation)))
+
+    def found(self) -> LogTable:
+        """Return the table.
+
+        Raises:
+            UsageError: there is none.
+            StorageError
+        """
+        table = self.load()
+        if table is None:
+            raise UsageError(f"{self.where} does not exist any more; restore it, or start the pipeline over")
+        return table
+
+    def claim(self, fence: Fence) -> None:
+        """See ``FencedSink``."""
+        for _ in range(TRIES_MAX):
+            table = self.load()
+            if table is None:
+                self.create_table()
+                continue
+            known = table.fence(fence.owner)
+            fence.refuse_if_replaced_by(known)
+            if known == fence:
+                return
+            try:
+                table.claim(fence)
+            except CommitConflict:
+                continue
+            return
+        raise StorageError("claim", self.where, "others change it all the time")
+
+    def claimed(self, owner: str) -> Fence | None:
+        """See ``FencedSink``. A table that is missing has no owner."""
+        table = self.load()
+        return None if table is None else table.fence(owner)
+
+    def all_claimed(self) -> Iterable[Fence]:
+        """See ``FencedSink``."""
+        table = self.load()
+        return () if table is None else table.fences()
+
+    def holding(self, pipeline: str, node: str, mine: Mine) -> Holding:
+        """See ``Sink``. Rows cannot be told from those of others once files were compacted."""
+        known = self.owner(pipeline, node)
+        if known.is_unknown or known.is_forgotten:
+            return Holding("", self.where)
+        problem = f"{self.where} keeps the rows that were written to it: delete the table, or its rows, and then run "
+        return Holding("all its rows", self.where, problem=problem + self.how_to_forget(pipeline, node))
+
+
+class TableCommitter(Committer):
+    """Commits prepared output in the driver."""
+
+    knows_outcomes = True
+
+    def __init__(self, sink: TableSink, fence: Fence) -> None:
+        """Use ``TableSink.open_committer``."""
+        self._sink, self._fence = sink, fence
+        self._table: LogTable | None = None
+        self._known: dict[str, CheckpointId] = {}
+        """Names that are known to be committed."""
+
+    def recover(self, keep: Sequence[Committable]) -> None:
+        """See ``Committer``. Files that are not kept stay: vacuum removes what the log does not name."""
+        self._fence = with_stored_life(self._sink, self._fence)
+        self._sink.claim(self._fence)
+        self._table = None
+
+    def commit(self, permit: CommitPermit, committables: Sequence[Committable]) -> None:
+        """See ``Committer``: one commit of the table shows all that is new."""
+        ordered = in_order(permit, committables)
+        checkpoints = {one.name: c.checkpoint for one, c in zip(map(decode_output, ordered), ordered, strict=True)}
+        outputs = [decode_output(committable) for committable in ordered]
+        todo = [output for output in outputs if output.name not in self._known]
+        if todo:
+            self._commit(todo)
+        self._known |= checkpoints
+        while len(self._known) > KNOWN_MAX:
+            del self._known[next(iter(self._known))]
+
+    def _commit(self, outputs: Sequence[TableOutput]) -> None:
+        for _ in range(TRIES_MAX):
+            table = self._newest()
+            life = self._checked_life(table)
+            committed = table.committed(outputs, life)
+            todo = [output for output in outputs if output.name not in committed]
+            if not todo:
+                return
+            self._refuse_missing(table, todo)
+            fault_points.reach("in-publish")
+            try:
+                table.append(todo, life)
+            except CommitConflict:
+                self._table = None
+                continue
+            except StorageError:
+                self._table = None
+                raise
+            fault_points.reach("after-publish")
+            return
+        raise StorageError("commit to", self._sink.where, "others commit to it all the time", is_transient=True)
+
+    def _newest(self) -> LogTable:
+        if self._table is None:
+            self._table = self._sink.found()
+        else:
+            table, self._table = self._table, None  # of a table that cannot be read nothing is kept
+            table.refresh()
+            self._table = table
+        return self._table
+
+    def _checked_life(self, table: LogTable) -> str:
+        """Return the life of the sink that the table has stored, which is this one's.
+
+        Raises:
+            FencedError: a newer generation has claimed the table.
+        """
+        known = table.fence(self._fence.owner)
+        if known is None:
+            raise UsageError(
+                f"{self._sink.where} does not know sink '{self._fence.owner}' any more: it was replaced or restored "
+                "while the pipeline ran; restart the pipeline to claim it again"
+            )
+        self._fence.refuse_if_replaced_by(known)
+        return life_of(known)
+
+    def _refuse_missing(self, table: LogTable, outputs: Sequence[TableOutput]) -> None:
+        """Raise if a file is gone: the log must not name it.
+
+        Raises:
+            UsageError
+        """
+        missing = table.missing_files([file.path for output in outputs for file in output.files])
+        if missing:
+            raise gone(UsageError(f"output of {self._fence.owner} cannot be committed: {_why_missing(missing)}"))
+
+    def denial(self, committable: Committable) -> str:
+        """See ``Committer``."""
+        output = decode_output(committable)
+        table = self._sink.found()
+        known = table.fence(self._fence.owner)
+        if output.name in table.committed([output], "" if known is None else life_of(known)):
+            return ""
+        missing = table.missing_files([file.path for file in output.files])
+        return _why_missing(missing) if missing else ""
+
+    def forget(self, before: CheckpointId, promised: Callable[[], Sequence[Committable]]) -> None:
+        """See ``Committer``: names in the log go with it."""
+        self._known = {name: at for name, at in self._known.items() if at >= before}
+
+
+KNOWN_MAX = 100_000
+"""Names that a committer remembers, so that it need not read the log."""
+
+
+def _why_missing(missing: Sequence[str]) -> str:
+    return (
+        f"data file {missing[0]} is gone ({len(missing)} in all), which was written and not yet committed; a vacuum "
+        "with a retention shorter than the pipeline was down removes such files"
+    )
+
+
+def life_of(fence: Fence) -> str:
+    """Return the id of the life in a fence; "" for none."""
+    life = decode_fence_life(fence)
+    return "" if life is None else life.id
+
+
+class _StoredFence(msgspec.Struct, frozen=True):
+    generation: int
+    life: str
+
+
+def encode_fence(fence: Fence) -> str:
+    """Return the text that a table stores of a fence, without its owner."""
+    return msgspec.json.encode(_StoredFence(fence.generation, fence.life)).decode()
+
+
+def decode_fence(owner: str, text: str) -> Fence:
+    """Return a fence that a table has stored.
+
+    Raises:
+        UsageError: the text is none.
+    """
+    try:
+        found = msgspec.json.decode(text, type=_StoredFence)
+    except msgspec.DecodeError as error:
+        raise UsageError(f"the property {FENCE_PREFIX}{owner} of a table has another form: {error}") from error
+    return Fence(owner, found.generation, found.life)
+
+
+FENCE_PREFIX = "headgate.owner."
+"""Properties of a table that have fences begin so; the owner follows."""
+
+
+def fences_in(properties: dict[str, str]) -> list[Fence]:
+    """Return the fences in the properties of a table."""
+    return [
+        decode_fence(name.removeprefix(FENCE_PREFIX), text)
+        for name, text in sorted(properties.items())
+        if name.startswith(FENCE_PREFIX)
+    ]
+
+
+def checked_sizes(sink: str, buffer_bytes: int, file_bytes: int) -> None:
+    """Refuse sizes that are impossible.
+
+    Raises:
+        UsageError
+    """
+    for name, size_bytes in (("buffer_bytes", buffer_bytes), ("file_bytes", file_bytes)):
+        if size_bytes < 1:
+            raise UsageError(f"{sink}({name}={size_bytes!r}) must be at least 1")
+
+
+def refuse_missing_columns(sink: str, option: str, columns: Sequence[str], schema: pa.Schema) -> None:
+    """Refuse columns that records do not have.
+
+    Raises:
+        UsageError
+    """
+    for name in columns:
+        if name not in schema.names:
+            raise UsageError(f"{sink}({option}=) names column '{name}'; the records have {', '.join(schema.names)}")

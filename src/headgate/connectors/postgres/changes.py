@@ -1,0 +1,941 @@
+"""Change data capture: the rows of a table of PostgreSQL, and then every change of it, from a logical slot.
+
+The slot is made first and exports a snapshot, in which the rows are read; then come the changes after it, so there is
+no gap and no repeat. The snapshot ends with its connection: what was read of it is in no checkpoint, because the hook
+lets none begin before the rows have been read. A start without a checkpoint begins with a new slot.
+
+The slot keeps the log of the server up to what the driver says (``hold``): the oldest position in a checkpoint that
+may be restored. It tells the reader through the log itself, by a message in a transaction, which lets tables without
+changes advance as well. Source: docs/spec/connectors.md. Counterpart: ``pgoutput``.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+import select
+import struct
+import zlib
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from headgate.connectors.base import (
+    ASK_AGAIN,
+    AskAgain,
+    CoordinatorHook,
+    FailStopReader,
+    HoldContext,
+    HookContext,
+    Source,
+    SourceBatch,
+    SourceContext,
+    SplitPosition,
+)
+from headgate.connectors.postgres.connection import (
+    check_url,
+    client_libraries,
+    connect,
+    connect_arrow,
+    database_of,
+    failure,
+    place_of,
+    translated,
+)
+from headgate.connectors.postgres.pgoutput import (
+    COMMIT,
+    COMMIT_TIME,
+    HEADER,
+    LSN,
+    METADATA,
+    TRANSACTION,
+    Decoder,
+    Point,
+    with_columns,
+)
+from headgate.connectors.postgres.values import Column, identifier, parsed, schema_of
+from headgate.environment import SYSTEM_ENVIRONMENT, Environment, ThreadEnded
+from headgate.errors import CorruptionError, StorageError, UsageError
+from headgate.model.lineage import Location
+from headgate.model.state_schema import Form
+from headgate.operators.changes import INSERT, OP, OP_FIELD, OPS, op_column
+
+LATEST = "latest"
+SPLIT = "changes"
+CONFIRM = "headgate.confirm."
+"""In front of the name of a slot: the prefix of messages in the log that say how far it may be confirmed."""
+
+MESSAGES_MAX = 65_536
+"""So many messages are decoded at a time at most; a larger transaction comes in several batches."""
+READY_MAX = 3
+STATUS_MS = 5_000
+WAIT_S = 1.0
+"""How long the thread waits for changes before it looks at the time."""
+PATIENCE_MS = 60_000
+"""How long a server that is away, or a slot that is in use, is waited for."""
+RETRY_S = 0.05
+ASK_S = 0.1
+WAKEUP_MS = 5
+VERSION_MIN = 140_000
+
+_SLOT = re.compile(r"[a-z0-9_]{1,40}")
+_POSITION_VERSION = 1
+_REACHED_END = "the reading has an end"
+
+
+class Position(msgspec.Struct, frozen=True):
+    """A position as checkpoints store it.
+
+    Attributes:
+        slot: its name.
+        system, timeline: of the server.
+        lsn, index: see ``Point``.
+        end: where a bounded reading ends; None: it does not.
+    """
+
+    slot: str
+    system: str
+    timeline: int
+    lsn: int
+    index: int = 0
+    end: int | None = None
+    version: int = _POSITION_VERSION
+
+    def encode(self) -> bytes:
+        """Return it as JSON."""
+        return msgspec.json.encode(self)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Position:
+        """Return the position.
+
+        Raises:
+            CorruptionError
+        """
+        try:
+            found = msgspec.json.decode(data, type=cls)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise CorruptionError("position of changes", 0, "slot and LSN", str(error)) from error
+        if found.version != _POSITION_VERSION:
+            raise CorruptionError("position of changes", 0, f"version {_POSITION_VERSION}", f"version {found.version}")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """What the catalogue says of a table."""
+
+    schema: str
+    name: str
+    columns: tuple[Column, ...]
+    has_whole_rows: bool
+    """Changes have the old row (REPLICA IDENTITY FULL)."""
+
+    @property
+    def sql(self) -> str:
+        """The name in SQL."""
+        return f"{identifier(self.schema)}.{identifier(self.name)}"
+
+
+class PostgresChanges(Source):
+    """Reads a table of PostgreSQL: the rows that it has, and then each change, as a stream with changes.
+
+    ``PostgresChanges("postgresql://headgate@db/shop", "orders")`` needs ``wal_level = logical`` on the server, a user
+    with the attribute REPLICATION, and PostgreSQL 14 or newer. If the table has REPLICA IDENTITY FULL, updates and
+    deletes have the old row (retractions); otherwise it needs a primary key. Needs the package psycopg:
+    ``pip install 'headgate-streams[postgres]'``.
+    """
+
+    environment: ClassVar[Environment] = SYSTEM_ENVIRONMENT
+
+    def __init__(
+        self,
+        url: str,
+        table: str,
+        *,
+        slot: str = "",
+        publication: str = "",
+        snapshot: bool = True,
+        metadata: Sequence[str] = (),
+        as_text: Sequence[str] = (),
+        truncate: Literal["error", "ignore"] = "error",
+        end: Literal["latest"] | None = None,
+    ) -> None:
+        """Configure.
+
+        Args:
+            url: the database, as ``"postgresql://user@host/database"``, without a password.
+            table: its name, as ``"orders"`` or ``"sales.orders"``; by default in the schema ``public``.
+            slot: how the slot is called, to which each life of the pipeline adds its own ending. By default it is
+                named after pipeline and operator. Without ``snapshot``: the slot that you made.
+            publication: a publication that you made, which has the table. By default one for the table alone is
+                made, which the table's owner may do.
+            snapshot: False reads changes only, from a slot of the plugin pgoutput that you made, and keep.
+            metadata: columns beside those of the table, of ``"commit_time"``, ``"lsn"`` and ``"transaction"``. With
+                any, the stream has ordinary records with a column ``op``: a change and the row that it takes back
+                differ in these columns.
+            as_text: columns that are read as the text that the server writes, for example because a date may be
+                ``infinity``.
+            truncate: what happens when the table is truncated: ``"error"``, or ``"ignore"`` to keep its rows.
+            end: ``"latest"`` ends after what was committed at the first start. None: it never ends.
+
+        Raises:
+            UsageError: an option is wrong, or the package is not installed.
+        """
+        check_url(url, "", "PostgresChanges")
+        self.url = url
+        schema, dot, name = table.rpartition(".")
+        self.table = (schema if dot else "public", name)
+        self.slot, self.publication, self.snapshot = slot, publication, snapshot
+        self.metadata, self.as_text, self.truncate, self.end = tuple(metadata), tuple(as_text), truncate, end
+        self.is_look = False
+        """Whether it is read for a look, with a slot that ends with the connection."""
+        self._known: Table | None = None
+        if slot and not _SLOT.fullmatch(slot):
+            raise UsageError(f"slot={slot!r}: use at most 40 small letters, digits and '_'")
+        if not snapshot and not slot:
+            raise UsageError("snapshot=False needs slot=..., a slot that you made: it says where the changes begin")
+        if unknown := [one for one in self.metadata if one not in METADATA]:
+            raise UsageError(f"metadata={unknown[0]!r} of PostgresChanges is none of {', '.join(METADATA)}")
+        if truncate not in ("error", "ignore"):
+            raise UsageError(f"truncate={truncate!r} must be 'error' or 'ignore'")
+        if end not in (None, LATEST):
+            raise UsageError(f"end={end!r} of PostgresChanges must be 'latest' or None")
+        with client_libraries("PostgresChanges"):
+            import adbc_driver_postgresql
+            import psycopg  # noqa: F401
+
+            assert adbc_driver_postgresql
+
+    def __repr__(self) -> str:
+        return f"PostgresChanges({database_of(self.url)!r}, {'.'.join(self.table)!r})"
+
+    def found_table(self) -> Table:
+        """Return what the catalogue says of the table: once, in the driver.
+
+        Raises:
+            UsageError: it cannot be read like this.
+        """
+        if self._known is None:
+            with connect(self.url) as connection, translated(self.url, "look at"):
+                self._known = self._look(connection)
+        return self._known
+
+    def schema(self) -> pa.Schema:
+        """See ``Source``: the columns of the table, ``op``, and metadata."""
+        fields = [*schema_of(self.found_table().columns), OP_FIELD]
+        schema = pa.schema(fields + [pa.field(name, METADATA[name]) for name in self.metadata])
+        for name in (OP, *self.metadata):
+            if schema.names.count(name) > 1:
+                raise UsageError(
+                    f"table {'.'.join(self.table)} has a column '{name}', which is to say what changes; read a view or "
+                    "rename it"
+                )
+        return schema
+
+    def changes(self) -> tuple[tuple[str, ...], bool] | None:
+        """See ``Source``."""
+        if self.metadata:
+            return None
+        table = self.found_table()
+        return tuple(column.name for column in table.columns if column.is_key), table.has_whole_rows
+
+    def identity(self) -> str:
+        """See ``Source``. The server and the slot are part of positions."""
+        whole = "whole rows" if self.found_table().has_whole_rows else "keys"
+        return f"{Form.POSTGRES.value}{'.'.join(self.table)}, {whole}"
+
+    def locations(self) -> tuple[Location, ...]:
+        """See ``Source``. Without the host, which may change: positions have the identity of the server."""
+        name = f"postgresql:{'.'.join(self.table)}"
+        return (Location(name, name),)
+
+    def how_to_end(self) -> str | None:
+        """See ``Source``."""
+        return "give end='latest'" if self.end is None else None
+
+    def open(self, context: SourceContext) -> ChangesReader:
+        """Return a reader of the changes in the first subtask; the others read nothing."""
+        return ChangesReader(self, context)
+
+    def coordinator_hook(self) -> CoordinatorHook | None:
+        """See ``Source``: it makes checkpoints wait for the snapshot."""
+        return SnapshotHook(self) if self.snapshot and not self.is_look else None
+
+    def without_hook(self) -> Source:
+        """See ``Source``: a look at the rows has a slot of its own, which ends with it."""
+        look = copy.copy(self)
+        look.is_look = True
+        return look
+
+    @property
+    def holds(self) -> bool:
+        """See ``Source``."""
+        return not self.is_look
+
+    def hold(self, context: HoldContext, needed: Sequence[Mapping[str, bytes]]) -> None:
+        """Let the reader confirm what no checkpoint needs: a message in the log says so."""
+        found = [Position.decode(positions[SPLIT]) for positions in needed if SPLIT in positions]
+        if not found or len(found) < len(needed):
+            return
+        oldest = min(found, key=lambda one: one.lsn)
+        with connect(self.url) as connection, translated(self.url, "confirm changes in"):
+            connection.execute(
+                "SELECT pg_logical_emit_message(true, %s, %s::text)", (CONFIRM + oldest.slot, str(oldest.lsn))
+            )
+
+    def base_slot(self, pipeline: str, node: str) -> str:
+        """Return how slots of all lives of a pipeline begin."""
+        if self.slot:
+            return f"{self.slot}_"
+        plain = re.sub(r"[^a-z0-9]+", "_", f"{pipeline}_{node}".lower()).strip("_")[:28]
+        return f"hg_{plain}_{zlib.crc32(f'{pipeline}/{node}'.encode()):08x}_"
+
+    def slot_of(self, pipeline: str, node: str, life: str) -> str:
+        """Return the name of the slot of one life."""
+        return self.slot if not self.snapshot else f"{self.base_slot(pipeline, node)}{zlib.crc32(life.encode()):08x}"
+
+    def _look(self, connection: Any) -> Table:
+        where = ".".join(self.table)
+        version = connection.info.server_version
+        if version < VERSION_MIN:
+            raise UsageError(f"changes need PostgreSQL 14 or newer, and {place_of(self.url)} has {version // 10_000}")
+        level = connection.execute("SHOW wal_level").fetchone()[0]
+        if level != "logical":
+            raise UsageError(
+                f"changes need wal_level = logical, and {place_of(self.url)} has {level}; ALTER SYSTEM SET wal_level = "
+                "logical, and start the server again"
+            )
+        found = connection.execute(
+            "SELECT c.oid, c.relreplident, c.relkind FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
+            "WHERE n.nspname = %s AND c.relname = %s",
+            self.table,
+        ).fetchone()
+        if found is None:
+            raise UsageError(f"there is no table {where} in {place_of(self.url)}, or this user does not see it")
+        oid, identity, kind = found
+        if kind not in ("r", "p"):
+            raise UsageError(f"{where} is no table, and has no changes; read the tables that it is made of")
+        rows = connection.execute(
+            "SELECT a.attname, t.typname, a.atttypid, a.atttypmod, a.attstorage IN ('x', 'e'), "
+            "COALESCE(a.attnum = ANY(i.indkey), false) FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid "
+            "LEFT JOIN pg_index i ON i.indrelid = a.attrelid AND i.indisprimary "
+            "WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '' ORDER BY a.attnum",
+            (oid,),
+        ).fetchall()
+        columns = tuple(Column(name, kind, type_, modifier, bool(key)) for name, kind, type_, modifier, _, key in rows)
+        names = [column.name for column in columns]
+        if unknown := [name for name in self.as_text if name not in names]:
+            raise UsageError(f"as_text names '{unknown[0]}', which table {where} does not have")
+        is_whole = identity in ("f", b"f")
+        remedy = f"ALTER TABLE {where} REPLICA IDENTITY FULL"
+        if not is_whole:
+            if identity not in ("d", b"d") or not any(column.is_key for column in columns):
+                raise UsageError(f"changes of table {where} do not say which row changes; {remedy}")
+            large = [name for (name, _, _, _, is_large, key) in rows if is_large and not key]
+            if large:
+                raise UsageError(
+                    f"updates of table {where} lack large values of column '{large[0]}' that they do not change; "
+                    f"{remedy}"
+                )
+        self._check_publication(connection, [column.name for column in columns])
+        return Table(*self.table, with_columns(columns, self.as_text), is_whole)
+
+    def _check_publication(self, connection: Any, names: list[str]) -> None:
+        """Check that a publication that the user made has all changes of the table."""
+        if not self.publication:
+            return
+        where = ".".join(self.table)
+        found = connection.execute(
+            "SELECT pubinsert AND pubupdate AND pubdelete AND pubtruncate FROM pg_publication WHERE pubname = %s",
+            (self.publication,),
+        ).fetchone()
+        if found is None:
+            raise UsageError(f"there is no publication '{self.publication}' in {place_of(self.url)}")
+        listed = connection.execute(
+            "SELECT to_jsonb(p) FROM pg_publication_tables p WHERE pubname = %s AND schemaname = %s AND tablename = %s",
+            (self.publication, *self.table),
+        ).fetchone()
+        if listed is None:
+            raise UsageError(
+                f"publication '{self.publication}' does not have table {where}; ALTER PUBLICATION {self.publication} "
+                f"ADD TABLE {where}"
+            )
+        attributes = listed[0].get("attnames")
+        if not found[0] or listed[0].get("rowfilter") or (attributes is not None and set(attributes) < set(names)):
+            raise UsageError(
+                f"publication '{self.publication}' leaves out some operations, rows or columns of table {where}; give "
+                "one that has all of them"
+            )
+
+
+class SnapshotHook(CoordinatorHook):
+    """Lets no checkpoint begin before the snapshot was read, and removes the slots of former lives."""
+
+    timeout = "365d"
+    """A checkpoint waits for the snapshot, however long it takes (EI8)."""
+
+    def __init__(self, source: PostgresChanges) -> None:
+        self._source = source
+        self._context = HookContext("", "", 0)
+        self._is_read = False
+
+    def open(self, context: HookContext) -> None:
+        self._context, self._is_read = context, False
+
+    def trigger(self, checkpoint_id: int) -> AskAgain | None:
+        """Return None when the reader has let go of the lock that it has while it reads the snapshot."""
+        if not self._is_read:
+            slot = self._source.slot_of(self._context.pipeline, self._context.hook, self._context.life)
+            with connect(self._source.url) as connection, translated(self._source.url, "look at"):
+                row = connection.execute(
+                    "SELECT EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = %s) AND NOT EXISTS (SELECT FROM "
+                    "pg_locks WHERE locktype = 'advisory' AND (classid::bigint << 32 | objid::bigint) = %s)",
+                    (slot, _lock_of(slot)),
+                ).fetchone()
+            self._is_read = bool(row and row[0])
+        if not self._is_read:
+            self._source.environment.sleep(ASK_S)
+            return ASK_AGAIN
+        return None
+
+    def restore(self, checkpoint_id: int, data: bytes | None) -> None:
+        self._is_read = True
+
+    def reset(self) -> None:
+        """Remove the slots of all lives: a start without a checkpoint takes a new snapshot."""
+        base = self._source.base_slot(self._context.pipeline, self._context.hook)
+        with connect(self._source.url) as connection, translated(self._source.url, "remove a slot in"):
+            rows = connection.execute(
+                "SELECT slot_name FROM pg_replication_slots WHERE starts_with(slot_name, %s) AND NOT temporary", (base,)
+            ).fetchall()
+            for (slot,) in rows:
+                if re.fullmatch(r"[0-9a-f]{8}", slot.removeprefix(base)):
+                    drop_slot(self._source, connection, slot)
+
+
+def drop_slot(source: PostgresChanges, connection: Any, slot: str) -> None:
+    """Remove a slot if it is there; wait while the reader of a former generation still has it."""
+    import psycopg
+
+    until_ms = source.environment.monotonic_ms() + PATIENCE_MS
+    while True:
+        try:
+            connection.execute(
+                "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s", (slot,)
+            )
+        except psycopg.errors.ObjectInUse as error:
+            if source.environment.monotonic_ms() > until_ms:
+                raise _in_use(source, slot) from error
+            source.environment.sleep(RETRY_S)
+        else:
+            return
+
+
+def _in_use(source: PostgresChanges, slot: str) -> UsageError:
+    return UsageError(
+        f"slot '{slot}' in {place_of(source.url)} is being read by another process; give each pipeline its own slot=, "
+        "and stop the other one"
+    )
+
+
+def _lock_of(slot: str) -> int:
+    return (zlib.crc32(b"headgate") << 31) | zlib.crc32(slot.encode())
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """Changes or rows, and the position after them; None: in the middle of the snapshot."""
+
+    batch: pa.RecordBatch
+    position: Position | None
+    written_ms: int | None = None
+    is_end: bool = False
+
+
+class ChangesReader(FailStopReader):
+    """Reads the changes in the first subtask; a thread of its own receives and decodes."""
+
+    def __init__(self, source: PostgresChanges, context: SourceContext) -> None:
+        """Use ``PostgresChanges.open``."""
+        self._position: Position | None = None
+        self._is_finished = False
+        self._thread: _ChangesThread | None = None
+        if context.subtask_index != 0:
+            self._is_finished = True
+            return
+        stored = (context.positions or {}).get(SPLIT)
+        if stored is not None:
+            self._position = Position.decode(stored)
+            self._is_finished = _is_over(self._position)
+        elif not source.snapshot:
+            self._position = _at_slot(source)
+        if not self._is_finished:
+            self._thread = _ChangesThread(source, context, self._position)
+
+    def splits(self) -> Sequence[str]:
+        """See ``SourceReader``."""
+        return [] if self._is_finished else [SPLIT]
+
+    def progress(self) -> Mapping[str, SplitPosition]:
+        """See ``SourceReader``: bytes of the server's log."""
+        if self._position is None or self._thread is None:
+            return {}
+        end = max(self._thread.server_lsn, self._position.lsn)
+        return {SPLIT: SplitPosition(self._position.lsn, end, "bytes")}
+
+    def wakeup_ms(self) -> int:
+        """See ``SourceReader``."""
+        return WAKEUP_MS
+
+    def close(self) -> None:
+        """See ``SourceReader``."""
+        if self._thread is not None:
+            self._thread.close()
+
+    def _poll(self) -> SourceBatch | None:
+        found = None if self._thread is None else self._thread.take()
+        if found is None:
+            return None
+        self._position = found.position
+        self._is_finished = found.is_end
+        if not found.batch.num_rows and not found.is_end:
+            return None
+        return SourceBatch(SPLIT, found.batch, is_split_finished=found.is_end, written_ms=found.written_ms)
+
+    def _has_ended(self) -> bool:
+        return self._is_finished
+
+    def _positions(self) -> dict[str, bytes]:
+        if self._thread is None and self._position is None:
+            return {}
+        if self._position is None:
+            raise UsageError(
+                "a snapshot of a table of PostgreSQL cannot be continued, so it has no position; wait until it was read"
+            )
+        return {SPLIT: self._position.encode()}
+
+
+def _at_slot(source: PostgresChanges) -> Position:
+    """Return the position at which the slot that the user made begins."""
+    with connect(source.url, replication=True) as connection, translated(source.url, "begin to read changes of"):
+        row = connection.pgconn.exec_(b"IDENTIFY_SYSTEM")
+        system, timeline, end = (row.get_value(0, at) or b"" for at in range(3))
+        slot = connection.pgconn.exec_(
+            f"SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = '{source.slot}'".encode()
+        )
+        begin = slot.get_value(0, 0) if slot.ntuples else None
+        if begin is None:
+            raise UsageError(
+                f"there is no logical slot '{source.slot}' in {place_of(source.url)}; SELECT "
+                f"pg_create_logical_replication_slot('{source.slot}', 'pgoutput')"
+            )
+        bound = _lsn(end.decode()) if source.end == LATEST else None
+        return Position(source.slot, system.decode(), int(timeline), _lsn(begin.decode()), 0, bound)
+
+
+def _is_over(position: Position) -> bool:
+    return position.end is not None and position.lsn >= position.end
+
+
+class _ClosedError(Exception):
+    """The reader was closed."""
+
+
+class _ChangesThread:
+    """Receives and decodes beside the mailbox thread, and tells the server how far it may forget."""
+
+    def __init__(self, source: PostgresChanges, context: SourceContext, begin: Position | None) -> None:
+        self._source, self._table, self._schema = source, source.found_table(), source.schema()
+        self._slot = source.slot_of(context.pipeline, context.node, context.life)
+        if source.is_look and source.snapshot:
+            self._slot = f"hg_look_{source.environment.token(8).hex()}"
+        label = zlib.crc32(f"{context.pipeline}/{context.node}/{context.life}/{self._slot}".encode())
+        self._label, self._generation = f"headgate {label:08x}", int(context.generation)
+        self._environment = source.environment
+        self._position = begin
+        self._link: Any = None
+        self._confirmed = 0
+        self._status_ms = 0
+        self._trouble_ms = 0
+        """Since when the server does not let it read; 0: it does."""
+        self.server_lsn = 0
+        """Where the server's log ended, as it said last."""
+        self._changed = self._environment.condition()
+        self._ready: deque[Delivery] = deque()
+        self._failure: BaseException | None = None
+        self._is_closed = False
+        self._woken, self._waker = os.pipe()
+        self._thread = self._environment.thread(self._run, "postgres-changes")
+        self._thread.start()
+
+    def take(self) -> Delivery | None:
+        """Return what came next, or None.
+
+        Raises:
+            HeadgateError: reading failed for good.
+        """
+        with self._changed:
+            if self._ready:
+                self._changed.notify_all()
+                return self._ready.popleft()
+            if self._failure is not None:
+                raise self._failure
+            return None
+
+    def close(self) -> None:
+        """End the thread."""
+        with self._changed:
+            if not self._is_closed:
+                self._is_closed = True
+                os.close(self._waker)
+            self._changed.notify_all()
+        self._thread.join(2)
+
+    # -- the thread
+
+    def _run(self) -> None:
+        import psycopg
+
+        try:
+            if self._position is None:
+                self._begin()
+            while True:
+                self._trouble_ms = self._trouble_ms or self._environment.monotonic_ms()
+                try:
+                    self._follow()
+                    return
+                except (psycopg.Error, OSError, StorageError) as error:
+                    found = error if isinstance(error, StorageError) else failure(error, self._source.url, "read")
+                    if not found.is_transient:
+                        raise self._explained(found) from error
+                    self._disconnect()
+                    if self._trouble_ms and self._environment.monotonic_ms() > self._trouble_ms + PATIENCE_MS:
+                        raise (_in_use(self._source, self._slot) if "is active" in str(found) else found) from error
+                    self._wait(RETRY_S)
+        except _ClosedError:
+            pass
+        except ThreadEnded:
+            raise
+        except BaseException as error:
+            with self._changed:
+                self._failure = error
+        finally:
+            self._disconnect()
+            os.close(self._woken)
+
+    def _connect(self) -> None:
+        """Connect, and end readers of former generations, which may live on in a worker that was given up.
+
+        Raises:
+            StorageError: a later generation reads.
+        """
+        self._link = connect(self._source.url, replication=True, name=f"{self._label} {self._generation}")
+        others = "FROM pg_stat_activity WHERE application_name LIKE"
+        number = "split_part(application_name, ' ', 3)::bigint"
+        later = self._command(f"SELECT 1 {others} '{self._label} %' AND {number} > {self._generation}")
+        if later.ntuples:
+            # its connection may also be left of a process that is gone: the server notices that a little later
+            raise StorageError("read changes of", place_of(self._source.url), "a later generation does")
+        self._command(f"SELECT pg_terminate_backend(pid) {others} '{self._label} %' AND {number} < {self._generation}")
+
+    def _explained(self, error: StorageError) -> Exception:
+        said = str(error)
+        if "publication" in said and "does not exist" in said:
+            return UsageError(
+                f"the publication of table {'.'.join(self._source.table)} did not exist yet when the changes were made "
+                f"that slot '{self._slot}' begins with, or was removed; make it before the slot, and start over"
+            )
+        return error
+
+    def _disconnect(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            link.close()
+
+    def _wait(self, seconds: float) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_closed, seconds)
+        self._check_open()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise _ClosedError
+
+    def _put(self, delivery: Delivery) -> None:
+        while True:
+            with self._changed:
+                if self._changed.wait_for(lambda: self._is_closed or len(self._ready) < READY_MAX, WAIT_S):
+                    self._check_open()
+                    self._ready.append(delivery)
+                    return
+            if self._link is not None and delivery.position is not None:
+                self._send_status()
+
+    def _command(self, sql: str) -> Any:
+        """Run a command on the replication connection; a slot may wait long for transactions of others."""
+        with translated(self._source.url, "read changes of"):
+            pg = self._link.pgconn
+            pg.send_query(sql.encode())
+            while pg.is_busy():
+                select.select([pg.socket, self._woken], [], [])
+                self._check_open()
+                pg.consume_input()
+            result = pg.get_result()
+            from psycopg.pq import ExecStatus
+
+            if result.status == ExecStatus.FATAL_ERROR:
+                from psycopg import errors
+
+                raise errors.error_from_result(result)
+            if result.status != ExecStatus.COPY_BOTH:
+                while pg.get_result() is not None:
+                    pass
+            return result
+
+    def _system(self) -> tuple[str, int]:
+        row = self._command("IDENTIFY_SYSTEM")
+        return row.get_value(0, 0).decode(), int(row.get_value(0, 1))
+
+    # -- the snapshot
+
+    def _begin(self) -> None:
+        """Make the slot, read its snapshot, and take the first position."""
+        source = self._source
+        self._connect()
+        name = f"{self._label} {self._generation}"
+        with connect(source.url, name=name) as control, translated(source.url, "begin to read changes of"):
+            end = None
+            if source.end == LATEST:
+                end = _lsn(_one(control, "SELECT pg_current_wal_flush_lsn()"))
+            system, timeline = self._system()
+            while not _one(control, "SELECT pg_try_advisory_lock(%s)", _lock_of(self._slot)):
+                self._wait(RETRY_S)  # a reader of a former generation ends
+            drop_slot(source, control, self._slot)
+            self._make_publication(control)
+            kind = "TEMPORARY LOGICAL" if source.is_look else "LOGICAL"
+            made = self._command(f"CREATE_REPLICATION_SLOT {identifier(self._slot)} {kind} pgoutput EXPORT_SNAPSHOT")
+            begin, snapshot = _lsn(made.get_value(0, 1).decode()), made.get_value(0, 2).decode()
+            self._read_snapshot(snapshot, begin)
+            self._position = Position(self._slot, system, timeline, begin, 0, max(begin, end) if end else None)
+            is_end = _is_over(self._position)
+            self._put(Delivery(self._empty(), self._position, is_end=is_end))
+            control.execute("SELECT pg_advisory_unlock(%s)", (_lock_of(self._slot),))
+            if is_end:
+                raise _ClosedError
+
+    def _empty(self) -> pa.RecordBatch:
+        return pa.RecordBatch.from_pylist([], schema=self._schema)
+
+    def _publication(self) -> str:
+        plain = "_".join(self._source.table)
+        return self._source.publication or f"headgate_{zlib.crc32(plain.encode()):08x}_{plain}"[:63]
+
+    def _make_publication(self, control: Any) -> None:
+        import psycopg
+
+        if self._source.publication:
+            return
+        name = self._publication()
+        if control.execute("SELECT FROM pg_publication WHERE pubname = %s", (name,)).fetchone() is not None:
+            return
+        root = " WITH (publish_via_partition_root = true)"
+        try:
+            control.execute(f"CREATE PUBLICATION {identifier(name)} FOR TABLE {self._table.sql}{root}".encode())
+        except psycopg.errors.DuplicateObject:
+            return
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise UsageError(
+                f"this user may not make a publication for table {'.'.join(self._source.table)}; have its owner run "
+                f"CREATE PUBLICATION name FOR TABLE {self._table.sql}, and give publication='name'"
+            ) from error
+
+    def _read_snapshot(self, snapshot: str, begin: int) -> None:
+        """Deliver the rows of the table, as of the moment at which the slot begins."""
+        columns = self._table.columns
+        now_us = self._environment.wall_ms() * 1_000
+        metadata = {COMMIT_TIME: now_us, LSN: begin, TRANSACTION: 0}
+        expressions = ", ".join(column.expression() for column in columns)
+        with connect_arrow(self._source.url) as connection, connection.cursor() as cursor:
+            cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            cursor.execute(f"SET TRANSACTION SNAPSHOT '{snapshot}'")
+            cursor.execute(f"SELECT {expressions} FROM {self._table.sql}")
+            for found in cursor.fetch_record_batch():
+                for first in range(0, found.num_rows, MESSAGES_MAX):
+                    part = found.slice(first, MESSAGES_MAX)
+                    arrays = [parsed(part.column(at), column) for at, column in enumerate(columns)]
+                    arrays.append(op_column(np.full(len(part), OPS.index(INSERT), np.int8)))
+                    for field in self._source.metadata:
+                        arrays.append(pa.array(np.full(len(part), metadata[field])).cast(METADATA[field]))
+                    self._put(Delivery(pa.RecordBatch.from_arrays(arrays, schema=self._schema), None))
+
+    # -- changes
+
+    def _follow(self) -> None:
+        """Deliver changes until the end. Each call begins where the last one came to."""
+        position = self._position
+        assert position is not None, "changes come after the snapshot"
+        if self._link is None:
+            self._connect()
+        self._check(position)
+        options = [
+            "proto_version '1'",
+            f"publication_names '{identifier(self._publication())}'",
+            "messages 'true'",
+        ]
+        slot = identifier(position.slot)
+        self._command(f"START_REPLICATION SLOT {slot} LOGICAL {_lsn_text(position.lsn)} ({', '.join(options)})")
+        decoder = Decoder(
+            self._source.table,
+            self._table.columns,
+            self._schema,
+            Point(position.lsn, position.index),
+            retractions=self._table.has_whole_rows,
+            ignores_truncate=self._source.truncate == "ignore",
+            end_lsn=position.end,
+        )
+        pending: list[bytes] = []
+        self._trouble_ms = 0
+        while True:
+            alive_lsn = self._receive(pending)
+            self.server_lsn = max(self.server_lsn, alive_lsn or 0)
+            whole = _whole_transactions(pending)
+            if whole:
+                decoded = decoder.decode(pending[:whole])
+                del pending[:whole]
+                self._hear(decoded.messages)
+                self._deliver(decoder.point, decoded.batch, decoded.commit_ms)
+            if alive_lsn is not None and not pending:
+                decoder.passed(alive_lsn)
+                self._deliver(decoder.point, self._empty(), None)
+            self._send_status()
+
+    def _deliver(self, point: Point, batch: pa.RecordBatch, commit_ms: int | None) -> None:
+        position = self._position
+        assert position is not None
+        moved = msgspec.structs.replace(position, lsn=point.lsn, index=point.index)
+        is_end = _is_over(moved)
+        if moved == position and not batch.num_rows and not is_end:
+            return
+        self._position = moved
+        self._put(Delivery(batch, moved, commit_ms, is_end))
+        if is_end:
+            raise _ClosedError
+
+    def _check(self, position: Position) -> None:
+        """Check that slot and server are those that the position is of.
+
+        Raises:
+            UsageError: they are not; the message says what to do.
+        """
+        where, over = place_of(self._source.url), "start the pipeline over, so that it takes a new snapshot"
+        system, timeline = self._system()
+        if system != position.system:
+            raise UsageError(f"{where} is another server than the one of the restored position; {over}")
+        slot = position.slot.replace("'", "''")
+        found = self._command(
+            "SELECT confirmed_flush_lsn, COALESCE(to_jsonb(s) ->> 'wal_status', ''), "
+            "COALESCE(to_jsonb(s) ->> 'failover', 'false'), pg_current_wal_flush_lsn() "
+            f"FROM pg_replication_slots s WHERE slot_name = '{slot}'"
+        )
+        if not found.ntuples:
+            raise UsageError(f"slot '{slot}' is not in {where} any more, and its changes are lost; {over}")
+        confirmed, wal, failover, end = ((found.get_value(0, at) or b"").decode() for at in range(4))
+        if wal == "lost":
+            raise UsageError(
+                f"slot '{slot}' of {where} was invalidated, because the server kept as much of its log as "
+                f"max_slot_wal_keep_size allows; {over}"
+            )
+        if timeline != position.timeline and failover != "true":
+            raise UsageError(
+                f"{where} was restored from a backup or replaced by a standby since the position was taken (timeline "
+                f"{timeline}, not {position.timeline}), and may not have all changes that were read; {over}"
+            )
+        if _lsn(end) < position.lsn:
+            raise UsageError(f"the log of {where} ends before the restored position: it was set back; {over}")
+        if _lsn(confirmed) > position.lsn:
+            raise UsageError(
+                f"slot '{slot}' of {where} was confirmed beyond the restored position, by another reader or because it "
+                f"was removed and created again, so changes are lost; {over}"
+            )
+
+    def _receive(self, pending: list[bytes]) -> int | None:
+        """Append messages; return how far the server has read if it said so after them."""
+        pg = self._link.pgconn
+        get, has_waited = pg.get_copy_data, False
+        while len(pending) < MESSAGES_MAX:
+            count, data = get(1)
+            if count == 0:
+                if has_waited:
+                    return None
+                select.select([pg.socket, self._woken], [], [], WAIT_S)
+                self._check_open()
+                pg.consume_input()
+                has_waited = True
+                continue
+            if count < 0:
+                self._raise_end(pg)
+            kind = data[0]
+            if kind == 0x77:  # w
+                if data[HEADER] != 0x4D or data[HEADER + 1]:  # no message outside of transactions
+                    pending.append(data)
+            elif kind == 0x6B:  # k
+                lsn, _, wants_reply = struct.unpack("!QQ?", data[1:18])
+                if wants_reply:
+                    self._status_ms = 0
+                return int(lsn)
+        return None
+
+    def _raise_end(self, pg: Any) -> None:
+        from psycopg import errors
+
+        result = pg.get_result()
+        if result is not None and result.error_message:
+            raise errors.error_from_result(result)
+        raise StorageError("read changes of", place_of(self._source.url), "the server ended the connection")
+
+    def _hear(self, messages: Sequence[tuple[str, bytes]]) -> None:
+        assert self._position is not None
+        for prefix, content in messages:
+            if prefix == CONFIRM + self._position.slot and content.isdigit() and int(content) > self._confirmed:
+                self._confirmed, self._status_ms = int(content), 0
+
+    def _send_status(self) -> None:
+        """Tell the server that this lives, and what it may forget."""
+        now_ms = self._environment.monotonic_ms()
+        if self._status_ms and now_ms < self._status_ms + STATUS_MS:
+            return
+        assert self._position is not None
+        self._status_ms = now_ms
+        read = max(self._position.lsn, self._confirmed)
+        time = self._environment.wall_ms() * 1_000 - 946_684_800_000_000
+        pg = self._link.pgconn
+        pg.put_copy_data(b"r" + struct.pack("!QQQqB", read, self._confirmed, self._confirmed, time, 0))
+        pg.flush()
+
+
+def _whole_transactions(messages: Sequence[bytes]) -> int:
+    """Return how many messages are up to the last end of a transaction; all, if it is too large to wait for."""
+    for at in range(len(messages) - 1, -1, -1):
+        if messages[at][HEADER] == COMMIT:
+            return at + 1
+    return len(messages) if len(messages) >= MESSAGES_MAX else 0
+
+
+def _one(connection: Any, query: str, *values: Any) -> Any:
+    return connection.execute(query, values).fetchone()[0]
+
+
+def _lsn(text: str) -> int:
+    high, _, low = text.partition("/")
+    return (int(high, 16) << 32) | int(low, 16)
+
+
+def _lsn_text(lsn: int) -> str:
+    return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"

@@ -1,0 +1,1 @@
+"""Pravega as source and sink."""

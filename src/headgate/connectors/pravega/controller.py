@@ -1,0 +1,352 @@
+"""The controller of Pravega over gRPC: streams, their segments, transactions by id.
+
+The few messages that are needed are encoded here by field number, as ``Controller.proto`` of Pravega 0.13 numbers them;
+what they leave out has its default. Counterpart: ``segment_store`` carries the events.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, TypeAlias
+from uuid import UUID
+
+from headgate.errors import ProtocolViolation, StorageError, UsageError
+
+CALL_MS = 30_000
+"""How long the controller may take for an answer; a transaction or a scaling may wait for others."""
+
+Cut: TypeAlias = Mapping[int, int]
+"""Segment → offset, over all keys."""
+
+_SERVICE = "/io.pravega.controller.stream.api.grpc.v1.ControllerService/"
+_Fields: TypeAlias = "dict[int, list[Any]]"
+
+
+class TransactionState(IntEnum):
+    """What the controller knows of a transaction. It forgets those that were decided long ago."""
+
+    UNKNOWN = 0
+    OPEN = 1
+    COMMITTING = 2
+    COMMITTED = 3
+    ABORTING = 4
+    ABORTED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentRange:
+    """A segment and the part of [0, 1) that its keys have."""
+
+    segment: int
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedTransaction:
+    """A transaction that was just opened, and the segments that its events go to."""
+
+    id: UUID
+    ranges: tuple[SegmentRange, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamName:
+    """A stream of a scope."""
+
+    scope: str
+    stream: str
+
+    @staticmethod
+    def parse(text: str) -> StreamName:
+        """Return the parts of ``scope/stream``.
+
+        Raises:
+            UsageError
+        """
+        scope, _, stream = text.partition("/")
+        if not scope or not stream or "/" in stream:
+            raise UsageError(f"a stream of Pravega is named 'scope/stream', not {text!r}")
+        return StreamName(scope, stream)
+
+    def __str__(self) -> str:
+        return f"{self.scope}/{self.stream}"
+
+    def segment(self, segment: int) -> str:
+        """Return the name that the segment store knows a segment by: its high half is the epoch of its creation."""
+        return f"{self}/{segment & 0xFFFFFFFF}.#epoch.{segment >> 32}"
+
+    def transaction_segment(self, segment: int, transaction: UUID) -> str:
+        """Return the name of the part of a transaction that will go to ``segment``."""
+        return f"{self.segment(segment)}#transaction.{transaction.hex}"
+
+
+def require_grpc() -> None:
+    """Refuse to go on without the package grpcio.
+
+    Raises:
+        UsageError
+    """
+    try:
+        import grpc  # noqa: F401
+    except ImportError as error:
+        raise UsageError("Pravega needs the package grpcio: pip install 'headgate-streams[pravega]'") from error
+
+
+class Controller:
+    """A client of the controller. Calls block; each may be repeated.
+
+    Raises:
+        StorageError: of every call: the controller does not answer.
+    """
+
+    def __init__(self, address: str) -> None:
+        """Connect with the first call. ``address``: ``host:port``."""
+        require_grpc()
+        import grpc
+
+        self.address, self._grpc = address, grpc
+        options = [("grpc.max_receive_message_length", 64 << 20), ("grpc.use_local_subchannel_pool", 1)]
+        self._channel = grpc.insecure_channel(address, options)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._channel.close()
+
+    # -- streams
+
+    def exists(self, stream: StreamName) -> bool:
+        """Whether there is such a stream."""
+        return bool(_number(self.call("checkStreamExists", _stream(stream)), 1))
+
+    def create_scope(self, scope: str) -> None:
+        """Create a scope, unless it is there."""
+        status = _number(self.call("createScope", message((1, scope))), 1)
+        if status not in (0, 2):
+            raise UsageError(f"Pravega at {self.address} does not create scope '{scope}' (answer {status})")
+
+    def create_stream(self, stream: StreamName, segments: int) -> None:
+        """Create a stream with a fixed number of segments, unless it is there.
+
+        Raises:
+            UsageError: its scope is missing, or its name is none.
+        """
+        policy = message((1, 0), (4, segments))
+        config = message((1, _stream(stream)), (2, policy))
+        status = _number(self.call("createStream", config), 1)
+        if status == 3:
+            raise UsageError(f"Pravega at {self.address} has no scope '{stream.scope}'; create it first")
+        if status not in (0, 2):
+            raise UsageError(f"Pravega at {self.address} does not create stream '{stream}' (answer {status})")
+
+    def streams(self, scope: str) -> list[str]:
+        """Return the names of the streams of a scope, without those that Pravega keeps for itself.
+
+        Raises:
+            UsageError: there is no such scope.
+        """
+        found: list[str] = []
+        token = ""
+        while True:
+            answer = self.call("listStreamsInScope", message((1, message((1, scope))), (2, message((1, token)))))
+            if _number(answer, 3):
+                raise UsageError(f"Pravega at {self.address} has no scope '{scope}'")
+            page = [_text(parse(one), 2) for one in answer.get(1, [])]
+            found += [name for name in page if not name.startswith("_")]
+            token = _text(parse(answer[2][0]), 1) if 2 in answer else ""
+            if not page:
+                return sorted(found)
+
+    def head(self, stream: StreamName) -> dict[int, int]:
+        """Return the segments in which a stream begins now, and at which offset each."""
+        answer = self.call("getSegments", message((1, _stream(stream)), (2, 0)))
+        locations = map(parse, answer.get(1, []))
+        return {_segment(one[1][0]): _number(one, 2) for one in locations}
+
+    def current(self, stream: StreamName) -> list[SegmentRange]:
+        """Return the segments that are written now; none: the stream is sealed."""
+        return _ranges(self.call("getCurrentSegments", _stream(stream)).get(1, []))
+
+    def successors(self, stream: StreamName, segment: int) -> dict[int, list[int]]:
+        """Return the segments that follow a sealed one, each with all that it follows."""
+        request = message((1, _stream(stream)), (2, segment))
+        entries = map(parse, self.call("getSegmentsImmediatelyFollowing", request).get(1, []))
+        return {_segment(parse(entry[1][0])[1][0]): _numbers(entry, 2) for entry in entries}
+
+    def is_valid(self, stream: StreamName, cut: Cut) -> bool:
+        """Whether ``cut`` is a cut of the stream: over all keys, and each key once."""
+        return bool(_number(self.call("isStreamCutValid", _cut(stream, cut)), 1))
+
+    def truncate(self, stream: StreamName, cut: Cut) -> None:
+        """Remove what is in front of ``cut``."""
+        status = _number(self.call("truncateStream", _cut(stream, cut)), 1)
+        if status:
+            raise StorageError("truncate", f"stream '{stream}'", f"Pravega answers {status}", is_transient=status == 1)
+
+    def place(self, stream: StreamName, segment: int) -> tuple[str, int]:
+        """Return host and port of the segment store that has a segment."""
+        answer = self.call("getURI", message((1, _stream(stream)), (2, segment)))
+        return _text(answer, 1), _number(answer, 2)
+
+    # -- transactions
+
+    def open_transaction(self, stream: StreamName, lease_ms: int) -> OpenedTransaction:
+        """Open a transaction that is aborted ``lease_ms`` after the last ``ping``."""
+        answer = self.call("createTransaction", message((1, _stream(stream)), (2, lease_ms)))
+        id_fields = parse(answer[1][0])
+        parts = [_number(id_fields, at) & 0xFFFFFFFFFFFFFFFF for at in (1, 2)]
+        return OpenedTransaction(UUID(int=parts[0] << 64 | parts[1]), tuple(_ranges(answer.get(2, []))))
+
+    def ping(self, stream: StreamName, transaction: UUID, lease_ms: int) -> bool:
+        """Keep a transaction open for ``lease_ms`` more. Return False if it is decided, or cannot be kept any more."""
+        request = message((1, _stream(stream)), (2, _transaction(transaction)), (3, lease_ms))
+        return _number(self.call("pingTransaction", request), 1) == 0
+
+    def commit(self, stream: StreamName, transaction: UUID) -> None:
+        """Ask for the commit of a transaction. Ask ``state`` for what becomes of it."""
+        self.call("commitTransaction", message((1, _stream(stream)), (2, _transaction(transaction))), may_fail=True)
+
+    def abort(self, stream: StreamName, transaction: UUID) -> None:
+        """Ask for a transaction to be aborted."""
+        self.call("abortTransaction", message((1, _stream(stream)), (2, _transaction(transaction))), may_fail=True)
+
+    def state(self, stream: StreamName, transaction: UUID) -> TransactionState:
+        """Return what is known of a transaction."""
+        request = message((1, _stream(stream)), (2, _transaction(transaction)))
+        return TransactionState(_number(self.call("checkTransactionState", request), 1))
+
+    def call(self, method: str, request: bytes, *, may_fail: bool = False) -> _Fields:
+        """Call a method. ``may_fail``: an answer that says that the call makes no sense (now) is no failure."""
+        rpc: Callable[..., bytes] = self._channel.unary_unary(_SERVICE + method)
+        code = self._grpc.StatusCode
+        try:
+            return parse(rpc(request, timeout=CALL_MS / 1000))
+        except self._grpc.RpcError as error:
+            status, detail = error.code(), error.details()
+            if may_fail and status in (code.FAILED_PRECONDITION, code.NOT_FOUND):
+                return {}
+            problem = f"{status.name.lower().replace('_', ' ')}: {detail}"
+            if status is code.NOT_FOUND:
+                raise UsageError(f"Pravega at {self.address} found no such stream ({method}): {detail}") from error
+            if status in (code.UNIMPLEMENTED, code.UNAUTHENTICATED, code.PERMISSION_DENIED, code.INVALID_ARGUMENT):
+                raise UsageError(f"Pravega at {self.address} refuses {method}: {problem}") from error
+            raise StorageError(method, f"Pravega at {self.address}", problem, is_transient=True) from error
+
+
+def _stream(stream: StreamName) -> bytes:
+    return message((1, stream.scope), (2, stream.stream))
+
+
+def _transaction(id: UUID) -> bytes:
+    high, low = struct.unpack(">qq", id.bytes)
+    return message((1, high), (2, low))
+
+
+def _cut(stream: StreamName, cut: Cut) -> bytes:
+    return message((1, _stream(stream)), *((2, message((1, segment), (2, at))) for segment, at in cut.items()))
+
+
+def _segment(segment_id: bytes) -> int:
+    return _number(parse(segment_id), 2)
+
+
+def _ranges(found: Sequence[bytes]) -> list[SegmentRange]:
+    parsed = map(parse, found)
+    return [
+        SegmentRange(_segment(one[1][0]), float(one.get(2, [0.0])[0]), float(one.get(3, [0.0])[0])) for one in parsed
+    ]
+
+
+# -- Protocol Buffers: fields by number, in the four forms that the messages have
+
+
+def message(*fields: tuple[int, int | float | str | bytes]) -> bytes:
+    """Return a message: numbers of fields and their values, in this order."""
+    out = bytearray()
+    for number, value in fields:
+        if isinstance(value, float):
+            out += _varint(number << 3 | 1) + struct.pack("<d", value)
+        elif isinstance(value, int):
+            out += _varint(number << 3) + _varint(value & 0xFFFFFFFFFFFFFFFF)
+        else:
+            data = value.encode() if isinstance(value, str) else value
+            out += _varint(number << 3 | 2) + _varint(len(data)) + data
+    return bytes(out)
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def parse(data: bytes) -> _Fields:
+    """Return the values of each field.
+
+    Raises:
+        ProtocolViolation
+    """
+    found: _Fields = {}
+    at = 0
+    try:
+        while at < len(data):
+            tag, at = _read_varint(data, at)
+            match tag & 7:
+                case 0:
+                    value, at = _read_varint(data, at)
+                    found.setdefault(tag >> 3, []).append(value - (1 << 64) if value >> 63 else value)
+                case 1:
+                    found.setdefault(tag >> 3, []).append(struct.unpack_from("<d", data, at)[0])
+                    at += 8
+                case 2:
+                    size, at = _read_varint(data, at)
+                    found.setdefault(tag >> 3, []).append(data[at : at + size])
+                    at += size
+                    if at > len(data):
+                        raise IndexError
+                case 5:
+                    at += 4
+                case other:
+                    raise ProtocolViolation("controller of Pravega", f"a field of wire type {other}")
+    except (IndexError, struct.error) as error:
+        raise ProtocolViolation("controller of Pravega", "a message that is cut off") from error
+    return found
+
+
+def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+    value, shift = 0, 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+
+
+def _number(fields: _Fields, number: int) -> int:
+    return int(fields[number][0]) if number in fields else 0
+
+
+def _numbers(fields: _Fields, number: int) -> list[int]:
+    """Return the numbers of a repeated field, which are packed."""
+    found: list[int] = []
+    for one in fields.get(number, []):
+        if isinstance(one, int):
+            found.append(one)
+            continue
+        at = 0
+        while at < len(one):
+            value, at = _read_varint(one, at)
+            found.append(value)
+    return found
+
+
+def _text(fields: _Fields, number: int) -> str:
+    return fields[number][0].decode() if number in fields else ""

@@ -1,0 +1,596 @@
+"""Reads the segments of a stream of Pravega: one split per segment, whose position is an offset in it.
+
+Positions are held here and not in a reader group of Pravega, so that they are part of every snapshot, and a restore at
+any parallelism needs nothing of Pravega but the events. Subtasks own segments by a rule. A segment is read when all
+that it follows were read to their ends. If another subtask reads these, it says so in a side stream, once a completed
+checkpoint has it: so no checkpoint has events of a key without all that were written before them. A thread of each
+subtask fetches; ``poll`` takes what is there. Source: the rules PV of docs/spec/connectors.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from headgate.connectors.base import FailStopReader, SourceBatch, SourceContext, SplitPosition, owner_of_split
+from headgate.connectors.pravega.controller import Controller, StreamName
+from headgate.connectors.pravega.events import unframe
+from headgate.connectors.pravega.segment_store import (
+    PATIENCE_MS,
+    PAUSE_S,
+    Command,
+    Connection,
+    Place,
+    SegmentData,
+    SegmentError,
+    ask_for_data,
+    data_in,
+)
+from headgate.connectors.pravega.side_stream import SideStream
+from headgate.environment import Environment, ThreadEnded
+from headgate.errors import CorruptionError, StorageError, UsageError
+from headgate.operators.checkpoint_listeners import CheckpointedFunction, CheckpointListener, SnapshotContext
+
+READ_BYTES = 1 << 20
+AHEAD = 2
+"""Answers of a segment that wait to be polled."""
+
+WAIT_MS = 20
+"""How long the thread may take to notice what it is to do."""
+
+NEWS_MS = 500
+"""Between two looks into the side stream."""
+
+SEALED_MS = 5_000
+"""Between two looks whether the stream was sealed."""
+
+WAKEUP_MS = 5
+
+_POSITION_VERSION = 1
+
+
+class Position(msgspec.Struct, frozen=True):
+    """A position as checkpoints store it.
+
+    Attributes:
+        offset: of the next event.
+        after: the segments that follow, each with all that it follows; None: the segment is not read to its end.
+        end: the cut at which a bounded reading ends; None: it does not.
+    """
+
+    offset: int
+    after: dict[int, list[int]] | None = None
+    end: dict[int, int] | None = None
+    version: int = _POSITION_VERSION
+
+    def encode(self) -> bytes:
+        """Return it as JSON."""
+        return msgspec.json.encode(self)
+
+    @classmethod
+    def decode(cls, split: str, data: bytes) -> Position:
+        """Return the position of a split.
+
+        Raises:
+            CorruptionError
+        """
+        try:
+            found = msgspec.json.decode(data, type=cls)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise CorruptionError(f"position of split '{split}'", 0, "an offset", str(error)) from error
+        if found.version != _POSITION_VERSION:
+            problem = f"version {found.version}"
+            raise CorruptionError(f"position of split '{split}'", 0, f"version {_POSITION_VERSION}", problem)
+        return found
+
+
+DecodeEvents: TypeAlias = Callable[[int, pa.Array, npt.NDArray[np.int64], str], SourceBatch]
+"""Segment, events, where each begins, and the name of the node → records."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What is read.
+
+    Attributes:
+        begin, end: the cuts at which reading begins, and ends if it does.
+        is_end_given: the program says at which offsets it ends; otherwise restored positions say it.
+        decode: makes records of events.
+        schema: of the records.
+    """
+
+    stream: StreamName
+    begin: Mapping[int, int]
+    end: Mapping[int, int] | None
+    is_end_given: bool
+    make_client: Callable[[], Controller]
+    decode: DecodeEvents
+    schema: pa.Schema
+    environment: Environment
+
+
+class ScaledStream:
+    """Which segments follow each other, as far as it is known, and which were read to their ends."""
+
+    def __init__(self, begin: Mapping[int, Position]) -> None:
+        """``begin``: where reading begins, in all subtasks."""
+        self.known = set(begin)
+        self.done: set[int] = set()
+        self.after: dict[int, dict[int, list[int]]] = {}
+        for segment, position in begin.items():
+            if position.after is not None:
+                self.end(segment, position.after)
+
+    def end(self, segment: int, after: Mapping[int, Sequence[int]]) -> None:
+        """A segment was read to its end."""
+        self.note(segment, after)
+        self.done.add(segment)
+
+    def note(self, segment: int, after: Mapping[int, Sequence[int]]) -> None:
+        """It is known what follows a segment."""
+        self.after[segment] = {one: list(before) for one, before in after.items()}
+        self.known |= {segment, *after}
+
+    def waits_for(self, segment: int) -> set[int]:
+        """Return the segments that are to be read to their ends before ``segment`` begins."""
+        return self.before(segment) - self.done
+
+    def before(self, segment: int) -> set[int]:
+        """Return the segments that ``segment`` follows; none, if it is not known to follow any."""
+        return {one for after in self.after.values() for one in after.get(segment, ())}
+
+    @property
+    def unknown(self) -> set[int]:
+        """Segments of which it is not known what follows them."""
+        return self.known - self.after.keys()
+
+
+@dataclass(frozen=True, slots=True)
+class _Delivery:
+    """Records of a segment, or None at its end, with the offset that follows. ``after``: what follows the segment."""
+
+    segment: int
+    batch: SourceBatch | None
+    offset: int
+    after: dict[int, list[int]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _News:
+    """What other subtasks said, and what is known of the stream."""
+
+    records: Sequence[Mapping[str, list[int]]] = ()
+    layout: Mapping[int, dict[int, list[int]]] = field(default_factory=dict)
+    is_sealed: bool = False
+
+
+class PravegaReader(FailStopReader, CheckpointedFunction, CheckpointListener):
+    """Reads the segments of one subtask."""
+
+    def __init__(self, reading: Reading, context: SourceContext) -> None:
+        """Use ``Pravega.open``."""
+        self._reading, self._context, self._stream = reading, context, reading.stream
+        everything = self._first_positions()
+        self._scaled = ScaledStream(everything)
+        self._places = {segment: one for segment, one in everything.items() if self._owns(segment)}
+        self._end = next((one.end for one in everything.values()), None)
+        self._finished = {segment for segment, one in self._places.items() if one.after is not None}
+        """Splits that are not to be reported as finished any more."""
+        self._said = set(self._finished)
+        """Ended segments of which others know; from a restored position they do."""
+        self._begun = set(everything)
+        """Segments of others that are known to be read."""
+        self._handing: dict[int, set[int]] = {}
+        """Segment that was read to its end → what others have not begun of what follows it."""
+        self._cuts: dict[int, set[int]] = {}
+        """Checkpoint → segments that were read to their ends, of checkpoints that are not completed."""
+        self._is_sealed = False
+        self._paused: frozenset[int] = frozenset()
+        self._work = _FetchThread(reading, context, self._end)
+        try:
+            if self._end is not None:
+                self._plan(self._end)
+            for segment, one in self._places.items():
+                if one.after is None:
+                    self._work.begin(segment, one.offset)
+            self._begin_what_can()
+            self._work.start()
+        except BaseException:
+            self._work.close()
+            raise
+
+    def splits(self) -> Sequence[str]:
+        """See ``SourceReader``. Those that wait hold event time back."""
+        return [self._split(one) for one in sorted(self._own - self._finished)]
+
+    def progress(self) -> Mapping[str, SplitPosition]:
+        """See ``SourceReader``: bytes; the end is that of a bounded reading."""
+        ends = self._end or {}
+        return {
+            self._split(segment): SplitPosition(one.offset, ends.get(segment), "bytes")
+            for segment, one in self._places.items()
+        }
+
+    def wakeup_ms(self) -> int:
+        """See ``SourceReader``."""
+        return WAKEUP_MS
+
+    def pause(self, splits: Collection[str]) -> None:
+        """See ``PausableReader``. What a paused segment has sent is kept; then it sends no more."""
+        self._paused = frozenset(map(segment_of, splits))
+
+    def is_behind(self, split: str) -> bool:
+        """See ``PausableReader``: ``poll`` finds what there is."""
+        return False
+
+    def snapshot(self, context: SnapshotContext) -> None:
+        """See ``CheckpointedFunction``; the positions have been asked for."""
+        self._cuts[context.checkpoint_id] = {one for one, place in self._places.items() if place.after is not None}
+
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        """See ``CheckpointListener``: what the checkpoint has at its end, others may go on from."""
+        for number in [number for number in self._cuts if number <= checkpoint_id]:
+            for segment in self._cuts.pop(number):
+                self._say_end(segment)
+
+    def close(self) -> None:
+        """See ``SourceReader``."""
+        self._work.close()
+
+    @property
+    def _own(self) -> set[int]:
+        return {one for one in self._scaled.known if self._owns(one)} | self._places.keys()
+
+    def _split(self, segment: int) -> str:
+        return f"{self._stream}/{segment}"
+
+    def _owns(self, segment: int) -> bool:
+        index = segment & 0xFFFFFFFF  # segments of a stream are numbered one after the other
+        return owner_of_split(index, self._context.parallelism) == self._context.subtask_index
+
+    def _first_positions(self) -> dict[int, Position]:
+        """Return where reading begins, in all subtasks."""
+        begin, end = self._reading.begin, self._reading.end
+        restored = self._context.positions
+        until = None if end is None else dict(end)
+        if restored is None:
+            return {one: Position(at, {} if end and end.get(one) == at else None, until) for one, at in begin.items()}
+        found = {segment_of(split): Position.decode(split, data) for split, data in restored.items()}
+        if end is None:
+            found = {one: Position(at.offset, at.after) for one, at in found.items()}
+        elif self._reading.is_end_given or all(one.end is None for one in found.values()):
+            found = {one: Position(at.offset, at.after, dict(end)) for one, at in found.items()}
+        needless = {
+            one for one, at in found.items() if at.after and all(following in found for following in at.after)
+        }  # all that follows has begun
+        return {one: at for one, at in found.items() if one not in needless}
+
+    def _plan(self, end: Mapping[int, int]) -> None:
+        """Find all segments up to the end of a bounded reading."""
+        scaled, client = self._scaled, self._work.client
+        while unknown := scaled.unknown:
+            for segment in unknown:
+                scaled.note(segment, {} if segment in end else client.successors(self._stream, segment))
+        if not end.keys() <= scaled.known:
+            raise UsageError(
+                f"the end of a bounded reading of Pravega stream '{self._stream}' is in front of its start; give a "
+                "later end=, or leave it out"
+            )
+
+    # -- reading
+
+    def _poll(self) -> SourceBatch | None:
+        while True:
+            for segment in [one for one, others in self._handing.items() if not others]:
+                del self._handing[segment]
+                self._finished.add(segment)
+                return self._finish(segment)
+            found = self._work.take(self._paused)
+            if found is None:
+                return None
+            if isinstance(found, _News):
+                self._take_news(found)
+                continue
+            place = self._places[found.segment]
+            self._places[found.segment] = Position(found.offset, found.after, place.end)
+            if found.batch is not None:
+                return found.batch
+            assert found.after is not None
+            self._end_segment(found.segment, found.after)
+
+    def _has_ended(self) -> bool:
+        is_planned = self._end is not None or self._is_sealed
+        return is_planned and not self._scaled.unknown and self._own <= self._finished
+
+    def _positions(self) -> dict[str, bytes]:
+        return {self._split(segment): one.encode() for segment, one in self._places.items()}
+
+    def _finish(self, segment: int) -> SourceBatch:
+        empty = pa.RecordBatch.from_pylist([], schema=self._reading.schema)
+        return SourceBatch(self._split(segment), empty, is_split_finished=True)
+
+    # -- one segment after the other
+
+    def _begin_what_can(self) -> None:
+        """Begin the own segments that have nothing more to wait for."""
+        begun = []
+        for segment in sorted(self._own - self._places.keys()):
+            before = self._scaled.before(segment)
+            if before and not self._scaled.waits_for(segment):
+                self._places[segment] = Position(0, None, self._end)
+                self._work.begin(segment, 0)
+                if not all(map(self._owns, before)):
+                    begun.append(segment)
+        if begun:
+            self._work.say({"begun": begun})
+
+    def _end_segment(self, segment: int, after: Mapping[int, Sequence[int]]) -> None:
+        self._scaled.end(segment, after)
+        self._handing[segment] = {one for one in after if not self._owns(one)} - self._begun
+        self._begin_what_can()
+        if not self._context.takes_checkpoints:
+            self._say_end(segment)
+
+    def _say_end(self, segment: int) -> None:
+        if segment not in self._said:
+            self._said.add(segment)
+            if not all(map(self._owns, self._scaled.after[segment])):
+                self._work.say({"ended": [segment]})
+
+    def _take_news(self, news: _News) -> None:
+        """Note what others said, and what became known of the stream."""
+        self._is_sealed = self._is_sealed or news.is_sealed
+        for segment, after in news.layout.items():
+            self._scaled.note(segment, after)
+        for record in news.records:
+            for segment in record.get("ended", []):
+                self._scaled.known.add(segment)
+                self._scaled.done.add(segment)
+            self._begun |= set(record.get("begun", []))
+            for others in self._handing.values():
+                others -= self._begun
+        unknown = self._scaled.unknown
+        self._work.look_at(unknown if self._is_sealed else unknown & self._scaled.done)
+        self._begin_what_can()
+
+
+def segment_of(split: str) -> int:
+    """Return the segment of a split."""
+    return int(split.rpartition("/")[2])
+
+
+class _FetchThread:
+    """Reads segments and the side stream, beside the mailbox thread."""
+
+    def __init__(self, reading: Reading, context: SourceContext, end: Mapping[int, int] | None) -> None:
+        self._stream, self._node, self._end = reading.stream, context.node, end
+        self._decode, self._environment = reading.decode, reading.environment
+        self.client = reading.make_client()
+        positions = sorted((context.positions or {}).items())
+        digest = hashlib.sha256(repr(positions).encode()).hexdigest()[:16]
+        self._token = f"{context.generation}-{digest}"
+        """Of the generation: what an earlier one said says nothing of what this one has read."""
+        purpose = f"{context.pipeline}/{context.node}/{context.life}"
+        self._side = SideStream(self.client, reading.stream, purpose, self._environment)
+        self._is_alone = context.parallelism == 1
+        self._changed = self._environment.condition()
+        self._to_begin: deque[tuple[int, int]] = deque()
+        self._to_say: deque[Mapping[str, list[int]]] = deque()
+        self._to_look: set[int] = set()
+        self._found: deque[_Delivery | _News] = deque()
+        self._waiting: Counter[int] = Counter()
+        self._failure: BaseException | None = None
+        self._is_closed = False
+        self._offsets: dict[int, int] = {}
+        """Of each segment that is read: where the events that are not decoded yet begin."""
+        self._rest: dict[int, bytes] = {}
+        """The beginning of an event, the end of which has not come yet."""
+        self._places: dict[int, Place] = {}
+        self._connections: dict[Place, Connection] = {}
+        self._asked: dict[Place, dict[int, int]] = {}
+        """Of each store: number of the request → segment."""
+        self._is_sealed = False
+        now_ms = self._environment.monotonic_ms()
+        self._news_at_ms = self._sealed_at_ms = self._well_at_ms = now_ms
+        self._thread = self._environment.thread(self._run, "pravega-fetch")
+
+    # -- from the mailbox thread
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def begin(self, segment: int, offset: int) -> None:
+        """Read a segment from now on."""
+        with self._changed:
+            self._to_begin.append((segment, offset))
+
+    def say(self, record: Mapping[str, list[int]]) -> None:
+        """Tell the other subtasks."""
+        with self._changed:
+            self._to_say.append(record)
+
+    def look_at(self, segments: Collection[int]) -> None:
+        """Find out what follows segments that were sealed."""
+        with self._changed:
+            self._to_look |= set(segments)
+
+    def take(self, paused: Collection[int]) -> _Delivery | _News | None:
+        """Return what was found next of segments that are not paused, or None.
+
+        Raises:
+            HeadgateError: reading failed for good.
+        """
+        with self._changed:
+            for at, one in enumerate(self._found):
+                if isinstance(one, _News):
+                    del self._found[at]
+                    return one
+                if one.segment not in paused:
+                    del self._found[at]
+                    self._waiting[one.segment] -= 1
+                    return one
+            if self._failure is not None:
+                raise self._failure
+            return None
+
+    def close(self) -> None:
+        """End the thread."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        if self._thread.is_alive():
+            self._thread.join(1)  # it may be waiting for a store; it ends by itself
+        else:
+            self._release()
+
+    # -- in the thread
+
+    def _run(self) -> None:
+        try:
+            while not self._is_closed:
+                try:
+                    self._round()
+                    self._well_at_ms = self._environment.monotonic_ms()
+                except StorageError as error:
+                    away_ms = self._environment.monotonic_ms() - self._well_at_ms
+                    if away_ms > PATIENCE_MS or not error.is_transient:
+                        raise
+                    self._drop_connections()
+                    self._environment.sleep(PAUSE_S)
+        except ThreadEnded:
+            raise
+        except BaseException as error:
+            with self._changed:
+                self._failure = error
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        self._drop_connections()
+        self._side.close()
+        self.client.close()
+
+    def _drop_connections(self) -> None:
+        """Ask again for everything that has not come, maybe of other stores."""
+        for connection in self._connections.values():
+            connection.close()
+        self._connections, self._asked, self._places = {}, {}, {}
+        self._rest = dict.fromkeys(self._rest, b"")
+
+    def _round(self) -> None:
+        with self._changed:
+            begin, self._to_begin = self._to_begin, deque()
+            waiting = dict(self._waiting)
+        for segment, offset in begin:
+            self._offsets[segment], self._rest[segment] = offset, b""
+        asked = {segment for numbers in self._asked.values() for segment in numbers.values()}
+        for segment in [one for one in self._offsets if one not in asked and waiting.get(one, 0) < AHEAD]:
+            self._ask(segment)
+        self._tell_and_hear()
+        wait_ms = WAIT_MS
+        for place, connection in list(self._connections.items()):
+            while (found := connection.receive(wait_ms)) is not None:
+                wait_ms = 0
+                self._answer(place, connection, *found)
+                if self._is_closed:
+                    return
+            wait_ms = 0
+        if wait_ms:
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_closed, wait_ms / 1000)
+
+    def _ask(self, segment: int) -> None:
+        offset = self._offsets[segment] + len(self._rest[segment])
+        size = READ_BYTES
+        if self._end is not None and segment in self._end:
+            size = min(size, self._end[segment] - offset)
+            if size <= 0:
+                self._ended(segment, {})
+                return
+        if segment not in self._places:
+            self._places[segment] = self.client.place(self._stream, segment)
+        place = self._places[segment]
+        if place not in self._connections:
+            self._connections[place] = Connection(place, self._environment)
+            self._asked[place] = {}
+        number = ask_for_data(self._connections[place], self._stream.segment(segment), offset, size)
+        self._asked[place][number] = segment
+
+    def _answer(self, place: Place, connection: Connection, kind: int, data: bytes) -> None:
+        found = data_in(connection, kind, data)
+        number = found.request if isinstance(found, SegmentData) else found[0]
+        segment = self._asked[place].pop(number)
+        if not isinstance(found, SegmentData):
+            raise self._gone(segment, found[1])
+        begin = self._offsets[segment]
+        if found.data:
+            rest = self._rest[segment] + found.data
+            name = self._stream.segment(segment)
+            events, ends = unframe(rest, f"segment {name} of Pravega")
+            self._offsets[segment], self._rest[segment] = begin + int(ends[-1]), rest[ends[-1] :]
+            if len(events):
+                batch = self._decode(segment, events, begin + ends[:-1], self._node)
+                self._put(_Delivery(segment, batch, self._offsets[segment]))
+        elif found.is_end:
+            if self._rest[segment]:
+                raise CorruptionError(self._stream.segment(segment), begin, "an event", "the segment ends within it")
+            self._ended(segment, self.client.successors(self._stream, segment))
+
+    def _gone(self, segment: int, error: SegmentError) -> Exception:
+        if error.kind is Command.WRONG_HOST:
+            return StorageError("read", self._stream.segment(segment), "another store has it now")
+        offset = self._offsets[segment]
+        now = f"begins at offset {error.head} now" if error.kind is Command.SEGMENT_IS_TRUNCATED else "is gone"
+        return UsageError(
+            f"segment {segment} of Pravega stream '{self._stream}' {now}, and its events from offset {offset} were to "
+            "be read: the stream was truncated or deleted, and they are lost; start over to read what is left "
+            "(headgate reset), and let the stream keep its events for longer than the pipeline may be down"
+        )
+
+    def _ended(self, segment: int, after: dict[int, list[int]]) -> None:
+        offset = self._offsets.pop(segment)
+        del self._rest[segment]
+        self._put(_Delivery(segment, None, offset, after))
+        if not after:
+            self._sealed_at_ms = self._environment.monotonic_ms()
+
+    def _put(self, one: _Delivery) -> None:
+        with self._changed:
+            self._found.append(one)
+            self._waiting[one.segment] += 1
+
+    def _tell_and_hear(self) -> None:
+        with self._changed:
+            say, look = list(self._to_say), sorted(self._to_look)
+        for record in say:
+            self._side.append({"of": self._token, **record})
+            with self._changed:
+                self._to_say.popleft()
+        now_ms = self._environment.monotonic_ms()
+        if not self._is_alone and (say or now_ms >= self._news_at_ms):
+            self._news_at_ms = now_ms + NEWS_MS
+            if records := [one for one in self._side.news() if one["of"] == self._token]:
+                self._put_news(_News(records=records))
+        if look:
+            layout = {segment: self.client.successors(self._stream, segment) for segment in look}
+            self._put_news(_News(layout=layout))
+            with self._changed:
+                self._to_look -= set(look)
+        if self._end is None and not self._is_sealed and now_ms >= self._sealed_at_ms:
+            self._sealed_at_ms = now_ms + SEALED_MS
+            if not self.client.current(self._stream):
+                self._is_sealed = True
+                self._put_news(_News(is_sealed=True))
+
+    def _put_news(self, news: _News) -> None:
+        with self._changed:
+            self._found.append(news)

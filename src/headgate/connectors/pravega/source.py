@@ -1,0 +1,251 @@
+"""A stream of Pravega as source: what users configure, and what events become.
+
+Counterpart: ``reader`` reads its segments in the subtasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from headgate.connectors.base import Source, SourceBatch, SourceContext
+from headgate.connectors.files.line_file import Lines
+from headgate.connectors.kafka.avro_decoder import AvroDecoder
+from headgate.connectors.kafka.formats import RAW, RecordFormat, record_format, refuse_the_rest, value_decoder
+from headgate.connectors.kafka.protobuf_decoder import ProtobufDecoder
+from headgate.connectors.pravega.controller import Controller, Cut, StreamName
+from headgate.connectors.pravega.reader import PravegaReader, Reading
+from headgate.connectors.pravega.segment_store import Connection, Place, SegmentError, segment_info
+from headgate.environment import SYSTEM_ENVIRONMENT, Environment
+from headgate.errors import StorageError, UsageError
+from headgate.model.lineage import Location
+from headgate.model.state_schema import Form
+from headgate.operators.schemas import SchemaLike, canonical_schema
+from headgate.operators.user_functions import bad_records
+
+EARLIEST, LATEST = "earliest", "latest"
+
+FORMATS = ("raw", "text", "json", "csv", "avro", "protobuf")
+
+_METADATA = {"segment": pa.int64(), "offset": pa.int64()}
+
+
+class Pravega(Source):
+    """Reads a stream of Pravega, each event exactly once.
+
+    ``Pravega("localhost:9090", "shop/orders", format="json", schema={"customer": str, "amount": int})`` reads events of
+    JSON. Events with one routing key come in the order in which they were written, also when the stream is scaled.
+    Each segment has event time of its own. An event that cannot be decoded is a bad record. Needs the package grpcio:
+    ``pip install 'headgate-streams[pravega]'``.
+    """
+
+    environment: ClassVar[Environment] = SYSTEM_ENVIRONMENT
+
+    def __init__(
+        self,
+        controller: str,
+        stream: str,
+        *,
+        format: str = RAW,
+        schema: SchemaLike | str | type | None = None,
+        required: Sequence[str] = (),
+        separator: str = ",",
+        metadata: Sequence[str] = (),
+        start: str | Cut = EARLIEST,
+        end: str | Cut | None = None,
+    ) -> None:
+        """Configure.
+
+        Args:
+            controller: ``"host:port"`` of the controller.
+            stream: scope and name of the stream, such as ``"shop/orders"``.
+            format: what events are: ``"raw"`` (a column ``value`` of bytes), ``"text"`` (a column ``value`` of text),
+                ``"json"`` (an object with the fields of ``schema``), ``"csv"`` (one row with the fields of
+                ``schema`` in their order, without a header), ``"avro"`` or ``"protobuf"``.
+            schema: for JSON and CSV, an Arrow or Polars schema, or a dict from names to Python, Polars or Arrow types.
+                Arrow fields that are not nullable are required. For Avro, the schema of the events as JSON text. For
+                Protobuf, the message: a generated class.
+            required: further fields of JSON that must be present and not null.
+            separator: the character between the fields of CSV.
+            metadata: columns beside those of the event, of ``"segment"`` and ``"offset"``. Pravega keeps no routing
+                keys: an event that needs its key must have it inside.
+            start: where the first start begins: ``"earliest"``, ``"latest"`` as it is when the program starts, or a
+                stream cut: an offset for each segment, such as ``{0: 1200, 1: 0}``.
+            end: where reading ends: ``"latest"`` as it is when the program starts, or a stream cut. None: it ends only
+                when the stream is sealed.
+
+        Raises:
+            UsageError: options contradict each other, or the package is not installed.
+        """
+        where = "a Pravega source"
+        self.controller, self.stream = controller, StreamName.parse(stream)
+        if format not in FORMATS:
+            raise UsageError(f"format={format!r} of {where} is none of {', '.join(map(repr, FORMATS))}")
+        if format == "avro" and schema is None:
+            raise UsageError(f"format='avro' of {where} needs schema='{{...}}', the schema of the events")
+        self.metadata = tuple(metadata)
+        for name in self.metadata:
+            if name not in _METADATA:
+                raise UsageError(f"metadata of {where} has no {name!r}; choose of {', '.join(_METADATA)}")
+        self._format = record_format(format, schema, None, required, separator, (), "drop", where=where)
+        self.start, self.end = _checked("start", start), None if end is None else _checked("end", end)
+        self.decoder()
+        self._begin: dict[int, int] | None = None
+        self._until: dict[int, int] | None = None
+        self.client().close()
+
+    def __repr__(self) -> str:
+        return f"Pravega({self.controller!r}, '{self.stream}')"
+
+    def client(self) -> Controller:
+        """Return a client of the controller."""
+        return Controller(self.controller)
+
+    def schema(self) -> pa.Schema:
+        """See ``Source``. The stream is looked at, too: once, so that all subtasks begin and end at the same cuts."""
+        self.cuts()
+        return self.decoder().schema
+
+    def cuts(self) -> tuple[dict[int, int], dict[int, int] | None]:
+        """Return the cuts at which reading begins, and ends if it does.
+
+        Raises:
+            UsageError: the stream is missing, or a cut is none of it.
+        """
+        if self._begin is None:
+            client = self.client()
+            try:
+                if not client.exists(self.stream):
+                    raise UsageError(f"Pravega at {self.controller} has no stream '{self.stream}'; create it first")
+                begin = self._cut(client, "start", self.start)
+                self._until = None if self.end is None else self._cut(client, "end", self.end)
+                self._begin = begin
+            finally:
+                client.close()
+        return self._begin, self._until
+
+    def _cut(self, client: Controller, option: str, given: str | tuple[tuple[int, int], ...]) -> dict[int, int]:
+        if given == EARLIEST:
+            return client.head(self.stream)
+        if given == LATEST:
+            return tail(client, self.stream, self.environment)
+        assert isinstance(given, tuple)
+        cut = dict(given)
+        if not client.is_valid(self.stream, cut):
+            raise UsageError(
+                f"{option}={cut} of a Pravega source is no stream cut of '{self.stream}': it needs one offset for each "
+                "part of the keys"
+            )
+        return cut
+
+    def identity(self) -> str:
+        """See ``Source``: positions name segments, and a stream that is created again has others."""
+        return f"{Form.PRAVEGA.value}{self.stream}"
+
+    def locations(self) -> tuple[Location, ...]:
+        """See ``Source``. Without the controller's address, which may change."""
+        name = f"pravega:{self.stream}"
+        return (Location(name, name),)
+
+    def how_to_end(self) -> str | None:
+        """See ``Source``."""
+        return "give end='latest'" if self.end is None else None
+
+    def open(self, context: SourceContext) -> PravegaReader:
+        """Return a reader of the segments that belong to this subtask."""
+        return PravegaReader(self.reading(), context)
+
+    def reading(self) -> Reading:
+        """Return what a reader needs to know."""
+        begin, end = self.cuts()
+        decoder = self.decoder()
+        is_given = isinstance(self.end, tuple)
+        return Reading(self.stream, begin, end, is_given, self.client, decoder.decode, decoder.schema, self.environment)
+
+    def decoder(self) -> EventDecoder:
+        """Return what makes records of events."""
+        return EventDecoder(self._format, self.metadata, self.stream)
+
+
+def _checked(name: str, place: object) -> str | tuple[tuple[int, int], ...]:
+    words = (EARLIEST, LATEST) if name == "start" else (LATEST,)
+    if isinstance(place, str) and place in words:
+        return place
+    if (
+        isinstance(place, Mapping)
+        and place
+        and all(isinstance(one, int) and isinstance(at, int) and at >= 0 for one, at in place.items())
+    ):
+        return tuple(sorted(place.items()))
+    choices = " or ".join(map(repr, words))
+    raise UsageError(
+        f"{name}={place!r} of a Pravega source is neither {choices} nor a stream cut such as {{0: 1200, 1: 0}}, which "
+        "has an offset for each segment"
+    )
+
+
+def tail(client: Controller, stream: StreamName, environment: Environment) -> dict[int, int]:
+    """Return where a stream ends now.
+
+    Raises:
+        UsageError: it was sealed.
+    """
+    segments = [one.segment for one in client.current(stream)]
+    if not segments:
+        raise UsageError(
+            f"stream '{stream}' of Pravega is sealed, and its end needs no 'latest'; leave end= out: reading ends there"
+        )
+    found: dict[int, int] = {}
+    connections: dict[Place, Connection] = {}
+    try:
+        for segment in segments:
+            place = client.place(stream, segment)
+            if place not in connections:
+                connections[place] = Connection(place, environment)
+            found[segment] = segment_info(connections[place], stream.segment(segment)).end
+    except SegmentError as error:
+        raise StorageError("look at", f"stream '{stream}'", f"it is being scaled or deleted: {error}") from error
+    finally:
+        for connection in connections.values():
+            connection.close()
+    return found
+
+
+class EventDecoder:
+    """Makes records of events.
+
+    Attributes:
+        schema: of the records.
+    """
+
+    def __init__(self, form: RecordFormat, metadata: Sequence[str], stream: StreamName) -> None:
+        self._stream, self._metadata = stream, metadata
+        self._values = value_decoder(form, SYSTEM_ENVIRONMENT)
+        schema = pa.schema([("value", pa.large_binary())]) if self._values is None else self._values.schema
+        for name in metadata:
+            if name in schema.names:
+                raise UsageError(f"the metadata of a Pravega source and its events both have a column '{name}'")
+        self.schema = canonical_schema(pa.schema([*schema, *((name, _METADATA[name]) for name in metadata)]))
+
+    def decode(self, segment: int, values: pa.Array, offsets: npt.NDArray[np.int64], node: str) -> SourceBatch:
+        """Return the records of one segment, and the events that are none."""
+        columns, kept, bad = [values], np.arange(len(values)), None
+        if self._values is not None:
+            if isinstance(self._values, AvroDecoder | ProtobufDecoder):
+                decoded = self._values.decode(values, kept, None)
+            else:
+                decoded = self._values.decode(Lines(values, kept))
+                refuse_the_rest(values, kept, decoded)
+            columns, kept = decoded.batch.columns, decoded.starts
+            if (refused := decoded.refused).problems:
+                places = [f"stream {self._stream} segment {segment} offset {offsets[row]}" for row in refused.starts]
+                texts = [values[row].as_py().decode(errors="backslashreplace") for row in refused.starts]
+                bad = bad_records(node, refused.problems, places, texts)
+        beside = {"segment": np.full(len(kept), segment, np.int64), "offset": offsets[kept]}
+        columns = [*columns, *(pa.array(beside[name]) for name in self._metadata)]
+        split = f"{self._stream}/{segment}"
+        return SourceBatch(split, pa.RecordBatch.from_arrays(columns, schema=self.schema), bad)

@@ -1,0 +1,82 @@
+"""Batches by key: the distinct keys of a batch as slots, and changes of their rows as batches.
+
+For operators that keep a row for each key and emit how it changed (``running_aggregate``, ``deduplication``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from headgate.operators.changes import DELETE, INSERT, OPS, UPDATE_AFTER, UPDATE_BEFORE, Codes, op_column
+from headgate.operators.process.timers import TimedOperator
+from headgate.state.backend import TimeKind
+from headgate.state.key_index import Slots
+from headgate.state.vectors import Mask, SlotArray
+
+_EMIT_ROWS = 65_536
+"""Larger results are sent on in parts of so many rows."""
+
+
+class DistinctSlots:
+    """Finds the distinct slots of batches."""
+
+    def __init__(self) -> None:
+        self._scratch = SlotArray(np.int64)
+
+    def of(self, slots: Slots) -> tuple[Slots, Slots]:
+        """Return the distinct ones in the order of their last rows, and the place of each row's slot among these."""
+        distinct = slots[self.last_rows(slots)]
+        scratch = self._scratch.written(0)
+        scratch[distinct] = np.arange(len(distinct))
+        return distinct, scratch[slots]
+
+    def last_rows(self, slots: Slots) -> Slots:
+        """Return the last row of each slot, ascending."""
+        scratch = self._scratch.written(int(slots.max()) + 1 if len(slots) else 0)
+        rows = np.arange(len(slots))
+        scratch[slots] = rows
+        return np.flatnonzero(scratch[slots] == rows)
+
+
+def change_rows(had: Mask, has: Mask, is_changed: Mask, *, retractions: bool) -> tuple[Slots, Codes]:
+    """Return the rows of the changes of some keys, and what each is.
+
+    Rows are those of ``before`` followed by those of ``after``, of which each key has one.
+
+    Args:
+        had: which keys had a row.
+        has: which have one.
+        is_changed: which of those that had one and have one have another.
+        retractions: an update is two records.
+    """
+    count = len(had)
+    gone, new = had & ~has, has & ~had
+    updated = had & has & is_changed
+    rows = np.concatenate([np.flatnonzero(gone), np.flatnonzero(new | updated) + count])
+    codes = np.full(2 * count, OPS.index(UPDATE_AFTER), np.int8)
+    codes[:count][gone] = OPS.index(DELETE)
+    codes[count:][new] = OPS.index(INSERT)
+    if retractions:
+        rows = np.concatenate([rows, np.flatnonzero(updated)])
+        codes[:count][updated] = OPS.index(UPDATE_BEFORE)
+    rows = rows[np.lexsort((rows, rows % count))] if count else rows  # of each key the old row, then the new one
+    return rows, codes[rows]
+
+
+class ChangeOperator(TimedOperator):
+    """Keeps something for each key and emits changes. Its state may have a TTL; it has no timers."""
+
+    def _fire_some(self, kind: TimeKind, until_ms: int) -> int:
+        return 0
+
+    def _end_firing(self) -> None:
+        pass
+
+    def _emit(self, schema: pa.Schema, columns: Sequence[pa.Array], codes: Codes) -> None:
+        """Send changes, with ``op`` as last column of ``schema``."""
+        batch = pa.RecordBatch.from_arrays([*columns, op_column(codes)], schema=schema)
+        for start in range(0, batch.num_rows, _EMIT_ROWS):
+            self.output.emit(batch.slice(start, _EMIT_ROWS))

@@ -1,0 +1,527 @@
+"""Running aggregation: ``key_by(...).agg(...)`` without a window, as a stream with changes (docs/spec/changes.md).
+
+Each key has its accumulators (``window_plan``, ``state.window_aggregates``). What has to forget values, because its
+input has changes, or has to tell them apart (``n_unique``), keeps how often each value is there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+import pyarrow as pa
+
+from headgate.errors import UsageError
+from headgate.operators.base import Operator, OperatorContext, Output, key_columns
+from headgate.operators.changes import OP, OP_FIELD, signs
+from headgate.operators.expressions import elementwise_problem, group_problem
+from headgate.operators.keyed_rows import ChangeOperator, DistinctSlots, change_rows
+from headgate.operators.keys import check_keys
+from headgate.operators.schemas import batch_of, describe, empty_frame, frame_of, require_columns, schema_of_frame
+from headgate.operators.window_plan import Aggregate, Decomposed, InputReader, decomposed, results
+from headgate.state.backend import ColumnBackend, MapColumns
+from headgate.state.descriptors import StateDescriptor, StateKind, state_identity
+from headgate.state.key_hash import is_key_type
+from headgate.state.key_index import Slots
+from headgate.state.ttl import TTL
+from headgate.state.window_aggregates import Accumulator, Array, FrozenTable, Kind, Values
+
+ROWS = "rows"
+
+
+@dataclass(frozen=True)
+class Distinct:
+    """An output column that counts the distinct values of ``inner``; null is one, as in Polars, if ``has_nulls``."""
+
+    name: str
+    inner: pl.Expr
+    dtype: pa.DataType
+    value_type: pa.DataType
+    has_nulls: bool
+
+
+@dataclass(frozen=True)
+class RunningAggregateSpec:
+    """Aggregate the records of each key so far, and emit how the results change. Made by ``running_aggregate_spec``.
+
+    Attributes:
+        keys: the key columns.
+        schema: of the input.
+        plan: the aggregates that are accumulators.
+        distincts: those that count distinct values.
+        output: keys, aggregates in the order in which they were written, ``op``.
+        has_changes: the input is a stream with changes, with retractions.
+        retractions: whether the output has them.
+        ttl: keys without a record for so long are forgotten.
+    """
+
+    keys: tuple[str, ...]
+    schema: pa.Schema
+    plan: Decomposed
+    distincts: tuple[Distinct, ...]
+    output: pa.Schema
+    has_changes: bool
+    retractions: bool
+    ttl: TTL | None
+
+    def build(self) -> Operator:
+        """See ``OperatorSpec``."""
+        return RunningAggregateOperator(self)
+
+    def output_schema(self, schema: pa.Schema, node: str) -> pa.Schema:
+        """Return keys, aggregates and ``op``."""
+        return self.output
+
+    @property
+    def bags(self) -> dict[int, StateDescriptor]:
+        """By measure, how often each value is there: of a minimum or maximum over changes."""
+        if not self.has_changes:
+            return {}
+        return {
+            i: StateDescriptor(
+                f"values_{self.measure_name(i)}",
+                StateKind.MAP,
+                pa.int64(),
+                pa.type_for_alias(measure.accumulator.dtype),
+            )
+            for i, measure in enumerate(self.plan.measures)
+            if measure.accumulator.kind is not Kind.ADD
+        }
+
+    @property
+    def distinct_bags(self) -> list[StateDescriptor]:
+        """How often each value is there of what counts distinct ones."""
+        return [
+            StateDescriptor(f"values_{_text_name(one.inner)}", StateKind.MAP, pa.int64(), one.value_type)
+            for one in self.distincts
+        ]
+
+    @property
+    def totals(self) -> StateDescriptor:
+        """A struct of the number of records and the accumulators."""
+        fields = [pa.field(ROWS, pa.int64())]
+        for i, measure in enumerate(self.plan.measures):
+            fields.append(pa.field(self.measure_name(i), pa.type_for_alias(measure.accumulator.dtype)))
+        for one in self.distincts:
+            fields.append(pa.field(f"distinct_{_text_name(one.inner)}", pa.int64()))
+            fields.append(pa.field(f"nulls_{_text_name(one.inner)}", pa.int64()))
+        unique = {field.name: field for field in fields}
+        return StateDescriptor("totals", StateKind.VALUE, pa.struct(list(unique.values())), ttl=self.ttl)
+
+    def measure_name(self, i: int) -> str:
+        """Return the name of a measure in state: of its kind, and of the expression that it is about."""
+        measure = self.plan.measures[i]
+        kind = "count" if measure.is_count else measure.accumulator.kind.value
+        return f"{kind}_{measure.accumulator.dtype}_{_text_name(self.plan.inners[measure.inner])}"
+
+    @property
+    def descriptors(self) -> list[StateDescriptor]:
+        """All states."""
+        found = [self.totals, *self.bags.values(), *self.distinct_bags]
+        return list({one.name: one for one in found}.values())
+
+    def state_text(self) -> str:
+        """See ``catalog.state_text``."""
+        return state_identity(key_columns(self.schema, self.keys), self.descriptors)
+
+
+def _text_name(expression: pl.Expr) -> str:
+    """Return a name of an expression for state, without anything that could not be in one."""
+    text = str(expression)
+    words = "_".join(re.findall(r"[A-Za-z0-9]+", text))[:40]
+    return f"{words}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+@dataclass(frozen=True)
+class RunningAggregate:
+    """A running aggregation as the user wrote it."""
+
+    keys: tuple[str, ...]
+    aggregates: tuple[pl.Expr, ...]
+    has_changes: bool = False
+    retractions: bool = False
+    ttl: TTL | None = None
+
+
+def running_aggregate_spec(aggregate: RunningAggregate, schema: pa.Schema, node: str) -> RunningAggregateSpec:
+    """Return the operator of a running aggregation over records of ``schema``.
+
+    Raises:
+        UsageError: unknown column, wrong type, colliding names, or an aggregate that needs all records.
+    """
+    check_keys(node, schema, aggregate.keys)
+    if aggregate.has_changes:
+        require_columns(node, schema, [OP])
+        schema = pa.schema([field for field in schema if field.name != OP])
+    output = _output(aggregate, schema, node)
+    distincts, others = [], []
+    for expression in aggregate.aggregates:
+        distinct = _distinct(expression, schema, output)
+        if distinct is None:
+            others.append(expression)
+        else:
+            distincts.append(distinct)
+    plan = decomposed([_unfiltered(one, schema) for one in others], output, schema)
+    if isinstance(plan, pl.Expr):
+        raise UsageError(
+            f"operator '{node}': {plan} cannot be kept up to date record by record; len, count, sum, min, max, mean "
+            "and n_unique of an expression over one record can; use window(...).agg(...) for others, or keep state in "
+            "a headgate.BatchProcessFunction"
+        )
+    for name, why in (("changes", aggregate.has_changes), ("retractions=True", aggregate.retractions)):
+        if aggregate.ttl is not None and why:
+            raise UsageError(
+                f"operator '{node}': ttl= does not go with {name}: what a forgotten key sent could not be taken back"
+            )
+    if aggregate.ttl is not None and distincts:
+        raise UsageError(f"operator '{node}': ttl= does not go with n_unique; key by the day, or use a window")
+    return RunningAggregateSpec(
+        aggregate.keys,
+        schema,
+        plan,
+        tuple(distincts),
+        output,
+        aggregate.has_changes,
+        aggregate.retractions,
+        aggregate.ttl,
+    )
+
+
+def _output(aggregate: RunningAggregate, schema: pa.Schema, node: str) -> pa.Schema:
+    for expression in aggregate.aggregates:
+        problem = group_problem(expression)
+        if problem:
+            raise UsageError(f"operator '{node}': the expression {expression} {problem}")
+    try:
+        frame = empty_frame(schema).group_by(*aggregate.keys).agg(*aggregate.aggregates)
+    except (pl.exceptions.PolarsError, TypeError) as error:
+        first = str(error).strip().split("\n", 1)[0]
+        raise UsageError(f"operator '{node}': {first}; the columns are {describe(schema)}") from error
+    output = schema_of_frame(frame).append(OP_FIELD)
+    if len(set(output.names)) != len(output.names):
+        raise UsageError(
+            f"operator '{node}': two result columns have the same name ('op' is that of the changes); they would be "
+            f"{describe(output)}"
+        )
+    return output
+
+
+def _is_elementwise(expression: pl.Expr, schema: pa.Schema) -> bool:
+    if not expression.meta.root_names() or expression.meta.has_multiple_outputs():
+        return False
+    return not elementwise_problem(expression, empty_frame(schema).lazy().with_columns(expression.alias("x")))
+
+
+def _distinct(expression: pl.Expr, schema: pa.Schema, output: pa.Schema) -> Distinct | None:
+    """Return ``x.n_unique()`` and ``x.drop_nulls().n_unique()`` as what counts distinct values; None: it is neither."""
+    name = expression.meta.output_name(raise_if_undetermined=False)
+    inner = _argument(expression.meta.undo_aliases(), "n_unique")
+    if inner is None or name is None:
+        return None
+    has_nulls = True
+    bare = _argument(inner, "drop_nulls")
+    if bare is not None:
+        inner, has_nulls = bare, False
+    filtered = _filtered(inner)
+    if filtered is not None:
+        values, condition = filtered
+        if has_nulls:
+            bare = _argument(values, "drop_nulls")
+            if bare is None:
+                return None
+            values, has_nulls = bare, False
+        inner = pl.when(condition).then(values)
+    if not _is_elementwise(inner, schema):
+        return None
+    value_type = schema_of_frame(empty_frame(schema).select(inner.alias("x"))).field(0).type
+    if not is_key_type(value_type) or pa.types.is_floating(value_type):
+        return None
+    return Distinct(name, inner, output.field(name).type, value_type, has_nulls)
+
+
+def _argument(expression: pl.Expr, method: str) -> pl.Expr | None:
+    """Return what ``method`` is called on, if ``expression`` is such a call without arguments."""
+    inputs = expression.meta.pop()
+    return next((one for one in inputs[:1] if getattr(one, method)().meta.eq(expression)), None)
+
+
+def _filtered(expression: pl.Expr) -> tuple[pl.Expr, pl.Expr] | None:
+    """Return the values and the condition of ``values.filter(condition)``; None: it is none."""
+    inputs = expression.meta.pop()
+    if len(inputs) != 2:
+        return None
+    for values, condition in (inputs, inputs[::-1]):
+        try:
+            if values.filter(condition).meta.eq(expression):
+                return values, condition
+        except (TypeError, pl.exceptions.PolarsError):
+            continue
+    return None
+
+
+def _unfiltered(expression: pl.Expr, schema: pa.Schema) -> pl.Expr:
+    """Return ``x.filter(c).sum()`` and the like as an aggregate of one expression over all records."""
+    name = expression.meta.output_name(raise_if_undetermined=False)
+    bare = expression.meta.undo_aliases()
+    for method in ("count", "sum", "min", "max", "mean", "len"):
+        inner = _argument(bare, method)
+        filtered = None if inner is None else _filtered(inner)
+        if filtered is None or name is None:
+            continue
+        values, condition = filtered
+        if method == "len":
+            return condition.fill_null(False).sum().alias(name)
+        found: pl.Expr = getattr(pl.when(condition).then(values), method)().alias(name)
+        return found
+    return expression
+
+
+@dataclass(slots=True)
+class _Totals:
+    """Accumulators of some keys: ``rows``, and by name in state the values, with which are there."""
+
+    rows: Array
+    values: dict[str, Array]
+    seen: dict[str, npt.NDArray[np.bool_]]
+
+    def copy(self) -> _Totals:
+        return _Totals(
+            self.rows.copy(),
+            {name: values.copy() for name, values in self.values.items()},
+            {name: seen.copy() for name, seen in self.seen.items()},
+        )
+
+
+class RunningAggregateOperator(ChangeOperator):
+    """Adds each batch to the accumulators of its keys, and emits what changed."""
+
+    _backend: ColumnBackend
+
+    def __init__(self, spec: RunningAggregateSpec) -> None:
+        self._spec = spec
+        self._plan = spec.plan
+        self._names = [spec.measure_name(i) for i in range(len(spec.plan.measures))]
+        self._accumulators = {
+            name: measure.accumulator for name, measure in zip(self._names, spec.plan.measures, strict=True)
+        }
+        self._counts = [_text_name(one.inner) for one in spec.distincts]
+        for name in self._counts:
+            self._accumulators[f"distinct_{name}"] = self._accumulators[f"nulls_{name}"] = Accumulator(
+                Kind.ADD, "int64"
+            )
+        self._reader = InputReader(spec.plan)
+        self._distinct = DistinctSlots()
+
+    def open(self, context: OperatorContext, output: Output) -> None:
+        super().open(context, output)
+        spec = self._spec
+        self._backend = context.states.by_column(key_columns(spec.schema, spec.keys), spec.descriptors)
+        self._state = self._backend.values(spec.totals)
+        self._bags = {i: self._backend.maps(one) for i, one in spec.bags.items()}
+        self._distinct_bags = [self._backend.maps(one) for one in spec.distinct_bags]
+
+    def process(self, batch: pa.RecordBatch) -> None:
+        self._begin_call()
+        self._backend.prepare()
+        slots, of_row = self._distinct.of(self._backend.slots([batch.column(key) for key in self._spec.keys]))
+        before = self._load(slots)
+        after = before.copy()
+        change = signs(batch.column(OP)) if self._spec.has_changes else None
+        self._add(after, slots, of_row, batch, change)
+        had, has = before.rows > 0, after.rows > 0
+        self._store(slots, had, has, after)
+        old, new = self._results(before), self._results(after)
+        rows, codes = change_rows(had, has, self._differs(before, after), retractions=self._spec.retractions)
+        both = [pa.concat_arrays([a, b]).take(pa.array(rows)) for a, b in zip(old, new, strict=True)]
+        keys = self._backend.key_columns(slots[rows % max(len(slots), 1)])
+        self._emit(self._spec.output, [*keys, *both], codes)
+
+    def _load(self, slots: Slots) -> _Totals:
+        has = self._state.contains(slots)
+        found = self._state.get(slots[has])
+        rows = np.zeros(len(slots), np.int64)
+        rows[has] = found.field(ROWS).to_numpy(zero_copy_only=False)
+        totals = _Totals(rows, {}, {})
+        for name, accumulator in self._accumulators.items():
+            values = np.full(len(slots), accumulator.start, accumulator.dtype)
+            column = found.field(name)
+            if accumulator.kind is Kind.ADD:
+                values[has] = column.to_numpy(zero_copy_only=False)
+            else:
+                valid = column.is_valid().to_numpy(zero_copy_only=False)
+                seen = has.copy()
+                seen[has] = valid
+                values[seen] = column.drop_null().to_numpy(zero_copy_only=False)
+                totals.seen[name] = seen
+            totals.values[name] = values
+        return totals
+
+    def _store(self, slots: Slots, had: npt.NDArray[np.bool_], has: npt.NDArray[np.bool_], totals: _Totals) -> None:
+        if (had & ~has).any():
+            self._state.clear(slots[had & ~has])
+        dtype = self._spec.totals.type
+        arrays = [pa.array(totals.rows[has])]
+        for field in list(dtype)[1:]:
+            seen = totals.seen.get(field.name)
+            arrays.append(pa.array(totals.values[field.name][has], mask=None if seen is None else ~seen[has]))
+        self._state.put(slots[has], pa.StructArray.from_arrays(arrays, fields=list(dtype)))
+
+    def _add(
+        self,
+        totals: _Totals,
+        slots: Slots,
+        of_row: Slots,
+        batch: pa.RecordBatch,
+        change: npt.NDArray[np.int64] | None,
+    ) -> None:
+        np.add.at(totals.rows, of_row, 1 if change is None else change)
+        if change is not None and (totals.rows < 0).any():
+            raise self._unknown_row()
+        for i, given in enumerate(self._reader.read(batch)):
+            where, values, change_of = of_row, given.values, change
+            if given.valid is not None:
+                where = of_row[given.valid]
+                values = values if isinstance(values, int) else values[given.valid]
+                change_of = None if change is None else change[given.valid]
+            self._combine(i, totals, slots, where, Values(values), change_of)
+        if self._spec.distincts:
+            self._count_distinct(totals, slots, of_row, batch, change)
+
+    def _combine(
+        self,
+        i: int,
+        totals: _Totals,
+        slots: Slots,
+        where: Slots,
+        given: Values,
+        change: npt.NDArray[np.int64] | None,
+    ) -> None:
+        name = self._names[i]
+        accumulator, target, values = self._accumulators[name], totals.values[name], given.values
+        if accumulator.kind is Kind.ADD:
+            np.add.at(target, where, values if change is None else values * change)
+            return
+        assert not isinstance(values, int)
+        seen = totals.seen[name]
+        is_min = accumulator.kind is Kind.MIN
+        if change is None:
+            seen[where] = True
+            if accumulator.dtype == "float64":
+                (np.fmin if is_min else np.fmax).at(target, where, values)
+            else:
+                (np.minimum if is_min else np.maximum).at(target, where, values)
+            return
+        if accumulator.dtype == "float64":
+            numbers = ~np.isnan(values)
+            where, values, change = where[numbers], values[numbers], change[numbers]
+        bag, combine = self._bags[i], np.minimum if is_min else np.maximum
+        places, column, _, counts = self._counted(bag, slots, where, pa.array(values), change)
+        found = column.to_numpy(zero_copy_only=False)
+        missing = Accumulator(accumulator.kind, accumulator.dtype).start
+        if accumulator.dtype == "float64":
+            missing = np.inf if is_min else -np.inf
+        target[~seen] = missing
+        lost = (counts == 0) & seen[places] & (found == target[places])
+        again = np.unique(places[lost])
+        target[again], seen[again] = missing, False
+        there = counts > 0
+        combine.at(target, places[there], found[there])
+        seen[places[there]] = True
+        if len(again):
+            rows, map_keys, _ = bag.items(slots[again])
+            combine.at(target, again[rows], map_keys.to_numpy(zero_copy_only=False))
+            seen[again[rows]] = True
+        target[~seen] = accumulator.start
+
+    def _counted(
+        self, bag: MapColumns, slots: Slots, where: Slots, values: pa.Array, change: npt.NDArray[np.int64] | None
+    ) -> tuple[Slots, pa.Array, Array, Array]:
+        """Count values in a bag.
+
+        Returns:
+            Of each key and value that was given: the key's place, the value, and the counts before and after.
+        """
+        data = {"place": where, "change": np.ones(len(where), np.int64) if change is None else change}
+        frame = pl.DataFrame(data).with_columns(pl.Series("value", values))
+        net = frame.group_by("place", "value", maintain_order=True).agg(pl.col("change").sum())
+        places = net["place"].to_numpy()
+        column = batch_of(net.select("value"), pa.schema([pa.field("value", values.type)])).column(0)
+        before = bag.get(slots[places], column).fill_null(0).to_numpy(zero_copy_only=False)
+        after = before + net["change"].to_numpy()
+        if (after < 0).any():
+            raise self._unknown_row()
+        kept, gone = after > 0, (after == 0) & (before > 0)
+        if kept.any():
+            bag.put(slots[places[kept]], column.filter(pa.array(kept)), pa.array(after[kept]))
+        if gone.any():
+            bag.remove(slots[places[gone]], column.filter(pa.array(gone)))
+        return places, column, before, after
+
+    def _count_distinct(
+        self,
+        totals: _Totals,
+        slots: Slots,
+        of_row: Slots,
+        batch: pa.RecordBatch,
+        change: npt.NDArray[np.int64] | None,
+    ) -> None:
+        frame = frame_of(batch)
+        done: set[str] = set()
+        for one, name, bag in zip(self._spec.distincts, self._counts, self._distinct_bags, strict=True):
+            if name in done:
+                continue
+            done.add(name)
+            column = batch_of(frame.select(one.inner.alias("x")), pa.schema([pa.field("x", one.value_type)])).column(0)
+            where, change_of = of_row, change
+            if column.null_count:
+                valid = column.is_valid().to_numpy(zero_copy_only=False)
+                np.add.at(totals.values[f"nulls_{name}"], of_row[~valid], 1 if change is None else change[~valid])
+                where, column = of_row[valid], column.drop_null()
+                change_of = None if change is None else change[valid]
+            places, _, before, after = self._counted(bag, slots, where, column, change_of)
+            np.add.at(
+                totals.values[f"distinct_{name}"], places, (after > 0).astype(np.int64) - (before > 0).astype(np.int64)
+            )
+
+    def _unknown_row(self) -> UsageError:
+        return UsageError(
+            f"operator '{self.context.node}': a change takes back a row that did not come before; its input is said to "
+            "have retractions, so each row that goes must equal one that came"
+        )
+
+    def _differs(self, before: _Totals, after: _Totals) -> npt.NDArray[np.bool_]:
+        """Return which keys may have another result."""
+        has_len = any(result.aggregate is Aggregate.LEN for result in self._plan.results)
+        found = before.rows != after.rows if has_len else np.zeros(len(before.rows), np.bool_)
+        for name, old in before.values.items():
+            new = after.values[name]
+            if name.startswith("nulls_"):
+                old, new = old > 0, new > 0
+            found |= (old != new) if old.dtype != np.float64 else (old != new) & ~(np.isnan(old) & np.isnan(new))
+        for name, seen in before.seen.items():
+            found |= seen != after.seen[name]
+        return found
+
+    def _results(self, totals: _Totals) -> list[pa.Array]:
+        values = tuple(totals.values[name] for name in self._names)
+        table = FrozenTable(totals.rows, values, tuple(totals.seen.get(name) for name in self._names))
+        names = [result.name for result in self._plan.results]
+        found = dict(zip(names, results(self._plan, table), strict=True))
+        for one, name in zip(self._spec.distincts, self._counts, strict=True):
+            count = totals.values[f"distinct_{name}"]
+            if one.has_nulls:
+                count = count + (totals.values[f"nulls_{name}"] > 0)
+            found[one.name] = pa.array(count).cast(one.dtype)
+        columns: Sequence[str] = self._spec.output.names[len(self._spec.keys) : -1]
+        return [found[name] for name in columns]
+
+
+def needed_columns(aggregates: Sequence[pl.Expr], schema: pa.Schema, others: Sequence[str]) -> list[str]:
+    """Return the columns of ``schema`` that aggregates need, and ``others`` that are among them."""
+    needed = {*others, *(name for expression in aggregates for name in expression.meta.root_names())}
+    return [name for name in schema.names if name in needed]

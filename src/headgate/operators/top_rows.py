@@ -1,0 +1,372 @@
+"""The top rows of each key: as they change, or once for each window that has ended (docs/spec/changes.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from headgate.errors import UsageError
+from headgate.operators.base import WATERMARK_MAX_MS, Operator, OperatorContext, Output, key_columns
+from headgate.operators.changes import DELETE, INSERT, OP_FIELD, OPS, UPDATE_AFTER, UPDATE_BEFORE, Codes
+from headgate.operators.deduplication import check_order_column, refuse_op
+from headgate.operators.keyed_rows import ChangeOperator, DistinctSlots
+from headgate.operators.keys import check_keys
+from headgate.operators.lateness import count_late
+from headgate.operators.process.timers import TimedOperator
+from headgate.operators.schemas import describe, require_columns
+from headgate.operators.window_plan import END_COLUMN
+from headgate.state.backend import ColumnBackend, TimeKind
+from headgate.state.descriptors import StateDescriptor, StateKind, state_identity
+from headgate.state.key_index import Slots
+from headgate.state.ttl import TTL
+from headgate.state.vectors import Mask
+
+_WINDOWS_PER_CALL = 1_024
+
+
+@dataclass(frozen=True)
+class Order:
+    """How rows are ordered: by columns, each descending or not; nulls come last, and earlier rows before later ones."""
+
+    columns: tuple[str, ...]
+    descending: tuple[bool, ...]
+
+    def rows(self, groups: Slots, columns: Sequence[pa.Array]) -> Slots:
+        """Return the rows group by group, in their order. ``columns`` are those of the order."""
+        frame = pl.DataFrame({"group": groups}).with_columns(
+            *(pl.Series(f"by{i}", column) for i, column in enumerate(columns))
+        )
+        names = [f"by{i}" for i in range(len(columns))]
+        sort = pl.arg_sort_by
+        order = frame.select(
+            sort("group", *names, descending=[False, *self.descending], nulls_last=True, maintain_order=True)
+        )
+        found: Slots = order.to_series().to_numpy().astype(np.int64)
+        return found
+
+
+def order_of(node: str, by: object, descending: object) -> Order:
+    """Return the order that a user gave as ``by`` and ``descending``, one or several of each.
+
+    Raises:
+        UsageError: it is none.
+    """
+    columns = (by,) if isinstance(by, str) else tuple(by) if isinstance(by, Sequence) else ()
+    if not columns or any(not isinstance(column, str) for column in columns):
+        raise UsageError(f"operator '{node}': by= is the column, or the list of columns, that orders rows, not {by!r}")
+    if len(set(columns)) != len(columns):
+        raise UsageError(f"operator '{node}': by= names a column twice: {list(columns)}")
+    given = (descending,) * len(columns) if isinstance(descending, bool) else descending
+    if not isinstance(given, Sequence) or len(given) != len(columns) or any(not isinstance(x, bool) for x in given):
+        raise UsageError(
+            f"operator '{node}': descending= is True, False, or a list of them, one for each of {list(columns)}, "
+            f"not {descending!r}"
+        )
+    return Order(columns, tuple(given))
+
+
+def _ranks(groups: Slots) -> Slots:
+    """Return the place of each row in its group; equal groups stand together."""
+    starts = np.flatnonzero(np.diff(groups, prepend=-1))
+    return np.arange(len(groups)) - np.repeat(starts, np.diff(starts, append=len(groups)))
+
+
+def _check(node: str, schema: pa.Schema, keys: tuple[str, ...], order: Order, rank: str | None) -> None:
+    check_keys(node, schema, keys)
+    require_columns(node, schema, order.columns)
+    for name in order.columns:
+        check_order_column(node, schema, name)
+        if name in keys:
+            raise UsageError(f"operator '{node}': all rows of a key have the same '{name}'; order by another column")
+    if rank is not None and rank in schema.names:
+        raise UsageError(
+            f"operator '{node}': there is a column '{rank}' already; name that of the ranks with rank=; the columns "
+            f"are {describe(schema)}"
+        )
+
+
+@dataclass(frozen=True)
+class TopSpec:
+    """Keep the first ``count`` rows of each key, and emit how they change.
+
+    Attributes:
+        rank: the column with the number of a row, from 1 on; None: there is none.
+        ttl: how long a key is remembered after its last record.
+    """
+
+    keys: tuple[str, ...]
+    schema: pa.Schema
+    count: int
+    order: Order
+    rank: str | None
+    retractions: bool
+    ttl: TTL | None
+
+    def build(self) -> Operator:
+        """See ``OperatorSpec``."""
+        return TopOperator(self)
+
+    def output_schema(self, schema: pa.Schema, node: str) -> pa.Schema:
+        """Return the columns of the records, the rank, and ``op``.
+
+        Raises:
+            UsageError: a wrong key, an unknown column, one that is in the way.
+        """
+        _check(node, schema, self.keys, self.order, self.rank)
+        refuse_op(node, schema)
+        ranks = [] if self.rank is None else [pa.field(self.rank, pa.int64())]
+        return pa.schema([*schema, *ranks, OP_FIELD])
+
+    @property
+    def change_keys(self) -> tuple[str, ...]:
+        """The columns that identify a row of the result; none if nothing does."""
+        if self.rank is not None:
+            return (*self.keys, self.rank)
+        return self.keys if self.count == 1 else ()
+
+    @property
+    def descriptor(self) -> StateDescriptor:
+        """The rows of each key in their order, without the columns of the key."""
+        row = pa.struct([field for field in self.schema if field.name not in self.keys])
+        return StateDescriptor("top", StateKind.VALUE, pa.large_list(row), ttl=self.ttl)
+
+    def state_text(self) -> str:
+        """See ``catalog.state_text``."""
+        return state_identity(key_columns(self.schema, self.keys), [self.descriptor])
+
+
+class TopOperator(ChangeOperator):
+    """Merges each batch into the top rows of its keys."""
+
+    _backend: ColumnBackend
+
+    def __init__(self, spec: TopSpec) -> None:
+        self._spec = spec
+        self._distinct = DistinctSlots()
+        self._row: pa.DataType = spec.descriptor.type.value_type
+
+    def open(self, context: OperatorContext, output: Output) -> None:
+        super().open(context, output)
+        spec = self._spec
+        self._backend = context.states.by_column(key_columns(spec.schema, spec.keys), [spec.descriptor])
+        self._state = self._backend.values(spec.descriptor)
+        self._output_schema = spec.output_schema(spec.schema, context.node)
+
+    def process(self, batch: pa.RecordBatch) -> None:
+        self._begin_call()
+        self._backend.prepare()
+        spec = self._spec
+        slots, places = self._distinct.of(self._backend.slots([batch.column(key) for key in spec.keys]))
+        new = self._order(places, [batch.column(name) for name in spec.order.columns])
+        new = new[_ranks(places[new]) < spec.count]  # no other row of the batch can be among them
+        places = places[new]
+        had = self._state.contains(slots)
+        lists = self._state.get(slots[had])
+        lengths = np.zeros(len(slots), np.int64)
+        lengths[had] = lists.value_lengths().to_numpy(zero_copy_only=False)
+        old_rows = lists.flatten()
+        old_places = np.repeat(np.arange(len(slots)), lengths)
+        record = batch.select([field.name for field in self._row]).take(pa.array(new)).to_struct_array()
+        rows = pa.concat_arrays([old_rows.cast(self._row), record.cast(self._row)])
+        groups = np.concatenate([old_places, places])
+        order = self._order(groups, [rows.field(name) for name in spec.order.columns])
+        ranks = _ranks(groups[order])
+        kept = order[ranks < spec.count]
+        self._store(slots, had, rows, kept, groups, len(old_rows))
+        before = np.concatenate([_ranks(old_places), np.full(len(places), -1)]) if len(groups) else old_places
+        if spec.rank is None:
+            self._emit_sets(slots, rows, groups, kept, len(old_rows))
+        else:
+            self._emit_ranks(slots, rows, groups, kept, before, lengths)
+
+    def _order(self, groups: Slots, columns: Sequence[pa.Array]) -> Slots:
+        return self._spec.order.rows(groups, columns)
+
+    def _store(self, slots: Slots, had: Mask, rows: pa.StructArray, kept: Slots, groups: Slots, old_count: int) -> None:
+        """Set the rows of the keys that have another top now; with a TTL those of all, which live on."""
+        changed = np.zeros(len(slots), np.bool_)
+        changed[groups[kept[kept >= old_count]]] = True
+        if self._spec.ttl is not None:
+            changed[:] = True
+        if not changed.any():
+            return
+        chosen = kept[changed[groups[kept]]]
+        lengths = np.bincount(groups[chosen], minlength=len(slots))[changed]
+        ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        values = rows.take(pa.array(chosen))
+        dtype = self._spec.descriptor.type
+        self._state.put(slots[changed], pa.LargeListArray.from_arrays(pa.array(ends), values, type=dtype))
+
+    def _emit_ranks(
+        self, slots: Slots, rows: pa.StructArray, groups: Slots, kept: Slots, before: Slots, lengths: Slots
+    ) -> None:
+        """Emit, of each place of each key that another row has now, what changed."""
+        ranks = _ranks(groups[kept])
+        moved = before[kept] != ranks
+        taken, places, ranks = kept[moved], groups[kept][moved], ranks[moved]
+        is_update = ranks < lengths[places]
+        codes = np.where(is_update, OPS.index(UPDATE_AFTER), OPS.index(INSERT)).astype(np.int8)
+        if self._spec.retractions and is_update.any():
+            starts = np.cumsum(lengths) - lengths  # of the rows of each key among the old ones
+            old = starts[places[is_update]] + ranks[is_update]
+            order = np.argsort(np.concatenate([2 * np.arange(len(taken)) + 1, 2 * np.flatnonzero(is_update)]))
+            taken = np.concatenate([taken, old])[order]
+            places = np.concatenate([places, places[is_update]])[order]
+            ranks = np.concatenate([ranks, ranks[is_update]])[order]
+            codes = np.concatenate([codes, np.full(len(old), OPS.index(UPDATE_BEFORE), np.int8)])[order]
+        self._send(slots, rows, taken, places, codes, ranks)
+
+    def _emit_sets(self, slots: Slots, rows: pa.StructArray, groups: Slots, kept: Slots, old_count: int) -> None:
+        """Emit, key by key, which rows left the top, and which came."""
+        stays = np.zeros(len(rows), np.bool_)
+        stays[kept] = True
+        left, came = np.flatnonzero(~stays[:old_count]), kept[kept >= old_count]
+        if self._spec.count == 1 and not self._spec.retractions:
+            is_update = np.isin(groups[came], groups[left])
+            codes = np.where(is_update, OPS.index(UPDATE_AFTER), OPS.index(INSERT)).astype(np.int8)
+            self._send(slots, rows, came, groups[came], codes, None)
+            return
+        gone, new = (UPDATE_BEFORE, UPDATE_AFTER) if self._spec.count == 1 else (DELETE, INSERT)
+        is_update = np.isin(groups[came], groups[left])
+        codes = np.concatenate(
+            [
+                np.full(len(left), OPS.index(gone), np.int8),
+                np.where(is_update, OPS.index(new), OPS.index(INSERT)).astype(np.int8),
+            ]
+        )
+        taken = np.concatenate([left, came])
+        order = np.argsort(groups[taken], kind="stable")
+        self._send(slots, rows, taken[order], groups[taken][order], codes[order], None)
+
+    def _send(
+        self, slots: Slots, rows: pa.StructArray, taken: Slots, places: Slots, codes: Codes, ranks: Slots | None
+    ) -> None:
+        if len(taken) == 0:
+            return
+        keys = dict(zip(self._spec.keys, self._backend.key_columns(slots[places]), strict=True))
+        record = rows.take(pa.array(taken))
+        columns = [keys[name] if name in keys else record.field(name) for name in self._spec.schema.names]
+        if ranks is not None:
+            columns.append(pa.array(ranks + 1))
+        self._emit(self._output_schema, columns, codes)
+
+
+@dataclass(frozen=True)
+class WindowTopSpec:
+    """Emit the first rows of each window, and of each key in it, when the window has ended.
+
+    Attributes:
+        keys: the columns of the key, with those of the window.
+        ties: all rows that are equal to the last one in what orders them are among them, and equal rows have one rank.
+    """
+
+    keys: tuple[str, ...]
+    schema: pa.Schema
+    count: int
+    order: Order
+    rank: str | None
+    ties: bool
+
+    def build(self) -> Operator:
+        """See ``OperatorSpec``."""
+        return WindowTopOperator(self)
+
+    def output_schema(self, schema: pa.Schema, node: str) -> pa.Schema:
+        """Return the columns of the records, and the rank.
+
+        Raises:
+            UsageError: a wrong key, an unknown column, one that is in the way.
+        """
+        _check(node, schema, self.keys, self.order, self.rank)
+        return schema if self.rank is None else schema.append(pa.field(self.rank, pa.int64()))
+
+    @property
+    def descriptor(self) -> StateDescriptor:
+        """The rows of each key, without its columns."""
+        row = pa.struct([field for field in self.schema if field.name not in self.keys])
+        return StateDescriptor("rows", StateKind.LIST, row)
+
+    def state_text(self) -> str:
+        """See ``catalog.state_text``."""
+        return state_identity(key_columns(self.schema, self.keys), [self.descriptor], has_timers=True)
+
+
+class WindowTopOperator(TimedOperator):
+    """Keeps the rows of each window until event time has passed its end."""
+
+    _backend: ColumnBackend
+
+    def __init__(self, spec: WindowTopSpec) -> None:
+        self._spec = spec
+        self._row: pa.DataType = spec.descriptor.type
+        self._end = spec.keys.index(END_COLUMN)
+
+    def open(self, context: OperatorContext, output: Output) -> None:
+        super().open(context, output)
+        spec = self._spec
+        keys = key_columns(spec.schema, spec.keys)
+        self._backend = context.states.by_column(keys, [spec.descriptor], has_timers=True)
+        self._state = self._backend.lists(spec.descriptor)
+        self._output_schema = spec.output_schema(spec.schema, context.node)
+
+    def process(self, batch: pa.RecordBatch) -> None:
+        self._begin_call()
+        self._backend.prepare()
+        ends_ms = batch.column(END_COLUMN).cast(pa.int64()).to_numpy() // 1_000 - 1
+        late = ends_ms <= self._watermark_ms
+        if late.any():
+            count_late(self.context.metrics, self._watermark_ms - ends_ms[late] + 1, None)
+            batch, ends_ms = batch.filter(pa.array(~late)), ends_ms[~late]
+        if batch.num_rows == 0:
+            return
+        slots = self._backend.slots([batch.column(key) for key in self._spec.keys])
+        self._state.append(slots, batch.select([field.name for field in self._row]).to_struct_array().cast(self._row))
+        assert self._backend.timers is not None
+        self._backend.timers.event_time.register(slots, ends_ms)
+
+    def on_watermark(self, watermark_ms: int) -> None:
+        if watermark_ms < WATERMARK_MAX_MS:
+            self._watermark_ms = watermark_ms
+        super().on_watermark(watermark_ms)
+
+    def _fire_some(self, kind: TimeKind, until_ms: int) -> int:
+        assert self._backend.timers is not None
+        self._begin_call()
+        self._backend.prepare()
+        slots, _ = self._backend.timers.of(kind).take(until_ms, _WINDOWS_PER_CALL)
+        if len(slots) == 0:
+            return 0
+        spec = self._spec
+        groups, rows = self._state.explode(slots)
+        columns = [rows.field(name) for name in spec.order.columns]
+        order = spec.order.rows(groups, columns)
+        groups, ranks = groups[order], _ranks(groups[order])
+        if spec.ties:
+            ranks = _tied(ranks, groups, [column.take(pa.array(order)) for column in columns])
+        kept = ranks < spec.count
+        keys = dict(zip(spec.keys, self._backend.key_columns(slots[groups[kept]]), strict=True))
+        record = rows.take(pa.array(order[kept]))
+        found = [keys[name] if name in keys else record.field(name) for name in spec.schema.names]
+        if spec.rank is not None:
+            found.append(pa.array(ranks[kept] + 1))
+        self._state.clear(slots)
+        self.output.emit(pa.RecordBatch.from_arrays(found, schema=self._output_schema))
+        return len(slots)
+
+    def _end_firing(self) -> None:
+        pass
+
+
+def _tied(ranks: Slots, groups: Slots, columns: Sequence[pa.Array]) -> Slots:
+    """Return the ranks with equal rows having that of the first of them."""
+    is_first = ranks == 0
+    for column in columns:
+        values = pl.Series(column)
+        is_first |= values.ne_missing(values.shift(1)).to_numpy()
+    rows = np.arange(len(ranks))
+    found: Slots = np.maximum.accumulate(np.where(is_first, rows, 0)) - (rows - ranks)
+    return found

@@ -1,0 +1,115 @@
+"""The file sink in an object store and in HDFS, on real servers."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Iterator
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pytest
+from tests.servers.hdfs import hdfs_cluster
+from tests.servers.objects import BUCKET, ObjectServer, object_server
+from tests.servers.proxy import Wire
+
+from headgate.connectors.base import SinkContext
+from headgate.connectors.files.file_committer import committed_files, read_committed
+from headgate.connectors.files.file_sink import FileSink
+from headgate.errors import StorageError
+from headgate.model.ids import CheckpointId, Generation
+from headgate.model.manifest import Committable
+from headgate.protocol.checkpoints.commit import CommitPermit
+from headgate.storage.urls import open_storage
+from headgate.testing import Target, check_sink
+
+SCHEMA = pa.schema([("n", pa.int64())])
+SUBTASKS = 20
+
+
+@pytest.fixture(scope="module")
+def objects(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectServer]:
+    with object_server(tmp_path_factory.mktemp("objects")) as server:
+        yield server
+
+
+def target(url: str, file_format: Any) -> Target:
+    storage = open_storage(url)
+
+    def published() -> list[str]:
+        return [name for name in storage.list("") if not name.startswith("_")]
+
+    def read() -> list[dict[str, Any]]:
+        decode = pl.read_ndjson if file_format == "jsonl" else pl.read_parquet
+        rows = [row for name in published() for row in decode(storage.get(name)).to_dicts()]
+        assert set(committed_files(url)) <= set(published())
+        return rows
+
+    def remove(names: list[str]) -> None:
+        for name in names:
+            storage.delete(name)
+
+    return Target(
+        FileSink(url, file_format, roll_interval=0),
+        read,
+        lambda: storage.list("_staging") + storage.list("_publishing"),
+        lambda: remove(storage.list("_staging")),
+        lambda: remove(published()),
+    )
+
+
+def survive(root: str, *rescales: tuple[int, int]) -> None:
+    left_out = check_sink(
+        lambda: target(f"{root}/kit-{secrets.token_hex(8)}/deep", "jsonl"),
+        rescales=rescales,
+        overlaps=[2],
+        rows=[3],
+    )
+    assert not [sentence for sentence in left_out if "lost" in sentence]
+
+
+@pytest.mark.long
+def test_the_sink_survives_every_kill_point_in_an_object_store(objects: ObjectServer) -> None:
+    survive(f"s3://{BUCKET}", (1, 2), (2, 1))
+
+
+@pytest.mark.deep
+@pytest.mark.xdist_group("hdfs")
+def test_the_sink_survives_every_kill_point_in_hdfs() -> None:
+    with hdfs_cluster() as cluster:
+        survive(cluster.url, (2, 1))
+
+
+def sealed(sink: FileSink, subtask: int, *numbers: int) -> Committable:
+    writer = sink.open(SinkContext("p", "out", subtask, SUBTASKS, Generation(1), SCHEMA))
+    writer.write(pa.record_batch([list(numbers)], schema=SCHEMA))
+    payload = writer.seal(CheckpointId(1)).prepare()
+    assert payload is not None
+    return Committable("out", CheckpointId(1), subtask, Generation(1), payload)
+
+
+def test_many_files_are_published_at_once_and_a_commit_cut_short_is_repeated(
+    objects: ObjectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"s3://{BUCKET}/many"
+    sink = FileSink(url, roll_interval=0)
+    committer = sink.open_committer("p", "out", Generation(1))
+    committer.recover([])
+    committables = [sealed(sink, subtask, subtask) for subtask in range(SUBTASKS)]
+    assert committed_files(url) == []
+    wire = Wire(objects.port)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{wire.port}")
+    cut = sink.open_committer("p", "out", Generation(1))
+    monkeypatch.undo()
+    wire.lose_answer(b"?uploadId=", is_given=True)  # of what completes the upload
+    for committing in (cut, committer, committer):
+        with contextlib.suppress(StorageError):
+            committing.commit(CommitPermit(CheckpointId(1), Generation(1)), committables)
+    wire.close()
+    assert wire.lost_count == 1
+    assert len(committed_files(url)) == SUBTASKS
+    assert sorted(read_committed(url)["n"].to_list()) == list(range(SUBTASKS))
+    committer.recover([])
+    assert open_storage(url).list("_staging") == []
+    assert open_storage(url).list("_publishing") == []

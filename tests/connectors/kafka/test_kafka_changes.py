@@ -1,0 +1,188 @@
+"""Changes in Kafka: upserts with tombstones, and Debezium's envelopes, to topics and from them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pytest
+from tests.operators.changes_model import applied
+from tests.servers.kafka import KafkaBroker
+
+import headgate as hg
+from headgate import testing
+from headgate.codec.kafka.record_batch import RECORDS_WITH_HEADERS
+from headgate.connectors.base import SourceBatch
+from headgate.connectors.kafka.formats import RecordDecoder
+from headgate.connectors.kafka.outgoing_records import RecordColumns, Router
+from headgate.connectors.kafka.source import Kafka
+from headgate.errors import UsageError
+
+FIELDS = {"id": int, "name": str}
+Rows = list[dict[str, Any]]
+CHANGES = [
+    {"id": 1, "name": "a", "op": "insert"},
+    {"id": 2, "name": "b", "op": "insert"},
+    {"id": 1, "name": "a", "op": "update_before"},
+    {"id": 1, "name": "c", "op": "update_after"},
+    {"id": 2, "name": "b", "op": "delete"},
+]
+
+
+def sent(rows: Rows, **options: Any) -> list[tuple[Any, Any]]:
+    """Return keys and values of what a sink writes to a topic of one partition, decoded."""
+    batch = pa.RecordBatch.from_pylist(rows)
+    columns = RecordColumns(**options)
+    columns.check(batch.schema)
+    found = []
+    for one in Router(columns, "t", lambda topic: 1, 0).outgoing(batch, 0):
+        assert one.keys is not None
+        values = [None if value is None else json.loads(value) for value in one.values.to_pylist()]
+        found += list(zip(one.keys.to_pylist(), values, strict=True))
+    return found
+
+
+def test_upserts_are_rows_by_key_and_tombstones() -> None:
+    assert sent(CHANGES, change_keys=("id",)) == [
+        (b'{"id":1}', {"id": 1, "name": "a"}),
+        (b'{"id":2}', {"id": 2, "name": "b"}),
+        (b'{"id":1}', {"id": 1, "name": "c"}),
+        (b'{"id":2}', None),
+    ]
+    assert sent(CHANGES[2:3], change_keys=("id",)) == []
+
+
+def test_a_key_of_one_text_is_itself() -> None:
+    assert [key for key, _ in sent(CHANGES[:2], change_keys=("name",))] == [b"a", b"b"]
+    both = [key for key, _ in sent(CHANGES[:1], change_keys=("name", "id"))]
+    assert both == [b'{"name":"a","id":1}']
+
+
+def test_envelopes_have_the_row_before_or_after() -> None:
+    values = [value for _, value in sent(CHANGES, change_keys=("id",), debezium=True, retractions=True)]
+    assert [(v["op"], v["before"], v["after"]) for v in values] == [
+        ("c", None, {"id": 1, "name": "a"}),
+        ("c", None, {"id": 2, "name": "b"}),
+        ("d", {"id": 1, "name": "a"}, None),
+        ("c", None, {"id": 1, "name": "c"}),
+        ("d", {"id": 2, "name": "b"}, None),
+    ]
+    upserts = [row for row in CHANGES if row["op"] != "update_before"]
+    ops = [value["op"] for _, value in sent(upserts, change_keys=("id",), debezium=True)]
+    assert ops == ["c", "c", "u", "d"]
+
+
+def decoded(records: list[tuple[bytes | None, bytes | None]], **options: Any) -> SourceBatch:
+    rows = [{"key": key, "value": value, "offset": 10 + n, "headers": []} for n, (key, value) in enumerate(records)]
+    decoder = RecordDecoder(Kafka("kafka:9092", "t", **options).format())
+    batch = pa.RecordBatch.from_pylist(rows, schema=RECORDS_WITH_HEADERS)
+    found = decoder.decode(("t", 0), "t/0", batch, "kafka")
+    assert found.batch.schema.equals(decoder.schema)
+    found.batch.validate(full=True)
+    return found
+
+
+def problems(found: SourceBatch) -> list[tuple[str, str]]:
+    return [] if found.bad is None else [(one["position"][-2:], one["problem"]) for one in found.bad.to_pylist()]
+
+
+def test_envelopes_become_changes() -> None:
+    envelopes: list[Any] = [
+        {"before": None, "after": {"id": 1, "name": "a"}, "op": "r", "source": {"x": 1}, "ts_ms": 3},
+        {"before": {"id": 1, "name": "a"}, "after": {"id": 1, "name": "b"}, "op": "u"},
+        {"payload": {"before": None, "after": {"id": 2, "name": "z"}, "op": "c"}, "schema": {}},
+        {"before": {"id": 1, "name": "b"}, "after": None, "op": "d"},
+        {"before": None, "after": {"id": 2, "name": None}, "op": "u"},
+        {"before": None, "after": None, "op": "c"},
+        {"before": None, "after": {"id": 2, "name": "y"}, "op": "t"},
+    ]
+    values = [(b"k", json.dumps(one).encode()) for one in envelopes]
+    found = decoded(
+        [*values, (b"k", None), (b"k", b"{"), (b"k", b"")], format="debezium-json", schema=FIELDS, metadata=["offset"]
+    )
+    assert [(r["offset"], r["op"], r["id"], r["name"]) for r in found.batch.to_pylist()] == [
+        (10, "insert", 1, "a"),
+        (11, "update_before", 1, "a"),
+        (11, "update_after", 1, "b"),
+        (12, "insert", 2, "z"),
+        (13, "delete", 1, "b"),
+        (14, "update_after", 2, None),
+    ]
+    assert sorted(position for position, _ in problems(found)) == ["15", "16", "18", "19"]
+
+
+def test_a_topic_of_upserts_becomes_changes() -> None:
+    records = [
+        (b'{"id": 1}', b'{"id": 1, "name": "a"}'),
+        (b'{"id": 1}', None),
+        (b"x", None),
+        (None, None),
+        (b'{"id": 3}', b'{"id": 3, "name": "c"}'),
+    ]
+    found = decoded(records, format="json", schema=FIELDS, upsert="id", metadata=["offset"])
+    assert [(r["offset"], r["op"], r["id"], r["name"]) for r in found.batch.to_pylist()] == [
+        (10, "update_after", 1, "a"),
+        (11, "delete", 1, None),
+        (14, "update_after", 3, "c"),
+    ]
+    assert [position for position, _ in problems(found)] in (["12", "13"], ["13", "12"])
+    by_name = decoded([(b"a", None)], format="json", schema=FIELDS, upsert=["name"])
+    assert by_name.batch.to_pylist() == [{"id": None, "name": "a", "op": "delete"}]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"format": "debezium-json"}, r"needs schema=\{'name': type\}"),
+        ({"format": "debezium-json", "schema": {"op": str}}, "have a field 'op'"),
+        (
+            {"format": "json", "schema": FIELDS, "upsert": "x"},
+            "names 'x', which values do not have; they have id, name",
+        ),
+        ({"format": "json", "schema": {"id": int, "op": str}, "upsert": "id"}, "have a field 'op'"),
+        ({"format": "raw", "upsert": "value"}, "upsert= of a Kafka source is for values with fields"),
+        ({"format": "json", "schema": FIELDS, "upsert": "id", "tombstones": "keep"}, "is not for changes"),
+    ],
+)
+def test_wrong_options_of_the_source_are_refused(options: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Kafka("kafka:9092", "t", **options)
+
+
+def test_wrong_uses_of_the_sink_are_refused() -> None:
+    with pytest.raises(UsageError, match="give one of them"):
+        hg.KafkaSink("kafka:9092", "t", upsert=True, format="debezium-json")
+    with pytest.raises(UsageError, match="leave key= and value= out"):
+        hg.KafkaSink("kafka:9092", "t", upsert=True, key="id")
+    upserts = hg.KafkaSink("kafka:9092", "t", upsert=True)
+    plain = hg.Pipeline("p").source(hg.FromRows(CHANGES))
+    with pytest.raises(UsageError, match="writes streams with changes, and these are plain records"):
+        plain.sink(upserts)
+    changes = plain.records_as_changes("id", retractions=True)
+    with pytest.raises(UsageError, match="needs the keys of the changes"):
+        changes.select("name", "op").sink(upserts)
+
+
+@pytest.mark.xdist_group("kafka")
+def test_running_aggregates_go_through_topics(kafka: KafkaBroker, topic: str, tmp_path: Path) -> None:
+    rows = [{"k": f"k{i % 7}", "n": i} for i in range(500)]
+    writing = hg.Pipeline("writing", parallelism=2)
+    totals = writing.source(hg.FromRows(rows)).key_by("k").agg(total=pl.col("n").sum(), rows=pl.len())
+    totals.sink(hg.KafkaSink(kafka.address, topic, upsert=True, create=2, settings={"cleanup.policy": "compact"}))
+    envelopes = f"{topic}-envelopes"
+    totals.sink(hg.KafkaSink(kafka.address, envelopes, format="debezium-json", create=2))
+    testing.run(writing)
+    fields = {"k": str, "total": int, "rows": int}
+    for number, (name, options) in enumerate(
+        [(topic, {"format": "json", "upsert": "k"}), (envelopes, {"format": "debezium-json"})]
+    ):
+        reading = hg.Pipeline(f"reading-{number}")
+        source = hg.Kafka(kafka.address, name, schema=fields, end="latest", **options)
+        out = testing.Collect(tmp_path / str(number))
+        reading.source(source).records_as_changes("k").sink(out)
+        testing.run(reading)
+        frame = pl.DataFrame(rows).group_by("k").agg(total=pl.col("n").sum(), rows=pl.len()).sort("k")
+        assert applied(out.rows(), ["k"], retractions=False) == frame.to_dicts()

@@ -1,0 +1,357 @@
+"""Delta tables: each record once, whatever happens to processes, to the server of objects and to the table."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pytest
+from lake_program import (
+    KILLED,
+    PATIENCE_S,
+    ROW,
+    committer,
+    permit,
+    prepared,
+    program,
+    started,
+    until,
+)
+from tests.conftest import IS_DEEP
+from tests.servers.objects import BUCKET, ObjectServer, object_server
+
+import headgate as hg
+from headgate import testing
+from headgate.connectors.base import SinkContext
+from headgate.connectors.lakes.data_files import decode_output
+from headgate.connectors.lakes.delta_sink import DeltaSink
+from headgate.errors import FencedError, StorageError, UsageError
+from headgate.model.ids import CheckpointId, Generation
+from headgate.model.manifest import Committable
+from headgate.testing import Target, check_sink
+from headgate.testing.sinks.fake_pipeline import SCHEMA, FakePipeline
+from headgate.testing.sinks.scenarios import check_commit_in_flight, check_late_commits, check_stale_generation
+
+deltalake = pytest.importorskip("deltalake")
+
+
+@pytest.fixture(scope="module")
+def objects(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectServer]:
+    with object_server(tmp_path_factory.mktemp("objects")) as server:
+        yield server
+
+
+def rows_of(sink: DeltaSink) -> list[dict[str, Any]]:
+    table = sink.load()
+    return [] if table is None else list(table.table.to_pyarrow_table().to_pylist())
+
+
+def lose_uncommitted(directory: Path) -> None:
+    live = {uri.rsplit("/", 1)[-1] for uri in deltalake.DeltaTable(str(directory)).file_uris()}
+    for path in directory.glob("*.parquet"):
+        if path.name not in live:
+            path.unlink()
+
+
+def checked(where: str | Path, schema: pa.Schema = SCHEMA, **options: Any) -> DeltaSink:
+    sink = DeltaSink(where, create=True, **options)
+    sink.check(schema)
+    return sink
+
+
+def made(where: str | Path, schema: pa.Schema = SCHEMA, **options: Any) -> DeltaSink:
+    sink = checked(where, schema, **options)
+    sink.make_target(schema)
+    return sink
+
+
+def target_at(directory: Path) -> Target:
+    sink = checked(directory)
+    return Target(sink, lambda: rows_of(sink), lose_prepared=lambda: lose_uncommitted(directory))
+
+
+@pytest.mark.long
+def test_the_sink_passes_the_kit(tmp_path: Path) -> None:
+    numbers = itertools.count()
+    rescales = ((2, 2), (5, 2)) if IS_DEEP else ((3, 2),)
+    left_out = check_sink(
+        lambda: target_at(tmp_path / str(next(numbers))),
+        rescales=rescales,
+        overlaps=(2,),
+        rows=(0, 7) if IS_DEEP else (7,),
+    )
+    assert [one.partition(":")[0] for one in left_out] == [
+        "the order of the output",
+        "what is left behind",
+        "forgetting",
+        "taken away",
+        "remove output",
+        "interruptions",
+        "outages",
+    ]
+
+
+@pytest.mark.long
+def test_tables_in_an_object_store_fence_and_find_commits(objects: ObjectServer) -> None:
+    numbers = itertools.count()
+
+    def fresh() -> Target:
+        sink = checked(f"s3://{BUCKET}/delta-{next(numbers)}")
+        return Target(sink, lambda: rows_of(sink))
+
+    check_stale_generation(fresh())
+    check_late_commits(fresh())
+    check_commit_in_flight(fresh(), is_late=True)
+
+
+@pytest.mark.long
+def test_a_killed_server_of_objects_loses_and_repeats_nothing(objects: ObjectServer, tmp_path: Path) -> None:
+    url = f"s3://{BUCKET}/killed-server"
+    pipeline = program(tmp_path, 2_000, "delta", {"url": url, "create": True})
+    with testing.running(pipeline, parallelism=2) as handle:
+        sink = DeltaSink(url)
+        until(lambda: bool(rows_of(sink)))
+        objects.fail()
+        objects.heal()
+        result = handle.wait(PATIENCE_S)
+    assert result is not None
+    assert sorted(row["number"] for row in rows_of(DeltaSink(url))) == list(range(2_000))
+
+
+@pytest.mark.run
+def test_a_process_killed_around_its_commits_writes_each_record_once(tmp_path: Path) -> None:
+    """Killed after a checkpoint completed, before the entry of the log, and after it."""
+    options = {"url": str(tmp_path / "table"), "create": True, "partition_by": "kind"}
+    for point in ("after-manifest:2", "in-publish:2", "after-publish:2"):
+        marker = tmp_path / point.partition(":")[0]
+        assert started(tmp_path, 3_000, "delta", options, f"{point}:{marker}") == KILLED, point
+    assert started(tmp_path, 3_000, "delta", options) == 0
+    found = pl.read_delta(str(tmp_path / "table"))
+    assert sorted(found["number"].to_list()) == list(range(3_000))
+    assert set(found["kind"].to_list()) == {"a", "b"}
+
+
+# -- one commit ------------------------------------------------------------------------------------------------------
+
+
+def numbers_in(sink: Any) -> list[int]:
+    return sorted(row["number"] for row in rows_of(sink))
+
+
+def test_all_subtasks_of_a_checkpoint_are_one_version(tmp_path: Path) -> None:
+    sink = made(tmp_path / "t")
+    one = committer(sink)
+    before = sink.found().version  # type: ignore[attr-defined]
+    outputs = [prepared(sink, 1, 1), prepared(sink, 1, 2, subtask=1)]
+    one.commit(permit(1), outputs)
+    assert sink.found().version == before + 1  # type: ignore[attr-defined]
+    committer(sink, 2).commit(permit(1, 2), outputs)  # another process knows it
+    assert numbers_in(sink) == [1, 2]
+
+
+def test_appends_of_others_are_no_obstacle(tmp_path: Path) -> None:
+    sink = made(tmp_path / "t")
+    one = committer(sink)
+    first = prepared(sink, 1, 1)
+    one.commit(permit(1), [first])
+    for number in (10, 11):
+        deltalake.write_deltalake(str(tmp_path / "t"), pa.table({"number": [number], "text": ["x"]}), mode="append")
+        one.commit(permit(number), [prepared(sink, number, number - 8)])
+    assert numbers_in(sink) == [1, 2, 3, 10, 11]
+
+
+def test_a_vacuum_in_between_is_noticed(tmp_path: Path) -> None:
+    sink = made(tmp_path / "t")
+    one, output = committer(sink), prepared(sink, 1, 1)
+    assert one.denial(output) == ""
+    deltalake.DeltaTable(str(tmp_path / "t")).vacuum(0, dry_run=False, enforce_retention_duration=False, full=True)
+    assert "is gone" in one.denial(output)
+    with pytest.raises(
+        UsageError, match=r"is gone .1 in all., which was written and not yet committed; a vacuum"
+    ) as caught:
+        one.commit(permit(1), [output])
+    assert caught.value.is_output_gone
+    assert numbers_in(sink) == []
+
+
+def test_a_log_that_was_cleaned_up_still_says_what_is_committed(tmp_path: Path) -> None:
+    sink = made(tmp_path / "t")
+    output = prepared(sink, 1, 1)
+    committer(sink).commit(permit(1), [output])
+    table = deltalake.DeltaTable(str(tmp_path / "t"))
+    table.create_checkpoint()
+    for entry in (tmp_path / "t" / "_delta_log").glob("*.json"):
+        if int(entry.stem) < table.version():
+            entry.unlink()
+    later = prepared(sink, 2, 2)
+    committer(sink, 2).commit(permit(2, 2), [output, later])
+    assert numbers_in(sink) == [1, 2]
+
+
+def test_a_table_that_forgets_transactions_is_refused(tmp_path: Path) -> None:
+    name = "delta.setTransactionRetentionDuration"
+    sink = made(tmp_path / "t")
+    one, output = committer(sink), prepared(sink, 1, 1)
+    deltalake.DeltaTable(str(tmp_path / "t")).alter.set_table_properties({name: "interval 7 days"})
+    with pytest.raises(UsageError, match=f"has the property {name}"):
+        sink.check(SCHEMA)
+    with pytest.raises(UsageError, match=f"has the property {name}"):
+        one.commit(permit(1), [output])
+
+
+def test_a_table_with_rules_for_its_rows_is_refused(tmp_path: Path) -> None:
+    sink = made(tmp_path / "t")
+    deltalake.DeltaTable(str(tmp_path / "t")).alter.add_constraint({"positive": "number > 0"})
+    with pytest.raises(UsageError, match=r"has delta.constraints.positive, which DeltaSink does not keep"):
+        sink.check(SCHEMA)
+
+
+def test_a_table_that_was_replaced_is_not_written_to(tmp_path: Path) -> None:
+    sink = made(tmp_path / "t")
+    one, output = committer(sink), prepared(sink, 1, 1)
+    deltalake.write_deltalake(str(tmp_path / "new"), pa.table({"number": [5], "text": ["x"]}))
+    (tmp_path / "t").rename(tmp_path / "old")
+    (tmp_path / "new").rename(tmp_path / "t")
+    with pytest.raises((UsageError, StorageError)):
+        one.commit(permit(1), [output])
+    with pytest.raises(UsageError, match="does not know sink 'p:out' any more"):
+        one.commit(permit(1), [output])
+
+
+def test_a_newer_generation_fences_an_older_one(tmp_path: Path) -> None:
+    sink = made(tmp_path / "t")
+    old, output = committer(sink), prepared(sink, 1, 1)
+    new = committer(sink, 2)
+    with pytest.raises(FencedError):
+        old.commit(permit(1), [output])
+    new.commit(permit(1, 2), [output])
+    assert numbers_in(sink) == [1]
+
+
+# -- files -----------------------------------------------------------------------------------------------------------
+
+
+def test_files_are_as_large_as_asked_and_hold_what_was_written_early(tmp_path: Path) -> None:
+    sink = made(tmp_path / "t", buffer_bytes=2_000, file_bytes=4_000)
+    one = committer(sink)
+    output = prepared(sink, 1, *range(2_000))
+    writer = sink.open(SinkContext("p", "out", 1, 2, Generation(1), SCHEMA))
+    for start in range(0, 4_000, 100):
+        numbers = list(range(2_000 + start, 2_100 + start))
+        writer.write(pa.record_batch([numbers, [str(n) for n in numbers]], schema=SCHEMA))
+    payload = writer.seal(CheckpointId(1)).prepare()
+    assert payload is not None
+    many = replace(output, subtask_index=1, payload=payload)
+    assert len(decode_output(many).files) > 2
+    one.commit(permit(1), [output, many])
+    assert numbers_in(sink) == list(range(6_000))
+
+
+def test_what_is_abandoned_leaves_no_file(tmp_path: Path) -> None:
+    sink = made(tmp_path / "t", buffer_bytes=10)
+    writer = sink.open(SinkContext("p", "out", 0, 1, Generation(1), SCHEMA))
+    writer.write(pa.record_batch([[1], ["1"]], schema=SCHEMA))
+    sealed = writer.seal(CheckpointId(1))
+    writer.write(pa.record_batch([[2], ["2"]], schema=SCHEMA))
+    assert len(list((tmp_path / "t").glob("*.parquet"))) == 2
+    writer.close()
+    assert sealed.prepare() is None
+    assert list((tmp_path / "t").glob("*.parquet")) == []
+
+
+# -- types and columns -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("partitions", [(), ("text", "moment"), ("local", "day", "price", "flag", "whole")])
+def test_values_come_back_as_they_were(tmp_path: Path, partitions: tuple[str, ...]) -> None:
+    rows = [ROW, dict.fromkeys(ROW)]
+    p = hg.Pipeline("p", checkpointing=hg.Checkpointing(dir=tmp_path / "c"))
+    p.source(hg.FromRows(rows)).sink(hg.DeltaSink(tmp_path / "t", create=True, partition_by=partitions), name="out")
+    testing.run(p, timeout_s=PATIENCE_S)
+    key = lambda row: row["whole"] is None  # noqa: E731
+    found = deltalake.DeltaTable(str(tmp_path / "t")).to_pyarrow_table().to_pylist()
+    assert sorted(found, key=key) == rows
+    by_polars = pl.read_delta(str(tmp_path / "t")).to_dicts()
+    assert [by_polars[0].keys()] == [rows[0].keys()]
+    assert sorted(by_polars, key=key) == rows
+
+
+def test_unsigned_integers_are_widened_and_lose_nothing(tmp_path: Path) -> None:
+    schema = pa.schema([("a", pa.uint8()), ("b", pa.uint16()), ("c", pa.uint32()), ("d", pa.uint64())])
+    row = {"a": 255, "b": 65_535, "c": 2**32 - 1, "d": 2**64 - 1}
+    sink = made(tmp_path / "t", schema)
+    writer = sink.open(SinkContext("p", "out", 0, 1, Generation(1), schema))
+    writer.write(pa.RecordBatch.from_pylist([row], schema=schema))
+    payload = writer.seal(CheckpointId(1)).prepare()
+    committer(sink).commit(permit(1), [Committable("out", CheckpointId(1), 0, Generation(1), payload)])
+    assert rows_of(sink) == [row]
+
+
+@pytest.mark.parametrize("dtype", [pa.duration("us"), pa.time64("ns"), pa.large_list(pa.duration("us"))], ids=str)
+def test_types_without_counterpart_are_refused(tmp_path: Path, dtype: pa.DataType) -> None:
+    with pytest.raises(UsageError, match=r"cannot write column 'x' of type .*; cast it to a number or a text before"):
+        checked(tmp_path / "t", pa.schema([("x", dtype)]))
+
+
+def test_columns_are_added_only_on_request(tmp_path: Path) -> None:
+    made(tmp_path / "t", pa.schema([("number", pa.int64())]))
+    with pytest.raises(UsageError, match="has no column 'text'; give evolve=True to add columns"):
+        checked(tmp_path / "t")
+    wider = checked(tmp_path / "t", evolve=True)
+    assert wider.found().schema.names == ["number"]  # type: ignore[attr-defined]
+    for _ in range(2):
+        wider.make_target(SCHEMA)
+    committer(wider).commit(permit(1), [prepared(wider, 1, 4)])
+    assert rows_of(wider) == [{"number": 4, "text": "4"}]
+
+
+def test_a_column_of_another_type_is_refused(tmp_path: Path) -> None:
+    narrow = pa.schema([("number", pa.int32()), ("text", pa.large_string())])
+    checked(tmp_path / "t", narrow).make_target(narrow)
+    with pytest.raises(UsageError, match="column 'number' of DeltaSink has type int32 in the table, and records have"):
+        checked(tmp_path / "t")
+
+
+def test_options_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="give create=True"):
+        DeltaSink(tmp_path, partition_by="a")
+    with pytest.raises(UsageError, match=r"there is no Delta table .* give create=True"):
+        DeltaSink(tmp_path / "missing").check(SCHEMA)
+    with pytest.raises(UsageError, match="names column 'x'; the records have number, text"):
+        checked(tmp_path / "t", partition_by="x")
+    with pytest.raises(UsageError, match="has a secret, 'aws_secret_access_key'; leave it out"):
+        DeltaSink("s3://b/t", storage_options={"aws_secret_access_key": "hidden"})
+    with pytest.raises(UsageError, match="file_bytes=0"):
+        DeltaSink(tmp_path, file_bytes=0)
+
+
+def test_a_partition_value_that_is_too_long_is_refused(tmp_path: Path) -> None:
+    sink = made(tmp_path / "t", partition_by="text")
+    writer = sink.open(SinkContext("p", "out", 0, 1, Generation(1), SCHEMA))
+    writer.write(pa.record_batch([[1], ["x" * 300]], schema=SCHEMA))
+    with pytest.raises(UsageError, match="too long for the name of a directory"):
+        writer.seal(CheckpointId(1)).prepare()
+
+
+def test_going_back_writes_what_follows(tmp_path: Path) -> None:
+    """K7: a generation that went back numbers its checkpoints as an earlier one did."""
+    target = target_at(tmp_path / "t")
+    pipeline = FakePipeline(target, 3, "went back")
+    run = pipeline.start(1)
+    pipeline.advance(run)
+    older = pipeline.completed
+    pipeline.advance(run)
+    newest = pipeline.completed.position
+    pipeline.go_back_to(older)
+    run = pipeline.start(1)
+    run.position = newest
+    run.write(3)
+    done = run.prepare(pipeline.next_id())
+    pipeline.complete(done)
+    run.commit(done)
+    assert sorted(row["number"] for row in target.read()) == list(range(9))

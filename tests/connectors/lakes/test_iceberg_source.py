@@ -1,0 +1,118 @@
+"""Iceberg tables as sources: every row once, at any restart, and what is gone is said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from lake_program import PATIENCE_S, ROW
+
+import headgate as hg
+from headgate import testing
+from headgate.connectors.base import SourceContext
+from headgate.errors import UsageError
+from headgate.testing import check_source
+
+catalogs = pytest.importorskip("pyiceberg.catalog")
+
+
+class Place:
+    """A table with one integer column."""
+
+    def __init__(self, directory: Path) -> None:
+        self.properties = {
+            "type": "sql",
+            "uri": f"sqlite:///{directory}/catalog.db",
+            "warehouse": f"file://{directory}/warehouse",
+        }
+        self.catalog = catalogs.load_catalog("default", **self.properties)
+        self.catalog.create_namespace("shop")
+        self.table = self.catalog.create_table("shop.t", pa.schema([("number", pa.int64())]))
+
+    def append(self, *numbers: int) -> int:
+        self.table.append(pa.table({"number": list(numbers)}))
+        return int(self.table.current_snapshot().snapshot_id)
+
+    def source(self, **options: Any) -> hg.Iceberg:
+        return hg.Iceberg("shop.t", properties=self.properties, **options)
+
+    def read(self, positions: dict[str, bytes] | None = None, **options: Any) -> tuple[list[int], dict[str, bytes]]:
+        """Return the numbers that come until there are no more for now, and the positions then."""
+        source = self.source(**options)
+        reader = source.open(SourceContext("p", "in", 0, 1, positions, schema=source.schema()))
+        found: list[int] = []
+        while not reader.is_finished() and (batch := reader.poll()) is not None:
+            found += [row["number"] for row in batch.batch.to_pylist()]  # type: ignore[union-attr]
+        return sorted(found), reader.positions()
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def test_the_source_passes_the_kit(place: Place) -> None:
+    snapshots = [place.append(*range(start, start + 5)) for start in range(0, 20, 5)]
+    rows = check_source(lambda: place.source(splits=3), parallelisms=(1, 2))
+    assert sorted(row["number"] for row in rows) == list(range(20))
+    rows = check_source(lambda: place.source(snapshot=snapshots[1], splits=2), parallelisms=(2,))
+    assert sorted(row["number"] for row in rows) == list(range(10))
+    rows = check_source(lambda: place.source(after=snapshots[0], splits=2), parallelisms=(2,))
+    assert sorted(row["number"] for row in rows) == list(range(5, 20))
+
+
+def test_a_table_is_followed_from_its_first_row(place: Place) -> None:
+    found, positions = place.read(follow=True)
+    assert found == []
+    place.append(1)
+    place.append(2, 3)
+    found, positions = place.read(positions, follow=True)
+    assert found == [1, 2, 3]
+    place.append(4)
+    assert place.read(positions, follow=True)[0] == [4]
+
+
+def test_snapshots_that_delete_rows_stop_or_are_skipped(place: Place) -> None:
+    place.append(1, 2)
+    _, positions = place.read(follow=True)
+    place.table.delete("number = 1")
+    place.append(3)
+    with pytest.raises(UsageError, match=r"deletes or rewrites rows, .* give skip_changes=True"):
+        place.read(positions, follow=True)
+    assert place.read(positions, follow=True, skip_changes=True)[0] == [3]
+    assert place.read()[0] == [2, 3]
+
+
+def test_expired_snapshots_below_the_position_are_an_error(place: Place) -> None:
+    place.append(1)
+    _, positions = place.read(follow=True)
+    first = place.table.current_snapshot().snapshot_id
+    second = place.append(2)
+    place.append(3)
+    for snapshot in (first, second):
+        place.table.maintenance.expire_snapshots().by_id(snapshot).commit()
+    with pytest.raises(UsageError, match="has expired, or the table was rolled back"):
+        place.read(positions, follow=True)
+
+
+def test_values_come_as_they_are(place: Place, tmp_path: Path) -> None:
+    rows = [ROW, dict.fromkeys(ROW)]
+    sink = hg.IcebergSink("shop.all", properties=place.properties, create=True, partition_by=["text", "day"])
+    p = hg.Pipeline("p", checkpointing=hg.Checkpointing(dir=tmp_path / "c"))
+    p.source(hg.FromRows(rows)).sink(sink, name="out")
+    testing.run(p, timeout_s=PATIENCE_S)
+    found = check_source(lambda: hg.Iceberg("shop.all", properties=place.properties), parallelisms=(1,))
+    assert sorted(found, key=lambda row: row["whole"] is None) == rows
+
+
+def test_what_cannot_be_is_refused(place: Place) -> None:
+    with pytest.raises(UsageError, match=r"there is no Iceberg table shop\.missing"):
+        hg.Iceberg("shop.missing", properties=place.properties).schema()
+    with pytest.raises(UsageError, match="has no snapshot 7; it may have expired"):
+        place.source(snapshot=7).schema()
+    with pytest.raises(UsageError, match="give one of them"):
+        place.source(snapshot=1, after=2)
+    with pytest.raises(UsageError, match="has a secret"):
+        hg.Iceberg("a.b", properties={"token": "hidden"})

@@ -1,0 +1,208 @@
+"""A table of a real PostgreSQL server as sink."""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+import uuid
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from tests.connectors.committing import commit, records, recovered, write, written
+from tests.docs.documentation import PREAMBLE, examples
+
+import headgate as hg
+from headgate.errors import FencedError, StorageError
+from headgate.model.ids import CheckpointId
+
+Execute = Callable[[str], list[Any]]
+
+VALUES = {
+    "id": 1,
+    "sel\"e'ct:a %s": "\\ 'q'",
+    "V é": "é\n\\N\t",
+    "flag": True,
+    "data": b"\0\1",
+    "share": math.inf,
+    "at": dt.datetime(2024, 1, 2, 3, 4, 5, 6),
+    "moment": dt.datetime(2024, 1, 2, tzinfo=dt.UTC),
+    "day": dt.date(1, 1, 2),
+    "time": dt.time(1, 2, 3, 4),
+    "span": dt.timedelta(days=1, microseconds=-1),
+    "price": Decimal("-12345678901234567890.5"),
+    "tags": ["a", None],
+    "times": [dt.datetime(2024, 1, 2)],
+    "place": {"x": 1, "y": 'é"\\u0000'},
+    "places": [{"x": 1}, None],
+}
+
+
+def test_values_arrive_in_a_table_that_was_created_with_odd_names(url: str, execute: Execute) -> None:
+    batch = records([VALUES, dict.fromkeys(VALUES) | {"id": 2}])
+    batch = batch.append_column("large", pa.array([2**64 - 1, None], pa.uint64()))
+    batch = batch.append_column("small", pa.array([-128, None], pa.int8()))
+    for upsert in ((), ("id",)):
+        schema = f"We:ird '\"{uuid.uuid4().hex[:8]}"
+        quoted = '"' + schema.replace('"', '""') + '"'
+        execute(f"create schema {quoted}")
+        write(hg.PostgresSink(url, "odd Table", schema=schema, create=True, upsert=upsert), batch)
+        found, empty = execute(f'select * from {quoted}."odd Table" order by id')
+        assert list(found) == [*VALUES.values(), 2**64 - 1, -128]
+        assert list(empty) == [2] + [None] * (batch.num_columns - 1)
+    columns = "select column_name, data_type from information_schema.columns where table_schema = "
+    kinds = dict(execute(columns + "'" + schema.replace("'", "''") + "'"))
+    assert [kinds[name] for name in ("small", "large", "place", "places", "tags", "span")] == [
+        *("smallint", "numeric", "jsonb", "jsonb", "ARRAY", "interval")
+    ]
+
+
+def test_values_arrive_in_columns_of_a_table_that_was_there(url: str, schema: str, execute: Execute) -> None:
+    execute(
+        f"create type {schema}.mood as enum ('sad', 'happy'); create domain {schema}.short as varchar(5);"
+        f"create table {schema}.t (id bigint, wide numeric, j jsonb, e json, u uuid, b uuid, m {schema}.mood, "
+        f"s {schema}.short, f float8, n serial)"
+    )
+    one = uuid.uuid4()
+    columns = {
+        "id": pa.array([1, 2], pa.int32()),
+        "wide": pa.array([7, None], pa.int64()),
+        "j": pa.array(['{"a": [1]}', None], pa.large_string()),
+        "e": pa.array(["[]", None], pa.large_string()),
+        "u": pa.array([str(one).upper(), None], pa.large_string()),
+        "b": pa.array([one.bytes, None], pa.large_binary()),
+        "m": pa.array(["happy", None], pa.large_string()),
+        "s": pa.array(["abc", None], pa.large_string()),
+        "f": pa.array([1.5, math.nan], pa.float32()),
+    }
+    write(hg.PostgresSink(url, "t", schema=schema), pa.record_batch(columns))
+    assert execute(f"select id, wide, j, e, u, b, m, s, f, n from {schema}.t order by id") == [
+        (1, 7, {"a": [1]}, [], one, one, "happy", "abc", 1.5, 1),
+        (2, None, None, None, None, None, None, None, pytest.approx(math.nan, nan_ok=True), 2),
+    ]
+    bad = pa.record_batch({"id": pa.array([1], pa.int32()), "u": pa.array(["1234"], pa.large_string())})
+    sink = hg.PostgresSink(url, "t", schema=schema)
+    with pytest.raises(hg.UsageError, match="column 'u' of the table has type uuid, and '1234' is none"):
+        commit(recovered(sink), written(sink, bad, 9))
+
+
+def test_of_the_changes_of_a_key_the_last_one_counts(url: str, schema: str, execute: Execute) -> None:
+    changes = [
+        *({"op": "insert", "id": one, "n": 1} for one in (1, 2, 3)),
+        {"op": "update_before", "id": 1, "n": 1},
+        {"op": "update_after", "id": 1, "n": 2},
+        {"op": "delete", "id": 2, "n": 1},
+        {"op": "delete", "id": 3, "n": 1},
+        {"op": "insert", "id": 3, "n": 3},
+    ]
+    sink = hg.PostgresSink(url, "t", schema=schema, create=True, upsert="id")
+    write(sink.for_changes(("id",), retractions=True), records(changes), records([{"op": "delete", "id": 1, "n": 2}]))
+    assert execute(f"select * from {schema}.t") == [(3, 3)]
+
+
+def test_a_table_of_keys_alone_is_kept(url: str, schema: str, execute: Execute) -> None:
+    write(hg.PostgresSink(url, f"{schema}.t", create=True, upsert="id"), *[records([{"id": 1}, {"id": 1}])] * 2)
+    assert execute(f"select * from {schema}.t") == [(1,)]
+
+
+def test_an_older_generation_writes_nothing(url: str, schema: str, execute: Execute) -> None:
+    sink = hg.PostgresSink(url, "t", schema=schema, create=True)
+    batch = records([{"id": 1}])
+    sink.make_target(batch.schema)
+    old = recovered(sink, 1)
+    one = written(sink, batch, 1)
+    new = recovered(sink, 2, [one])
+    with pytest.raises(FencedError):
+        commit(old, one)
+    assert execute(f"select * from {schema}.t") == []
+    commit(new, one)
+    new.forget(CheckpointId(2), list)
+    assert execute(f"select * from {schema}.t") == [(1,)]
+    assert execute(f"select * from {schema}.headgate_commits") == []
+
+
+def test_a_table_that_does_not_fit_is_refused(url: str, schema: str, execute: Execute) -> None:
+    execute(
+        f"create table {schema}.t (id int4, g int8 generated always as identity, n int8 not null, u uuid[]);"
+        f"create unique index on {schema}.t (n) where n > 5; create unique index on {schema}.t (id, n)"
+    )
+    n = {"n": 1}
+    for rows, options, said in (
+        ([n | {"id": 1}], {}, "has type integer in 'id', and the records have int64; cast"),
+        ([n | {"g": 1}], {}, "fills 'g' by itself"),
+        ([n | {"u": ["a"]}], {}, r"has type uuid\[\] in 'u'"),
+        ([n | {"other": 1}], {}, "has no column 'other'; it has id, g, n, u"),
+        ([n], {"upsert": "n"}, "no primary key or unique constraint of exactly n"),
+    ):
+        with pytest.raises(hg.UsageError, match=said):
+            hg.PostgresSink(url, "t", schema=schema, **options).check(records(rows).schema)
+    with pytest.raises(hg.UsageError, match="needs a value in 'n'"):
+        hg.PostgresSink(url, "t", schema=schema).check(pa.schema([("id", pa.int32())]))
+    with pytest.raises(hg.UsageError, match=f"there is no table {schema}.gone"):
+        hg.PostgresSink(url, "gone", schema=schema).check(records([n]).schema)
+
+
+@pytest.mark.parametrize(
+    "row", [{"a": "x\0y"}, {"a": {"b": "x\0"}}, {"a": ["x\0"]}], ids=["text", "in a struct", "in a list"]
+)
+def test_a_text_that_it_cannot_store_is_refused_before_the_checkpoint(url: str, row: dict[str, Any]) -> None:
+    sink = hg.PostgresSink(url, "t")
+    with pytest.raises(hg.UsageError, match=r"a text in 'a' has the character U\+0000"):
+        written(sink, records([row]), 1)
+
+
+def test_a_refusal_of_the_server_says_what_to_do(url: str, schema: str, execute: Execute) -> None:
+    execute(f"create table {schema}.t (id int8 check (id < 5))")
+    sink = hg.PostgresSink(url, "t", schema=schema)
+    one = written(sink, records([{"id": 7}]), 1)
+    committer = recovered(sink, keep=[one])
+    with pytest.raises(hg.UsageError, match=r"refuses to write to table .*violates check constraint.*start again"):
+        commit(committer, one)
+    execute(f"alter table {schema}.t drop constraint t_id_check")
+    commit(committer, one)
+    assert execute(f"select * from {schema}.t") == [(7,)]
+
+
+def test_a_password_is_found_where_the_sink_says(
+    url: str, schema: str, execute: Execute, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    execute("drop role if exists locked; create role locked login password 'it''s \\ secret'")
+    execute(f"grant all on schema {schema} to locked")
+    monkeypatch.setenv("SINK_PASSWORD", "it's \\ secret")
+    place = url.replace("postgres@", "locked@")
+    write(hg.PostgresSink(place, "t", schema=schema, create=True, secret="env:SINK_PASSWORD"), records([{"id": 1}]))
+    assert execute(f"select * from {schema}.t") == [(1,)]
+    with pytest.raises(StorageError, match="no password supplied") as caught:
+        hg.PostgresSink(place, "t", schema=schema).check(records([{"id": 1}]).schema)
+    assert not caught.value.is_transient
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("postgresql://me:secret@host/d", "the server at host/d has a password in it"),
+        ("postgresql://host/d?password=secret", "has a password in it"),
+        ("mysql://host/d", "needs a URL such as"),
+    ],
+)
+def test_a_url_that_cannot_be_is_refused(given: str, said: str) -> None:
+    with pytest.raises(hg.UsageError, match=said) as caught:
+        hg.PostgresSink(given, "t")
+    assert "secret@" not in str(caught.value)
+
+
+def test_a_server_that_does_not_answer_may_come_back() -> None:
+    with pytest.raises(StorageError, match="Connection refused") as caught:
+        hg.PostgresSink("postgresql://me@127.0.0.1:1/d", "t").check(records([{"id": 1}]).schema)
+    assert caught.value.is_transient
+
+
+def test_the_example_of_the_page_builds_its_pipeline(url: str, schema: str) -> None:
+    code = next(code for code in examples("docs/how-to/postgresql.md") if "PostgresSink" in code)
+    names: dict[str, Any] = {}
+    exec(
+        PREAMBLE + code.replace("postgresql://writer@localhost/shop", url).replace('"totals",', f'"{schema}.t",'), names
+    )
+    assert len(names["p"].definition().plan.vertices) > 1

@@ -1,0 +1,38 @@
+"""An operator in several subtasks, of which each gets the records of its keys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+from tests.operators.harness import Harness
+from tests.state.backends import Chosen
+
+from headgate.operators.base import OperatorSpec
+from headgate.operators.keys import partition
+
+
+class Subtasks:
+    """As many harnesses as ``parallelism`` says; ``states`` are snapshots of any number of former ones."""
+
+    def __init__(self, spec: OperatorSpec, keys: Sequence[str], parallelism: int, states: Sequence[Any] = ()) -> None:
+        self._keys = keys
+        self.harnesses = [
+            Harness(spec, states, subtask=(i, parallelism), worker=Chosen.worker) for i in range(parallelism)
+        ]
+
+    def send(self, batch: pa.RecordBatch) -> None:
+        for harness, part in zip(self.harnesses, partition(batch, self._keys, 128, len(self.harnesses)), strict=True):
+            if part is not None:
+                harness.send(part)
+
+    def watermark(self, watermark_ms: int) -> None:
+        for harness in self.harnesses:
+            harness.operator.on_watermark(watermark_ms)
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [row for harness in self.harnesses for row in harness.out.rows()]
+
+    def snapshot(self) -> list[Any]:
+        return [harness.snapshot() for harness in self.harnesses]

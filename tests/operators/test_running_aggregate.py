@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pytest
+from tests.operators.changes_model import applied
+from tests.operators.harness import Harness
+from tests.operators.subtasks import Subtasks
+from tests.state.backends import Chosen, choose
+
+import headgate as hg
+from headgate.operators.changes import OP_FIELD
+from headgate.operators.running_aggregate import RunningAggregate, RunningAggregateSpec, running_aggregate_spec
+
+SCHEMA = pa.schema(
+    [("k", pa.int64()), ("g", pa.large_string()), ("n", pa.int64()), ("x", pa.float64()), ("t", pa.large_string())]
+)
+AGGREGATES = (
+    pl.len().alias("rows"),
+    pl.col("n").sum().alias("total"),
+    pl.col("n").count().alias("given"),
+    pl.col("n").min().alias("least"),
+    pl.col("n").max().alias("most"),
+    pl.col("x").mean().alias("mean"),
+    pl.col("x").max().alias("most_x"),
+    (pl.col("n") < 3).sum().alias("small"),
+    pl.col("n").filter(pl.col("x") > 0).min().alias("least_positive"),
+    pl.col("n").filter(pl.col("x") > 0).len().alias("positive"),
+    pl.col("t").n_unique().alias("texts"),
+    pl.col("t").drop_nulls().n_unique().alias("given_texts"),
+    pl.col("n").filter(pl.col("x") > 0).drop_nulls().n_unique().alias("positive_ns"),
+)
+KEYS = ("k", "g")
+Rows = list[dict[str, Any]]
+
+
+def spec_of(schema: pa.Schema = SCHEMA, **options: Any) -> RunningAggregateSpec:
+    return running_aggregate_spec(RunningAggregate(KEYS, AGGREGATES, **options), schema, "node")
+
+
+def drawn(rng: random.Random, count: int) -> Rows:
+    return [
+        {
+            "k": rng.randrange(4),
+            "g": rng.choice("ab"),
+            "n": rng.choice([None, *range(6)]),
+            "x": rng.choice([None, -0.5, 0.25, 1.0, 2.5]),
+            "t": rng.choice([None, "", "u", "v"]),
+        }
+        for _ in range(count)
+    ]
+
+
+def recounted(rows: Rows) -> Rows:
+    frame = pl.from_arrow(pa.Table.from_pylist(rows, SCHEMA))
+    assert isinstance(frame, pl.DataFrame)
+    return frame.group_by(*KEYS).agg(*AGGREGATES).sort(*KEYS).to_dicts()
+
+
+@pytest.mark.parametrize("backend", ["memory", "rocksdb-in-files"])
+@pytest.mark.parametrize("retractions", [False, True])
+def test_the_changes_make_the_table_of_a_recount(backend: str, retractions: bool) -> None:
+    spec = spec_of(retractions=retractions)
+    for seed in range(3):
+        rng, rows, found = random.Random(seed), [], []
+        with choose(backend):
+            subtasks = Subtasks(spec, KEYS, 2)
+            for parallelism in rng.sample([1, 2, 3, 5], 4):
+                for _ in range(rng.randrange(1, 4)):
+                    more = drawn(rng, rng.choice([1, 2, 30]))
+                    rows += more
+                    subtasks.send(pa.RecordBatch.from_pylist(more, SCHEMA))
+                found += subtasks.rows()
+                assert applied(found, KEYS, retractions=retractions, strict=True) == recounted(rows)
+                subtasks = Subtasks(spec, KEYS, parallelism, subtasks.snapshot())
+
+
+def changed(rng: random.Random, table: dict[int, Rows], count: int) -> Rows:
+    """Return changes of a table whose rows are in ``table`` by a number."""
+    found: Rows = []
+    for row in drawn(rng, count):
+        number = rng.randrange(12)
+        there = table.get(number)
+        if there is None:
+            table[number] = [row]
+            found.append({**row, "op": "insert"})
+        elif rng.random() < 0.5:
+            found += [{**there[0], "op": "update_before"}, {**row, "op": "update_after"}]
+            table[number] = [row]
+        else:
+            found.append({**there[0], "op": "delete"})
+            del table[number]
+    return found
+
+
+@pytest.mark.parametrize("backend", ["memory", "rocksdb-in-files"])
+def test_changes_of_the_input_are_taken_back(backend: str) -> None:
+    schema = SCHEMA.append(OP_FIELD)
+    spec = spec_of(schema, has_changes=True, retractions=True)
+    for seed in range(3):
+        rng, found = random.Random(seed), []
+        table: dict[int, Rows] = {}
+        with choose(backend):
+            subtasks = Subtasks(spec, KEYS, 2)
+            for parallelism in rng.sample([1, 2, 3, 5], 4):
+                for _ in range(rng.randrange(1, 4)):
+                    subtasks.send(pa.RecordBatch.from_pylist(changed(rng, table, rng.choice([1, 2, 20])), schema))
+                found += subtasks.rows()
+                expected = recounted([row for rows in table.values() for row in rows])
+                assert applied(found, KEYS, retractions=True, strict=True) == expected
+                subtasks = Subtasks(spec, KEYS, parallelism, subtasks.snapshot())
+
+
+def test_a_row_that_did_not_come_is_not_taken_back() -> None:
+    harness = Harness(spec_of(SCHEMA.append(OP_FIELD), has_changes=True))
+    row = {"k": 1, "g": "a", "n": 1, "x": 1.0, "t": "u", "op": "delete"}
+    with pytest.raises(hg.UsageError, match="takes back a row that did not come"):
+        harness.send(pa.RecordBatch.from_pylist([row], SCHEMA.append(OP_FIELD)))
+
+
+def test_an_unchanged_result_is_not_sent_again() -> None:
+    spec = running_aggregate_spec(RunningAggregate(("k",), (pl.col("n").max(),)), SCHEMA, "node")
+    harness = Harness(spec)
+    for n in (3, 2, 3, 4):
+        harness.send(pa.RecordBatch.from_pylist([{"k": 1, "g": "", "n": n, "x": 0.0, "t": ""}], SCHEMA))
+    assert harness.out.rows() == [{"k": 1, "n": 3, "op": "insert"}, {"k": 1, "n": 4, "op": "update_after"}]
+
+
+@pytest.mark.parametrize("backend", ["memory", "rocksdb-without-cache"])
+def test_a_key_without_records_for_its_ttl_begins_again(backend: str) -> None:
+    aggregate = RunningAggregate(("k",), (pl.len().alias("rows"),), ttl=hg.TTL("1m"))
+    spec = running_aggregate_spec(aggregate, SCHEMA, "node")
+    batch = pa.RecordBatch.from_pylist([{"k": 1, "g": "", "n": 1, "x": 0.0, "t": ""}], SCHEMA)
+    with choose(backend):
+        harness = Harness(spec, worker=Chosen.worker)
+        for wait_ms in (0, 59_000, 59_000, 60_000):
+            harness.advance(wait_ms)
+            harness.send(batch)
+        assert [(row["op"], row["rows"]) for row in harness.out.rows()] == [
+            ("insert", 1),
+            ("update_after", 2),
+            ("update_after", 3),
+            ("insert", 1),
+        ]
+
+
+@pytest.mark.parametrize(
+    ("aggregates", "options", "message"),
+    [
+        ((pl.col("n").median(),), {}, r"cannot be kept up to date record by record; len, count"),
+        ((pl.col("x").n_unique(),), {}, r"cannot be kept up to date"),
+        ((pl.col("nothing").sum(),), {}, "nothing"),
+        ((pl.col("n").sum().alias("k"),), {}, "more than one occurrence"),
+        ((pl.col("n").sum().alias("op"),), {}, "two result columns have the same name"),
+        ((pl.len(),), {"ttl": hg.TTL("1s"), "retractions": True}, "ttl= does not go with retractions=True"),
+        ((pl.col("t").n_unique(),), {"ttl": hg.TTL("1s")}, "ttl= does not go with n_unique"),
+        ((pl.len(),), {"has_changes": True}, "there is no column 'op'"),
+    ],
+)
+def test_what_cannot_be_aggregated_is_refused(
+    aggregates: tuple[pl.Expr, ...], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(hg.UsageError, match=message):
+        running_aggregate_spec(RunningAggregate(("k",), aggregates, **options), SCHEMA, "node")
+
+
+def test_the_state_of_other_aggregates_is_another() -> None:
+    def text(*aggregates: pl.Expr) -> str:
+        return running_aggregate_spec(RunningAggregate(("k",), aggregates), SCHEMA, "node").state_text()
+
+    assert text(pl.col("n").sum()) == text(pl.col("n").sum().alias("other"))
+    assert text(pl.col("n").sum()) != text((pl.col("n") + 1).sum())
+    assert text(pl.col("n").sum()) != text(pl.col("n").max())

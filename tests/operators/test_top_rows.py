@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from tests.operators.changes_model import applied
+from tests.operators.harness import Harness
+from tests.operators.subtasks import Subtasks
+from tests.state.backends import Chosen, choose
+
+import headgate as hg
+from headgate.operators.top_rows import TopSpec, WindowTopSpec, order_of
+
+SCHEMA = pa.schema([("k", pa.large_string()), ("n", pa.int64()), ("t", pa.large_string()), ("id", pa.int64())])
+BACKENDS = ["memory", "rocksdb-in-files"]
+Rows = list[dict[str, Any]]
+
+
+def top(count: int = 3, **options: Any) -> TopSpec:
+    given = {"order": order_of("node", ["n", "t"], [True, False]), "rank": "rank", "retractions": False, "ttl": None}
+    return TopSpec(("k",), SCHEMA, count, **{**given, **options})
+
+
+def drawn(rng: random.Random, count: int, ids: Any) -> Rows:
+    return [
+        {
+            "k": rng.choice("abcd"),
+            "n": rng.choice([None, *range(5)]),
+            "t": rng.choice([None, "u", "v"]),
+            "id": next(ids),
+        }
+        for _ in range(count)
+    ]
+
+
+def in_order(rows: Rows) -> Rows:
+    """Return rows by n, the largest first, then by t, the smallest first, then as they came; nulls last."""
+    return sorted(rows, key=lambda row: (row["n"] is None, -(row["n"] or 0), row["t"] is None, row["t"] or ""))
+
+
+def recounted(rows: Rows, count: int, rank: str | None) -> Rows:
+    found: Rows = []
+    for key in sorted({row["k"] for row in rows}):
+        best = in_order([row for row in rows if row["k"] == key])[:count]
+        found += [row if rank is None else {**row, rank: i} for i, row in enumerate(best, 1)]
+    return found
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("count", "rank", "retractions"),
+    [(3, "rank", False), (3, "rank", True), (3, None, True), (1, None, False), (1, None, True), (1, "rank", False)],
+)
+def test_the_changes_make_the_top_of_all_rows(backend: str, count: int, rank: str | None, retractions: bool) -> None:
+    spec = top(count, rank=rank, retractions=retractions)
+    rng, rows, found, ids = random.Random(count), Rows(), Rows(), iter(range(10_000))
+    with choose(backend):
+        subtasks = Subtasks(spec, ("k",), 2)
+        for parallelism in rng.sample([1, 2, 3, 5], 4):
+            for _ in range(rng.randrange(1, 5)):
+                more = drawn(rng, rng.choice([1, 3, 12]), ids)
+                rows += more
+                subtasks.send(pa.RecordBatch.from_pylist(more, SCHEMA))
+            found += subtasks.rows()
+            keys = spec.change_keys or ("k", "id")
+            table = applied(found, keys, retractions=retractions, strict=True)
+            expected = recounted(rows, count, rank)
+            assert sorted(table, key=repr) == sorted(expected, key=repr)
+            subtasks = Subtasks(spec, ("k",), parallelism, subtasks.snapshot())
+
+
+def test_only_what_moves_is_sent() -> None:
+    harness = Harness(top(2))
+    for n in (5, 1, 3, 2):
+        harness.send(pa.RecordBatch.from_pylist([{"k": "a", "n": n, "t": "", "id": n}], SCHEMA))
+    assert [(row["op"], row["rank"], row["n"]) for row in harness.out.rows()] == [
+        ("insert", 1, 5),
+        ("insert", 2, 1),
+        ("update_after", 2, 3),
+    ]
+
+
+def test_without_ranks_a_row_leaves_when_one_comes() -> None:
+    harness = Harness(top(2, rank=None, retractions=True))
+    for n in (5, 1, 3):
+        harness.send(pa.RecordBatch.from_pylist([{"k": "a", "n": n, "t": "", "id": n}], SCHEMA))
+    assert [(row["op"], row["n"]) for row in harness.out.rows()] == [
+        ("insert", 5),
+        ("insert", 1),
+        ("delete", 1),
+        ("insert", 3),
+    ]
+
+
+@pytest.mark.parametrize("backend", ["memory", "rocksdb-without-cache"])
+def test_a_key_without_records_for_its_ttl_begins_again(backend: str) -> None:
+    with choose(backend):
+        harness = Harness(top(2, ttl=hg.TTL("1m")), worker=Chosen.worker)
+        for n, wait_ms in ((5, 0), (1, 59_000), (0, 59_000), (4, 59_000), (2, 60_000)):
+            harness.advance(wait_ms)
+            harness.send(pa.RecordBatch.from_pylist([{"k": "a", "n": n, "t": "", "id": n}], SCHEMA))
+        found = [(row["op"], row["rank"], row["n"]) for row in harness.out.rows()]
+        assert found == [("insert", 1, 5), ("insert", 2, 1), ("update_after", 2, 4), ("insert", 1, 2)]
+
+
+WINDOWED = pa.schema(
+    [
+        ("k", pa.large_string()),
+        ("window_start", pa.timestamp("us")),
+        ("window_end", pa.timestamp("us")),
+        ("n", pa.int64()),
+        ("id", pa.int64()),
+    ]
+)
+WINDOW_KEYS = ("window_start", "window_end")
+S = 1_000_000
+
+
+def per_window(count: int, **options: Any) -> WindowTopSpec:
+    given = {"order": order_of("node", "n", True), "rank": "rank", "ties": False}
+    return WindowTopSpec(WINDOW_KEYS, WINDOWED, count, **{**given, **options})
+
+
+def windowed(rows: list[tuple[str, int, int, int]]) -> pa.RecordBatch:
+    """Return rows (key, second of the window's start, n, id) of windows of two seconds."""
+    k, start, n, ids = (list(column) for column in zip(*rows, strict=True))
+    times = [pa.array([s * S + d for s in start], pa.int64()).cast(pa.timestamp("us")) for d in (0, 2 * S)]
+    return pa.RecordBatch.from_arrays(
+        [pa.array(k, pa.large_string()), *times, pa.array(n, pa.int64()), pa.array(ids, pa.int64())], schema=WINDOWED
+    )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("ties", [False, True])
+def test_each_window_has_its_top_once_when_it_has_ended(backend: str, ties: bool) -> None:
+    spec = per_window(2, ties=ties)
+    rng, rows, found, ids = random.Random(7), [], Rows(), iter(range(1_000))
+    with choose(backend):
+        subtasks = Subtasks(spec, WINDOW_KEYS, 2)
+        for second, parallelism in enumerate([1, 3, 5, 2, 1, 2]):
+            more = [("x", second + rng.randrange(2), rng.randrange(4), next(ids)) for _ in range(rng.choice([2, 9]))]
+            rows += more
+            for start in range(0, len(more), 3):
+                subtasks.send(windowed(more[start : start + 3]))
+            subtasks.watermark((second + 1) * 1_000 - 1)
+            found += subtasks.rows()
+            subtasks = Subtasks(spec, WINDOW_KEYS, parallelism, subtasks.snapshot())
+        subtasks.watermark(100_000)
+        found += subtasks.rows()
+    expected = set()
+    for start in {row[1] for row in rows}:
+        ordered = sorted((row for row in rows if row[1] == start), key=lambda row: -row[2])
+        for i, row in enumerate(ordered):
+            rank = 1 + (sum(other[2] > row[2] for other in ordered) if ties else i)
+            if rank <= 2:
+                expected.add((row[3], rank))
+    assert len(found) == len(expected)
+    assert {(row["id"], row["rank"]) for row in found} == expected
+
+
+def test_a_result_of_a_window_that_ended_is_late() -> None:
+    harness = Harness(per_window(1))
+    harness.send(windowed([("x", 0, 1, 1)]))
+    harness.operator.on_watermark(1_999)
+    harness.send(windowed([("x", 0, 2, 2), ("x", 1, 3, 3)]))
+    harness.operator.on_watermark(5_000)
+    assert [row["id"] for row in harness.out.rows()] == [1, 3]
+    assert harness.context.metrics.counters["late"] == 1
+
+
+@pytest.mark.parametrize("parallelism", [1, 2])
+def test_a_result_of_a_window_that_ended_before_a_restore_is_late(parallelism: int) -> None:
+    subtasks = Subtasks(per_window(1), WINDOW_KEYS, 1)
+    subtasks.send(windowed([("x", 0, 1, 1)]))
+    subtasks.watermark(1_999)
+    subtasks = Subtasks(per_window(1), WINDOW_KEYS, parallelism, subtasks.snapshot())
+    subtasks.send(windowed([("x", 0, 2, 2), ("x", 1, 3, 3)]))
+    subtasks.watermark(5_000)
+    assert [row["id"] for row in subtasks.rows()] == [3]
+
+
+@pytest.mark.parametrize(
+    ("by", "descending", "message"),
+    [
+        ([], True, "by= is the column"),
+        (3, True, "by= is the column"),
+        (["n", "n"], True, "names a column twice"),
+        ("n", [True, False], "descending= is True, False"),
+        ("n", "yes", "descending= is True, False"),
+        ("x", True, "there is no column 'x'"),
+        ("k", True, "all rows of a key have the same 'k'"),
+    ],
+)
+def test_a_wrong_order_is_refused(by: Any, descending: Any, message: str) -> None:
+    with pytest.raises(hg.UsageError, match=message):
+        top(order=order_of("node", by, descending)).output_schema(SCHEMA, "node")
+
+
+def test_a_column_in_the_way_is_refused() -> None:
+    with pytest.raises(hg.UsageError, match="there is a column 'id' already"):
+        top(rank="id").output_schema(SCHEMA, "node")
+    with pytest.raises(hg.UsageError, match="there is a column 'id' already"):
+        per_window(1, rank="id").output_schema(WINDOWED, "node")
+    with pytest.raises(hg.UsageError, match="have a column 'op' already"):
+        top().output_schema(SCHEMA.append(pa.field("op", pa.large_string())), "node")

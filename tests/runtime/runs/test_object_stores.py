@@ -1,0 +1,140 @@
+"""Pipelines with everything in an object store, on a real server that is killed meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from tests.runtime.launching import Zygote
+from tests.runtime.running import Run, definition_of
+from tests.servers.objects import BUCKET, ObjectServer, object_server
+
+import headgate as hg
+from headgate import testing
+from headgate.connectors.files.file_committer import committed_files, read_committed
+from headgate.model.progress import SilentObserver
+from headgate.storage.urls import open_storage
+
+WAIT_S = 120.0
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectServer]:
+    with object_server(tmp_path_factory.mktemp("objects")) as started:
+        yield started
+
+
+@pytest.fixture
+def zygote(server: ObjectServer) -> Iterator[Zygote]:
+    """One of its own: what another test has started does not know where the server is."""
+    made = Zygote()
+    yield made
+    made.close()
+
+
+class Watching(SilentObserver):
+    """Lets a test wait for what it hears."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.checkpoints = 0
+        self._changed = threading.Condition()
+
+    def on_note(self, text: str) -> None:
+        with self._changed:
+            self.notes.append(text)
+            self._changed.notify_all()
+
+    def on_restart(self, reason: str, delay_ms: int) -> None:
+        self.on_note(f"restart: {reason}")
+
+    def on_checkpoint(self, checkpoint: Any, duration_ms: int, size_bytes: int) -> None:
+        with self._changed:
+            self.checkpoints += 1
+            self._changed.notify_all()
+
+    def wait(self, condition: Callable[[], bool]) -> None:
+        with self._changed:
+            assert self._changed.wait_for(condition, WAIT_S), self.notes[-5:]
+
+    def wait_checkpoints(self, more: int) -> None:
+        wanted = self.checkpoints + more
+        self.wait(lambda: self.checkpoints >= wanted)
+
+
+def pipeline(place: str, parallelism: int, rows: int, checkpoints: str = "checkpoints") -> hg.Pipeline:
+    made = hg.Pipeline(
+        "p",
+        parallelism=parallelism,
+        checkpointing=hg.Checkpointing(interval="100ms", dir=f"{place}/{checkpoints}", tolerable_failures=1_000),
+        restart=hg.FixedDelay(delay="50ms", attempts=100),
+    )
+    numbers = {"n": hg.RowNumber()}
+    source = hg.Generator(numbers, rows=rows, rows_per_second=500, splits=2, time="deterministic", batch_rows=20)
+    made.source(source, name="in").sink(hg.FileSink(f"{place}/out", "parquet", roll_interval=0), name="out")
+    return made
+
+
+def numbers_at(place: str) -> list[int]:
+    listed = [path for path in open_storage(f"{place}/out").list("") if not path.startswith("_")]
+    assert listed == committed_files(f"{place}/out")
+    return sorted(read_committed(f"{place}/out")["n"].to_list())
+
+
+def test_a_pipeline_goes_on_after_its_object_store_was_killed(server: ObjectServer) -> None:
+    if not server.keeps:
+        pytest.skip("killed, moto would lose its objects; stopped, it keeps each request waiting for half a minute")
+    place, watching = f"s3://{BUCKET}/killed", Watching()
+    with testing.running(pipeline(place, 2, 3_000), observer=watching) as run:
+        watching.wait_checkpoints(3)
+        server.fail()
+        watching.wait(lambda: any("s3://" in note for note in watching.notes))
+        server.heal()
+        result = run.wait(WAIT_S)
+    assert result is not None
+    assert result.is_finished
+    assert numbers_at(place) == list(range(3_000))
+    assert open_storage(f"{place}/out").list("_staging") == []
+
+
+def test_workers_that_are_killed_leave_nothing_twice_in_the_object_store(
+    start: Callable[..., Run], server: ObjectServer
+) -> None:
+    place = f"s3://{BUCKET}/workers"
+    run = start(definition_of(pipeline(place, 2, 1_000)))
+    for count in (1, 2):
+        run.wait_checkpoints(2)
+        run.kill(count % 2)
+        run.wait_restarts(count)
+    assert run.result().is_finished
+    assert numbers_at(place) == list(range(1_000))
+    assert open_storage(f"{place}/out").list("_staging") == []
+
+
+@pytest.mark.parametrize("parallelism", [1, 3])
+def test_a_restart_at_another_parallelism_goes_on_in_the_object_store(server: ObjectServer, parallelism: int) -> None:
+    place, watching = f"s3://{BUCKET}/rescaled-{parallelism}", Watching()
+    with testing.running(pipeline(place, 2, 1_000), observer=watching) as run:
+        watching.wait_checkpoints(3)
+        run.stop()
+        assert run.wait(WAIT_S) is not None
+    assert len(numbers_at(place)) < 1_000
+    result = testing.run(pipeline(place, parallelism, 1_000), kill_worker_after_checkpoint=2)
+    assert result.is_finished
+    assert numbers_at(place) == list(range(1_000))
+
+
+def test_a_savepoint_in_the_object_store_is_begun_from_at_another_parallelism(server: ObjectServer) -> None:
+    place, watching = f"s3://{BUCKET}/saved", Watching()
+    with testing.running(pipeline(place, 2, 1_000), observer=watching) as run:
+        watching.wait_checkpoints(3)
+        run.stop(savepoint=f"{place}/savepoint")
+        assert run.wait(WAIT_S) is not None
+    assert len(numbers_at(place)) < 1_000
+    with pytest.raises(hg.PipelineFailed, match="belongs to"):  # to the pipeline with other checkpoints
+        testing.run(pipeline(place, 2, 1_000, checkpoints="others"))
+    taken_over = testing.run(pipeline(place, 3, 1_000), restore=f"{place}/savepoint")
+    assert taken_over.is_finished
+    assert numbers_at(place) == list(range(1_000))

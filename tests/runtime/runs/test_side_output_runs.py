@@ -1,0 +1,290 @@
+"""Side outputs of process functions in pipelines: streams of their own, exactly once (docs/guide/side-outputs.md)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from tests.conftest import few
+
+import headgate as hg
+from headgate import testing
+from headgate.errors import UsageError
+from headgate.testing import EOF, PAUSE, Collect, ScriptedSource
+
+Row = dict[str, Any]
+EVENT = {"key": int, "n": int}
+END_MS = 1 << 52
+
+
+class Split(hg.ProcessFunction):
+    """Numbers the events of each key; every third goes to a side output, and at the end each key to another one."""
+
+    schema = {"key": int, "n": int, "number": int}
+    side_outputs = {"third": schema, "keys": {"key": int, "events": int}}
+
+    def open(self, state: hg.StateHandle) -> None:
+        self.count = state.value("count", int)
+
+    def process(self, row: Row, context: hg.ProcessContext) -> Iterator[Row]:
+        number = self.count.get(0) + 1
+        self.count.put(number)
+        context.timers.register_event_time(END_MS)
+        if number % 3 == 0:
+            context.emit_to("third", {**row, "number": number})
+        else:
+            yield {**row, "number": number}
+
+    def on_timer(self, timer: hg.Timer, context: hg.ProcessContext) -> None:
+        context.emit_to("keys", {"key": context.key, "events": self.count.get()})
+
+
+class BatchSplit(hg.BatchProcessFunction):
+    """The same by batch."""
+
+    schema = Split.schema
+    side_outputs = Split.side_outputs
+
+    def open(self, state: hg.BatchStateHandle) -> None:
+        self.count = state.value("count", int)
+
+    def process(self, batch: pl.DataFrame, context: hg.BatchContext) -> pl.DataFrame:
+        numbers = self.count.get().fill_null(0) + batch.select(pl.int_range(1, pl.len() + 1).over("key")).to_series()
+        self.count.put(numbers)
+        context.timers.register_event_time(END_MS)
+        found = batch.with_columns(number=numbers)
+        context.emit_to("third", found.filter(pl.col("number") % 3 == 0))
+        return found.filter(pl.col("number") % 3 != 0)
+
+    def on_timer(self, timers: hg.FiredTimers, context: hg.BatchContext) -> None:
+        context.emit_to("keys", context.keys.frame().with_columns(events=self.count.get()))
+
+
+class Slow:
+    """A function that takes its time while a file is there."""
+
+    def __init__(self, flag: Path) -> None:
+        self._flag = flag
+
+    def __call__(self, row: Row) -> bool:
+        if self._flag.exists():
+            time.sleep(0.002)  # slow work: not a wait for anything
+        return True
+
+
+EVENTS = [{"key": n % 7, "n": n} for n in range(420)]
+
+
+def split(script: list[Any], directory: Path, function: Any, **options: Any) -> hg.Pipeline:
+    """Return a pipeline whose side output is shuffled by key and rebalanced, and chained."""
+    options.setdefault("checkpointing", hg.Checkpointing(interval="20ms"))
+    pipeline = hg.Pipeline("p", **{"parallelism": 2, "restart": hg.FixedDelay(delay="10ms"), **options})
+    events = pipeline.source(ScriptedSource(script, schema=EVENT, pause_ms=20), name="events")
+    main = events.key_by("key").process(function, name="split")
+    main.sink(Collect(directory / "main"), name="main")
+    third = main.side_output("third")
+    third.select("key", "number").filter(pl.col("number") > 0).sink(Collect(directory / "chained"), name="chained")
+    third.rebalance().filter(Slow(directory / "slow"), name="slow").sink(Collect(directory / "third"), name="third")
+    main.side_output("keys").sink(Collect(directory / "keys"), name="keys")
+    return pipeline
+
+
+def check(directory: Path, events: list[Row] = EVENTS) -> None:
+    numbered = pl.DataFrame(events).with_columns(number=pl.int_range(1, pl.len() + 1).over("key"))
+    is_third = pl.col("number") % 3 == 0
+    thirds = numbered.filter(is_third)
+    for name, expected in {
+        "main": numbered.filter(~is_third),
+        "third": thirds,
+        "chained": thirds.select("key", "number"),
+        "keys": numbered.group_by("key").agg(events=pl.len().cast(pl.Int64)),
+    }.items():
+        rows = Collect(directory / name).rows()
+        assert pl.DataFrame(rows).sort(expected.columns).equals(expected.sort(expected.columns)), name
+
+
+@pytest.mark.parametrize("function", [Split(), BatchSplit()])
+def test_a_lost_worker_changes_no_side_output(tmp_path: Path, function: Any) -> None:
+    script = [item for at in range(0, 420, 70) for item in (EVENTS[at : at + 70], PAUSE)]
+    result = testing.run(split([*script, EOF], tmp_path, function), timeout_s=300, kill_worker_after_checkpoint=1)
+    assert result.is_finished
+    check(tmp_path)
+
+
+def taken(handle: Any) -> None:
+    """Take a checkpoint, as soon as the pipeline runs."""
+    deadline = time.monotonic() + 60
+    while handle.take_checkpoint().checkpoint is None:
+        assert time.monotonic() < deadline, "no checkpoint was completed"
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize(("before", "after"), few([(3, 2), (2, 5), (3, 1), (2, 3)], 1))
+def test_records_in_flight_on_a_side_output_are_restored(tmp_path: Path, before: int, after: int) -> None:
+    directory = tmp_path / "checkpoints"
+    options: Any = {"checkpointing": hg.Checkpointing(interval=None, dir=directory, alignment_timeout=0)}
+    (tmp_path / "slow").touch()
+    first = [[row] for row in EVENTS[:210]]
+    in_flight = 0
+    with testing.running(split([*first, PAUSE], tmp_path, Split(), parallelism=before, **options)) as handle:
+        for _ in range(60):
+            taken(handle)
+            states = hg.state_catalog(directory / "p").filter(pl.col("state").str.starts_with("in-flight/split/third"))
+            in_flight = int(states["rows"].sum())
+            if in_flight:
+                break
+    assert in_flight, "nothing was in flight on the side output"
+    (tmp_path / "slow").unlink()
+    going_on = split([*first, PAUSE, EVENTS[210:], EOF], tmp_path, BatchSplit(), parallelism=after, **options)
+    assert testing.run(going_on, timeout_s=300).is_finished
+    check(tmp_path)
+
+
+def collected(stream: hg.Stream, directory: Path) -> pl.DataFrame:
+    """Run the pipeline of a stream and return its records."""
+    sink = Collect(directory / "collected")
+    stream.sink(sink)
+    testing.run(stream._pipeline, timeout_s=300)  # type: ignore[arg-type]
+    return pl.DataFrame(sink.rows())
+
+
+def source() -> tuple[hg.Pipeline, hg.Stream]:
+    pipeline = hg.Pipeline("p")
+    return pipeline, pipeline.source(hg.FromRows(EVENTS), name="events")
+
+
+def test_a_side_output_that_is_read_is_counted_and_shown(tmp_path: Path) -> None:
+    pipeline, events = source()
+    main = events.key_by("key").process(Split(), name="split")
+    main.side_output("third").sink(Collect(tmp_path / "third"), name="third")
+    assert "from split (third)" in pipeline.describe()
+    with testing.running(pipeline) as handle:
+        handle.wait(300)
+        totals = {str(node.node): node for node in handle.progress.nodes}
+    assert len(Collect(tmp_path / "third").rows()) == 140
+    assert totals["split"].records_out == 280 + 140, "what goes to 'keys', which is not read, does not count"
+    assert totals["third"].records_in == 140
+
+
+def test_the_main_output_may_be_left_unread_but_not_all(tmp_path: Path) -> None:
+    pipeline, events = source()
+    main = events.key_by("key").process(Split(), name="split")
+    with pytest.raises(UsageError, match="the pipeline has no sink"):
+        pipeline.describe()
+    assert collected(main.side_output("keys"), tmp_path)["events"].to_list() == [60] * 7
+
+
+def test_a_side_output_has_the_event_time_of_the_input(tmp_path: Path) -> None:
+    _, events = source()
+
+    class Late(Split):
+        schema = {"key": int}
+
+        def process(self, row: Row, context: hg.ProcessContext) -> Iterator[Row]:
+            yield from ({"key": found["key"]} for found in super().process(row, context))
+
+    main = events.with_timestamps("n").key_by("key").process(Late())
+    counts = main.side_output("third").key_by("key").window(hg.Tumbling("100ms")).agg(pl.len())
+    assert collected(counts, tmp_path)["len"].sum() == 140
+    for other in (main, main.side_output("keys")):
+        with pytest.raises(UsageError, match="needs event times"):
+            other.key_by("key").window(hg.Tumbling("100ms"))
+
+
+def test_a_side_output_is_of_the_stream_that_process_returns() -> None:
+    _, events = source()
+    main = events.key_by("key").process(Split(), name="split")
+    third = main.side_output("third")
+    with pytest.raises(UsageError, match="operator 'split' has no side output 'other'; it has 'third', 'keys'"):
+        main.side_output("other")
+    for stream in (events, third, main.filter(pl.col("n") > 1), main.rebalance()):
+        with pytest.raises(UsageError, match="has no side outputs; declare them in the function"):
+            stream.side_output("third")
+    with pytest.raises(UsageError, match="given one stream twice"):
+        third.union(main.side_output("third"))
+    assert main.union(third).columns == ["key", "n", "number"]
+    with pytest.raises(AttributeError, match="a keyed stream has no 'side_output'"):
+        main.key_by("key").side_output("third")  # type: ignore[attr-defined]
+
+
+class Halve(hg.ProcessFunction):
+    """Halves a number until it is odd; odd ones leave."""
+
+    side_outputs = {"odd": None}
+
+    def process(self, row: Row, context: hg.ProcessContext) -> Iterator[Row]:
+        if row["n"] % 2:
+            context.emit_to("odd", row)
+        else:
+            yield {**row, "n": row["n"] // 2}
+
+
+@pytest.mark.parametrize("is_output", [True, False])
+def test_a_side_output_leaves_a_loop_or_goes_round(tmp_path: Path, is_output: bool) -> None:
+    _, events = source()
+
+    class Turned(hg.ProcessFunction):
+        side_outputs = {"even": None}
+
+        def process(self, row: Row, context: hg.ProcessContext) -> Iterator[Row]:
+            if row["n"] % 2:
+                yield row
+            else:
+                context.emit_to("even", {**row, "n": row["n"] // 2})
+
+    def body(loop: hg.KeyedStream) -> Any:
+        if is_output:
+            even = loop.process(Halve())
+            return even, even.side_output("odd")
+        odd = loop.process(Turned())
+        return odd.side_output("even"), odd
+
+    found = collected(events.filter(pl.col("n") > 0).key_by("key").iterate(body), tmp_path)
+    assert found.height == 419
+    odd = sorted(n // (n & -n) for n in range(1, 420))
+    assert found["n"].sort().to_list() == odd
+
+
+class Tap(hg.BroadcastProcessFunction):
+    """Passes events on, and tells every rule once on the side."""
+
+    side_outputs = {"rules": {"rule": int, "subtask": int}}
+
+    def open(self, state: hg.StateHandle) -> None:
+        self.rules = state.broadcast("rules", int, int)
+
+    def process(self, row: Row, context: hg.ProcessContext) -> list[Row]:
+        return [row]
+
+    def process_broadcast(self, row: Row, context: hg.BroadcastContext) -> None:
+        context.emit_to("rules", {"rule": row["rule"], "subtask": context.subtask_index})
+
+
+class BatchTap(hg.BatchBroadcastProcessFunction):
+    """The same by batch."""
+
+    side_outputs = Tap.side_outputs
+    open = Tap.open  # type: ignore[assignment]
+
+    def process(self, batch: pl.DataFrame, context: hg.BatchContext) -> pl.DataFrame:
+        return batch
+
+    def process_broadcast(self, batch: pl.DataFrame, context: hg.BroadcastContext) -> None:
+        context.emit_to("rules", batch.select("rule", subtask=pl.lit(context.subtask_index)))
+
+
+@pytest.mark.parametrize("function", [Tap(), BatchTap()])
+def test_functions_with_a_broadcast_side_have_side_outputs(tmp_path: Path, function: Any) -> None:
+    pipeline, events = source()
+    rules = pipeline.source(hg.FromRows([{"rule": n} for n in range(5)]))
+    main = events.connect(rules.broadcast()).process(function)
+    main.side_output("rules").sink(Collect(tmp_path / "rules"))
+    main.sink(Collect(tmp_path / "main"))
+    testing.run(pipeline, parallelism=2)
+    rows = sorted((row["rule"], row["subtask"]) for row in Collect(tmp_path / "rules").rows())
+    assert rows == [(rule, subtask) for rule in range(5) for subtask in range(2)]
+    assert len(Collect(tmp_path / "main").rows()) == 420

@@ -1,0 +1,193 @@
+"""A Pravega server: controller, segment store and ZooKeeper of Pravega 0.13 in one process, on loopback.
+
+It keeps everything in memory: what ends it ends its streams. ``scripts/setup.sh pravega`` gets it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.servers.kafka import java
+from tests.servers.processes import LOOPBACK, START_S, Port, ServerProcess, answers
+
+from headgate.connectors.base import SourceContext
+from headgate.connectors.pravega.controller import Controller, StreamName, message
+from headgate.connectors.pravega.source import Pravega
+
+VERSION = "0.13.0"
+LIBRARIES = Path(__file__).parents[2] / ".cache" / f"pravega-{VERSION}"
+"""Where ``scripts/setup.sh pravega`` puts the server."""
+
+SCOPE = "tests"
+
+PROPERTIES = """
+singlenode.zk.port={zookeeper}
+singlenode.controller.rpc.port={controller}
+singlenode.segmentStore.port={store}
+singlenode.controller.rest.enable=false
+singlenode.security.auth.enable=false
+singlenode.security.tls.enable=false
+singlenode.metrics.enable=false
+singlenode.admin.gateway.enable=false
+pravegaservice.service.listener.host.nameOrIp={host}
+pravegaservice.service.published.host.nameOrIp={host}
+pravegaservice.dataLog.impl.name=INMEMORY
+pravegaservice.storage.impl.name=INMEMORY
+pravegaservice.cache.size.max=134217728
+"""
+
+OPENED = ("java.base/java.lang", "java.base/java.nio", "java.base/sun.nio.ch", "java.base/java.util")
+"""Packages that the server looks into."""
+
+
+class PravegaServer:
+    """A server that is its own cluster.
+
+    Attributes:
+        address: ``host:port`` of the controller.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._ports = [Port() for _ in range(3)]
+        zookeeper, controller, store = (place.number for place in self._ports)
+        self.address = f"{LOOPBACK}:{controller}"
+        settings = directory / "server.properties"
+        settings.write_text(PROPERTIES.format(zookeeper=zookeeper, controller=controller, store=store, host=LOOPBACK))
+        (directory / "logback.xml").write_text(
+            '<configuration><appender name="out" class="ch.qos.logback.core.ConsoleAppender"><encoder>'
+            "<pattern>%d %-5level %logger{20} %msg%n</pattern></encoder></appender>"
+            '<root level="WARN"><appender-ref ref="out"/></root></configuration>'
+        )
+        command = [
+            java(), "-Xmx640m", "-XX:MaxDirectMemorySize=512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
+            *(part for name in OPENED for part in ("--add-opens", f"{name}=ALL-UNNAMED")),
+            f"-Dlogback.configurationFile={directory / 'logback.xml'}", f"-Dsinglenode.configurationFile={settings}",
+            f"-Djava.io.tmpdir={directory}", "-cp", f"{LIBRARIES}/*", "io.pravega.local.LocalPravegaEmulator",
+        ]  # fmt: skip
+        self._process = ServerProcess(command, directory / "log", lambda: self._is_ready(controller, store))
+        try:
+            self._process.start()
+        except BaseException:
+            self.end()
+            raise
+        self.client = Controller(self.address)
+
+    def _is_ready(self, controller: int, store: int) -> bool:
+        if not answers(controller) or not answers(store):
+            return False
+        client = Controller(self.address)
+        try:
+            client.create_scope(SCOPE)
+        except Exception:
+            return False
+        else:
+            return True
+        finally:
+            client.close()
+
+    def create_stream(self, segments: int = 1, scope: str = SCOPE) -> str:
+        """Create a stream; return its name with its scope."""
+        stream = StreamName(scope, f"t-{uuid.uuid4().hex[:12]}")
+        self.client.create_scope(scope)
+        self.client.create_stream(stream, segments)
+        return str(stream)
+
+    def manager(self) -> Any:
+        """Return Pravega's own client. What it made ends with it."""
+        from pravega_client import StreamManager
+
+        return StreamManager(self.address, False, False)
+
+    def write(self, stream: str, events: Sequence[str], keys: Sequence[str] | None = None) -> None:
+        """Append events with Pravega's own client."""
+        name, manager = StreamName.parse(stream), self.manager()
+        writer = manager.create_writer(name.scope, name.stream)
+        for at, event in enumerate(events):
+            writer.write_event(event, routing_key=None if keys is None else keys[at])
+        writer.flush()
+
+    def seal(self, stream: str) -> None:
+        """Seal a stream."""
+        name = StreamName.parse(stream)
+        assert self.manager().seal_stream(name.scope, name.stream)
+
+    def scale(self, stream: str, sealed: Sequence[int], ranges: Sequence[tuple[float, float]]) -> list[int]:
+        """Replace segments by others with these parts of the keys; return all that are written then."""
+        name = StreamName.parse(stream)
+        info = message((1, name.scope), (2, name.stream))
+        request = message(
+            (1, info), *((2, one) for one in sealed),
+            *((3, message((1, float(low)), (2, float(high)))) for low, high in ranges), (4, 1),
+        )  # fmt: skip
+        answer = self.client.call("scale", request)
+        assert answer.get(1, [0])[0] == 0, answer
+        epoch = answer.get(3, [0])[0]
+        deadline = time.monotonic() + START_S
+        while self.client.call("checkScale", message((1, info), (2, epoch))).get(1, [0])[0] != 1:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        return sorted(one.segment for one in self.client.current(name))
+
+    def truncate(self, stream: str, cut: Mapping[int, int]) -> None:
+        """Remove what is in front of a cut."""
+        self.client.truncate(StreamName.parse(stream), cut)
+
+    def end(self) -> None:
+        """End it for good."""
+        self._process.end(signal.SIGKILL)
+        for place in self._ports:
+            place.close()
+
+
+def missing() -> str | None:
+    """Return why there can be no server on this machine, or None."""
+    if shutil.which(java()) is None:
+        return "there is no Java for a Pravega server"
+    if not any(LIBRARIES.glob("pravega-standalone-*.jar")):
+        return "there is no Pravega server on this machine (scripts/setup.sh pravega gets one, with Maven)"
+    return None
+
+
+def context(positions: dict[str, bytes] | None = None, **options: Any) -> SourceContext:
+    given = {"subtask_index": 0, "parallelism": 1, "positions": positions, "life": uuid.uuid4().hex, **options}
+    return SourceContext("tests", "in", **given)
+
+
+def read_all(source: Pravega, positions: dict[str, bytes] | None = None) -> list[str]:
+    """Return the values up to the end of a bounded source."""
+    reader = source.open(context(positions))
+    rows = []
+    deadline = time.monotonic() + START_S
+    while not reader.is_finished():
+        assert time.monotonic() < deadline
+        found = reader.poll()
+        rows += [] if found is None else found.batch.to_pylist()
+    reader.close()
+    return [row["value"] for row in rows]
+
+
+@contextmanager
+def pravega_server() -> Iterator[PravegaServer]:
+    """Give a server, or skip the test that asks for one."""
+    if (problem := missing()) is not None:
+        pytest.skip(problem)
+    for package in ("grpc", "pravega_client"):
+        pytest.importorskip(package, reason=f"{package} is not installed (pip install -e '.[dev]')")
+    directory = Path(tempfile.mkdtemp(prefix="headgate-pravega-"))
+    try:
+        server = PravegaServer(directory)
+        try:
+            yield server
+        finally:
+            server.end()
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)

@@ -1,0 +1,37 @@
+"""Directories of processes, while others come and go in the same place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headgate.storage import local_directories
+from headgate.storage.local_directories import ProcessDirectory
+
+
+def test_the_place_may_be_removed_by_another_process_that_ends_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, times = tmp_path / "place", iter([True, True, False])
+    refuse = local_directories.refuse_foreign_directory
+
+    def removed_before(directory: Path) -> None:
+        if next(times):
+            directory.rmdir()
+        refuse(directory)
+
+    monkeypatch.setattr(local_directories, "refuse_foreign_directory", removed_before)
+    made = ProcessDirectory(place, is_users=True)
+    assert made.path.is_dir()
+    made.remove()
+    assert not place.exists()
+
+
+def test_what_dead_processes_left_is_removed_and_what_living_ones_have_is_not(tmp_path: Path) -> None:
+    living, dead = ProcessDirectory(tmp_path), ProcessDirectory(tmp_path, keeps_abandoned=True)
+    dead.leave()
+    made = ProcessDirectory(tmp_path)
+    assert living.path.is_dir()
+    assert made.path.is_dir()
+    assert not dead.path.exists()
