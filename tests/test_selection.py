@@ -42,3 +42,10 @@ def test_the_spark_half_imports_the_modules_that_name_its_markers() -> None:
     assert not is_quick(TESTS / "crash" / "test_chains.py")
     assert not is_quick(TESTS / "store" / "served" / "test_kills_afar.py"), "it repeats what another module marks"
     assert is_quick(TESTS / "state" / "test_timers.py")
+
+
+@pytest.mark.xdist_group("selection")
+def test_tests_of_a_group_go_to_one_worker(request: pytest.FixtureRequest) -> None:
+    """pytest-xdist tells groups apart by the ends of the ids, which it cannot change under every pytest."""
+    is_in_worker = hasattr(request.config, "workerinput")
+    assert request.node.nodeid.endswith("@selection") == is_in_worker, "install what constraints.txt pins"
