@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from tests.conftest import IS_DEEP
 
 from headgate.sim.scenario_table import scenario
 from headgate.sim.streams.remote_store import REMOTE_KINDS, AfarRun, ServedRun
 from headgate.store import store as stores
 from headgate.store.client import requests
 
-SMOKE = range(12)
+SMOKE = range(12) if IS_DEEP else (2, 3, 8, 9)
 
 
 @pytest.mark.early

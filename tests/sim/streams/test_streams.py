@@ -9,7 +9,7 @@ from headgate.sim.machine.world import Fault
 from headgate.sim.streams.streams import GroupedRun, StreamRun
 from headgate.store import store as stores
 
-SMOKE = (*range(14), 16, 26, 36, 72) if IS_DEEP else (0, 1, 2, 3, 16, 26, 36, 72)
+SMOKE = (*range(14), 16, 26, 36, 72) if IS_DEEP else (3, 26, 36, 72)
 
 
 @pytest.mark.early
