@@ -37,10 +37,10 @@ from crash.takeovers import Takeover, problem, told
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(1_800 + 120 * float(os.environ.get("HEADGATE_TEST_MINUTES", "0")))]
 
 
-def ways(spark_on: str) -> list[Any]:
-    """Return where checkpoints are, and whether Spark runs the workers: together in `make test` on ``spark_on`` only.
+def ways(spark_on: str | None) -> list[Any]:
+    """Return where checkpoints are, and whether Spark runs the workers.
 
-    The other place is tried with plain processes then.
+    `make test` has Spark on ``spark_on`` only, if anywhere, and plain processes on every other place.
     """
     return [
         pytest.param(
@@ -106,7 +106,7 @@ def test_a_standby_takes_over_when_the_driver_is_killed(
     assert_clean(tmp_path)
 
 
-@pytest.mark.parametrize(("is_object_store", "with_spark"), ways(spark_on="object store"))
+@pytest.mark.parametrize(("is_object_store", "with_spark"), ways(spark_on=None))
 def test_a_frozen_driver_that_wakes_after_the_takeover_ends_and_changes_nothing(
     place: Callable[..., Place],
     with_spark: bool,

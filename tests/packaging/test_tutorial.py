@@ -1,6 +1,7 @@
 """The tutorial as a reader follows it: every command in its order, from an installed package to a recovered pipeline.
 
-Fewer records than on the page, so that it takes a minute.
+Fewer records than on the page. It starts Spark ten times, so `make test` leaves it to `make test-repeated`: there are
+tests of their own for the page's Python (`tests/docs`), its commands and options, a clean install, and kills.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import pytest
 from tests.packaging.conftest import INSTALL, ROOT, Installed, ran
 from tests.packaging.reader import Reader, Terminal
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(1_800), pytest.mark.xdist_group("packaging")]
+pytestmark = [pytest.mark.spark, pytest.mark.deep, pytest.mark.timeout(1_800), pytest.mark.xdist_group("packaging")]
 
 ROWS = 20_000
 ENDLESS = 20

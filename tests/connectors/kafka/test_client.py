@@ -230,6 +230,7 @@ def test_a_transaction_that_timed_out_is_not_committed(client: KafkaClient, topi
     assert write(client, topic, [b"b"], 0, owner, name, 1) is ErrorCode.INVALID_PRODUCER_EPOCH
 
 
+@pytest.mark.deep  # 32,766 answers of the broker
 @pytest.mark.early
 @pytest.mark.timeout(1_800)
 def test_epochs_that_are_used_up_go_on_with_another_producer_id(client: KafkaClient, topic: str) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
+from tests.conftest import few
 from tests.docs.documentation import PREAMBLE, examples
 from tests.servers.kafka import KafkaBroker
 
@@ -125,7 +126,7 @@ def test_a_restart_anywhere_delivers_what_followed(kafka: KafkaBroker, client: K
 
 
 @pytest.mark.early
-@pytest.mark.parametrize("form", ["text", "json", "csv", "avro"])
+@pytest.mark.parametrize("form", few(["text", "json", "csv", "avro"], 2))
 def test_a_restart_anywhere_delivers_what_followed_in_each_format(
     kafka: KafkaBroker, client: KafkaClient, form: str
 ) -> None:
