@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import pytest
+from tests.conftest import few
 from tests.mutants.harness import Mutant, all_of, around, patched, skipped
 from tests.mutants.seeds import EVENTS_MAX, Finder, assert_found, found_by, plain
 
@@ -250,6 +251,6 @@ MUTANTS: list[tuple[Mutant, Finder, int]] = [
 ]
 
 
-@pytest.mark.parametrize(("mutant", "run", "seed"), MUTANTS, ids=[mutant.__name__ for mutant, _, _ in MUTANTS])
+@pytest.mark.parametrize(("mutant", "run", "seed"), few(MUTANTS, 7), ids=[mutant.__name__ for mutant, _, _ in MUTANTS])
 def test_a_planted_bug_of_recovery_is_found(mutant: Mutant, run: Finder, seed: int) -> None:
     assert_found(mutant, run, seed)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.conftest import few
 from tests.mutants.harness import Mutant, all_of, patched, skipped
 from tests.mutants.seeds import Finder, assert_found, found_by, plain
 
@@ -122,6 +123,6 @@ MUTANTS: list[tuple[Mutant, Finder, int]] = [
 ]
 
 
-@pytest.mark.parametrize(("mutant", "run", "seed"), MUTANTS, ids=[mutant.__name__ for mutant, _, _ in MUTANTS])
+@pytest.mark.parametrize(("mutant", "run", "seed"), few(MUTANTS, 4), ids=[mutant.__name__ for mutant, _, _ in MUTANTS])
 def test_a_planted_bug_of_state_is_found(mutant: Mutant, run: Finder, seed: int) -> None:
     assert_found(mutant, run, seed)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.conftest import few
 from tests.mutants.harness import Mutant, around, patched, skipped
 from tests.mutants.seeds import Finder, assert_found, found_by
 
@@ -271,6 +272,6 @@ MUTANTS: list[tuple[Mutant, Finder, int]] = [
 ]
 
 
-@pytest.mark.parametrize(("mutant", "run", "seed"), MUTANTS, ids=[mutant.__name__ for mutant, _, _ in MUTANTS])
+@pytest.mark.parametrize(("mutant", "run", "seed"), few(MUTANTS, 8), ids=[mutant.__name__ for mutant, _, _ in MUTANTS])
 def test_a_planted_bug_of_the_store_is_found(mutant: Mutant, run: Finder, seed: int) -> None:
     assert_found(mutant, run, seed)
