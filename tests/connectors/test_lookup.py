@@ -17,7 +17,7 @@ from headgate import testing
 from headgate.connectors.lookup import Lookup
 from headgate.errors import StorageError, UsageError
 
-PATIENCE_S = 60.0
+PATIENCE_S = 300.0
 ROWS = [
     {"id": 1, "who": "a"},
     {"id": 2, "who": "b"},

@@ -23,7 +23,7 @@ from headgate.store.store import Store
 pytestmark = pytest.mark.xdist_group("kafka")
 """They share a broker."""
 
-PATIENCE_S = 60
+PATIENCE_S = 300
 TIME_MS = 1_700_000_000_123
 
 

@@ -16,7 +16,7 @@ from headgate import testing
 pytestmark = pytest.mark.xdist_group("kafka")
 """They share a broker."""
 
-PATIENCE_S = 60
+PATIENCE_S = 300
 
 CHANGED = threading.Condition()
 SEEN: list[bytes] = []

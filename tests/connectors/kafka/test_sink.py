@@ -40,7 +40,7 @@ from headgate.testing.sinks.fake_pipeline import NUMBERS_MAX, SCHEMA, Checkpoint
 pytestmark = pytest.mark.xdist_group("kafka")
 """They share a broker."""
 
-PATIENCE_S = 60
+PATIENCE_S = 300
 
 
 class Reader:

@@ -24,7 +24,7 @@ from headgate.model.manifest import Committable
 from headgate.protocol.checkpoints.commit import CommitPermit
 from headgate.testing.sinks.fake_pipeline import SCHEMA
 
-PATIENCE_S = 120
+PATIENCE_S = 300
 
 
 def sink_of(kind: str, options: dict[str, Any]) -> Any:

@@ -22,7 +22,7 @@ from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.model.ids import Generation
 from headgate.testing.source_kit import check_source
 
-PATIENCE_S = 60.0
+PATIENCE_S = 300.0
 SETTINGS = "wal_level = logical\nmax_wal_senders = 40\nmax_replication_slots = 60\n"
 
 

@@ -16,7 +16,7 @@ from headgate.connectors.postgres.query import PostgresQuery, QueryReader, Range
 from headgate.errors import CorruptionError, UsageError
 from headgate.testing.source_kit import check_source
 
-PATIENCE_S = 60.0
+PATIENCE_S = 300.0
 
 
 @pytest.fixture
