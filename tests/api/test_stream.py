@@ -176,7 +176,6 @@ def test_without_a_dead_letter_sink_there_is_no_such_node() -> None:
 
 
 LATER: list[Callable[[hg.Stream], object]] = [
-    lambda s: s.with_timestamps("ts").key_by("service").window(hg.Session("5s"), allowed_lateness="1s"),
     lambda s: s.key_by("service").reduce(max, ttl="1h"),
 ]
 
@@ -187,6 +186,19 @@ def test_what_is_not_there_yet_says_so_in_one_sentence(call: Callable[[hg.Stream
     with pytest.raises(hg.UsageError, match="is not there yet") as caught:
         call(rows)
     assert "\n" not in str(caught.value)
+
+
+def test_sessions_that_are_updated_are_changes() -> None:
+    _, rows = made()
+    keyed = rows.with_timestamps("ts").key_by("service")
+    visits = keyed.window(hg.Session("5s"), allowed_lateness="1s").agg(n=pl.len())
+    assert visits.schema.names == ["service", "window_start", "window_end", "n", "op"]
+    assert visits._change_keys == ("service", "window_start")
+    assert keyed.window(hg.Session("5s"), late_output="late").agg(n=pl.len())._change_keys is None
+    with pytest.raises(hg.UsageError, match="takes neither allowed_lateness= nor early="):
+        keyed.window(hg.Session("5s"), early="1s").apply(lambda key, frame: None, {"n": pa.int64()})
+    with pytest.raises(hg.UsageError, match="accumulate=False needs tumbling windows"):
+        keyed.window(hg.Session("5s"), early="1s", accumulate=False)
 
 
 def test_pre_aggregation_reads_the_output_and_input_that_the_window_would_read() -> None:

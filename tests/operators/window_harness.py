@@ -28,11 +28,18 @@ class Shuffled:
         ]
 
     def send(self, sender: int, batch: pa.RecordBatch) -> None:
-        batches = [batch]
-        if self._before:
-            combine = self._before[sender]
-            combine.send(batch)
-            batches, combine.out.batches = combine.out.batches, []
+        if not self._before:
+            self._deliver([batch])
+            return
+        self._before[sender].send(batch)
+        self._shuffle(sender)
+
+    def _shuffle(self, sender: int) -> None:
+        out = self._before[sender].out
+        batches, out.batches = out.batches, []
+        self._deliver(batches)
+
+    def _deliver(self, batches: Sequence[pa.RecordBatch]) -> None:
         for one in batches:
             for window, part in zip(
                 self.windows, partition(one, self._operators.keys, 128, self.parallelism), strict=True
@@ -41,8 +48,17 @@ class Shuffled:
                     window.send(part)
 
     def watermark(self, watermark_ms: int) -> None:
-        for one in [*self._before, *self.windows]:
+        for sender, before in enumerate(self._before):
+            before.operator.on_watermark(watermark_ms)
+            self._shuffle(sender)
+        for one in self.windows:
             one.operator.on_watermark(watermark_ms)
+
+    def flush(self) -> None:
+        """Send what the operators before the shuffle hold, as a barrier does."""
+        for sender, combine in enumerate(self._before):
+            combine.operator.before_barrier()
+            self._shuffle(sender)
 
     def snapshot(self) -> list[Any]:
         return [encoded(one.operator, one.context) for one in self.windows]

@@ -37,7 +37,7 @@ from headgate.api.unsupported import (
     refuse_foreign_methods,
     refuse_uncalled_methods,
 )
-from headgate.api.windowed_stream import Session, Sliding, Tumbling, Window, WindowedStream, trigger_of
+from headgate.api.windowed_stream import Sliding, Tumbling, Window, WindowedStream, trigger_of
 from headgate.connectors.base import Sink, check_is_sink
 from headgate.errors import UsageError
 from headgate.model.config import Duration, duration_ms
@@ -549,8 +549,9 @@ class KeyedStream(Records):
         the key columns, the aggregates, and ``op``. For one result per window use ``window(...).agg(...)``.
 
         Args:
-            expressions: ``len``, ``count``, ``sum``, ``min``, ``max``, ``mean`` and ``n_unique`` of an expression over
-                one record, or of ``expression.filter(condition)``.
+            expressions: ``len``, ``count``, ``sum``, ``min``, ``max``, ``mean``, ``std``, ``var``, ``first``, ``last``,
+                ``median``, ``quantile`` and ``n_unique`` of an expression over one record, or of
+                ``expression.filter(condition)``, and ``expression.sort_by(other).last()`` or ``max_by(other)``.
             retractions: emit each update as two records: ``update_before`` with the old result, ``update_after`` with
                 the new one. Aggregates of these results and ``key_by`` with other columns need it.
             ttl: forget keys that had no record for this long. Such a key begins again with its next record.
@@ -740,7 +741,9 @@ class KeyedStream(Records):
                 ``Count(100)`` or ``Global(every="10s")``.
             allowed_lateness: for so much longer than its end a window keeps its state and takes late records. It emits
                 the results of their keys again, updated: the last result of a key and a ``window_start`` counts.
-            early: so often, in processing time, a window emits the results that changed, before it ends.
+                Results of sessions are then a stream with changes, because a late record may join two of them.
+            early: so often, in processing time, a window emits the results that changed, before it ends. Results of
+                sessions are then a stream with changes.
             accumulate: what is emitted early or again is the whole result of the window. False: it is the result of
                 only those records that came since the window emitted last (tumbling windows).
             late_output: the name of a side output that takes late records, as they came. The result has it:
@@ -920,18 +923,15 @@ def _emission(
     """
     lateness_ms = 0 if lateness is None else duration_ms(lateness, "allowed_lateness")
     early_ms = 0 if early is None else duration_ms(early, "early")
-    if isinstance(window, Session) and (lateness_ms or early_ms or late_output):
-        not_there_yet(
-            "an option allowed_lateness=, late_output= or early= of session windows",
-            "late records of sessions are dropped and counted; wait longer with "
-            "with_timestamps(..., out_of_orderness=...)",
-        )
     if early is not None and early_ms <= 0:
         raise UsageError("early must be longer than zero, such as '10s'; leave it out for results at the end only")
     if not accumulate and not (lateness_ms or early_ms):
         raise UsageError("accumulate=False needs early= or allowed_lateness=: else a window emits once")
-    if not accumulate and isinstance(window, Sliding):
-        raise UsageError("accumulate=False needs tumbling windows: sliding ones share what they hold; leave it out")
+    if not accumulate and not isinstance(window, Tumbling):
+        raise UsageError(
+            "accumulate=False needs tumbling windows: sliding ones share what they hold, and sessions are joined; "
+            "leave it out"
+        )
     if late_output in (MAIN, BAD_RECORDS):
         raise UsageError(f"the name '{late_output}' is reserved; choose another late_output=, such as 'late'")
     late = None if late_output is None else OutputTag(check_name(late_output, "late_output"))

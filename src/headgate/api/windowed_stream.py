@@ -16,6 +16,7 @@ import polars as pl
 import pyarrow as pa
 
 from headgate.api.base_stream import Records, expressions_of, function_of
+from headgate.api.changes import Changes
 from headgate.errors import UsageError
 from headgate.model.config import Duration, StateConfig, duration_ms
 from headgate.model.graph import Edge, Partitioner, Role
@@ -163,7 +164,8 @@ class Session:
     """Windows of records of a key that follow each other in less than ``gap``.
 
     A session begins with its first record and ends, excluded, at its last record plus the gap. It also takes
-    late records while it is open, which may join it with another one.
+    late records while it is open, which may join it with another one. With ``allowed_lateness=`` or ``early=`` its
+    results are a stream with changes, with the key columns and ``window_start`` as key.
     """
 
     gap: Duration
@@ -316,6 +318,11 @@ class WindowedStream(Generic[S]):
     def _called(self, verb: str, function: Callable[..., Any], schema: SchemaLike | None, name: str | None) -> S:
         """Add the window, which keeps its records, and after it the function."""
         keyed = self._keyed
+        if self._has_changes:
+            raise UsageError(
+                f"{verb} over session windows takes neither allowed_lateness= nor early=: their results are changes; "
+                "use agg, or leave the options out"
+            )
         windowed = self._aggregated((rows_of_window(keyed._schema),), name)
         builder, before = keyed._pipeline._builder, windowed._edges[0].upstream
         node = builder.claim_name(f"{before}-{verb}", None, before)
@@ -349,10 +356,17 @@ class WindowedStream(Generic[S]):
         builder.add(node, Role.OPERATOR, edges, operators.window, operators.output, state_text=text, side_outputs=sides)
         builder.keep_state(node, self._state)
         result = self._stream(keyed._pipeline, (Edge(node),), operators.output, time_column)
+        if self._has_changes:
+            result._changes = Changes((*keyed._keys, START_COLUMN), retractions=False)
         result._side_outputs = {
             str(tag): self._stream(keyed._pipeline, (Edge(node, tag=tag),), schema) for tag, schema in sides.items()
         }
         return result
+
+    @property
+    def _has_changes(self) -> bool:
+        """Whether results are changes: sessions that emit more than once may be joined afterwards."""
+        return isinstance(self._window, Session) and bool(self._emission.lateness_ms or self._emission.early_ms)
 
     def _operators(self, aggregates: tuple[pl.Expr, ...], node: str) -> tuple[WindowOperators, str | None]:
         """Return the operators, and the column of their results that is an event time, if any is."""
@@ -364,5 +378,5 @@ class WindowedStream(Generic[S]):
         assert time is not None
         aggregate = WindowedAggregate(keys, time, window.aligned(), aggregates, self._emission)
         if isinstance(window, Session):  # it may begin long before the watermark
-            return session_operators(aggregate, schema, node), END_COLUMN
+            return session_operators(aggregate, schema, node), None if self._has_changes else END_COLUMN
         return window_operators(aggregate, schema, node), START_COLUMN

@@ -170,17 +170,26 @@ def summary_text(progress: Progress) -> str:
     return " · ".join(parts)
 
 
-def late_text(node: NodeProgress) -> str:
-    """Return a sentence about the late records of an operator: how many, how late, and what to set."""
+def late_text(node: NodeProgress, *, is_of_windows: bool = False) -> str:
+    """Return a sentence about the late records of an operator: how many, how late, and what to set.
+
+    Args:
+        node: the operator.
+        is_of_windows: it is a window, and its records are results of other windows.
+    """
     assert node.lateness is not None, "only operators with late records"
     late = node.lateness
     seen = ", ".join(
         f"{name} {duration_text(ms)}" for name, ms in (("p50", late.p50_ms), ("p99", late.p99_ms), ("max", late.max_ms))
     )
-    return (
-        f"'{node.node}' dropped {count_text(node.late_records)} late records (lateness: {seen}); "
-        f"out_of_orderness of with_timestamps, {duration_text(late.max_ms)} longer, would have kept them all"
-    )
+    longer = f"{duration_text(late.max_ms)} longer, would have kept them all"
+    remedy = f"out_of_orderness of with_timestamps, {longer}"
+    if is_of_windows:
+        remedy = (
+            "they are results of other windows, which come when event time has passed their window_start long ago; "
+            f"allowed_lateness of '{node.node}', {longer}, and so would windows that begin and end with the others"
+        )
+    return f"'{node.node}' dropped {count_text(node.late_records)} late records (lateness: {seen}); {remedy}"
 
 
 def progress_html(name: str, progress: Progress, ended: str | None = None) -> str:

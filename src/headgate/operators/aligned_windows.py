@@ -29,6 +29,7 @@ import pyarrow.compute as pc
 from headgate.model.graph import MAIN_INPUT, InputName, OutputTag
 from headgate.model.ids import key_groups_of_subtask
 from headgate.model.state_schema import Form
+from headgate.operators.aggregates import stable
 from headgate.operators.base import (
     WATERMARK_MAX_MS,
     WATERMARK_MIN_MS,
@@ -48,6 +49,7 @@ from headgate.operators.window_plan import (
     WindowPlan,
     WindowShape,
     decompose,
+    measure_text,
     results,
     uncombined_batch,
     window_shape,
@@ -553,11 +555,7 @@ class WindowMergeSpec:
 
     def state_text(self) -> str:
         """See ``catalog.state_text``."""
-        aggregates = [
-            f"{m.accumulator.kind.value} {m.accumulator.dtype} {'validity of ' if m.is_count else ''}"
-            f"{self.plan.inners[m.inner]}"
-            for m in self.plan.measures
-        ]
+        aggregates = [measure_text(self.plan, i) for i in range(len(self.plan.measures))]
         return window_state_text(self.plan.shape, Form.WINDOW_RESULTS, aggregates)
 
 
@@ -688,7 +686,8 @@ def window_operators(
     plan = decompose(aggregate, shape, schema) if may_combine else None
     if plan is None:
         kept = kept_columns(aggregate, shape, schema)
-        return WindowOperators(None, WindowBufferSpec(shape, aggregate.aggregates, kept), shape.keys, shape.output)
+        aggregates = tuple(map(stable, aggregate.aggregates))
+        return WindowOperators(None, WindowBufferSpec(shape, aggregates, kept), shape.keys, shape.output)
     combine = WindowCombineSpec(plan) if aggregate.emission.late is None else None
     return WindowOperators(combine, WindowMergeSpec(plan), shape.keys, shape.output)
 

@@ -1,7 +1,8 @@
 """Running aggregation: ``key_by(...).agg(...)`` without a window, as a stream with changes (docs/spec/changes.md).
 
 Each key has its accumulators (``window_plan``, ``state.window_aggregates``). What has to forget values, because its
-input has changes, or has to tell them apart (``n_unique``), keeps how often each value is there.
+input has changes, has to tell them apart (``n_unique``), or to put them in order (quantiles), keeps how often each
+value is there.
 """
 
 from __future__ import annotations
@@ -17,21 +18,41 @@ import polars as pl
 import pyarrow as pa
 
 from headgate.errors import UsageError
+from headgate.operators.aggregates import Aggregate, Recognised, argument, filtered, is_of_one_record, recognise
 from headgate.operators.base import Operator, OperatorContext, Output, key_columns
 from headgate.operators.changes import OP, OP_FIELD, signs
-from headgate.operators.expressions import elementwise_problem, group_problem
+from headgate.operators.expressions import group_problem
 from headgate.operators.keyed_rows import ChangeOperator, DistinctSlots, change_rows
 from headgate.operators.keys import check_keys
 from headgate.operators.schemas import batch_of, describe, empty_frame, frame_of, require_columns, schema_of_frame
-from headgate.operators.window_plan import Aggregate, Decomposed, InputReader, decomposed, results
+from headgate.operators.window_plan import (
+    Decomposed,
+    Input,
+    InputReader,
+    decomposed,
+    measure_text,
+    ranks,
+    results,
+)
 from headgate.state.backend import ColumnBackend, MapColumns
 from headgate.state.descriptors import StateDescriptor, StateKind, state_identity
 from headgate.state.key_hash import is_key_type
 from headgate.state.key_index import Slots
 from headgate.state.ttl import TTL
-from headgate.state.window_aggregates import Accumulator, Array, FrozenTable, Kind, Values
+from headgate.state.vectors import Mask
+from headgate.state.window_aggregates import (
+    Accumulator,
+    Array,
+    FrozenTable,
+    Kind,
+    accumulate,
+    accumulated_column,
+    started,
+)
 
 ROWS = "rows"
+
+_INT_MIN, _INT_MAX = -(1 << 63), (1 << 63) - 1
 
 
 @dataclass(frozen=True)
@@ -46,6 +67,29 @@ class Distinct:
 
 
 @dataclass(frozen=True)
+class Ranked:
+    """An output column that is computed of how often each value of a number is there: what ``found`` says."""
+
+    name: str
+    found: Recognised
+    dtype: pa.DataType
+    value_type: pa.DataType
+
+    @property
+    def inner(self) -> pl.Expr:
+        """The number."""
+        assert self.found.inner is not None
+        return self.found.inner
+
+    @property
+    def result_name(self) -> str:
+        """The name of the result in state."""
+        found = self.found
+        text = f"{found.aggregate.value} {found.ddof} {found.quantile} {found.interpolation} {found.inner}"
+        return f"{found.aggregate.value}_{_text_name(text)}"
+
+
+@dataclass(frozen=True)
 class RunningAggregateSpec:
     """Aggregate the records of each key so far, and emit how the results change. Made by ``running_aggregate_spec``.
 
@@ -54,6 +98,7 @@ class RunningAggregateSpec:
         schema: of the input.
         plan: the aggregates that are accumulators.
         distincts: those that count distinct values.
+        ranked: those that need the values in order, or all of them to forget one.
         output: keys, aggregates in the order in which they were written, ``op``.
         has_changes: the input is a stream with changes, with retractions.
         retractions: whether the output has them.
@@ -64,6 +109,7 @@ class RunningAggregateSpec:
     schema: pa.Schema
     plan: Decomposed
     distincts: tuple[Distinct, ...]
+    ranked: tuple[Ranked, ...]
     output: pa.Schema
     has_changes: bool
     retractions: bool
@@ -90,39 +136,48 @@ class RunningAggregateSpec:
                 pa.type_for_alias(measure.accumulator.dtype),
             )
             for i, measure in enumerate(self.plan.measures)
-            if measure.accumulator.kind is not Kind.ADD
+            if measure.accumulator.kind in (Kind.MIN, Kind.MAX)
         }
 
     @property
     def distinct_bags(self) -> list[StateDescriptor]:
         """How often each value is there of what counts distinct ones."""
         return [
-            StateDescriptor(f"values_{_text_name(one.inner)}", StateKind.MAP, pa.int64(), one.value_type)
+            StateDescriptor(f"values_{_text_name(str(one.inner))}", StateKind.MAP, pa.int64(), one.value_type)
             for one in self.distincts
         ]
 
     @property
+    def ranked_bags(self) -> list[StateDescriptor]:
+        """How often each value is there, by its rank, of what is ranked."""
+        return [
+            StateDescriptor(f"ranked_{_text_name(str(one.inner))}", StateKind.MAP, pa.int64(), pa.int64())
+            for one in self.ranked
+        ]
+
+    @property
     def totals(self) -> StateDescriptor:
-        """A struct of the number of records and the accumulators."""
+        """A struct of the number of records, the accumulators, and the results of what is ranked."""
         fields = [pa.field(ROWS, pa.int64())]
         for i, measure in enumerate(self.plan.measures):
-            fields.append(pa.field(self.measure_name(i), pa.type_for_alias(measure.accumulator.dtype)))
+            fields.append(pa.field(self.measure_name(i), measure.accumulator.type))
+        fields += [pa.field(one.result_name, pa.float64()) for one in self.ranked]
         for one in self.distincts:
-            fields.append(pa.field(f"distinct_{_text_name(one.inner)}", pa.int64()))
-            fields.append(pa.field(f"nulls_{_text_name(one.inner)}", pa.int64()))
+            fields.append(pa.field(f"distinct_{_text_name(str(one.inner))}", pa.int64()))
+            fields.append(pa.field(f"nulls_{_text_name(str(one.inner))}", pa.int64()))
         unique = {field.name: field for field in fields}
         return StateDescriptor("totals", StateKind.VALUE, pa.struct(list(unique.values())), ttl=self.ttl)
 
     def measure_name(self, i: int) -> str:
         """Return the name of a measure in state: of its kind, and of the expression that it is about."""
         measure = self.plan.measures[i]
-        kind = "count" if measure.is_count else measure.accumulator.kind.value
-        return f"{kind}_{measure.accumulator.dtype}_{_text_name(self.plan.inners[measure.inner])}"
+        kind = "count" if measure.given is Input.VALIDITY else measure.accumulator.kind.value
+        return f"{kind}_{measure.accumulator.dtype}_{_text_name(measure_text(self.plan, i))}"
 
     @property
     def descriptors(self) -> list[StateDescriptor]:
         """All states."""
-        found = [self.totals, *self.bags.values(), *self.distinct_bags]
+        found = [self.totals, *self.bags.values(), *self.distinct_bags, *self.ranked_bags]
         return list({one.name: one for one in found}.values())
 
     def state_text(self) -> str:
@@ -130,9 +185,8 @@ class RunningAggregateSpec:
         return state_identity(key_columns(self.schema, self.keys), self.descriptors)
 
 
-def _text_name(expression: pl.Expr) -> str:
-    """Return a name of an expression for state, without anything that could not be in one."""
-    text = str(expression)
+def _text_name(text: str) -> str:
+    """Return a name of an expression, as text, for state, without anything that could not be in one."""
     words = "_".join(re.findall(r"[A-Za-z0-9]+", text))[:40]
     return f"{words}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
@@ -159,32 +213,44 @@ def running_aggregate_spec(aggregate: RunningAggregate, schema: pa.Schema, node:
         require_columns(node, schema, [OP])
         schema = pa.schema([field for field in schema if field.name != OP])
     output = _output(aggregate, schema, node)
-    distincts, others = [], []
+    distincts, ranked, others = [], [], []
     for expression in aggregate.aggregates:
         distinct = _distinct(expression, schema, output)
-        if distinct is None:
-            others.append(expression)
-        else:
+        one = _ranked(expression, schema, output, has_changes=aggregate.has_changes) if distinct is None else None
+        if distinct is not None:
             distincts.append(distinct)
-    plan = decomposed([_unfiltered(one, schema) for one in others], output, schema)
+        elif one is not None:
+            ranked.append(one)
+        else:
+            others.append(expression)
+    plan = decomposed(others, output, schema)
     if isinstance(plan, pl.Expr):
         raise UsageError(
-            f"operator '{node}': {plan} cannot be kept up to date record by record; len, count, sum, min, max, mean "
-            "and n_unique of an expression over one record can; use window(...).agg(...) for others, or keep state in "
-            "a headgate.BatchProcessFunction"
+            f"operator '{node}': {plan} cannot be kept up to date record by record; len, count, sum, min, max, mean, "
+            "std, var, median, quantile and n_unique of an expression over one record can, and so can first, last, "
+            "sort_by(...).last(), max_by and min_by of numbers, texts and times; use window(...).agg(...) for others, "
+            "or keep state in a headgate.BatchProcessFunction"
+        )
+    if aggregate.has_changes and any(measure.accumulator.is_ordered for measure in plan.measures):
+        raise UsageError(
+            f"operator '{node}': first, last and picks by another column do not go with changes, because the record "
+            "before is not known when the picked one is taken back; use top(1, by=...)"
         )
     for name, why in (("changes", aggregate.has_changes), ("retractions=True", aggregate.retractions)):
         if aggregate.ttl is not None and why:
             raise UsageError(
                 f"operator '{node}': ttl= does not go with {name}: what a forgotten key sent could not be taken back"
             )
-    if aggregate.ttl is not None and distincts:
-        raise UsageError(f"operator '{node}': ttl= does not go with n_unique; key by the day, or use a window")
+    if aggregate.ttl is not None and (distincts or ranked):
+        raise UsageError(
+            f"operator '{node}': ttl= does not go with n_unique, median or quantile; key by the day, or use a window"
+        )
     return RunningAggregateSpec(
         aggregate.keys,
         schema,
         plan,
         tuple(distincts),
+        tuple(ranked),
         output,
         aggregate.has_changes,
         aggregate.retractions,
@@ -211,74 +277,46 @@ def _output(aggregate: RunningAggregate, schema: pa.Schema, node: str) -> pa.Sch
     return output
 
 
-def _is_elementwise(expression: pl.Expr, schema: pa.Schema) -> bool:
-    if not expression.meta.root_names() or expression.meta.has_multiple_outputs():
-        return False
-    return not elementwise_problem(expression, empty_frame(schema).lazy().with_columns(expression.alias("x")))
+def _ranked(expression: pl.Expr, schema: pa.Schema, output: pa.Schema, *, has_changes: bool) -> Ranked | None:
+    """Return a quantile, or over changes a variance or a standard deviation; None: it is none, or not of a number."""
+    frame = empty_frame(schema)
+    name, found = expression.meta.output_name(raise_if_undetermined=False), recognise(expression, frame)
+    if found is None or found.inner is None or name is None:
+        return None
+    if found.aggregate is not Aggregate.QUANTILE and not (
+        has_changes and found.aggregate in (Aggregate.VAR, Aggregate.STD)
+    ):
+        return None
+    dtype = schema_of_frame(frame.select(found.inner.alias("x"))).field(0).type
+    is_number = pa.types.is_floating(dtype) or pa.types.is_integer(dtype) or pa.types.is_boolean(dtype)
+    return Ranked(name, found, output.field(name).type, dtype) if is_number else None
 
 
 def _distinct(expression: pl.Expr, schema: pa.Schema, output: pa.Schema) -> Distinct | None:
     """Return ``x.n_unique()`` and ``x.drop_nulls().n_unique()`` as what counts distinct values; None: it is neither."""
     name = expression.meta.output_name(raise_if_undetermined=False)
-    inner = _argument(expression.meta.undo_aliases(), "n_unique")
+    inner = argument(expression.meta.undo_aliases(), "n_unique")
     if inner is None or name is None:
         return None
     has_nulls = True
-    bare = _argument(inner, "drop_nulls")
+    bare = argument(inner, "drop_nulls")
     if bare is not None:
         inner, has_nulls = bare, False
-    filtered = _filtered(inner)
-    if filtered is not None:
-        values, condition = filtered
+    of_some = filtered(inner)
+    if of_some is not None:
+        values, condition = of_some
         if has_nulls:
-            bare = _argument(values, "drop_nulls")
+            bare = argument(values, "drop_nulls")
             if bare is None:
                 return None
             values, has_nulls = bare, False
         inner = pl.when(condition).then(values)
-    if not _is_elementwise(inner, schema):
+    if not is_of_one_record(inner, empty_frame(schema)):
         return None
     value_type = schema_of_frame(empty_frame(schema).select(inner.alias("x"))).field(0).type
     if not is_key_type(value_type) or pa.types.is_floating(value_type):
         return None
     return Distinct(name, inner, output.field(name).type, value_type, has_nulls)
-
-
-def _argument(expression: pl.Expr, method: str) -> pl.Expr | None:
-    """Return what ``method`` is called on, if ``expression`` is such a call without arguments."""
-    inputs = expression.meta.pop()
-    return next((one for one in inputs[:1] if getattr(one, method)().meta.eq(expression)), None)
-
-
-def _filtered(expression: pl.Expr) -> tuple[pl.Expr, pl.Expr] | None:
-    """Return the values and the condition of ``values.filter(condition)``; None: it is none."""
-    inputs = expression.meta.pop()
-    if len(inputs) != 2:
-        return None
-    for values, condition in (inputs, inputs[::-1]):
-        try:
-            if values.filter(condition).meta.eq(expression):
-                return values, condition
-        except (TypeError, pl.exceptions.PolarsError):
-            continue
-    return None
-
-
-def _unfiltered(expression: pl.Expr, schema: pa.Schema) -> pl.Expr:
-    """Return ``x.filter(c).sum()`` and the like as an aggregate of one expression over all records."""
-    name = expression.meta.output_name(raise_if_undetermined=False)
-    bare = expression.meta.undo_aliases()
-    for method in ("count", "sum", "min", "max", "mean", "len"):
-        inner = _argument(bare, method)
-        filtered = None if inner is None else _filtered(inner)
-        if filtered is None or name is None:
-            continue
-        values, condition = filtered
-        if method == "len":
-            return condition.fill_null(False).sum().alias(name)
-        found: pl.Expr = getattr(pl.when(condition).then(values), method)().alias(name)
-        return found
-    return expression
 
 
 @dataclass(slots=True)
@@ -309,11 +347,15 @@ class RunningAggregateOperator(ChangeOperator):
         self._accumulators = {
             name: measure.accumulator for name, measure in zip(self._names, spec.plan.measures, strict=True)
         }
-        self._counts = [_text_name(one.inner) for one in spec.distincts]
+        self._counts = [_text_name(str(one.inner)) for one in spec.distincts]
         for name in self._counts:
             self._accumulators[f"distinct_{name}"] = self._accumulators[f"nulls_{name}"] = Accumulator(
                 Kind.ADD, "int64"
             )
+        for one in spec.ranked:
+            self._accumulators[one.result_name] = Accumulator(Kind.MAX, "float64")
+        self._measures_only = set(self._names) - {self._names[i] for one in spec.plan.results for i in one.measures}
+        """Measures of which no result is made: a mean, a rank."""
         self._reader = InputReader(spec.plan)
         self._distinct = DistinctSlots()
 
@@ -324,6 +366,7 @@ class RunningAggregateOperator(ChangeOperator):
         self._state = self._backend.values(spec.totals)
         self._bags = {i: self._backend.maps(one) for i, one in spec.bags.items()}
         self._distinct_bags = [self._backend.maps(one) for one in spec.distinct_bags]
+        self._ranked_bags = [self._backend.maps(one) for one in spec.ranked_bags]
 
     def process(self, batch: pa.RecordBatch) -> None:
         self._begin_call()
@@ -348,9 +391,9 @@ class RunningAggregateOperator(ChangeOperator):
         rows[has] = found.field(ROWS).to_numpy(zero_copy_only=False)
         totals = _Totals(rows, {}, {})
         for name, accumulator in self._accumulators.items():
-            values = np.full(len(slots), accumulator.start, accumulator.dtype)
+            values = started(accumulator, len(slots))
             column = found.field(name)
-            if accumulator.kind is Kind.ADD:
+            if not accumulator.can_be_null:
                 values[has] = column.to_numpy(zero_copy_only=False)
             else:
                 valid = column.is_valid().to_numpy(zero_copy_only=False)
@@ -368,7 +411,7 @@ class RunningAggregateOperator(ChangeOperator):
         arrays = [pa.array(totals.rows[has])]
         for field in list(dtype)[1:]:
             seen = totals.seen.get(field.name)
-            arrays.append(pa.array(totals.values[field.name][has], mask=None if seen is None else ~seen[has]))
+            arrays.append(accumulated_column(totals.values[field.name][has], None if seen is None else seen[has]))
         self._state.put(slots[has], pa.StructArray.from_arrays(arrays, fields=list(dtype)))
 
     def _add(
@@ -379,43 +422,44 @@ class RunningAggregateOperator(ChangeOperator):
         batch: pa.RecordBatch,
         change: npt.NDArray[np.int64] | None,
     ) -> None:
-        np.add.at(totals.rows, of_row, 1 if change is None else change)
-        if change is not None and (totals.rows < 0).any():
-            raise self._unknown_row()
-        for i, given in enumerate(self._reader.read(batch)):
-            where, values, change_of = of_row, given.values, change
-            if given.valid is not None:
-                where = of_row[given.valid]
-                values = values if isinstance(values, int) else values[given.valid]
-                change_of = None if change is None else change[given.valid]
-            self._combine(i, totals, slots, where, Values(values), change_of)
+        inputs = self._reader.read(batch)
+        if change is None:
+            values, seen = [totals.values[name] for name in self._names], [totals.seen.get(n) for n in self._names]
+            accumulators = [measure.accumulator for measure in self._plan.measures]
+            accumulate(accumulators, FrozenTable(totals.rows, values, seen), of_row, 1, inputs)
+        else:
+            np.add.at(totals.rows, of_row, change)
+            if (totals.rows < 0).any():
+                raise self._unknown_row()
+            for i, given in enumerate(inputs):
+                where, one, change_of = of_row, given.values, change
+                if given.valid is not None:
+                    where, change_of = of_row[given.valid], change[given.valid]
+                    one = one if isinstance(one, int) else one[given.valid]
+                self._change(i, totals, slots, where, one, change_of)
         if self._spec.distincts:
             self._count_distinct(totals, slots, of_row, batch, change)
+        if self._spec.ranked:
+            self._rank(totals, slots, of_row, batch, change)
 
-    def _combine(
+    def _change(
         self,
         i: int,
         totals: _Totals,
         slots: Slots,
         where: Slots,
-        given: Values,
-        change: npt.NDArray[np.int64] | None,
+        values: Array | int,
+        change: npt.NDArray[np.int64],
     ) -> None:
+        """Add values that come to an accumulator, and take those back that go."""
         name = self._names[i]
-        accumulator, target, values = self._accumulators[name], totals.values[name], given.values
+        accumulator, target = self._accumulators[name], totals.values[name]
         if accumulator.kind is Kind.ADD:
-            np.add.at(target, where, values if change is None else values * change)
+            np.add.at(target, where, values * change)
             return
         assert not isinstance(values, int)
         seen = totals.seen[name]
         is_min = accumulator.kind is Kind.MIN
-        if change is None:
-            seen[where] = True
-            if accumulator.dtype == "float64":
-                (np.fmin if is_min else np.fmax).at(target, where, values)
-            else:
-                (np.minimum if is_min else np.maximum).at(target, where, values)
-            return
         if accumulator.dtype == "float64":
             numbers = ~np.isnan(values)
             where, values, change = where[numbers], values[numbers], change[numbers]
@@ -488,6 +532,34 @@ class RunningAggregateOperator(ChangeOperator):
                 totals.values[f"distinct_{name}"], places, (after > 0).astype(np.int64) - (before > 0).astype(np.int64)
             )
 
+    def _rank(
+        self,
+        totals: _Totals,
+        slots: Slots,
+        of_row: Slots,
+        batch: pa.RecordBatch,
+        change: npt.NDArray[np.int64] | None,
+    ) -> None:
+        """Count the values of what is ranked, and compute it again for the keys that have others."""
+        frame = frame_of(batch)
+        counted: dict[str, Slots] = {}
+        for one, bag, state in zip(self._spec.ranked, self._ranked_bags, self._spec.ranked_bags, strict=True):
+            if state.name not in counted:
+                schema = pa.schema([pa.field("x", one.value_type)])
+                column = batch_of(frame.select(one.inner.alias("x")), schema).column(0)
+                valid = column.is_valid().to_numpy(zero_copy_only=False)
+                given = pa.array(ranks(column)[valid])
+                change_of = None if change is None else change[valid]
+                counted[state.name] = np.unique(self._counted(bag, slots, of_row[valid], given, change_of)[0])
+            places = counted[state.name]
+            of, map_keys, counts = bag.items(slots[places])
+            values = numbers_of_ranks(map_keys.to_numpy(zero_copy_only=False), one.value_type)
+            found, is_there = ranked_results(
+                one.found, len(places), of, values, counts.to_numpy(zero_copy_only=False).astype(np.int64)
+            )
+            totals.values[one.result_name][places] = np.where(is_there, found, np.nan)
+            totals.seen[one.result_name][places] = is_there
+
     def _unknown_row(self) -> UsageError:
         return UsageError(
             f"operator '{self.context.node}': a change takes back a row that did not come before; its input is said to "
@@ -499,17 +571,20 @@ class RunningAggregateOperator(ChangeOperator):
         has_len = any(result.aggregate is Aggregate.LEN for result in self._plan.results)
         found = before.rows != after.rows if has_len else np.zeros(len(before.rows), np.bool_)
         for name, old in before.values.items():
+            if name in self._measures_only:
+                continue
             new = after.values[name]
             if name.startswith("nulls_"):
                 old, new = old > 0, new > 0
             found |= (old != new) if old.dtype != np.float64 else (old != new) & ~(np.isnan(old) & np.isnan(new))
         for name, seen in before.seen.items():
-            found |= seen != after.seen[name]
+            if name not in self._measures_only:
+                found |= seen != after.seen[name]
         return found
 
     def _results(self, totals: _Totals) -> list[pa.Array]:
-        values = tuple(totals.values[name] for name in self._names)
-        table = FrozenTable(totals.rows, values, tuple(totals.seen.get(name) for name in self._names))
+        measured = tuple(totals.values[name] for name in self._names)
+        table = FrozenTable(totals.rows, measured, tuple(totals.seen.get(name) for name in self._names))
         names = [result.name for result in self._plan.results]
         found = dict(zip(names, results(self._plan, table), strict=True))
         for one, name in zip(self._spec.distincts, self._counts, strict=True):
@@ -517,8 +592,62 @@ class RunningAggregateOperator(ChangeOperator):
             if one.has_nulls:
                 count = count + (totals.values[f"nulls_{name}"] > 0)
             found[one.name] = pa.array(count).cast(one.dtype)
+        for ranked in self._spec.ranked:
+            values, seen = totals.values[ranked.result_name], totals.seen[ranked.result_name]
+            found[ranked.name] = accumulated_column(values, seen).cast(ranked.dtype)
         columns: Sequence[str] = self._spec.output.names[len(self._spec.keys) : -1]
         return [found[name] for name in columns]
+
+
+def numbers_of_ranks(found: npt.NDArray[np.int64], dtype: pa.DataType) -> npt.NDArray[np.float64]:
+    """Return the numbers of type ``dtype`` that have these ranks (``window_plan.ranks``)."""
+    if pa.types.is_floating(dtype):
+        return np.where(found < 0, found ^ _INT_MAX, found).view(np.float64)
+    return (found ^ _INT_MIN).view(np.uint64).astype(np.float64) if pa.types.is_uint64(dtype) else found.astype(float)
+
+
+def ranked_results(
+    found: Recognised, size: int, of: Slots, values: npt.NDArray[np.float64], counts: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.float64], Mask]:
+    """Return a quantile or a variance of each key, and which keys have one.
+
+    Args:
+        found: which.
+        size: how many keys there are.
+        of: the key of each value.
+        values: distinct ones of each key.
+        counts: how often each is there.
+    """
+    total = np.bincount(of, counts, size).astype(np.int64)
+    if found.aggregate is not Aggregate.QUANTILE:
+        with np.errstate(invalid="ignore", over="ignore"):
+            mean = np.bincount(of, values * counts, size) / np.maximum(total, 1)
+            squares = np.bincount(of, counts * (values - mean[of]) ** 2, size)
+            variance = squares / np.maximum(total - found.ddof, 1)
+        return (np.sqrt(variance) if found.aggregate is Aggregate.STD else variance), total > found.ddof
+    order = np.lexsort((values, of))  # NaN is the last
+    values, ends = values[order], np.cumsum(counts[order])
+    starts = np.cumsum(total) - total
+    is_there = total > 0
+
+    def at(places: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        chosen = np.searchsorted(ends, starts + np.clip(places, 0, total - 1).astype(np.int64), side="right")
+        return values[np.minimum(chosen, max(len(values) - 1, 0))] if len(values) else np.zeros(size)
+
+    place = found.quantile * (total - 1)
+    low, high = at(np.floor(place)), at(np.ceil(place))
+    match found.interpolation:
+        case "nearest":
+            return at(np.floor(place + 0.5)), is_there
+        case "lower":
+            return low, is_there
+        case "higher":
+            return high, is_there
+        case "equiprobable":
+            return at(np.ceil(found.quantile * total) - 1), is_there
+    share = 0.5 if found.interpolation == "midpoint" else place - np.floor(place)
+    with np.errstate(invalid="ignore"):
+        return np.where(np.ceil(place) == np.floor(place), low, low + share * (high - low)), is_there
 
 
 def needed_columns(aggregates: Sequence[pl.Expr], schema: pa.Schema, others: Sequence[str]) -> list[str]:

@@ -1,13 +1,17 @@
 """Session windows: records of a key belong together while each follows another in less than the gap.
 
-``SessionCombine`` makes partial sessions of each batch before the shuffle; ``SessionMerge`` merges them with the open
-ones after it. Where aggregates do not decompose, ``SessionMerge`` gets the records and keeps them in a list per key:
-sessions of a key never overlap, so times say which records belong to which.
+``SessionCombine`` (``partial_sessions``) makes partial sessions of each batch before the shuffle; ``SessionMerge``
+merges them with the open ones after it. Where aggregates do not decompose, ``SessionMerge`` gets the records and keeps
+them in a list per key: sessions of a key never overlap, so times say which records belong to which.
 
 A session ends at its last record plus the gap, excluded. It is over when the watermark says that no record before
 its end can follow, and results do not depend on batches or on the order of records in time. A record that is so late
 that its own session would be over is taken only by a session that is still open when it arrives; otherwise it is
 dropped. So records of that kind are never combined with others before they are compared with what is open.
+
+With an allowed lateness or early results, a session may emit more than once, and may be joined with another one that
+has emitted. So the results are changes: upserts by key and ``window_start``, and deletes of what was joined. A session
+is kept for the lateness after it is over, and it is known of each what has been emitted.
 
 State: the open sessions of each key by their start, event-time timers, and the watermark as in tumbling windows. A
 key with open sessions has a timer no later than when the first of them is over; a timer that comes too early, because
@@ -17,7 +21,7 @@ the session grew, is set again.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,9 +30,13 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headgate.errors import UsageError
+from headgate.model.graph import MAIN, MAIN_INPUT, InputName, OutputTag
 from headgate.model.state_schema import StateIdentity
+from headgate.operators.aggregates import stable
 from headgate.operators.aligned_windows import FiredGroups, WindowOperators, kept_columns
 from headgate.operators.base import (
+    WATERMARK_MAX_MS,
     WATERMARK_MIN_MS,
     KeyedOperator,
     Operator,
@@ -36,9 +44,22 @@ from headgate.operators.base import (
     Output,
     RestoredState,
 )
+from headgate.operators.changes import DELETE, INSERT, OP_FIELD, OPS, UPDATE_AFTER, op_column
 from headgate.operators.lateness import count_late
+from headgate.operators.partial_sessions import (
+    END,
+    START,
+    Cut,
+    SessionCombineSpec,
+    cut,
+    horizon_us,
+    in_order,
+    measure_columns,
+    merged,
+    microseconds,
+    whole_values,
+)
 from headgate.operators.schemas import batch_of
-from headgate.operators.timestamps import EventTime
 from headgate.operators.user_functions import batch_error
 from headgate.operators.window_plan import (
     END_COLUMN,
@@ -49,44 +70,29 @@ from headgate.operators.window_plan import (
     WindowPlan,
     WindowShape,
     decompose,
+    measure_text,
     results,
     window_shape,
 )
 from headgate.state.backend import META, ColumnBackend, ColumnTimers
 from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind
 from headgate.state.key_hash import Words
-from headgate.state.key_index import Slots, make_key_index
+from headgate.state.key_index import KeyIndex, Slots, make_key_index
 from headgate.state.snapshot import FrozenState
 from headgate.state.vectors import Mask
-from headgate.state.window_aggregates import Accumulator, AggTable, FrozenTable, Kind, Values, partial_values
+from headgate.state.window_aggregates import (
+    FrozenTable,
+    accumulated_column,
+    partial_values,
+)
 
-_START, _END = "__start", "__end"
-"""Columns of partial sessions: the first record's time and the end, in microseconds since 1970."""
+_EMITTED = "__emitted"
+_NOTHING, _FORMER, _CURRENT = 0, 1, 2
+"""What has been emitted of a session, where results are changes: nothing, a former result, the one of now."""
 
 _OUTPUT_ROWS = 65_536
 _TIMERS_MAX = 65_536
-_INDEX_KEYS_MAX = 1 << 18
-"""The combiner numbers so many keys before it begins again."""
-
-_TRIAL_ROWS_MIN, _SAVING_MIN, _PASS_FACTOR = 8_192, 0.3, 32
-"""Combining pays if it saves this part of the rows; after a trial that did not, this many times as many rows pass."""
-
 _INT_MIN, _INT_MAX = -(1 << 63), (1 << 63) - 1
-
-
-def microseconds(time: EventTime, batch: pa.RecordBatch) -> Words:
-    """Return the event times of records in microseconds since 1970."""
-    values = time.values(batch)
-    if time.units_per_ms == 1_000:
-        return values
-    if time.units_per_ms > 1_000:
-        return values // (time.units_per_ms // 1_000)
-    return values * (time.ms_per_unit * (1_000 // time.units_per_ms))
-
-
-def horizon_us(watermark_ms: int) -> int:
-    """Return up to which time nothing can follow after a watermark, excluded."""
-    return max(_INT_MIN, min((watermark_ms + 1) * 1_000, _INT_MAX))
 
 
 def _due_ms(ends_us: Words) -> Words:
@@ -94,168 +100,12 @@ def _due_ms(ends_us: Words) -> Words:
     return -(-ends_us // 1_000) - 1
 
 
-def partial_schema(plan: WindowPlan) -> pa.Schema:
-    """Return the schema of partial sessions: keys, start, end, count of records, measures."""
-    shape = plan.shape
-    names = [*shape.keys, _START, _END, ROWS_COLUMN, *(f"__partial_{i}" for i in range(len(plan.measures)))]
-    types = [*shape.key_types, pa.int64(), pa.int64(), pa.int64()]
-    types += [pa.type_for_alias(measure.accumulator.dtype) for measure in plan.measures]
-    return pa.schema(list(zip(names, types, strict=True)))
-
-
-def in_order(slots: Slots, starts: Words) -> Slots:
-    """Return the order by slot, then start."""
-    low, high = int(starts.min()), int(starts.max())
-    span = high - low + 1
-    if (int(slots.max()) + 1) * span < _INT_MAX:
-        return np.argsort(slots * span + (starts - low))
-    return np.lexsort((starts, slots))
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """Intervals put together into sessions.
-
-    Attributes:
-        of: the number of each interval's session.
-        slots, starts, ends: of each session; ordered by slot, then start.
-    """
-
-    of: Slots
-    slots: Slots
-    starts: Words
-    ends: Words
-
-
-def cut(slots: Slots, starts: Words, ends: Words) -> Cut:
-    """Put intervals of the same slot together that begin before another one ends."""
-    order = in_order(slots, starts)
-    by_slot, first, last = slots[order], starts[order], ends[order]
-    is_other = np.ones(len(order), np.bool_)
-    is_other[1:] = by_slot[1:] != by_slot[:-1]
-    latest = _running_ends(is_other, last)
-    is_new = is_other.copy()
-    is_new[1:] |= first[1:] >= latest[:-1]
-    at = np.flatnonzero(is_new)
-    of = np.empty(len(order), np.int64)
-    of[order] = np.cumsum(is_new) - 1
-    return Cut(of, by_slot[at], first[at], latest[np.append(at[1:], len(order)) - 1])
-
-
-def _running_ends(is_other: Mask, ends: Words) -> Words:
-    """Return the latest end so far within each slot."""
-    if (ends[1:] >= ends[:-1])[~is_other[1:]].all():
-        return ends
-    low, group = int(ends.min()), np.cumsum(is_other)
-    span = int(ends.max()) - low + 1
-    if (int(group[-1]) + 1) * span < _INT_MAX:
-        latest: Words = np.maximum.accumulate(group * span + (ends - low)) - group * span + low
-        return latest
-    by_end = np.lexsort((ends, group))
-    rank = np.empty(len(ends), np.int64)
-    rank[by_end] = np.arange(len(ends))
-    found: Words = ends[by_end[np.maximum.accumulate(rank)]]
-    return found
-
-
-@dataclass(frozen=True)
-class SessionCombineSpec:
-    """Combine records of a batch into partial sessions of ``gap_ms``."""
-
-    plan: WindowPlan
-    gap_ms: int
-
-    def build(self) -> Operator:
-        """See ``OperatorSpec``."""
-        return SessionCombineOperator(self)
-
-    def output_schema(self, schema: pa.Schema, node: str) -> pa.Schema:
-        """Return the schema of partial sessions (internal: only ``SessionMerge`` reads it)."""
-        return partial_schema(self.plan)
-
-
-class SessionCombineOperator(Operator):
-    """Holds nothing. Records that may be late pass one by one, and all of them before the first watermark of a run."""
-
-    def __init__(self, spec: SessionCombineSpec) -> None:
-        self._plan, self._gap_us = spec.plan, spec.gap_ms * 1_000
-        self._schema = partial_schema(spec.plan)
-        self._accumulators = tuple(measure.accumulator for measure in spec.plan.measures)
-        self._reader = InputReader(spec.plan)
-        self._index = make_key_index(spec.plan.shape.key_types)
-        self._horizon_us: int | None = None
-        self._pass_rows = self._rows_in = self._rows_out = 0
-
-    def process(self, batch: pa.RecordBatch) -> None:
-        shape = self._plan.shape
-        starts = microseconds(shape.time, batch)
-        ends = starts + self._gap_us
-        keys = [batch.column(key) for key in shape.keys]
-        inputs = [whole_values(given, batch.num_rows) for given in self._reader.read(batch)]
-        ones = np.ones(batch.num_rows, np.int64)
-        horizon = self._horizon_us
-        if horizon is None or self._pass_rows > 0 or (ends <= horizon).any():
-            self._pass_rows = max(self._pass_rows - batch.num_rows, 0)
-            table = FrozenTable(ones, tuple(np.asarray(v.values) for v in inputs), tuple(v.valid for v in inputs))
-            self._emit(keys, starts, ends, table)
-            return
-        if len(self._index) > _INDEX_KEYS_MAX:
-            self._index = make_key_index(shape.key_types)
-        found = cut(self._index.slots(keys), starts, ends)
-        table = _merged(self._accumulators, found, ones, inputs)
-        self._emit(self._index.columns(found.slots), found.starts, found.ends, table)
-        self._judge(batch.num_rows, len(found.slots))
-
-    def _judge(self, rows_in: int, rows_out: int) -> None:
-        self._rows_in, self._rows_out = self._rows_in + rows_in, self._rows_out + rows_out
-        if self._rows_in < _TRIAL_ROWS_MIN:
-            return
-        if self._rows_out > (1 - _SAVING_MIN) * self._rows_in:
-            self._pass_rows = _PASS_FACTOR * self._rows_in
-        self._rows_in = self._rows_out = 0
-
-    def _emit(self, keys: Sequence[pa.Array], starts: Words, ends: Words, table: FrozenTable) -> None:
-        arrays = [*keys, pa.array(starts), pa.array(ends), *measure_columns(table)]
-        self.output.emit(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
-
-    def on_watermark(self, watermark_ms: int) -> None:
-        self._horizon_us = horizon_us(watermark_ms)
-        self.output.emit_watermark(watermark_ms)
-
-    def on_resumed(self) -> None:
-        self._horizon_us = None
-
-
-def whole_values(given: Values, count: int) -> Values:
-    """Return input of an accumulator as an array, with 0 where a count has none."""
-    if isinstance(given.values, int):
-        ones = np.full(count, given.values, np.int64) if given.valid is None else given.valid.astype(np.int64)
-        return Values(ones)
-    return given
-
-
-def _merged(
-    accumulators: Sequence[Accumulator], found: Cut, rows: npt.NDArray[np.int64], values: Sequence[Values]
-) -> FrozenTable:
-    """Return the accumulators of each session."""
-    count = len(found.slots)
-    table = AggTable(accumulators)
-    table.update(count, found.of, rows, values)
-    return table.freeze(count)
-
-
-def measure_columns(table: FrozenTable) -> list[pa.Array]:
-    """Return count and measures as columns, null where none was seen."""
-    masks = [None if seen is None or seen.all() else ~seen for seen in table.seen]
-    return [pa.array(table.rows), *(pa.array(v, mask=m) for v, m in zip(table.values, masks, strict=True))]
-
-
 @dataclass(frozen=True)
 class SessionMergeSpec:
     """Keep open sessions and emit the results of each when it is over.
 
     Attributes:
-        plan: with it, the input is partial sessions.
+        plan: with it, the input is partial sessions, or records if late ones have an output.
         kept: without it, the input is records, of which these columns are kept, and ``aggregates`` are computed of
             them.
     """
@@ -266,13 +116,23 @@ class SessionMergeSpec:
     aggregates: tuple[pl.Expr, ...]
     kept: pa.Schema
 
+    @property
+    def has_changes(self) -> bool:
+        """Whether results are changes."""
+        return self.shape.emission.lateness_ms > 0 or self.shape.emission.early_ms > 0
+
+    @property
+    def output(self) -> pa.Schema:
+        """The schema of the results."""
+        return self.shape.output.append(OP_FIELD) if self.has_changes else self.shape.output
+
     def build(self) -> Operator:
         """See ``OperatorSpec``."""
         return SessionMergeOperator(self)
 
-    def output_schema(self, schema: pa.Schema, node: str) -> pa.Schema:
-        """Return keys, window bounds and aggregates."""
-        return self.shape.output
+    def output_schemas(self, inputs: Mapping[InputName, pa.Schema], node: str) -> Mapping[OutputTag, pa.Schema]:
+        """Return keys, window bounds, aggregates and, of changes, ``op``; and of late records what comes in."""
+        return {**self.shape.outputs(inputs[MAIN_INPUT]), MAIN: self.output}
 
     def state_text(self) -> str:
         """See ``catalog.state_text``."""
@@ -282,14 +142,9 @@ class SessionMergeSpec:
         else:
             parts = [measure_text(self.plan, i) for i in range(len(self.plan.measures))]
         window = f"session of gap {self.gap_ms} ms on {self.shape.time.column}"
+        if self.has_changes:
+            window += f", changes, kept {self.shape.emission.lateness_ms} ms"
         return StateIdentity.of_open_windows(window, keys, parts).text
-
-
-def measure_text(plan: WindowPlan, i: int) -> str:
-    """Return what a measure is of, for the identity of state."""
-    measure = plan.measures[i]
-    what = "validity of " if measure.is_count else ""
-    return f"{measure.accumulator.kind.value} {measure.accumulator.dtype} {what}{plan.inners[measure.inner]}"
 
 
 class SessionMergeOperator(KeyedOperator):
@@ -301,18 +156,31 @@ class SessionMergeOperator(KeyedOperator):
         self._spec, self._shape = spec, spec.shape
         measures = () if spec.plan is None else spec.plan.measures
         self._accumulators = tuple(measure.accumulator for measure in measures)
-        fields = [(_END, pa.int64()), (ROWS_COLUMN, pa.int64())]
-        fields += [(f"__partial_{i}", pa.type_for_alias(a.dtype)) for i, a in enumerate(self._accumulators)]
+        self._emission = spec.shape.emission
+        self._lateness_us = self._emission.lateness_ms * 1_000
+        fields = [
+            (END, pa.int64()),
+            *([(_EMITTED, pa.int64())] if spec.has_changes else []),
+            (ROWS_COLUMN, pa.int64()),
+        ]
+        self._rows_at = len(fields) - 1
+        fields += [(f"__partial_{i}", a.type) for i, a in enumerate(self._accumulators)]
         self._fields = [pa.field(name, dtype) for name, dtype in fields]
         self._sessions = StateDescriptor("sessions", StateKind.MAP, pa.struct(self._fields), pa.int64())
         self._values = [field for field in spec.kept if field.name not in spec.shape.keys]
         self._records = StateDescriptor("records", StateKind.LIST, pa.struct(self._values))
         self._watermark_ms = WATERMARK_MIN_MS
         self._fired = FiredGroups()
+        is_read = spec.plan is not None and self._emission.late is not None
+        self._reader = InputReader(spec.plan) if is_read and spec.plan is not None else None
+        self._changed: KeyIndex | None = None
+        """The keys of which results are to be emitted early; None: of all."""
+        self._due_ms: int | None = None
 
     def open(self, context: OperatorContext, output: Output) -> None:
         super().open(context, output)
         keys = KeyColumns(self._shape.keys, self._shape.key_types)
+        self._changed = make_key_index(keys.types)
         states = [self._sessions] if self._spec.plan is not None else [self._sessions, self._records]
         self._backend = context.states.by_column(keys, states, has_timers=True)
         self._maps = self._backend.maps(self._sessions)
@@ -323,20 +191,28 @@ class SessionMergeOperator(KeyedOperator):
         former = [(state, bytes(sections[META])) for state, sections in self._restore_backend(states)]
         self._watermark_ms = self._fired.restore(self.context, former)
         self._backend.end_restore()
+        if self._emission.early_ms:
+            self._changed = None
+            self._due_ms = self.context.clock_ms() + self._emission.early_ms
 
     # -- input ------------------------------------------------------------------------------------------------------
 
     def process(self, batch: pa.RecordBatch) -> None:
         self._backend.prepare()
         keys = [batch.column(key) for key in self._shape.keys]
-        if self._spec.plan is None:
+        if self._spec.plan is None or self._reader is not None:
             starts = microseconds(self._shape.time, batch)
             ends = starts + self._spec.gap_ms * 1_000
             columns = [pa.array(ends), pa.array(np.ones(batch.num_rows, np.int64))]
+            for given in [] if self._reader is None else self._reader.read(batch):
+                whole = whole_values(given, batch.num_rows)
+                columns.append(accumulated_column(np.asarray(whole.values), whole.valid))
         else:
             at = len(keys)
             starts, ends = batch.column(at).to_numpy(), batch.column(at + 1).to_numpy()
             columns = batch.columns[at + 1 :]
+        if self._spec.has_changes:
+            columns.insert(1, pa.array(np.full(batch.num_rows, _NOTHING)))
         slots = self._backend.slots(keys)
         known = np.unique(slots)
         rows, open_starts, held = self._maps.items(known)
@@ -346,7 +222,9 @@ class SessionMergeOperator(KeyedOperator):
         if may_be_late is not None:
             taken = _taken(slots, starts, ends, may_be_late, stored_slots, stored, stored_ends)
             if not taken.all():
-                self._count_late(ends[~taken], columns[1].to_numpy()[~taken])
+                self._count_late(ends[~taken], columns[self._rows_at].to_numpy()[~taken])
+                if self._emission.late is not None:
+                    self.output.emit_to(self._emission.late, batch.filter(pa.array(~taken)))
                 batch, slots, starts, ends = batch.filter(pa.array(taken)), slots[taken], starts[taken], ends[taken]
                 columns = [column.filter(pa.array(taken)) for column in columns]
                 if len(slots) == 0:
@@ -360,6 +238,10 @@ class SessionMergeOperator(KeyedOperator):
             np.concatenate([stored_slots, slots]), np.concatenate([stored, starts]), np.concatenate([stored_ends, ends])
         )
         self._store(found, stored_slots, stored, columns)
+        if self._spec.has_changes:
+            self._note_changes(
+                found, [column.take(pa.array(_firsts(slots))) for column in map(batch.column, self._shape.keys)]
+            )
 
     def _store(self, found: Cut, stored_slots: Slots, stored: Words, columns: Sequence[pa.Array]) -> None:
         """Write the sessions that changed; the first ``len(stored)`` intervals are sessions that were stored."""
@@ -368,11 +250,22 @@ class SessionMergeOperator(KeyedOperator):
         is_touched[found.of[before:]] = True
         is_new[of_stored] = False
         whole = pa.RecordBatch.from_arrays(columns, schema=pa.schema(self._fields))
-        table = _merged(self._accumulators, found, columns[1].to_numpy(), partial_values(whole, self._accumulators))
+        rows = columns[self._rows_at].to_numpy()
+        table = merged(self._accumulators, count, found.of, rows, partial_values(whole, self._accumulators))
         is_gone = found.starts[of_stored] != stored
         if is_gone.any():
             self._maps.remove(stored_slots[is_gone], pa.array(stored[is_gone]))
-        values = pa.StructArray.from_arrays([pa.array(found.ends), *measure_columns(table)], fields=self._fields)
+        facts = [pa.array(found.ends)]
+        if self._spec.has_changes:
+            is_known = columns[1].to_numpy()[:before] != _NOTHING
+            emitted = np.full(count, _NOTHING)
+            emitted[of_stored[is_known & ~is_gone]] = _FORMER
+            facts.append(pa.array(emitted))
+            is_new[of_stored[is_known & is_touched[of_stored]]] = (
+                True  # what has fired has a timer for when it is dropped only
+            )
+            self._delete(stored_slots, stored, columns[0].to_numpy()[:before], is_known & is_gone)
+        values = pa.StructArray.from_arrays([*facts, *measure_columns(table)], fields=self._fields)
         slots, starts = found.slots, found.starts
         if not is_touched.all():
             slots, starts, values = slots[is_touched], starts[is_touched], values.filter(pa.array(is_touched))
@@ -386,15 +279,21 @@ class SessionMergeOperator(KeyedOperator):
         return self._backend.timers.event_time
 
     def _may_be_late(self, batch: pa.RecordBatch, ends_us: Words) -> Mask | None:
-        """Return which rows would be sessions that are over, also before a restore; None when none would."""
-        over = ends_us <= horizon_us(self._watermark_ms)
+        """Return which rows would be sessions that are not kept any more, also before a restore; None: none would."""
+        over = ends_us <= self._dropped_us(self._watermark_ms)
         if self._fired.is_any_ahead:
-            over = over | self._fired.late(batch, self._shape.keys, _due_ms(ends_us) + 1)
+            ends_ms = _due_ms(ends_us) + 1 + self._emission.lateness_ms
+            over = over | self._fired.late(batch, self._shape.keys, ends_ms)
         return over if over.any() else None
 
     def _count_late(self, ends_us: Words, records: npt.NDArray[np.int64]) -> None:
-        late_ms = np.maximum(self._watermark_ms + 1 - _due_ms(ends_us), 1)
+        late_ms = np.maximum(self._watermark_ms + 1 - _due_ms(ends_us) - self._emission.lateness_ms, 1)
         count_late(self.context.metrics, late_ms, records)
+
+    def _dropped_us(self, watermark_ms: int) -> int:
+        """Return up to which end sessions are not kept any more at this watermark."""
+        lateness_us = 0 if watermark_ms == WATERMARK_MAX_MS else self._lateness_us
+        return max(_INT_MIN, horizon_us(watermark_ms) - lateness_us)
 
     # -- results ----------------------------------------------------------------------------------------------------
 
@@ -402,83 +301,168 @@ class SessionMergeOperator(KeyedOperator):
         """Emit the sessions that are over, then pass the watermark on."""
         self._watermark_ms = max(self._watermark_ms, watermark_ms)
         self._fired.advance(self._watermark_ms)
-        horizon = horizon_us(self._watermark_ms)
+        horizon, dropped = horizon_us(self._watermark_ms), self._dropped_us(self._watermark_ms)
         self._backend.prepare()
         while len(slots := self._timers.take(self._watermark_ms, _TIMERS_MAX)[0]):
-            self._end_sessions(slots, horizon)
+            self._end_sessions(slots, horizon, dropped)
             self._backend.prepare()
         self.output.emit_watermark(watermark_ms)
 
-    def _end_sessions(self, slots: Slots, horizon: int) -> None:
-        """Emit and forget the sessions of these keys that are over; set timers for the others."""
+    def _end_sessions(self, slots: Slots, horizon: int, dropped: int) -> None:
+        """Emit the sessions of these keys that are over, and forget those that are dropped; set timers for the others.
+
+        Args:
+            slots: distinct keys.
+            horizon: sessions that end up to it are over.
+            dropped: sessions that end up to it take no records any more.
+        """
         rows, open_starts, held = self._maps.items(slots)
         ends = held.field(0).to_numpy()
-        is_over = ends <= horizon
-        if not is_over.all():
+        is_over, is_dropped = ends <= horizon, ends <= dropped
+        if not is_dropped.all():
             first = np.full(len(slots), _INT_MAX)
-            np.minimum.at(first, rows[~is_over], ends[~is_over])
+            due = np.where(is_over, ends + self._lateness_us, ends)
+            np.minimum.at(first, rows[~is_dropped], due[~is_dropped])
             goes_on = np.flatnonzero(first < _INT_MAX)
             self._timers.register(slots[goes_on], _due_ms(first[goes_on]))
-        if not is_over.any():
-            return
-        over = pa.array(is_over)
-        of, starts = slots[rows[is_over]], open_starts.filter(over)
-        if self._lists is None:
-            self._emit(self._backend.key_columns(of), starts, held.filter(over))
-        else:
-            self._emit_records(slots, rows, open_starts.to_numpy(), ends, is_over)
-        self._maps.remove(of, starts)
+        self._emit_sessions(slots, rows, open_starts, held, is_over, is_dropped)
 
-    def _emit(self, keys: list[pa.Array], starts: pa.Array, held: pa.Array) -> None:
+    def _emit_sessions(
+        self, slots: Slots, rows: Slots, open_starts: pa.Array, held: pa.Array, is_over: Mask, is_dropped: Mask
+    ) -> None:
+        """Emit the sessions of these keys that are over, if it was not done, and forget those that are dropped."""
+        is_new, ops = is_over, None
+        if self._spec.has_changes:
+            emitted = held.field(1).to_numpy()
+            is_new = is_over & (emitted != _CURRENT)
+            names = np.where(emitted[is_new] == _NOTHING, OPS.index(INSERT), OPS.index(UPDATE_AFTER))
+            ops = op_column(names.astype(np.int8))
+        if is_new.any():
+            if self._lists is None:
+                over = pa.array(is_new)
+                keys = self._backend.key_columns(slots[rows[is_new]])
+                self._emit(keys, open_starts.filter(over), held.filter(over), ops)
+            else:
+                self._emit_records(slots, rows, open_starts.to_numpy(), held.field(0).to_numpy(), is_new, ops)
+        if is_dropped.any():
+            if self._lists is not None:
+                self._forget_records(slots, rows, open_starts.to_numpy(), is_dropped)
+            self._maps.remove(slots[rows[is_dropped]], open_starts.filter(pa.array(is_dropped)))
+        is_left = is_new & ~is_dropped
+        if self._spec.has_changes and is_left.any():
+            columns = held.filter(pa.array(is_left)).flatten()
+            columns[1] = pa.array(np.full(len(columns[0]), _CURRENT))
+            values = pa.StructArray.from_arrays(columns, fields=self._fields)
+            self._maps.put(slots[rows[is_left]], open_starts.filter(pa.array(is_left)), values)
+
+    def _emit(self, keys: list[pa.Array], starts: pa.Array, held: pa.Array, ops: pa.Array | None) -> None:
         plan = self._spec.plan
         assert plan is not None
         columns = held.flatten()
         given = partial_values(pa.RecordBatch.from_arrays(columns, schema=pa.schema(self._fields)), self._accumulators)
         seen = [
-            None if a.kind is Kind.ADD else _all_or(v.valid, len(held))
+            _all_or(v.valid, len(held)) if a.can_be_null else None
             for a, v in zip(self._accumulators, given, strict=True)
         ]
-        table = FrozenTable(columns[1].to_numpy(), tuple(np.asarray(v.values) for v in given), tuple(seen))
-        self._send(keys, starts, columns[0], results(plan, table))
+        counts = columns[self._rows_at].to_numpy()
+        table = FrozenTable(counts, tuple(np.asarray(v.values) for v in given), tuple(seen))
+        self._send(keys, starts, columns[0], results(plan, table), ops)
 
-    def _emit_records(self, slots: Slots, rows: Slots, starts: Words, ends: Words, is_over: Mask) -> None:
-        """Emit the sessions that are over of records that were kept, and keep the others' records."""
-        assert self._lists is not None
-        of, elements = self._lists.explode(slots)
-        fields = pa.RecordBatch.from_arrays(elements.flatten(), schema=pa.schema(self._values))
-        times = microseconds(self._shape.time, fields)
-        session = _session_of(rows, starts, of, times)
-        ends_now = is_over[session]
-        self._lists.clear(slots)
-        if not ends_now.all():
-            self._lists.append(slots[of[~ends_now]], elements.filter(pa.array(~ends_now)))
+    def _emit_records(
+        self, slots: Slots, rows: Slots, starts: Words, ends: Words, is_new: Mask, ops: pa.Array | None
+    ) -> None:
+        """Emit sessions of records that were kept."""
+        of, fields, session = self._sessions_of_records(slots, rows, starts)
+        ends_now = is_new[session]
         keys = self._backend.key_columns(slots[of[ends_now]])
         arrays = [*keys, *fields.filter(pa.array(ends_now)).columns, pa.array(session[ends_now])]
-        names = [*self._shape.keys, *fields.schema.names, _START]
+        names = [*self._shape.keys, *fields.schema.names, START]
         frame = pl.DataFrame(pa.Table.from_arrays(arrays, names=names))
         try:
-            found = frame.group_by(_START).agg(self._spec.aggregates).sort(_START)
+            found = frame.group_by(START).agg(self._spec.aggregates).sort(START)
         except pl.exceptions.PolarsError as error:
             raise batch_error(self.context.node, frame.height, error) from None
         skipped = (*self._shape.keys, START_COLUMN, END_COLUMN)
         values = pa.schema([f for f in self._shape.output if f.name not in skipped])
-        numbers = found[_START].to_numpy()
-        columns = batch_of(found.drop(_START), values).columns
-        self._send(
-            self._backend.key_columns(slots[rows[numbers]]),
-            pa.array(starts[numbers]),
-            pa.array(ends[numbers]),
-            columns,
-        )
+        numbers = found[START].to_numpy()
+        columns = batch_of(found.drop(START), values).columns
+        keys = self._backend.key_columns(slots[rows[numbers]])
+        self._send(keys, pa.array(starts[numbers]), pa.array(ends[numbers]), columns, ops)
 
-    def _send(self, keys: list[pa.Array], starts: pa.Array, ends: pa.Array, values: Sequence[pa.Array]) -> None:
+    def _forget_records(self, slots: Slots, rows: Slots, starts: Words, is_dropped: Mask) -> None:
+        """Forget the records of sessions, and keep the others'."""
+        assert self._lists is not None
+        of, fields, session = self._sessions_of_records(slots, rows, starts)
+        stays = ~is_dropped[session]
+        self._lists.clear(slots)
+        if stays.any():
+            left = pa.StructArray.from_arrays(fields.filter(pa.array(stays)).columns, fields=self._values)
+            self._lists.append(slots[of[stays]], left)
+
+    def _sessions_of_records(self, slots: Slots, rows: Slots, starts: Words) -> tuple[Slots, pa.RecordBatch, Slots]:
+        """Return the key of each record that is kept, the records, and the session that each belongs to."""
+        assert self._lists is not None
+        of, elements = self._lists.explode(slots)
+        fields = pa.RecordBatch.from_arrays(elements.flatten(), schema=pa.schema(self._values))
+        return of, fields, _session_of(rows, starts, of, microseconds(self._shape.time, fields))
+
+    def _send(
+        self,
+        keys: list[pa.Array],
+        starts: pa.Array,
+        ends: pa.Array,
+        values: Sequence[pa.Array],
+        ops: pa.Array | None,
+    ) -> None:
         """Emit results, by end and then key."""
         times = [column.view(pa.timestamp("us")) for column in (starts, ends)]
-        batch = pa.RecordBatch.from_arrays([*keys, *times, *values], schema=self._shape.output)
+        columns = [*keys, *times, *values, *([] if ops is None else [ops])]
+        batch = pa.RecordBatch.from_arrays(columns, schema=self._spec.output)
         order = [(END_COLUMN, "ascending"), *((key, "ascending") for key in self._shape.keys)]
         batch = batch.take(pc.sort_indices(batch, order))
         for start in range(0, batch.num_rows, _OUTPUT_ROWS):
             self.output.emit(batch.slice(start, _OUTPUT_ROWS))
+
+    # -- changes ----------------------------------------------------------------------------------------------------
+
+    def _delete(self, slots: Slots, starts: Words, ends: Words, is_deleted: Mask) -> None:
+        """Emit that sessions with results were joined with others that begin earlier."""
+        if not is_deleted.any():
+            return
+        keys = self._backend.key_columns(slots[is_deleted])
+        fields = list(self._shape.output)[len(keys) + 2 :]
+        nothing = [pa.nulls(int(is_deleted.sum()), field.type) for field in fields]
+        ops = op_column(np.full(int(is_deleted.sum()), OPS.index(DELETE), np.int8))
+        self._send(keys, pa.array(starts[is_deleted]), pa.array(ends[is_deleted]), nothing, ops)
+
+    def _note_changes(self, found: Cut, keys: list[pa.Array]) -> None:
+        """Records were added: emit the sessions that are over already, and the others when early results are due."""
+        horizon = horizon_us(self._watermark_ms)
+        is_over = found.ends <= horizon
+        if is_over.any():
+            self._end_sessions(np.unique(found.slots[is_over]), horizon, self._dropped_us(self._watermark_ms))
+        if not self._emission.early_ms:
+            return
+        if self._changed is not None:
+            self._changed.slots(keys)
+        if self._due_ms is None:
+            self._due_ms = self.context.clock_ms() + self._emission.early_ms
+
+    def next_tick_ms(self) -> int | None:
+        return self._due_ms
+
+    def on_tick(self, now_ms: int) -> None:
+        """Emit early results of the sessions that changed."""
+        if self._due_ms is None or now_ms < self._due_ms:
+            return
+        self._backend.prepare()
+        changed = self._changed
+        slots = self._backend.all_slots() if changed is None else self._backend.slots(changed.freeze()())
+        if len(slots):
+            rows, open_starts, held = self._maps.items(slots)
+            every = np.ones(len(rows), np.bool_)
+            self._emit_sessions(slots, rows, open_starts, held, every, ~every)
+        self._changed, self._due_ms = make_key_index(self._shape.key_types), None
 
     def on_resumed(self) -> None:
         """Go on with the event time before the end: what the end alone has fired is not late."""
@@ -491,6 +475,11 @@ class SessionMergeOperator(KeyedOperator):
 
 def _all_or(valid: Mask | None, count: int) -> Mask:
     return np.ones(count, np.bool_) if valid is None else valid
+
+
+def _firsts(slots: Slots) -> Slots:
+    """Return the first row of each slot."""
+    return np.unique(slots, return_index=True)[1]
 
 
 def _session_of(rows: Slots, starts: Words, of: Slots, times: Words) -> Slots:
@@ -577,7 +566,12 @@ def session_operators(
     """
     shape, gap_ms = window_shape(aggregate, schema, node), aggregate.windows.span_ms
     plan = decompose(aggregate, shape, schema) if may_combine else None
+    if plan is not None and plan.is_ordered:
+        plan = None  # partial sessions that a late record joins do not say whose records came first
     kept = kept_columns(aggregate, shape, schema)
-    merge = SessionMergeSpec(shape, gap_ms, plan, aggregate.aggregates, kept)
-    combine = None if plan is None else SessionCombineSpec(plan, gap_ms)
-    return WindowOperators(combine, merge, shape.keys, shape.output)
+    merge = SessionMergeSpec(shape, gap_ms, plan, tuple(map(stable, aggregate.aggregates)), kept)
+    is_combined = plan is not None and aggregate.emission.late is None
+    combine = SessionCombineSpec(plan, gap_ms) if is_combined and plan is not None else None
+    if len(set(merge.output.names)) != len(merge.output.names):
+        raise UsageError(f"operator '{node}': the result has a column 'op' of its changes; give yours another name")
+    return WindowOperators(combine, merge, shape.keys, merge.output)

@@ -19,13 +19,14 @@ import pyarrow as pa
 
 from headgate.errors import UsageError
 from headgate.model.state_schema import StateIdentity
+from headgate.operators.aggregates import stable
 from headgate.operators.aligned_windows import WindowOperators, kept_columns
 from headgate.operators.base import WATERMARK_MAX_MS, Operator, OperatorContext, Output
 from headgate.operators.expressions import elementwise_problem
 from headgate.operators.keys import check_keys
+from headgate.operators.partial_sessions import measure_columns, merged, whole_values
 from headgate.operators.process.timers import TimedOperator
 from headgate.operators.schemas import batch_of, describe, empty_frame, frame_of
-from headgate.operators.session_windows import measure_columns, measure_text, whole_values
 from headgate.operators.timestamps import EventTime, event_time
 from headgate.operators.user_functions import batch_error
 from headgate.operators.window_assigner import tumbling
@@ -40,6 +41,7 @@ from headgate.operators.window_plan import (
     WindowShape,
     aggregated_schema,
     decompose,
+    measure_text,
     results,
 )
 from headgate.state.backend import ColumnBackend, ColumnTimers, TimeKind
@@ -50,7 +52,6 @@ from headgate.state.window_aggregates import (
     Accumulator,
     AggTable,
     FrozenTable,
-    Kind,
     Values,
     partial_values,
     take_values,
@@ -122,7 +123,7 @@ def partial_schema(plan: WindowPlan) -> pa.Schema:
 
 
 def _measure_fields(accumulators: Sequence[Accumulator]) -> list[pa.Field]:
-    measures = [pa.field(f"__partial_{i}", pa.type_for_alias(a.dtype)) for i, a in enumerate(accumulators)]
+    measures = [pa.field(f"__partial_{i}", a.type) for i, a in enumerate(accumulators)]
     return [pa.field(ROWS_COLUMN, pa.int64()), *measures]
 
 
@@ -147,7 +148,7 @@ class KeyCombineOperator(Operator):
             if len(self._index) > _INDEX_KEYS_MAX:
                 self._index = make_key_index(self._plan.shape.key_types)
             slots, of = np.unique(self._index.slots(keys), return_inverse=True)
-            keys, table = self._index.columns(slots), _merged(self._accumulators, len(slots), of, ones, inputs)
+            keys, table = self._index.columns(slots), merged(self._accumulators, len(slots), of, ones, inputs)
             self._judge(batch.num_rows, len(slots))
         self.output.emit(pa.RecordBatch.from_arrays([*keys, *measure_columns(table)], schema=self._schema))
 
@@ -158,19 +159,6 @@ class KeyCombineOperator(Operator):
         if self._rows_out > (1 - _SAVING_MIN) * self._rows_in:
             self._pass_rows = _PASS_FACTOR * self._rows_in
         self._rows_in = self._rows_out = 0
-
-
-def _merged(
-    accumulators: Sequence[Accumulator],
-    count: int,
-    of: Slots,
-    rows: npt.NDArray[np.int64],
-    values: Sequence[Values],
-) -> FrozenTable:
-    """Return the accumulators of ``count`` groups, of which row ``i`` is in group ``of[i]``."""
-    table = AggTable(accumulators)
-    table.update(count, of, rows, values)
-    return table.freeze(count)
 
 
 @dataclass(frozen=True)
@@ -294,8 +282,8 @@ class TriggeredWindowOperator(TimedOperator):
         """Add a batch to the open windows, which timers fire."""
         stored = self._stored(known)
         table = AggTable(self._accumulators)
-        table.update(len(known), of, rows, values)
         table.update(len(known), stored.there, stored.rows, stored.values)
+        table.update(len(known), of, rows, values)
         since = stored.since
         np.add.at(since, of, rows)
         is_new = np.flatnonzero(stored.due == 0)
@@ -317,7 +305,7 @@ class TriggeredWindowOperator(TimedOperator):
         stored = self._stored(known)
         order = np.argsort(of, kind="stable")
         cut = self._cut(batch, of[order], order, stored.since)
-        parts = _merged(
+        parts = merged(
             self._accumulators, len(cut.slots), cut.of, np.ones(len(order), np.int64), take_values(values, order)
         )
         fired = np.flatnonzero(cut.fires)
@@ -329,8 +317,8 @@ class TriggeredWindowOperator(TimedOperator):
         if self._trigger.discards:
             firsts = np.flatnonzero(is_first & before[cut.slots])
             table = AggTable(self._accumulators)
-            table.update(len(cut.slots), np.arange(len(cut.slots)), parts.rows, _values_of(parts))
             table.update(len(cut.slots), firsts, stored.rows, stored.values)
+            table.update(len(cut.slots), np.arange(len(cut.slots)), parts.rows, _values_of(parts))
             left = np.flatnonzero(~cut.fires)
             is_left = np.zeros(len(known), np.bool_)
             is_left[cut.slots[left]] = True
@@ -477,9 +465,7 @@ class TriggeredWindowOperator(TimedOperator):
         """Emit the windows of these keys."""
         stored = self._stored(slots)
         slots, ends_ms = slots[stored.there], ends_ms[stored.there]
-        seen = [
-            None if a.kind is Kind.ADD else _valid(v) for a, v in zip(self._accumulators, stored.values, strict=True)
-        ]
+        seen = [_valid(v) if a.can_be_null else None for a, v in zip(self._accumulators, stored.values, strict=True)]
         table = FrozenTable(stored.rows, tuple(np.asarray(v.values) for v in stored.values), tuple(seen))
         if self._lists is None:
             self._emit(slots, table, ends_ms)
@@ -592,7 +578,7 @@ def triggered_operators(
     time = event_time(node, schema, time_column) if trigger.is_event_time else None
     is_combined = plan is not None and bool(trigger.interval_ms) and time is None
     kept = kept_columns(aggregate, shape, schema)
-    window = TriggeredWindowSpec(shape, trigger, plan, is_combined, aggregates, kept, time)
+    window = TriggeredWindowSpec(shape, trigger, plan, is_combined, tuple(map(stable, aggregates)), kept, time)
     combine = KeyCombineSpec(plan) if plan is not None and is_combined else None
     return WindowOperators(combine, window, keys, shape.output)
 

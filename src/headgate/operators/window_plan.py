@@ -1,13 +1,12 @@
 """How a windowed aggregation is computed: which aggregates decompose into partial results, and into which.
 
-``len``, ``count``, ``sum``, ``min``, ``max`` and ``mean`` of an expression that looks at one record only decompose:
-partial results are made before the shuffle and merged after it (docs/spec/windows.md). If any
-aggregate does not, the window keeps its records and Polars aggregates them when it fires.
+Those of an expression that looks at one record only decompose (``aggregates``), but for quantiles: partial results are
+made before the shuffle and merged after it (docs/spec/windows.md). If any aggregate does not, the window keeps its
+records and Polars aggregates them when it fires.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -21,47 +20,63 @@ import pyarrow.compute as pc
 from headgate.errors import UsageError
 from headgate.model.graph import MAIN, OutputTag
 from headgate.model.state_schema import Form, StateIdentity
-from headgate.operators.expressions import elementwise_problem, group_problem
+from headgate.operators.aggregates import Aggregate, Order, Recognised, recognise
+from headgate.operators.expressions import group_problem
 from headgate.operators.keys import check_keys
 from headgate.operators.schemas import batch_of, describe, empty_frame, frame_of, schema_of_frame
 from headgate.operators.timestamps import EventTime, event_time
 from headgate.operators.window_assigner import AlignedWindows
+from headgate.state.key_hash import column_words
 from headgate.state.key_index import words_to_array
-from headgate.state.window_aggregates import Accumulator, FrozenTable, Kind, Values, wide_values
+from headgate.state.window_aggregates import (
+    TEXT,
+    Accumulator,
+    FrozenTable,
+    Kind,
+    Values,
+    accumulated_column,
+    wide_values,
+)
 
 WINDOW_COLUMN = "__window"
 ROWS_COLUMN = "__rows"
 START_COLUMN, END_COLUMN = "window_start", "window_end"
 
+_INT_MIN, _INT_MAX = -(1 << 63), (1 << 63) - 1
 
-class Aggregate(Enum):
-    """Aggregates that decompose; the value is the name of Polars' method."""
 
-    LEN = "len"
-    COUNT = "count"
-    SUM = "sum"
-    MIN = "min"
-    MAX = "max"
-    MEAN = "mean"
+class Input(Enum):
+    """What an accumulator gets of the values of an expression."""
+
+    VALUE = ""
+    VALIDITY = "validity of "
+    """1 for each value that is not null."""
+
+    ZERO = "squares of "
+    """0: a single value has no distance from itself."""
+
+    RANK = "rank of "
+    REVERSED_RANK = "reversed rank of "
 
 
 @dataclass(frozen=True)
 class Measure:
-    """One partial result: an accumulator over the values of ``inner`` or (``is_count``) over which are not null."""
+    """One partial result: an accumulator, and what it gets of the values of ``inner``; -1: of any."""
 
     accumulator: Accumulator
     inner: int
-    is_count: bool = False
+    given: Input = Input.VALUE
 
 
 @dataclass(frozen=True)
 class Result:
-    """One output column: an aggregate of measures (by index), of type ``dtype``."""
+    """One output column: an aggregate of measures (by index), of type ``dtype``; ``ddof`` as in ``aggregates``."""
 
     name: str
     aggregate: Aggregate
     measures: tuple[int, ...]
     dtype: pa.DataType
+    ddof: int = 1
 
 
 @dataclass(frozen=True)
@@ -133,8 +148,13 @@ class WindowPlan:
         types = [*self.shape.key_types, pa.int64(), pa.int64()]
         for i, measure in enumerate(self.measures):
             names.append(f"__partial_{i}")
-            types.append(pa.type_for_alias(measure.accumulator.dtype))
+            types.append(measure.accumulator.type)
         return pa.schema(list(zip(names, types, strict=True)))
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether results may depend on the order in which records came."""
+        return any(measure.accumulator.is_ordered for measure in self.measures)
 
 
 def window_shape(aggregate: WindowedAggregate, schema: pa.Schema, node: str) -> WindowShape:
@@ -200,20 +220,56 @@ class _Builder:
     def add(self, expression: pl.Expr, output: pa.Schema) -> bool:
         """Add one aggregate; return False when it does not decompose."""
         name = expression.meta.output_name(raise_if_undetermined=False)
-        recognised = _recognise(expression.meta.undo_aliases(), self._frame)
-        if name is None or recognised is None:
+        found = recognise(expression, self._frame)
+        if name is None or found is None:
             return False
-        aggregate, inner = recognised
-        measures: tuple[int, ...] = ()
-        if inner is not None:
-            dtype = schema_of_frame(self._frame.select(inner.alias("x"))).field(0).type
-            accumulators = _accumulators(aggregate, dtype)
-            if accumulators is None:
-                return False
-            at = self._inner(inner)
-            measures = tuple(self._measure(Measure(a, at, is_count)) for a, is_count in accumulators)
-        self.results.append(Result(name, aggregate, measures, output.field(name).type))
+        measures: tuple[int, ...] | None = ()
+        if found.inner is not None:
+            measures = self._measures_of(found, found.inner)
+        if measures is None:
+            return False
+        self.results.append(Result(name, found.aggregate, measures, output.field(name).type, found.ddof))
         return True
+
+    def _measures_of(self, found: Recognised, inner: pl.Expr) -> tuple[int, ...] | None:
+        """Return the measures of an aggregate, the first of which has its values; None: it does not decompose."""
+        dtype = self._type(inner)
+        is_float = pa.types.is_floating(dtype)
+        is_number = is_float or pa.types.is_integer(dtype) or pa.types.is_boolean(dtype)
+        match found.aggregate:
+            case Aggregate.COUNT:
+                return (self._count(inner),)
+            case Aggregate.SUM if is_number:
+                return (self._measure(inner, Accumulator(Kind.ADD, "float64" if is_float else "int64")),)
+            case Aggregate.MEAN if is_number:
+                return self._measure(inner, Accumulator(Kind.ADD, "float64")), self._count(inner)
+            case Aggregate.VAR | Aggregate.STD if is_number:
+                count = self._count(inner)
+                mean = self._measure(inner, Accumulator(Kind.MEAN, "float64", count))
+                return self._measure(inner, Accumulator(Kind.SQUARES, "float64", mean), Input.ZERO), count
+            case Aggregate.MIN | Aggregate.MAX if is_number or _is_time(dtype):
+                kind = Kind.MIN if found.aggregate is Aggregate.MIN else Kind.MAX
+                return (self._measure(inner, Accumulator(kind, _wide(dtype))),)
+            case Aggregate.PICK if is_number or _is_time(dtype) or pa.types.is_large_string(dtype):
+                return self._pick(inner, TEXT if pa.types.is_large_string(dtype) else _wide(dtype), found.order)
+        return None
+
+    def _pick(self, inner: pl.Expr, wide: str, order: Order | None) -> tuple[int, ...] | None:
+        assert order is not None
+        if order.by is None:
+            return (self._measure(inner, Accumulator(Kind.PICK, wide, is_last=order.is_last)),)
+        by = self._type(order.by)
+        if not (pa.types.is_floating(by) or pa.types.is_integer(by) or pa.types.is_boolean(by) or _is_time(by)):
+            return None
+        accumulator = Accumulator(Kind.RANK, "int64", is_last=order.is_last, nulls_win=order.nulls_win)
+        rank = self._measure(order.by, accumulator, Input.REVERSED_RANK if order.is_least else Input.RANK)
+        return (self._measure(inner, Accumulator(Kind.PICK, wide, rank)),)
+
+    def _type(self, inner: pl.Expr) -> pa.DataType:
+        return schema_of_frame(self._frame.select(inner.alias("x"))).field(0).type
+
+    def _count(self, inner: pl.Expr) -> int:
+        return self._measure(inner, Accumulator(Kind.ADD, "int64"), Input.VALIDITY)
 
     def _inner(self, inner: pl.Expr) -> int:
         for i, known in enumerate(self.inners):
@@ -222,57 +278,34 @@ class _Builder:
         self.inners.append(inner)
         return len(self.inners) - 1
 
-    def _measure(self, measure: Measure) -> int:
+    def _measure(self, inner: pl.Expr, accumulator: Accumulator, given: Input = Input.VALUE) -> int:
+        measure = Measure(accumulator, self._inner(inner), given)
         if measure not in self.measures:
             self.measures.append(measure)
         return self.measures.index(measure)
 
 
-def _recognise(expression: pl.Expr, frame: pl.DataFrame) -> tuple[Aggregate, pl.Expr | None] | None:
-    """Return the aggregate and its inner expression (None for ``len``), or None when it is no such thing."""
-    if expression.meta.eq(pl.len()):
-        return Aggregate.LEN, None
-    inputs = expression.meta.pop()
-    if len(inputs) != 1:
-        return None
-    inner = inputs[0]
-    for aggregate in Aggregate:
-        if getattr(inner, aggregate.value)().meta.eq(expression):
-            if not _is_simple(inner, frame):
-                return None
-            return aggregate, None if aggregate is Aggregate.LEN else inner
-    return None
+def _is_time(dtype: pa.DataType) -> bool:
+    return bool(pa.types.is_timestamp(dtype) or pa.types.is_date32(dtype) or pa.types.is_duration(dtype))
 
 
-def _is_simple(inner: pl.Expr, frame: pl.DataFrame) -> bool:
-    """Whether ``inner`` gives one value per record, from that record alone."""
-    text = inner.meta.serialize(format="json")
-    has_columns = bool(inner.meta.root_names()) and not inner.meta.has_multiple_outputs()
-    if not has_columns or '"Selector"' in json.dumps(json.loads(text)):
-        return False
-    return not elementwise_problem(inner, frame.lazy().with_columns(inner.alias("x")))
+def _wide(dtype: pa.DataType) -> str:
+    """Return the type in which values are compared and kept."""
+    return "float64" if pa.types.is_floating(dtype) else "uint64" if pa.types.is_uint64(dtype) else "int64"
 
 
-def _accumulators(aggregate: Aggregate, dtype: pa.DataType) -> list[tuple[Accumulator, bool]] | None:
-    """Return accumulators (and whether each counts non-nulls), or None when ``dtype`` does not decompose."""
-    is_float = pa.types.is_floating(dtype)
-    is_number = is_float or pa.types.is_integer(dtype) or pa.types.is_boolean(dtype)
-    count = (Accumulator(Kind.ADD, "int64"), True)
-    match aggregate:
-        case Aggregate.COUNT:
-            return [count]
-        case Aggregate.SUM if is_number:
-            return [(Accumulator(Kind.ADD, "float64" if is_float else "int64"), False)]
-        case Aggregate.MEAN if is_number:
-            return [(Accumulator(Kind.ADD, "float64"), False), count]
-        case Aggregate.MIN | Aggregate.MAX:
-            is_time = pa.types.is_timestamp(dtype) or pa.types.is_date32(dtype) or pa.types.is_duration(dtype)
-            if not (is_number or is_time):
-                return None
-            kind = Kind.MIN if aggregate is Aggregate.MIN else Kind.MAX
-            wide = "float64" if is_float else "uint64" if pa.types.is_uint64(dtype) else "int64"
-            return [(Accumulator(kind, wide), False)]
-    return None
+def measure_text(plan: WindowPlan | Decomposed, i: int) -> str:
+    """Return what a measure is of, for the identity of state."""
+    measure = plan.measures[i]
+    accumulator = measure.accumulator
+    text = f"{accumulator.kind.value} {accumulator.dtype} {measure.given.value}{plan.inners[measure.inner]}"
+    if accumulator.is_ordered:
+        text += f", {'last' if accumulator.is_last else 'first'}, nulls {'win' if accumulator.nulls_win else 'lose'}"
+    return (
+        f"{text} by {measure_text(plan, accumulator.of)}"
+        if accumulator.kind is Kind.PICK and accumulator.of >= 0
+        else text
+    )
 
 
 def window_state_text(shape: WindowShape, form: Form, parts: Sequence[str]) -> str:
@@ -306,9 +339,25 @@ def _values(measure: Measure, column: pa.Array) -> Values:
     valid: npt.NDArray[np.bool_] | None = None
     if column.null_count:
         valid = column.is_valid().to_numpy(zero_copy_only=False)
-    if measure.is_count:
-        return Values(1, valid)
-    return Values(wide_values(column, measure.accumulator.dtype), valid)
+    match measure.given:
+        case Input.VALIDITY:
+            return Values(1, valid)
+        case Input.ZERO:
+            return Values(np.zeros(len(column)), valid)
+        case Input.RANK:
+            return Values(ranks(column), valid)
+        case Input.REVERSED_RANK:
+            return Values(~ranks(column), valid)
+        case Input.VALUE:
+            return Values(wide_values(column, measure.accumulator.dtype), valid)
+
+
+def ranks(column: pa.Array) -> npt.NDArray[np.int64]:
+    """Return whole numbers that are ordered as the values of a column are: NaN is the highest (nulls: any number)."""
+    words = column_words(column)
+    if pa.types.is_floating(column.type):
+        return np.where(words < 0, words ^ _INT_MAX, words)
+    return words ^ _INT_MIN if pa.types.is_uint64(column.type) else words
 
 
 def uncombined_batch(
@@ -321,7 +370,7 @@ def uncombined_batch(
         if isinstance(given.values, int):
             arrays.append(pa.array(ones if given.valid is None else given.valid.astype(np.int64)))
         else:
-            arrays.append(pa.array(given.values, mask=None if given.valid is None else ~given.valid))
+            arrays.append(accumulated_column(given.values, given.valid))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
@@ -339,6 +388,13 @@ def _result(result: Result, table: FrozenTable) -> pa.Array:
         counts = table.values[result.measures[1]]
         seen = counts > 0
         values = values / np.maximum(counts, 1)
+    elif result.aggregate in (Aggregate.VAR, Aggregate.STD):
+        counts = table.values[result.measures[1]]
+        seen = counts > result.ddof
+        values = values / np.maximum(counts - result.ddof, 1)
+        values = np.sqrt(values) if result.aggregate is Aggregate.STD else values
+    if pa.types.is_large_string(result.dtype):
+        return accumulated_column(values, seen)
     if values.dtype == np.float64:
         column = pa.array(values.astype(result.dtype.to_pandas_dtype(), copy=False))
     else:

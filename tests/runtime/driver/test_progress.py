@@ -374,6 +374,11 @@ def test_lateness_is_summed_over_workers_and_runs_and_is_no_counter_of_its_own()
         "'window' dropped 100 late records (lateness: p50 20 ms, p99 20 ms, max 5.0 s); "
         "out_of_orderness of with_timestamps, 5.0 s longer, would have kept them all"
     )
+    assert late_text(node, is_of_windows=True) == (
+        "'window' dropped 100 late records (lateness: p50 20 ms, p99 20 ms, max 5.0 s); they are results of other "
+        "windows, which come when event time has passed their window_start long ago; allowed_lateness of 'window', "
+        "5.0 s longer, would have kept them all, and so would windows that begin and end with the others"
+    )
 
 
 def split(name: str, lag: int | None, records: int = 0, **more: Any) -> SplitProgress:

@@ -50,6 +50,7 @@ from headgate.runtime.driver.supervisor_host import Answer, Launcher, PendingReq
 from headgate.runtime.driver.takeover import HeartbeatWriter, ReplacementWatch, current_takeover
 from headgate.runtime.driver.workers import Workers
 from headgate.runtime.surroundings import PROCESS, Surroundings
+from headgate.runtime.worker.deployment import is_window_of_windows
 from headgate.storage.local_directories import make_root
 from headgate.storage.urls import absolute_location, local_directory, open_storage
 
@@ -154,6 +155,7 @@ class Driver:
         gives signs of life, for standbys.
         """
         config = self._config = definition.config
+        self._graph = definition.graph
         self._around = around
         lock = lock or lock_for(config, around)
         self._run = lock.nonce
@@ -350,7 +352,8 @@ class Driver:
             warned = self._late_warned.get(node.node, 0)
             if node.lateness is not None and node.late_records > warned and node.late_records >= factor * warned:
                 self._late_warned[node.node] = node.late_records
-                self._observer.on_note(LateRecords(node, late_text(node)))
+                text = late_text(node, is_of_windows=is_window_of_windows(self._graph, node.node))
+                self._observer.on_note(LateRecords(node, text))
 
     def _on_finish(self, effect: supervisor_events.Finish) -> None:
         self._show_progress()

@@ -28,10 +28,12 @@ from headgate.model.ids import ChannelIndex, CheckpointId, Generation, NodeName,
 from headgate.model.lineage import Location, Relocation
 from headgate.model.manifest import Place
 from headgate.model.plan import PipelineDefinition, Plan, PlanEdge, Vertex
+from headgate.operators.aligned_windows import WindowBufferSpec, WindowMergeSpec
 from headgate.operators.base import Operator, OperatorContext, OperatorSpec, RestoredState
 from headgate.operators.checkpoint_listeners import own_copy_of
 from headgate.operators.expressions import ExpressionsSpec, fuse, fused_groups
 from headgate.operators.loop_head import LoopHeadOperator, LoopHeadSpec
+from headgate.operators.session_windows import SessionMergeSpec
 from headgate.operators.timestamps import WithTimestampsSpec
 from headgate.protocol.source_alignment import SplitAligner, alignment_period_ms
 from headgate.protocol.subtasks.loops import LoopPlace
@@ -122,6 +124,12 @@ def event_delay_ms(graph: Graph, name: NodeName) -> int | None:
             is_held_back = getattr(node.spec, "holds_back", False)
             delays[node.name] = 0 if is_held_back else incoming + int(getattr(node.spec, "output_delay_ms", 0))
     return None
+
+
+def is_window_of_windows(graph: Graph, name: NodeName) -> bool:
+    """Return whether a node is a window of which the records are results of other windows."""
+    is_window = isinstance(graph.node(name).spec, WindowMergeSpec | WindowBufferSpec | SessionMergeSpec)
+    return is_window and bool(event_delay_ms(graph, name))
 
 
 class Deployment:

@@ -18,6 +18,7 @@ import pyarrow as pa
 from headgate.state.backend import META, Ownership, WindowRows, restored_batches
 from headgate.state.descriptors import KeyColumns, Section
 from headgate.state.key_hash import Words, hash_columns, key_groups
+from headgate.state.key_index import make_key_index
 from headgate.state.memory.window_backend import MemoryMergedRows, MemoryWindowRows
 from headgate.state.rocksdb.database import Changes, Database
 from headgate.state.rocksdb.database_restore import continue_from
@@ -37,10 +38,13 @@ from headgate.state.snapshot import FrozenState, LocalDamage, StoredFiles
 from headgate.state.vectors import Mask
 from headgate.state.window_aggregates import (
     Accumulator,
+    AggTable,
     MergedRows,
     merge_rows,
     merged_rows,
     partial_batch,
+    partial_rows,
+    partial_values,
     split_by_window,
 )
 
@@ -367,10 +371,12 @@ class RocksMergedRows(_RocksWindows[MemoryMergedRows]):
         self._key_types, self._accumulators = keys.types, tuple(accumulators)
 
     def take(self, window: int) -> MergedRows:
-        if self._stored.has(window):
-            found = self._stored.take(window)
-            self._front.add(np.full(found.num_rows, window), found)
-        return self._front.take(window)
+        if not self._stored.has(window):
+            return self._front.take(window)
+        parts = [merged_rows(self._stored.take(window), self._accumulators)]
+        if self._front.has(window):
+            parts.append(self._front.take(window))
+        return merge_rows(self._key_types, self._accumulators, parts)
 
     def parts(self, window: int) -> Iterator[MergedRows]:
         if self._stored.count_of(window) <= self._part_rows:
@@ -389,9 +395,15 @@ class RocksMergedRows(_RocksWindows[MemoryMergedRows]):
         count = sum(map(self._stored.count_of, windows))
         if count > self._part_rows:
             self._write_back(windows)
-        held = self._front.held(windows)
+        held = {window: self._front.held([window]) for window in windows if self._front.has(window)}
         for batches in self._stored.read(windows, max(count, 1) if held else self._part_rows):
-            parts = [*(merged_rows(batch, self._accumulators) for batch in batches if batch.num_rows), *held]
+            parts: list[MergedRows] = []
+            found = iter(batches)
+            for window in windows:
+                if self._stored.has(window):
+                    parts.append(merged_rows(next(found), self._accumulators))
+                parts += held.get(window, ())
+            parts = [part for part in parts if len(part.table.rows)]
             yield merge_rows(self._key_types, self._accumulators, parts)
 
     def drop(self, window: int) -> None:
@@ -426,8 +438,12 @@ class RocksMergedRows(_RocksWindows[MemoryMergedRows]):
         self._stored.put(window, groups, places, batch, new)
 
     def _merged(self, window: int, batch: pa.RecordBatch, found: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows of ``batch``, in their order, with those of the database merged into them."""
-        for rows in (batch, found):
-            self._front.add(np.full(rows.num_rows, window), rows)
-        merged = self._front.take(window)
-        return partial_batch(self._rows.section.schema, merged.keys, window, merged.table)
+        """Return the rows of ``batch``, in their order, merged into those of the database."""
+        index, table = make_key_index(self._key_types), AggTable(self._accumulators)
+        keys = batch.columns[: len(self._key_types)]
+        index.slots(keys)
+        for rows in (found, batch):
+            slots = index.slots(rows.columns[: len(self._key_types)])
+            counts, values = partial_rows(rows, self._accumulators), partial_values(rows, self._accumulators)
+            table.update(batch.num_rows, slots, counts, values)
+        return partial_batch(self._rows.section.schema, keys, window, table.view(batch.num_rows))
