@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Makes .venv with everything that development needs, unless it is up to date. Used by the Makefile.
-# Usage: scripts/setup.sh [java] [browser] [servers] [pravega] [docs]     with "java": also require Java 17 or newer; with "browser": also get
+# Usage: scripts/setup.sh [java] [browser] [servers] [pravega] [azure] [docs]     with "java": also require Java 17 or newer; with "browser": also get
 # Chromium where apt-get may, for the tests that look at a page; with "servers": get PostgreSQL and a server of objects,
 # for the tests of stores that machines share, promtool, a Kafka broker and HDFS, where that needs nobody's leave; with "pravega": get
-# a Pravega server for its tests, which run with the deep ones; with "docs": also install what builds the documentation
+# a Pravega server for its tests, and with "azure" Azurite, which run with the deep ones; with "docs": also install what builds the documentation
 # Environment: PYTHON: a Python to use, or a version such as 3.13, which must then be there; VENV: another place than .venv
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -104,6 +104,26 @@ get_pravega() {
     rm -f $there/slf4j-reload4j-*.jar $there/log4j-1.*.jar # the server wants one library of logging
 }
 
+# Has npm get Azurite, 190 MB, for Azure's protocol.
+get_azurite() {
+    local version=3.37.0 there
+    there=.cache/azurite-$version
+    if [ -d $there ]; then return; fi
+    if ! command -v npm >/dev/null; then
+        echo "There is no npm, which gets Azurite: tests that need it are skipped ('apt-get install npm' gets it)." >&2
+        return
+    fi
+    echo "Getting Azurite for tests, into $there …" >&2
+    rm -rf "$there.new"
+    mkdir -p "$there.new"
+    if npm install --prefix "$there.new" --no-audit --no-fund "azurite@$version" >/dev/null 2>&1; then
+        mv "$there.new" "$there"
+    else
+        rm -rf "$there.new"
+        echo "npm could not get Azurite: tests that need it are skipped." >&2
+    fi
+}
+
 get_servers() {
     get_promtool
     get_jars "a Kafka broker" scripts/kafka-pom.xml .cache/kafka-4.3.1
@@ -152,8 +172,9 @@ for wanted in "$@"; do
         browser) get_browser ;;
         servers) get_servers ;;
         pravega) get_pravega ;;
+        azure) get_azurite ;;
         docs) wants_docs=yes ;;
-        *) fail "scripts/setup.sh knows 'java', 'browser', 'servers', 'pravega' and 'docs', not '$wanted'" ;;
+        *) fail "scripts/setup.sh knows 'java', 'browser', 'servers', 'pravega', 'azure' and 'docs', not '$wanted'" ;;
     esac
 done
 if ! is_current; then

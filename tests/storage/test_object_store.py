@@ -123,6 +123,11 @@ def test_a_server_that_is_not_there_is_a_transient_error_that_says_why() -> None
     assert caught.value.is_transient
 
 
+def test_settings_in_a_url_are_refused_and_not_passed_over() -> None:
+    with pytest.raises(UsageError, match=r"has a '\?'; give settings in the environment"):
+        ObjectStorage("s3://b/x?region=eu-west-1")
+
+
 # -- a server that ignores conditions ------------------------------------------------------------------------------
 
 REFUSED = "replaces an object that was to be written only if absent"

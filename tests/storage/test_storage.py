@@ -11,6 +11,7 @@ from typing import Any
 
 import obstore
 import pytest
+from tests.servers.clouds import cloud_server
 from tests.servers.hdfs import HdfsCluster, hdfs_cluster
 from typer.testing import CliRunner
 
@@ -26,6 +27,7 @@ from headgate.storage.object_store import ObjectStorage
 from headgate.storage.urls import absolute_location, open_storage
 
 HDFS = pytest.param("hdfs", marks=pytest.mark.xdist_group("hdfs"))
+AZURE = pytest.param("azure", marks=(pytest.mark.deep, pytest.mark.xdist_group("azure")))
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +36,19 @@ def hdfs() -> Iterator[HdfsCluster]:
         yield cluster
 
 
-@pytest.fixture(params=["local", "memory", "obstore+file", "obstore+memory", "faulty", HDFS])
+@pytest.fixture(scope="module")
+def google() -> Iterator[str]:
+    with cloud_server("google") as server:
+        yield server.url
+
+
+@pytest.fixture(scope="module")
+def azure() -> Iterator[str]:
+    with cloud_server("azure") as server:
+        yield server.url
+
+
+@pytest.fixture(params=["local", "memory", "obstore+file", "obstore+memory", "faulty", HDFS, "google", AZURE])
 def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
     match request.param:
         case "local":
@@ -49,6 +63,8 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
         case "hdfs":
             cluster: HdfsCluster = request.getfixturevalue("hdfs")
             return open_storage(f"{cluster.url}/{tmp_path.name}")
+        case "google" | "azure":
+            return open_storage(f"{request.getfixturevalue(request.param)}/{tmp_path.name}")
         case _:
             return FaultyStorage(MemoryStorage())
 

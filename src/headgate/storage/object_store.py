@@ -15,11 +15,11 @@ from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 import obstore
 from obstore import exceptions as problems
-from obstore.store import LocalStore, from_url
+from obstore.store import AzureStore, LocalStore, from_url
 
 from headgate.errors import StorageError, UsageError
 from headgate.storage.base import AlreadyExists, Bytes, NotFound, Replaced, StoredFile
@@ -36,6 +36,7 @@ _LIST_CHUNK = 1_000
 
 _CODE = re.compile(r"<Code>(.*?)</Code>")
 _MESSAGE = re.compile(r"<Message>(.*?)</Message>", re.DOTALL)
+_REFUSED = re.compile(r"status code: 40[13]\b")
 _OPERATING_SYSTEM = re.compile(r'(?:message|error): "([^"]+)"')
 _UNANSWERED = re.compile(r" (https?://[^/\s]+)\S* in .* - HTTP error: (.*)")
 """In what obstore says of a failure: the server's own words, those of this machine, and who was asked."""
@@ -76,7 +77,7 @@ class ObjectStorage:
         """Open ``url``; ``options`` go to obstore (credentials come from the environment by default).
 
         Raises:
-            UsageError: obstore does not accept the URL or the options.
+            UsageError: obstore does not accept the URL or the options, or the URL has settings.
         """
         self._url = url
         scheme = urlsplit(url).scheme.lower()
@@ -89,7 +90,7 @@ class ObjectStorage:
                 directory = Path(unquote(urlsplit(url).path))
                 self._store: Any = LocalStore(directory, automatic_cleanup=False, mkdir=True)
             else:
-                self._store = from_url(url, **options)
+                self._store = from_url(_encoded(url), **options)
         except (problems.BaseError, ValueError, OSError) as error:
             raise UsageError(f"storage URL {url} is not usable: {_first_line(error)}") from error
 
@@ -199,7 +200,8 @@ class ObjectStorage:
     def rename_if_absent(self, source: str, target: str) -> None:
         """Move an object: copy it in the store, unless ``target`` is there, then delete it.
 
-        Where the store cannot do that, the bytes pass through this process.
+        Where the store cannot do that, the bytes pass through this process. Azure says that it will copy, and may do so
+        later, when the source would be deleted; so they do there, too.
 
         Raises:
             NotFound: no ``source``.
@@ -208,13 +210,25 @@ class ObjectStorage:
         with self._errors("rename", source):
             obstore.head(self._store, checked_path(source))
         with self._errors("rename", source, is_there=True):
-            try:
-                obstore.copy(self._store, source, checked_path(target), overwrite=False)
-            except problems.AlreadyExistsError:
-                raise AlreadyExists(target) from None
-            except (problems.NotSupportedError, NotImplementedError):
+            if not self._copy_if_absent(source, checked_path(target)):
                 self.put_if_absent(target, [self.get(source)])
         self.delete(source)
+
+    def _copy_if_absent(self, source: str, target: str) -> bool:
+        """Have the store copy an object; return whether it can, and has done so when it says so.
+
+        Raises:
+            AlreadyExists
+        """
+        if isinstance(self._store, AzureStore):
+            return False
+        try:
+            obstore.copy(self._store, source, target, overwrite=False)
+        except problems.AlreadyExistsError:
+            raise AlreadyExists(target) from None
+        except (problems.NotSupportedError, NotImplementedError):
+            return False
+        return True
 
     def sweep_unfinished(self, prefix: str = "") -> int:
         """See ``Storage.sweep_unfinished``: uploads are single requests, whole or not there."""
@@ -276,8 +290,24 @@ class ObjectStorage:
             code, cause = _cause(error)
             if isinstance(error, FileNotFoundError) and not is_there and code not in _NO_SUCH_STORE:
                 raise NotFound(path) from None
-            is_transient = code not in _REFUSALS and not isinstance(error, _PERMANENT)
+            is_refused = code in _REFUSALS or _REFUSED.search(str(error)) is not None  # of a list it is but a text
+            is_transient = not is_refused and not isinstance(error, _PERMANENT)
             raise StorageError(operation, self._where(path), cause, is_transient=is_transient) from error
+
+
+def _encoded(url: str) -> str:
+    """Return a URL that means its path as it is written, as a source of files does; obstore would decode it.
+
+    Raises:
+        UsageError: it has settings, which obstore would pass over.
+    """
+    scheme, _, rest = url.partition("://")
+    if scheme.lower() in ("http", "https"):
+        return url
+    if "?" in rest:
+        raise UsageError(f"storage URL {url} is not usable: it has a '?'; give settings in the environment")
+    root, slash, path = rest.partition("/")
+    return f"{scheme}://{root}{slash}{quote(path)}"
 
 
 def _cause(error: BaseException) -> tuple[str, str]:
@@ -285,7 +315,8 @@ def _cause(error: BaseException) -> tuple[str, str]:
     text = str(error)
     code, message = _CODE.search(text), _MESSAGE.search(text)
     if code is not None:
-        words = html.unescape(message[1]).strip().rstrip(".") if message is not None else "it was refused"
+        words = html.unescape(message[1]).strip() if message is not None else "it was refused"
+        words = words.partition("\n")[0].rstrip(". ")  # Azure adds the id and the time of the request, a line each
         return code[1], f"{words} ({code[1]})"
     if _METADATA_SERVICE in text:
         return "", "there are no credentials in the environment, and this machine's metadata service gives none"

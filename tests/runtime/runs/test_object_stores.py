@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,6 +19,7 @@ from headgate.model.progress import SilentObserver
 from headgate.storage.urls import open_storage
 
 WAIT_S = 120.0
+_ABORTED = re.compile(r"checkpoint (\d+) was aborted: ")
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +42,7 @@ class Watching(SilentObserver):
     def __init__(self) -> None:
         self.notes: list[str] = []
         self.checkpoints = 0
+        self.completed: list[int] = []
         self._changed = threading.Condition()
 
     def on_note(self, text: str) -> None:
@@ -53,18 +56,26 @@ class Watching(SilentObserver):
     def on_checkpoint(self, checkpoint: Any, duration_ms: int, size_bytes: int) -> None:
         with self._changed:
             self.checkpoints += 1
+            self.completed.append(int(checkpoint))
             self._changed.notify_all()
 
     def wait(self, condition: Callable[[], bool]) -> None:
         with self._changed:
             assert self._changed.wait_for(condition, WAIT_S), self.notes[-5:]
 
+    def aborted(self, place: str) -> list[int]:
+        """Return the checkpoints that were aborted because of ``place``."""
+        texts = (_ABORTED.match(note) for note in self.notes if place in note)
+        return [int(found[1]) for found in texts if found is not None]
+
     def wait_checkpoints(self, more: int) -> None:
         wanted = self.checkpoints + more
         self.wait(lambda: self.checkpoints >= wanted)
 
 
-def pipeline(place: str, parallelism: int, rows: int, checkpoints: str = "checkpoints") -> hg.Pipeline:
+def pipeline(
+    place: str, parallelism: int, rows: int, checkpoints: str = "checkpoints", rate: float = 500
+) -> hg.Pipeline:
     made = hg.Pipeline(
         "p",
         parallelism=parallelism,
@@ -72,7 +83,7 @@ def pipeline(place: str, parallelism: int, rows: int, checkpoints: str = "checkp
         restart=hg.FixedDelay(delay="50ms", attempts=100),
     )
     numbers = {"n": hg.RowNumber()}
-    source = hg.Generator(numbers, rows=rows, rows_per_second=500, splits=2, time="deterministic", batch_rows=20)
+    source = hg.Generator(numbers, rows=rows, rows_per_second=rate, splits=2, time="deterministic", batch_rows=20)
     made.source(source, name="in").sink(hg.FileSink(f"{place}/out", "parquet", roll_interval=0), name="out")
     return made
 
@@ -90,11 +101,12 @@ def test_a_pipeline_goes_on_after_its_object_store_was_killed(server: ObjectServ
     with testing.running(pipeline(place, 2, 3_000), observer=watching) as run:
         watching.wait_checkpoints(3)
         server.fail()
-        watching.wait(lambda: any("s3://" in note for note in watching.notes))
+        watching.wait(lambda: bool(watching.aborted("s3://")))
         server.heal()
         result = run.wait(WAIT_S)
     assert result is not None
     assert result.is_finished
+    assert not set(watching.aborted("s3://")) & set(watching.completed)
     assert numbers_at(place) == list(range(3_000))
     assert open_storage(f"{place}/out").list("_staging") == []
 

@@ -91,6 +91,19 @@ class ObjectRoot:
         found = opened.files(self.directory)
         return [self._named(file) for file in found if is_shown(name := file.path[begin:]) and fits.fullmatch(name)]
 
+    def refuse_two_meanings(self, opened: ReadableStorage) -> None:
+        """Refuse the name of a file that is the name of a directory, too: an object store has both.
+
+        Raises:
+            UsageError
+            StorageError
+        """
+        if self.may_be_file and opened.file(self.directory) is not None and opened.files(self.directory):
+            raise UsageError(
+                f"{self.url} is an object, and there are others below {self.url}/; write {self.url}/ to read those, or "
+                "a pattern that only the object fits, with one of its characters in brackets"
+            )
+
     def _named(self, file: StoredFile) -> StoredFile:
         return replace(file, path=f"{self.storage}/{file.path}")
 
@@ -126,6 +139,8 @@ class ObjectSelection:
             UsageError: the storage refuses, or there is nothing to read and none is awaited.
         """
         try:
+            for root in self.roots:
+                root.refuse_two_meanings(open_readable(root.storage))
             found = tuple(self.find(reads))
         except StorageError as error:
             if error.is_transient:
