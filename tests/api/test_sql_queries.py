@@ -320,7 +320,7 @@ def test_a_join_near_in_time_has_event_time_and_another_one_has_none() -> None:
          "window_start", "column 'id' is neither in GROUP BY nor in an aggregate"),
         ("SELECT price FROM bids WHERE text LIKE text", "LIKE with a pattern that is no literal is not there yet"),
         ("SELECT NULL AS nothing FROM bids", "NULL needs a type to be column 'nothing'; write CAST"),
-        ("SELECT text + 1 AS c FROM bids", "operator 'select'"),
+        ("SELECT text + 1 AS c FROM bids", "is about numbers and texts; arithmetic is of numbers and of times"),
         ("SELECT a.id FROM bids AS a LEFT JOIN bids AS b ON a.id = b.auction AND b.ts > a.ts", "with a condition that"),
     ],
 )  # fmt: skip

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import polars as pl
 
-from headgate.api.sql_expressions import Aggregates, exp, interval_ms, parsed, scalar, unsupported
+from headgate.api.sql_expressions import Aggregates, Scalars, exp, interval_ms, parsed, refuse_others
 from headgate.api.sql_time_range import time_range
+from headgate.api.sql_values import unsupported
 from headgate.api.stream import Stream
 from headgate.api.windowed_stream import Session, Sliding, Tumbling, Window
 from headgate.errors import UsageError
@@ -182,13 +183,16 @@ class _Translation:
         if with_ is not None and with_.args.get("recursive"):
             raise unsupported("WITH RECURSIVE", "use stream.iterate(...)")
         for table in with_.expressions if with_ is not None else ():
-            if sum(name.name == table.alias for name in tree.find_all(exp().Identifier)) < 2:
+            name = table.alias.lower()
+            if sum(other.name.lower() == name for other in tree.find_all(exp().Identifier)) < 2:
                 continue  # nothing reads it
-            inner = _Translation(dict(scope.tables), retractions=True)
-            scope.tables[table.alias] = inner.query(table.this).named(table)
+            found = _Translation(dict(scope.tables), retractions=True).query(table.this).named(table)
+            scope.tables = {known: one for known, one in scope.tables.items() if known.lower() != name}
+            scope.tables[table.alias] = found
         if isinstance(tree, exp().Union):
             return scope._union(tree)
         if isinstance(tree, exp().Subquery):
+            _refuse_clauses(tree)
             return scope.query(tree.this)
         if isinstance(tree, exp().Select):
             return _Select(scope, tree).relation()
@@ -197,9 +201,7 @@ class _Translation:
     def _union(self, tree: Expression) -> _Relation:
         if type(tree) is not exp().Union or tree.args.get("distinct"):
             raise unsupported(f"{tree.key.upper()} without ALL", "write UNION ALL")
-        for clause in ("order", "limit", "offset"):
-            if tree.args.get(clause):
-                raise unsupported(clause.upper(), "a stream has no end to sort at")
+        _refuse_clauses(tree)
         left, right = self.query(tree.this), self.query(tree.expression)
         if len(left.columns) != len(right.columns):
             raise UsageError(f"sql: UNION ALL of {len(left.columns)} and {len(right.columns)} columns")
@@ -217,6 +219,11 @@ class _Translation:
             return self.query(tree).named(tree)
         if not isinstance(tree, exp().Table):
             raise unsupported(f"{tree.key.upper()} in FROM", "name a table, a window function or a subquery")
+        if tree.args.get("db"):
+            raise UsageError(
+                f"sql: there is no table '{tree.db}.{tree.name}'; tables have one name, as in sql(..., bids=stream)"
+            )
+        refuse_others(tree)
         function = tree.this
         if isinstance(function, exp().Anonymous) and function.name.upper() == "TABLE" and function.expressions:
             function = function.expressions[0]
@@ -306,6 +313,10 @@ def _selected(stream: Stream, columns: Mapping[str, pl.Expr]) -> Stream:
     return result
 
 
+def _kept(stream: Stream, condition: Expression) -> Stream:
+    return stream.filter(Scalars(stream.schema).condition(condition))
+
+
 _REFUSED = {
     "distinct": ("SELECT DISTINCT", "use GROUP BY all columns and a window"),
     "order": ("ORDER BY", "a stream has no end to sort at"),
@@ -317,6 +328,13 @@ _REFUSED = {
     "pivots": ("PIVOT", "use select"),
     "sample": ("TABLESAMPLE", "use filter"),
 }
+
+
+def _refuse_clauses(tree: Expression) -> None:
+    for clause, (name, instead) in _REFUSED.items():
+        if tree.args.get(clause) and not (clause == "distinct" and isinstance(tree, exp().Union)):
+            raise unsupported(name, instead)
+    refuse_others(tree)
 
 
 @dataclass(slots=True)
@@ -333,9 +351,7 @@ class _Select:
         Raises:
             UsageError: something in it is not there.
         """
-        for clause, (name, instead) in _REFUSED.items():
-            if self.tree.args.get(clause):
-                raise unsupported(name, instead)
+        _refuse_clauses(self.tree)
         source = self.tree.args.get("from_") or self.tree.args.get("from")
         if source is None:
             raise UsageError("sql: a query needs FROM")
@@ -353,8 +369,7 @@ class _Select:
             for part in parts:
                 condition = self.resolved(part)
                 _refuse_aggregates(condition, "WHERE", "use HAVING")
-                stream = self.relation_in.stream.filter(scalar(condition))
-                self.relation_in = replace(self.relation_in, stream=stream)
+                self.relation_in = replace(self.relation_in, stream=_kept(self.relation_in.stream, condition))
         if self.relation_in.top is not None:
             raise unsupported("ROW_NUMBER() without a bound", f"add WHERE {self.relation_in.top.name} <= 10")
         outputs = [(name, self.resolved(node)) for name, node in self._outputs()]
@@ -374,6 +389,8 @@ class _Select:
         order = window.args.get("order")
         if order is None or not window.args.get("partition_by"):
             raise UsageError("sql: ROW_NUMBER() needs OVER (PARTITION BY ... ORDER BY ...)")
+        if any(node.args.get("nulls_first") for node in order.expressions):
+            raise unsupported("ORDER BY with NULLS FIRST", "nulls come last; filter them, or order by COALESCE")
         keys = {f"__part_{i}": node for i, node in enumerate(window.args["partition_by"])}
         by = {f"__order_{i}": node.this for i, node in enumerate(order.expressions)}
         known = {node: name for name, node in outputs if isinstance(node, exp().Column)}
@@ -399,7 +416,7 @@ class _Select:
                 continue
             if left.name != top.name or not isinstance(right, exp().Literal) or right.is_string:
                 continue
-            count = int(right.name) - (kind is exp().LT)
+            count = int(right.name) - (kind is exp().LT) if right.name.isdecimal() else 0
             if count < 1 or (kind is exp().EQ and count != 1):
                 raise UsageError(f"sql: {part.sql()} must be {top.name} <= a number from 1 on")
             self._keep_top(top, count)
@@ -441,6 +458,7 @@ class _Select:
         )
         if how is None or join.args.get("method"):
             raise unsupported(join.sql().split(" ON ")[0], "use JOIN ... ON with equal columns")
+        refuse_others(join)
         both = _Relation(
             left.stream,
             tuple(replace(column, actual=f"__l{place}_{i}") for i, column in enumerate(left.columns))
@@ -505,7 +523,7 @@ class _Select:
             limit = {"within": tuple(timedelta(milliseconds=end) for end in ends)}
         stream = streams[0].join(streams[1], how=how, **keys, **limit)
         for condition in rest:
-            stream = stream.filter(scalar(condition))
+            stream = _kept(stream, condition)
         columns = both.columns if how not in ("semi", "anti") else both.columns[: len(left.columns)]
         kept = None
         if in_window and windows[0] is not None:
@@ -550,9 +568,10 @@ class _Select:
                 ):
                     raise unsupported("SELECT * with EXCLUDE, REPLACE or RENAME", "name the columns")
                 table = "" if is_star else node.table
-                for column in self.relation_in.columns:
-                    if not table or column.table.lower() == table.lower():
-                        found.append((column.name, exp().column(column.name, table=column.table or None, quoted=True)))
+                columns = [one for one in self.relation_in.columns if not table or one.table.lower() == table.lower()]
+                if not columns:
+                    raise UsageError(f"sql: there is no table '{table}' in FROM")
+                found += [(one.name, exp().column(one.name, table=one.table or None, quoted=True)) for one in columns]
                 continue
             bare = node.this if isinstance(node, exp().Alias) else node
             found.append((node.alias_or_name or f"_col{i}", bare))
@@ -568,7 +587,8 @@ class _Select:
             raise unsupported(
                 "a table of overlapping windows without GROUP BY", "add GROUP BY ..., window_start, window_end"
             )
-        return self.made(self.relation_in.stream, outputs, scalar, bounds)
+        stream = self.relation_in.stream
+        return self.made(stream, outputs, Scalars(stream.schema), bounds)
 
     def made(
         self,
@@ -637,6 +657,7 @@ class _Grouping:
         wanted = aggregates.expressions or {_RESULT.format(0): pl.len()}
         if not self._keys:
             self._keys[_KEY.format(0)] = exp().Literal.number(0)
+        scalar = Scalars(self._relation.stream.schema)
         inputs = {name: scalar(node) for name, node in self._keys.items()}
         used = dict.fromkeys(name for found in wanted.values() for name in found.meta.root_names())
         inputs |= {name: pl.col(name) for name in used}
@@ -663,7 +684,7 @@ class _Grouping:
         return self._select.scope.retractions or not set(self._keys) <= kept
 
     def _aggregates(self, condition: Expression | None) -> Aggregates:
-        found = Aggregates(_RESULT)
+        found = Aggregates(_RESULT, self._relation.stream.schema)
         for node in [node for _, node in self._outputs] + ([] if condition is None else [condition]):
             found.add_all(node)
         return found
@@ -671,11 +692,9 @@ class _Grouping:
     def _result(
         self, results: Stream, aggregates: Aggregates, condition: Expression | None, bounds: _Bounds | None = None
     ) -> _Relation:
-        def translate(node: Expression) -> pl.Expr:
-            return scalar(node, self._value(aggregates))
-
+        translate = Scalars(results.schema, self._value(aggregates))
         if condition is not None:
-            results = results.filter(translate(condition))
+            results = results.filter(translate.condition(condition))
         return self._select.made(results, self._outputs, translate, bounds)
 
     def _value(self, aggregates: Aggregates) -> Callable[[Expression], pl.Expr | None]:
@@ -698,9 +717,9 @@ class _Grouping:
     def _at(self, node: Expression) -> Expression:
         """Return a key; a number is the place of a result column, and a name may be that of one."""
         if isinstance(node, exp().Literal) and not node.is_string:
-            place = int(node.name)
+            place = int(node.name) if node.name.isdecimal() else 0
             if not 1 <= place <= len(self._outputs):
-                raise UsageError(f"sql: GROUP BY {place}, but there are {len(self._outputs)} result columns")
+                raise UsageError(f"sql: GROUP BY {node.name}, but there are {len(self._outputs)} result columns")
             return self._outputs[place - 1][1]
         if isinstance(node, exp().Column) and not node.table:
             known = {column.name.lower() for column in self._relation.columns}

@@ -1,7 +1,7 @@
 """Expressions of SQL as expressions of Polars, with the nulls of SQL. sqlglot is imported when it is needed.
 
-Where systems differ: ``/`` of integers gives a fraction, division by zero and a missing match give null, ``%`` has the
-sign of its first argument, ``CAST`` to an integer cuts off, ``CONCAT`` leaves nulls out.
+Where systems differ: a missing match gives null, ``CONCAT`` leaves nulls out. What depends on types, such as arithmetic
+and ``CAST``, is in ``api.sql_values``.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ import re
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from decimal import Decimal
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
+import pyarrow as pa
 
+from headgate.api.sql_values import Values, literal, unsupported
 from headgate.errors import UsageError
 
 if TYPE_CHECKING:
@@ -91,11 +93,6 @@ def _plain(tokens: list[Any]) -> list[Any]:
     return kept
 
 
-def unsupported(what: str, instead: str) -> UsageError:
-    """Return the error about a clause or function that is not there."""
-    return UsageError(f"sql: {what} is not there yet; {instead}")
-
-
 _UNITS = {
     "MILLISECOND": 1,
     "SECOND": 1_000,
@@ -126,91 +123,179 @@ def interval_ms(node: Expression) -> int:
     return int(found)
 
 
-def scalar(node: Expression, value: Value = lambda node: None) -> pl.Expr:
-    """Return an expression about one record.
+class Scalars:
+    """Makes expressions about one record of syntax trees, in which columns have the names of the stream."""
 
-    Args:
-        node: the syntax tree, in which columns have the names of the stream.
-        value: what a part is known as, such as the column of an aggregate; None: it is translated.
+    def __init__(self, schema: pa.Schema, value: Value = lambda node: None) -> None:
+        """Make it.
+
+        Args:
+            schema: of the records.
+            value: what a part is known as, such as the column of an aggregate; None: it is translated.
+        """
+        self.values = Values(schema)
+        self._value = value
+
+    def __call__(self, node: Expression) -> pl.Expr:
+        """Return the expression.
+
+        Raises:
+            UsageError: something in it is not there.
+        """
+        known = self._value(node)
+        if known is not None:
+            return known
+        translate = _scalars().get(type(node))
+        if translate is not None:
+            refuse_others(node)
+            found: pl.Expr = translate(node, self)
+            return found
+        if isinstance(node, exp().AggFunc):
+            raise UsageError(f"sql: {node.sql()} is an aggregate, which stands in SELECT or HAVING")
+        if isinstance(node, exp().Anonymous):
+            function = _FUNCTIONS.get(node.name.upper())
+            if function is None:
+                raise unsupported(f"the function {node.name.upper()}", "use with_columns with a Polars expression")
+            count, translate = function
+            if len(node.expressions) != count:
+                raise UsageError(f"sql: {node.sql()} has a wrong number of arguments")
+            return translate(node.expressions, self)
+        if isinstance(node, exp().Window):
+            raise unsupported(f"{node.this.sql()} OVER", "use GROUP BY with a window")
+        name = node.key.upper()
+        raise unsupported(
+            f"the function {name}" if isinstance(node, exp().Func) else name,
+            "use with_columns with a Polars expression",
+        )
+
+    def condition(self, node: Expression) -> pl.Expr:
+        """Return the expression, which is to be true or false.
+
+        Raises:
+            UsageError: it is of another type, or something in it is not there.
+        """
+        return self.values.condition(self(node), node.sql())
+
+
+_KNOWN = {
+    "Case": "ifs default",
+    "If": "true false",
+    "Cast": "to",
+    "TryCast": "to",
+    "Between": "low high",
+    "Trim": "position",
+    "RegexpExtract": "group",
+    "Substring": "start length",
+    "Replace": "replacement",
+    "SplitPart": "delimiter part_index",
+    "Round": "decimals",
+    "TimestampTrunc": "unit",
+    "DateTrunc": "unit",
+    "TimeToStr": "format",
+    "Interval": "unit",
+    "In": "query",
+    "Like": "negate",
+    "ILike": "negate",
+    "Select": "with_ from_ joins where group having",
+    "Subquery": "alias with_",
+    "Table": "alias",
+    "Union": "with_ distinct",
+    "Join": "on side kind using",
+}
+"""The parts of syntax that a translation looks at, besides the operands."""
+
+_SILENT = {
+    "this", "expression", "expressions", "is_string", "safe", "typed", "coalesce", "ignore_nulls",
+    "null_if_pos_overflow", "is_nvl", "is_null", "big_int", "unabbreviate", "input_type_preserved",
+}  # fmt: skip
+"""Parts that say what holds in any case here."""
+
+
+def refuse_others(node: Expression) -> None:
+    """Refuse a part that no translation looks at, such as the flags of a regular expression.
 
     Raises:
-        UsageError: something in it is not there.
+        UsageError
     """
-    known = value(node)
-    if known is not None:
-        return known
-    translate = _scalars().get(type(node))
-    if translate is not None:
-        found: pl.Expr = translate(node, lambda inner: scalar(inner, value))
-        return found
-    if isinstance(node, exp().AggFunc):
-        raise UsageError(f"sql: {node.sql()} is an aggregate, which stands in SELECT or HAVING")
-    if isinstance(node, exp().Anonymous):
-        function = _FUNCTIONS.get(node.name.upper())
-        if function is not None:
-            try:
-                return function(*(_argument(inner, value) for inner in node.expressions))
-            except TypeError:
-                raise UsageError(f"sql: {node.sql()} has a wrong number of arguments") from None
-        raise unsupported(f"the function {node.name.upper()}", "use with_columns with a Polars expression")
-    if isinstance(node, exp().Window):
-        raise unsupported(f"{node.this.sql()} OVER", "use GROUP BY with a window")
-    name = node.key.upper()
-    raise unsupported(
-        f"the function {name}" if isinstance(node, exp().Func) else name, "use with_columns with a Polars expression"
-    )
+    known = _KNOWN.get(type(node).__name__, "").split()
+    for name, part in node.args.items():
+        if part and name not in _SILENT and name not in known:
+            shown = part.sql() if isinstance(part, exp().Expression) else name.upper().replace("_", " ")
+            raise unsupported(f"{node.key.upper()} with {shown}", "leave it out, or use the methods of streams")
 
 
-def _argument(node: Expression, value: Value) -> Any:
-    """Return an argument of a function: a literal as it is, anything else as an expression."""
-    if isinstance(node, exp().Literal):
-        return node.name if node.is_string else int(node.name)
-    return scalar(node, value)
-
-
-Inner = Callable[["Expression"], pl.Expr]
+Inner = Scalars
 
 
 def _literal(node: Expression, inner: Inner) -> pl.Expr:
-    if node.is_string:
-        return pl.lit(node.name)
-    if re.fullmatch(r"\d+", node.name):
-        return pl.lit(int(node.name))
-    return pl.lit(float(node.name)) if "e" in node.name.lower() else pl.lit(Decimal(node.name))
+    return pl.lit(node.name) if node.is_string else literal(node.name)
+
+
+def _negative(node: Expression, inner: Inner) -> pl.Expr:
+    of = node.this
+    if isinstance(of, exp().Literal) and not of.is_string:
+        return literal(f"-{of.name}")
+    return inner.values.negative(inner(of), node.sql())
 
 
 def _case(node: Expression, inner: Inner) -> pl.Expr:
     subject, default = node.args.get("this"), node.args.get("default")
-    otherwise = pl.lit(None) if default is None else inner(default)
-    for branch in reversed(node.args["ifs"]):
-        condition = inner(branch.this) if subject is None else inner(subject) == inner(branch.this)
-        otherwise = pl.when(condition).then(inner(branch.args["true"])).otherwise(otherwise)
+    conditions, results = [], [pl.lit(None) if default is None else inner(default)]
+    for branch in node.args["ifs"]:
+        condition = branch.this if subject is None else exp().EQ(this=subject, expression=branch.this)
+        conditions.append(inner.condition(condition))
+        results.append(inner(branch.args["true"]))
+    otherwise, *results = inner.values.alike(results, "CASE")
+    for condition, result in zip(reversed(conditions), reversed(results), strict=True):
+        otherwise = pl.when(condition).then(result).otherwise(otherwise)
     return otherwise
+
+
+def _if(node: Expression, inner: Inner) -> pl.Expr:
+    default = node.args.get("false")
+    results = [inner(node.args["true"]), pl.lit(None) if default is None else inner(default)]
+    yes, no = inner.values.alike(results, "IF")
+    return pl.when(inner.condition(node.this)).then(yes).otherwise(no)
 
 
 def _in(node: Expression, inner: Inner) -> pl.Expr:
     if node.args.get("query") is not None:
         raise unsupported("IN with a subquery", "join with it")
-    found = [_compared(node.this, one, inner, lambda a, b: a == b) for one in node.expressions]
+    found = [_compared(node.this, one, inner, lambda a, b: a == b, "IN") for one in node.expressions]
     result = found[0]
     for other in found[1:]:
         result = result | other
     return result
 
 
+def _between(node: Expression, inner: Inner) -> pl.Expr:
+    low = _compared(node.this, node.args["low"], inner, lambda a, b: a >= b, "BETWEEN")
+    return low & _compared(node.this, node.args["high"], inner, lambda a, b: a <= b, "BETWEEN")
+
+
 def _compared(
-    left: Expression, right: Expression, inner: Inner, combine: Callable[[pl.Expr, pl.Expr], pl.Expr]
+    left: Expression, right: Expression, inner: Inner, combine: Callable[[pl.Expr, pl.Expr], pl.Expr], text: str
 ) -> pl.Expr:
-    """Compare two values; with the word NULL, the result is null."""
-    if isinstance(left, exp().Null) or isinstance(right, exp().Null):
-        return pl.lit(None, pl.Boolean)
-    return combine(inner(left), inner(right))
+    return inner.values.compared(inner(left), inner(right), combine, text)
 
 
-def _literal_text(node: Expression, of: str) -> str:
+def _nullif(node: Expression, inner: Inner) -> pl.Expr:
+    if isinstance(node.expression, exp().Null):
+        return inner(node.this)
+    equal = _compared(node.this, node.expression, inner, lambda a, b: a == b, "NULLIF")
+    return pl.when(equal.fill_null(False)).then(None).otherwise(inner(node.this))
+
+
+def _literal_text(node: Expression | None, of: str) -> str:
     if not isinstance(node, exp().Literal) or not node.is_string:
         raise unsupported(f"{of} with a pattern that is no literal", "write the pattern in quotes")
     return str(node.name)
+
+
+def _whole(node: Expression, of: str) -> int:
+    if not isinstance(node, exp().Literal) or node.is_string or not node.name.isdecimal():
+        raise unsupported(f"{of} with {node.sql()}", "write a whole number from 0 on")
+    return int(node.name)
 
 
 def _like(node: Expression, inner: Inner, flags: str = "s") -> pl.Expr:
@@ -223,52 +308,44 @@ def _like(node: Expression, inner: Inner, flags: str = "s") -> pl.Expr:
     return inner(node.this).str.contains(f"^(?{flags}:{''.join(parts)})$")
 
 
-def _modulo(node: Expression, inner: Inner) -> pl.Expr:
-    a, b = inner(node.this), inner(node.expression)
-    rest = a % b
-    return pl.when((rest != 0) & ((rest < 0) != (a < 0))).then(rest - b).otherwise(rest)
-
-
-def _divide(node: Expression, inner: Inner) -> pl.Expr:
-    divisor = inner(node.expression)
-    return inner(node.this) / pl.when(divisor != 0).then(divisor)
-
-
-_TYPES: dict[str, Any] = {
-    "TINYINT": pl.Int8,
-    "SMALLINT": pl.Int16,
-    "INT": pl.Int32,
-    "BIGINT": pl.Int64,
-    "FLOAT": pl.Float32,
-    "DOUBLE": pl.Float64,
-    "TEXT": pl.String,
-    "VARCHAR": pl.String,
-    "CHAR": pl.String,
-    "BOOLEAN": pl.Boolean,
-    "DATE": pl.Date,
+_TYPES: dict[str, pl.DataType] = {
+    "TINYINT": pl.Int8(),
+    "SMALLINT": pl.Int16(),
+    "INT": pl.Int32(),
+    "BIGINT": pl.Int64(),
+    "FLOAT": pl.Float32(),
+    "DOUBLE": pl.Float64(),
+    "TEXT": pl.String(),
+    "VARCHAR": pl.String(),
+    "BOOLEAN": pl.Boolean(),
+    "DATE": pl.Date(),
     "TIMESTAMP": pl.Datetime("us"),
     "TIMESTAMPNTZ": pl.Datetime("us"),
     "DATETIME": pl.Datetime("us"),
-    "BINARY": pl.Binary,
 }
 
 
 def _cast(node: Expression, inner: Inner, *, strict: bool = True) -> pl.Expr:
     kind = node.args["to"]
     name = kind.this.name
+    sizes = [int(size.this.name) for size in kind.expressions]
     if name in ("DECIMAL", "NUMERIC"):
-        sizes = [int(size.this.name) for size in kind.expressions]
-        dtype: Any = pl.Decimal(*(sizes if len(sizes) == 2 else (sizes[0], 0) if sizes else (18, 3)))
-    elif name in _TYPES:
+        dtype: pl.DataType = pl.Decimal(*(sizes if len(sizes) == 2 else (sizes[0], 0) if sizes else (18, 3)))
+    elif name in _TYPES and not sizes:
         dtype = _TYPES[name]
     else:
-        raise unsupported(f"CAST to {name}", f"use one of {', '.join(_TYPES)}, DECIMAL")
-    if name in ("DATE", "TIMESTAMP", "TIMESTAMPNTZ", "DATETIME") and isinstance(node.this, exp().Literal):
+        raise unsupported(f"CAST to {kind.sql()}", f"use one of {', '.join(_TYPES)}, DECIMAL(precision, scale)")
+    if isinstance(dtype, pl.Date | pl.Datetime) and isinstance(node.this, exp().Literal):
         try:
-            return pl.lit(datetime.fromisoformat(node.this.name)).cast(dtype)
+            moment = datetime.fromisoformat(node.this.name)
         except ValueError:
             raise UsageError(f"sql: '{node.this.name}' is no {name}, such as '2020-12-31 23:59:59'") from None
-    return inner(node.this).cast(dtype, strict=strict)
+        if moment.tzinfo is not None:
+            raise UsageError(
+                f"sql: '{node.this.name}' has an offset, which DATE and TIMESTAMP have not; write it without"
+            )
+        return pl.lit(moment).cast(dtype)
+    return inner.values.cast(inner(node.this), dtype, node.sql("duckdb"), strict=strict)
 
 
 _PARTS = {"YEAR", "MONTH", "DAY", "HOUR", "MINUTE", "SECOND", "WEEK", "QUARTER"}
@@ -283,6 +360,9 @@ def _part(unit: str, of: pl.Expr) -> pl.Expr:
 
 _JAVA = {"yyyy": "%Y", "MM": "%m", "dd": "%d", "HH": "%H", "mm": "%M", "ss": "%S", "SSS": "%3f"}
 
+_STRFTIME = {letter: f"%{letter}" for letter in "YmdHMSyjaAbBpI%"} | {"f": "%6f", "g": "%3f"}
+"""The letters of DuckDB's patterns whose meaning Polars knows; it has other names for some."""
+
 
 def _date_format(of: pl.Expr, pattern: str) -> pl.Expr:
     """Format a time; the pattern is Java's, as Flink and Spark have it, or that of strftime."""
@@ -291,18 +371,26 @@ def _date_format(of: pl.Expr, pattern: str) -> pl.Expr:
         rest = re.sub(r"%3f|%[A-Za-z]", "", pattern)
         if re.search("[A-Za-z]", rest):
             raise unsupported(f"DATE_FORMAT with '{pattern}'", f"use {', '.join(_JAVA)}")
-    return of.dt.strftime(pattern)
+        return of.dt.strftime(pattern)
+    for letter in re.findall("%(.?)", pattern.replace("%%", "")):
+        if letter not in _STRFTIME:
+            raise unsupported(f"STRFTIME with '%{letter}'", f"use %{', %'.join(_STRFTIME)}")
+    return of.dt.strftime(re.sub("%(.)", lambda match: _STRFTIME[match[1]], pattern))
 
 
 def _split_index(of: pl.Expr, separator: str, place: int) -> pl.Expr:
     return of.str.split(separator).list.get(place, null_on_oob=True)
 
 
-_FUNCTIONS: dict[str, Callable[..., pl.Expr]] = {
-    "SPLIT_INDEX": _split_index,
-    "DATE_FORMAT": _date_format,
-    "CHAR_LENGTH": lambda of: of.str.len_chars().cast(pl.Int64),
+_FUNCTIONS: dict[str, tuple[int, Callable[[list[Any], Inner], pl.Expr]]] = {
+    "SPLIT_INDEX": (
+        3,
+        lambda of, inner: _split_index(inner(of[0]), _literal_text(of[1], "SPLIT_INDEX"), _whole(of[2], "SPLIT_INDEX")),
+    ),
+    "DATE_FORMAT": (2, lambda of, inner: _date_format(inner(of[0]), _literal_text(of[1], "DATE_FORMAT"))),
+    "CHAR_LENGTH": (1, lambda of, inner: inner(of[0]).str.len_chars().cast(pl.Int64)),
 }
+"""Functions that sqlglot has no class for: how many arguments they have, and what they are."""
 
 
 def _split_part(node: Expression, inner: Inner) -> pl.Expr:
@@ -317,14 +405,37 @@ def _split_part(node: Expression, inner: Inner) -> pl.Expr:
 def _regexp_extract(node: Expression, inner: Inner) -> pl.Expr:
     group = node.args.get("group")
     return inner(node.this).str.extract(
-        _literal_text(node.expression, "REGEXP_EXTRACT"), 0 if group is None else int(group.name)
+        _literal_text(node.expression, "REGEXP_EXTRACT"), 0 if group is None else _whole(group, "REGEXP_EXTRACT")
     )
 
 
+def _replace(node: Expression, inner: Inner) -> pl.Expr:
+    pattern = _literal_text(node.expression, "REPLACE")
+    of, by = inner(node.this), inner(node.args["replacement"])
+    return of.str.replace_all(pattern, by, literal=True) if pattern else of
+
+
+def _trim(node: Expression, inner: Inner) -> pl.Expr:
+    of = inner(node.this).str
+    characters = " " if node.args.get("expression") is None else _literal_text(node.expression, "TRIM")
+    sides = {"LEADING": of.strip_chars_start, "TRAILING": of.strip_chars_end}
+    found: pl.Expr = sides.get(str(node.args.get("position") or "").upper(), of.strip_chars)(characters)
+    return found
+
+
 def _substring(node: Expression, inner: Inner) -> pl.Expr:
-    start, length = node.args.get("start"), node.args.get("length")
-    begin = pl.lit(1) if start is None else inner(start)
-    return inner(node.this).str.slice(begin - 1, None if length is None else inner(length))
+    """Return a part of a text: its characters are numbered from 1 on, and from -1 on from the end."""
+    of, start, length = inner(node.this), node.args.get("start"), node.args.get("length")
+    if isinstance(length, exp().Neg):
+        raise unsupported("SUBSTRING with a negative length", "write a length from 0 on")
+    place = (pl.lit(1) if start is None else inner(start)).cast(pl.Int64)
+    begin = pl.when(place < 0).then(of.str.len_chars().cast(pl.Int64) + place).otherwise(place - 1)
+    first = pl.max_horizontal(begin, 0)
+    if length is None:
+        return pl.when(place.is_not_null()).then(of.str.slice(first))
+    size = inner(length).cast(pl.Int64)
+    found = of.str.slice(first, pl.max_horizontal(begin + size - first, 0))
+    return pl.when(place.is_not_null() & size.is_not_null()).then(found)
 
 
 def _trunc(node: Expression, inner: Inner) -> pl.Expr:
@@ -342,24 +453,37 @@ def _interval(node: Expression, inner: Inner) -> pl.Expr:
 def _is(node: Expression, inner: Inner) -> pl.Expr:
     if isinstance(node.expression, exp().Null):
         return inner(node.this).is_null()
-    return inner(node.this).eq_missing(inner(node.expression))
+    return inner.condition(node.this).eq_missing(inner.condition(node.expression))
+
+
+def _extreme(node: Any, inner: Inner, extreme: Callable[..., pl.Expr]) -> pl.Expr:
+    return extreme(*inner.values.alike([inner(one) for one in [node.this, *node.expressions]], node.key.upper()))
+
+
+def _coalesce(node: Any, inner: Inner) -> pl.Expr:
+    return pl.coalesce(*inner.values.alike([inner(one) for one in [node.this, *node.expressions]], "COALESCE"))
 
 
 @cache
 def _scalars() -> dict[type, Callable[[Any, Inner], pl.Expr]]:
     e = exp()
 
-    def two(combine: Callable[[pl.Expr, pl.Expr], pl.Expr]) -> Callable[[Any, Inner], pl.Expr]:
-        return lambda node, inner: combine(inner(node.this), inner(node.expression))
-
     def compared(combine: Callable[[pl.Expr, pl.Expr], pl.Expr]) -> Callable[[Any, Inner], pl.Expr]:
-        return lambda node, inner: _compared(node.this, node.expression, inner, combine)
+        return lambda node, inner: _compared(node.this, node.expression, inner, combine, node.sql())
+
+    def same(combine: Callable[[pl.Expr, pl.Expr], pl.Expr]) -> Callable[[Any, Inner], pl.Expr]:
+        return lambda node, inner: combine(*inner.values.alike([inner(node.this), inner(node.expression)], node.sql()))
+
+    def computed(combine: Callable[[pl.Expr, pl.Expr], pl.Expr]) -> Callable[[Any, Inner], pl.Expr]:
+        return lambda node, inner: inner.values.arithmetic(
+            inner(node.this), inner(node.expression), combine, node.sql()
+        )
 
     def one(function: Callable[[pl.Expr], pl.Expr]) -> Callable[[Any, Inner], pl.Expr]:
         return lambda node, inner: function(inner(node.this))
 
-    def several(function: Callable[..., pl.Expr]) -> Callable[[Any, Inner], pl.Expr]:
-        return lambda node, inner: function(*(inner(one) for one in [node.this, *node.expressions] if one is not None))
+    def of_number(function: Callable[[pl.Expr], pl.Expr]) -> Callable[[Any, Inner], pl.Expr]:
+        return lambda node, inner: function(inner.values.number(inner(node.this), node.sql()))
 
     found: dict[type, Callable[[Any, Inner], pl.Expr]] = {
         e.Column: lambda node, inner: pl.col(node.name),
@@ -367,73 +491,70 @@ def _scalars() -> dict[type, Callable[[Any, Inner], pl.Expr]]:
         e.Null: lambda node, inner: pl.lit(None),
         e.Boolean: lambda node, inner: pl.lit(bool(node.this)),
         e.Paren: lambda node, inner: inner(node.this),
-        e.Neg: one(lambda a: -a),
-        e.Not: one(lambda a: ~a),
-        e.And: two(lambda a, b: a & b),
-        e.Or: two(lambda a, b: a | b),
+        e.Neg: _negative,
+        e.Not: lambda node, inner: ~inner.condition(node.this),
+        e.And: lambda node, inner: inner.condition(node.this) & inner.condition(node.expression),
+        e.Or: lambda node, inner: inner.condition(node.this) | inner.condition(node.expression),
         e.EQ: compared(lambda a, b: a == b),
         e.NEQ: compared(lambda a, b: a != b),
         e.LT: compared(lambda a, b: a < b),
         e.LTE: compared(lambda a, b: a <= b),
         e.GT: compared(lambda a, b: a > b),
         e.GTE: compared(lambda a, b: a >= b),
-        e.NullSafeEQ: two(lambda a, b: a.eq_missing(b)),
-        e.NullSafeNEQ: two(lambda a, b: a.ne_missing(b)),
-        e.Add: two(lambda a, b: a + b),
-        e.Sub: two(lambda a, b: a - b),
-        e.Mul: two(lambda a, b: a * b),
-        e.Div: _divide,
-        e.Mod: _modulo,
+        e.NullSafeEQ: same(lambda a, b: a.eq_missing(b)),
+        e.NullSafeNEQ: same(lambda a, b: a.ne_missing(b)),
+        e.Add: computed(lambda a, b: a + b),
+        e.Sub: computed(lambda a, b: a - b),
+        e.Mul: lambda node, inner: inner.values.product(inner(node.this), inner(node.expression), node.sql()),
+        e.Div: lambda node, inner: inner.values.quotient(inner(node.this), inner(node.expression), node.sql()),
+        e.Mod: lambda node, inner: inner.values.rest(inner(node.this), inner(node.expression), node.sql()),
         e.Is: _is,
         e.In: _in,
-        e.Between: lambda node, inner: (
-            (inner(node.this) >= inner(node.args["low"])) & (inner(node.this) <= inner(node.args["high"]))
-        ),
+        e.Between: _between,
         e.Like: _like,
         e.ILike: lambda node, inner: _like(node, inner, "si"),
         e.RegexpLike: lambda node, inner: inner(node.this).str.contains(_literal_text(node.expression, "REGEXP_LIKE")),
         e.RegexpExtract: _regexp_extract,
         e.Case: _case,
-        e.If: lambda node, inner: (
-            pl.when(inner(node.this))
-            .then(inner(node.args["true"]))
-            .otherwise(inner(node.args["false"]) if node.args.get("false") is not None else pl.lit(None))
-        ),
-        e.Coalesce: several(lambda *all: pl.coalesce(*all)),
-        e.Nullif: two(lambda a, b: pl.when((a == b).fill_null(False)).then(None).otherwise(a)),
-        e.Greatest: several(lambda *all: pl.max_horizontal(*all)),
-        e.Least: several(lambda *all: pl.min_horizontal(*all)),
+        e.If: _if,
+        e.Coalesce: _coalesce,
+        e.Nullif: _nullif,
+        e.Greatest: lambda node, inner: _extreme(node, inner, pl.max_horizontal),
+        e.Least: lambda node, inner: _extreme(node, inner, pl.min_horizontal),
         e.Cast: _cast,
-        e.TryCast: lambda node, inner: _cast(node, inner, strict=False),
+        e.TryCast: partial(_cast, strict=False),
         e.Concat: lambda node, inner: pl.concat_str(
-            [inner(a).cast(pl.String) for a in node.expressions], ignore_nulls=True
+            [inner.values.text(inner(one), node.sql()) for one in node.expressions], ignore_nulls=True
         ),
-        e.DPipe: two(lambda a, b: a.cast(pl.String) + b.cast(pl.String)),
+        e.DPipe: lambda node, inner: (
+            inner.values.text(inner(node.this), node.sql()) + inner.values.text(inner(node.expression), node.sql())
+        ),
         e.Lower: one(lambda a: a.str.to_lowercase()),
         e.Upper: one(lambda a: a.str.to_uppercase()),
         e.Length: one(lambda a: a.str.len_chars().cast(pl.Int64)),
-        e.Trim: one(lambda a: a.str.strip_chars(" ")),
+        e.Trim: _trim,
         e.Substring: _substring,
-        e.Replace: lambda node, inner: inner(node.this).str.replace_all(
-            _literal_text(node.expression, "REPLACE"), inner(node.args["replacement"]), literal=True
-        ),
+        e.Replace: _replace,
         e.SplitPart: _split_part,
-        e.Abs: one(lambda a: a.abs()),
+        e.Abs: lambda node, inner: inner.values.size(inner(node.this)),
         e.Floor: one(lambda a: a.floor()),
         e.Ceil: one(lambda a: a.ceil()),
-        e.Sqrt: one(lambda a: a.sqrt()),
-        e.Ln: one(lambda a: a.log()),
-        e.Exp: one(lambda a: a.exp()),
-        e.Pow: two(lambda a, b: a.cast(pl.Float64).pow(b)),
+        e.Sqrt: of_number(lambda a: a.sqrt()),
+        e.Ln: of_number(lambda a: a.log()),
+        e.Exp: of_number(lambda a: a.exp()),
+        e.Pow: lambda node, inner: inner.values.number(inner(node.this), node.sql()).pow(
+            inner.values.number(inner(node.expression), node.sql())
+        ),
         e.Round: lambda node, inner: inner(node.this).round(
-            int(node.args["decimals"].name) if node.args.get("decimals") is not None else 0, mode="half_away_from_zero"
+            0 if node.args.get("decimals") is None else _whole(node.args["decimals"], "ROUND"),
+            mode="half_away_from_zero",
         ),
         e.Extract: lambda node, inner: _part(node.name.upper(), inner(node.expression)),
         e.TimeToStr: lambda node, inner: _date_format(inner(node.this), _literal_text(node.args["format"], "STRFTIME")),
         e.TimestampTrunc: _trunc,
         e.DateTrunc: _trunc,
         e.Interval: _interval,
-        e.StartsWith: two(lambda a, b: a.str.starts_with(b)),
+        e.StartsWith: lambda node, inner: inner(node.this).str.starts_with(inner(node.expression)),
     }
     for unit in ("Year", "Month", "Day", "Hour", "Minute", "Second", "Week", "Quarter"):
         found[getattr(e, unit)] = lambda node, inner, unit=unit: _part(unit.upper(), inner(node.this))  # type: ignore[misc]
@@ -443,10 +564,11 @@ def _scalars() -> dict[type, Callable[[Any, Inner], pl.Expr]]:
 class Aggregates:
     """The aggregates of one SELECT: what is computed of each group, and the result that is made of it."""
 
-    def __init__(self, name: str) -> None:
-        """``name``: a pattern for names of columns."""
+    def __init__(self, name: str, schema: pa.Schema) -> None:
+        """``name``: a pattern for names of columns; ``schema``: of the records."""
         self.expressions: dict[str, pl.Expr] = {}
         self._name = name
+        self._scalars = Scalars(schema)
         self._results: dict[Expression, pl.Expr] = {}
 
     def result(self, node: Expression) -> pl.Expr | None:
@@ -475,37 +597,51 @@ class Aggregates:
         e = exp()
         function, condition = node, None
         if isinstance(node, e.Filter):
-            function, condition = node.this, scalar(node.expression.this)
+            function, condition = node.this, self._scalars.condition(node.expression.this)
         of = function.this
         is_distinct = isinstance(of, e.Distinct)
         if is_distinct:
             if len(of.expressions) != 1:
                 raise unsupported("DISTINCT of several columns", "make one column of them")
             of = of.expressions[0]
-        if isinstance(function, e.Count) and (of is None or isinstance(of, e.Star)):
+        is_count = isinstance(function, e.Count)
+        if is_count and not is_distinct and (of is None or isinstance(of, e.Star | e.Literal)):
             if condition is None:
                 return self._column(pl.len()).cast(pl.Int64)
-            return self._column(pl.when(condition).then(pl.lit(1)).count()).cast(pl.Int64)
+            return self._column(_of_records(pl.when(condition).then(pl.lit(1)), node).count()).cast(pl.Int64)
         if of is None or _has_many(function):
             raise unsupported(f"{function.sql()}", "use an aggregate of one argument")
-        values = scalar(of)
+        values = self._scalars(of)
+        kind, dtype = self._scalars.values.kind(values), self._scalars.values.type_of(values)
         if condition is not None:
             values = pl.when(condition).then(values)
-        if isinstance(function, e.Count):
+        values = _of_records(values, node)
+        if is_count:
             counted = values.drop_nulls().n_unique() if is_distinct else values.count()
             return self._column(counted).cast(pl.Int64)
         if is_distinct and not isinstance(function, e.Min | e.Max):
             raise unsupported(f"{function.key.upper()}(DISTINCT ...)", "only COUNT has DISTINCT")
-        if isinstance(function, e.Sum):
-            is_any = self._column(values.count()) > 0
-            return pl.when(is_any).then(self._column(values.sum()))
         methods = {e.Min: "min", e.Max: "max", e.Avg: "mean", e.Stddev: "std", e.StddevSamp: "std", e.Variance: "var"}
-        method = methods.get(type(function))
+        method = "sum" if isinstance(function, e.Sum) else methods.get(type(function))
         if method is None:
             raise unsupported(
                 f"the aggregate {function.key.upper()}", "use COUNT, SUM, AVG, MIN, MAX, STDDEV or VARIANCE"
             )
+        if method not in ("min", "max") and kind != "numbers":
+            raise UsageError(f"sql: {function.sql()} is of {kind}; it needs numbers")
+        if method == "sum":
+            is_any = self._column(values.count()) > 0
+            whole = values.cast(pl.Int64) if dtype.is_integer() and dtype != pl.Int64 else values
+            return pl.when(is_any).then(self._column(whole.sum()))
+        if method not in ("min", "max") and dtype.is_decimal():
+            values = values.cast(pl.Float64)
         return self._column(getattr(values, method)())
+
+
+def _of_records(values: pl.Expr, node: Expression) -> pl.Expr:
+    if not values.meta.root_names():
+        raise unsupported(f"{node.sql()}, an aggregate of a constant,", "use COUNT(*)")
+    return values
 
 
 def _has_many(function: Expression) -> bool:

@@ -350,7 +350,14 @@ def empty_frame(schema: pa.Schema) -> pl.DataFrame:
 
 
 def schema_of_frame(frame: pl.DataFrame) -> pa.Schema:
-    """Return the canonical Arrow schema of a frame."""
+    """Return the canonical Arrow schema of a frame.
+
+    Raises:
+        UsageError: a type is not supported.
+    """
+    for name, dtype in frame.schema.items():
+        if isinstance(dtype, pl.Int128 | pl.UInt128):  # Arrow has none, and says so in other words
+            raise UsageError(f"column '{name}' has type {dtype}, which Headgate does not carry; cast it to an integer")
     return canonical_schema(frame.clear().to_arrow(compat_level=pl.CompatLevel.oldest()).schema)
 
 
