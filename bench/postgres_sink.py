@@ -6,6 +6,7 @@ does; writing it to the checkpoint is not part of the time. Settings: ``rows`` o
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from dataclasses import replace
@@ -53,7 +54,9 @@ def run(options: Options) -> Result:
             found["inserted_per_s"].append(inserted)
             found["upserted_per_s"].append(upserted)
     figures: dict[str, Any] = {name: statistics.median(rates) for name, rates in found.items()}
-    figures["appended_to_copied"] = figures["appended_per_s"] / figures["copied_per_s"]
+    for name in ("appended", "inserted", "upserted"):
+        figures[f"{name}_to_copied"] = figures[f"{name}_per_s"] / figures["copied_per_s"]
+    figures["load_1m"] = os.getloadavg()[0]
     targets = {"appended_per_s": at_least(APPENDED_PER_S_MIN), "upserted_per_s": at_least(UPSERTED_PER_S_MIN)}
     return Result(figures, targets)
 

@@ -15,8 +15,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 from tests.servers.processes import LOOPBACK, Port, ServerProcess
+
+GONE_S = 60.0
 
 OWN_USERS = ("postgres", "nobody")
 """The server refuses root; then it runs as one of these."""
@@ -95,6 +98,16 @@ class PostgresServer:
     def crash(self) -> None:
         """Every process of it ends at once, as in a power cut that spares the disk."""
         self._process.end(signal.SIGQUIT)
+
+    def kill(self) -> None:
+        """SIGKILL for every process of it, and wait until they are gone."""
+        server = psutil.Process(self._process.pid)
+        server.suspend()  # it starts no more of them
+        children = server.children()
+        for child in children:
+            child.kill()
+        self._process.end(signal.SIGKILL)
+        psutil.wait_procs(children, GONE_S)
 
     def start(self) -> None:
         self._process.start()

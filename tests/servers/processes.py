@@ -43,6 +43,12 @@ class ServerProcess:
         self._env = {**os.environ, **env}
         self._process: subprocess.Popen[bytes] | None = None
 
+    @property
+    def pid(self) -> int:
+        """Of the process that runs."""
+        assert self._process is not None
+        return self._process.pid
+
     def start(self) -> None:
         with open(self._log, "ab") as log:
             self._process = subprocess.Popen(

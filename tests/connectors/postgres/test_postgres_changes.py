@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pyarrow as pa
 import pytest
+import sqlalchemy as sa
 from tests.servers.postgres import PostgresServer, postgres_server
 
 import headgate as hg
@@ -305,6 +307,133 @@ def test_large_values_that_an_update_leaves_come_from_the_old_row(url: str, db: 
         ("update_after", 2, 100_000),
     ]
     reader.close()
+
+
+# -- several tables ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def other(db: Any) -> str:
+    """A table with other columns, and keys in its changes."""
+    name = f"o{uuid.uuid4().hex[:12]}"
+    db.execute(f"CREATE TABLE {name} (number bigint PRIMARY KEY, id int)")
+    return name
+
+
+def by_table(rows: list[dict[str, Any]], *columns: str) -> list[tuple[Any, ...]]:
+    return [(row["table"][7], row["op"], *(row[name] for name in columns)) for row in rows]
+
+
+def test_changes_of_several_tables_come_in_the_order_of_their_transactions(
+    url: str, db: Any, table: str, other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    db.execute(f"INSERT INTO {table} VALUES (1, 'a')")
+    db.execute(f"INSERT INTO {other} VALUES (1, 2)")
+    source = PostgresChanges(url, [table, other], metadata=["lsn"])
+    assert source.changes() is None
+    assert source.schema().names == ["table", "id", "name", "number", "op", "lsn"]
+    columns = ("id", "name", "number")
+    reader = source.open(context())
+    found = by_table(take(reader, 2), *columns)
+    assert found == [("t", "insert", 1, "a", None), ("o", "insert", 2, None, 1)]
+    with db.transaction():
+        db.execute(f"UPDATE {table} SET name = 'b' WHERE id = 1")
+        db.execute(f"UPDATE {other} SET id = 3 WHERE number = 1")
+        db.execute(f"INSERT INTO {table} VALUES (2, 'c')")
+        db.execute(f"DELETE FROM {other} WHERE number = 1")
+    expected = [
+        ("t", "update_before", 1, "a", None),
+        ("t", "update_after", 1, "b", None),
+        ("o", "update_after", 3, None, 1),
+        ("t", "insert", 2, "c", None),
+        ("o", "delete", None, None, 1),
+    ]
+    rows = take(reader, 5)
+    assert by_table(rows, *columns) == expected
+    assert len({row["lsn"] for row in rows}) == 1
+    positions = reader.positions()
+    reader.close()
+    with db.transaction():
+        db.execute(f"ALTER TABLE {other} DROP COLUMN id")
+        for number in range(10, 20):
+            db.execute(f"INSERT INTO {table} VALUES ({number}, 'd')")
+            db.execute(f"INSERT INTO {other} VALUES ({number})")
+    monkeypatch.setattr("headgate.connectors.postgres.changes.MESSAGES_MAX", 3)
+    rows = []
+    while len(rows) < 20:  # a position in the middle of a transaction counts the changes of all tables
+        reader = source.open(context(positions))
+        rows += take(reader, 1)
+        positions = reader.positions()
+        reader.close()
+    assert by_table(rows, *columns) == [
+        one for n in range(10, 20) for one in (("t", "insert", n, "d", None), ("o", "insert", None, None, n))
+    ]
+
+
+def test_a_stream_of_each_table_is_made_of_one_source(
+    url: str, db: Any, table: str, other: str, tmp_path: Path
+) -> None:
+    db.execute(f"INSERT INTO {table} SELECT g, 'n' || g FROM generate_series(1, 9) g")
+    db.execute(f"INSERT INTO {other} SELECT g, g % 3 FROM generate_series(1, 5) g")
+    p = hg.Pipeline("p", checkpointing=hg.Checkpointing(dir=tmp_path / "checkpoints"))
+    both = p.source(PostgresChanges(url, [table, other], end="latest"), name="both")
+    places = [f"sqlite:///{tmp_path}/{name}.db" for name in ("names", "numbers")]
+    names = both.filter(pl.col("table") == f"public.{table}").select("op", "id", "name")
+    names.records_as_changes("id", retractions=True).sink(hg.SqlSink(places[0], "t", upsert="id", create=True))
+    numbers = both.filter(pl.col("table") == f"public.{other}").select("op", "number", "id")
+    numbers.records_as_changes("number").sink(hg.SqlSink(places[1], "t", upsert="number", create=True))
+    testing.run(p)
+    found = []
+    for place in places:
+        with sa.create_engine(place, poolclass=sa.pool.NullPool).connect() as connection:
+            found.append([tuple(row) for row in connection.exec_driver_sql("select * from t order by 1")])
+    assert found == [[(n, f"n{n}") for n in range(1, 10)], [(n, n % 3) for n in range(1, 6)]]
+
+
+def test_a_whole_publication_is_read_and_a_new_table_of_it_is_refused(
+    url: str, db: Any, table: str, other: str
+) -> None:
+    publication = f"p_{table}"
+    db.execute(f"CREATE PUBLICATION {publication} FOR TABLE {table}, {other}")
+    db.execute(f"INSERT INTO {other} VALUES (1, 2)")
+    source = PostgresChanges(url, publication=publication)
+    assert [one.name for one in source.found_tables()] == sorted([table, other])
+    reader = source.open(context())
+    assert by_table(take(reader, 1), "number") == [("o", "insert", 1)]
+    db.execute(f"CREATE TABLE new_{table} (id int PRIMARY KEY)")
+    db.execute(f"ALTER PUBLICATION {publication} ADD TABLE new_{table}")
+    db.execute(f"INSERT INTO new_{table} VALUES (1)")
+    with pytest.raises(UsageError, match=f"has a new table public.new_{table}; start the pipeline over"):
+        take(reader, 1)
+    reader.close()
+
+
+def test_a_table_that_left_its_publication_is_missed(url: str, db: Any, table: str) -> None:
+    source = PostgresChanges(url, table)
+    reader = source.open(context())
+    take(reader, 0)
+    positions = reader.positions()
+    reader.close()
+    db.execute(f"DROP TABLE {table}")
+    db.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, name text)")
+    db.execute(f"ALTER TABLE {table} REPLICA IDENTITY FULL")
+    reader = source.open(context(positions))
+    with pytest.raises(UsageError, match="was taken out, or dropped and made again, so changes are lost; start the"):
+        take(reader, 1)
+    reader.close()
+    reader = source.open(context())
+    take(reader, 0)
+    db.execute(f"INSERT INTO {table} VALUES (1, 'a')")
+    assert plain(take(reader, 1)) == [("insert", 1, "a")]
+    reader.close()
+
+
+def test_columns_of_one_name_have_one_type(url: str, db: Any, table: str) -> None:
+    db.execute(f"CREATE TABLE x{table} (id bigint PRIMARY KEY)")
+    tables = [table, f"x{table}"]
+    with pytest.raises(UsageError, match=r"'id' has type int32 in table .* and int64 in table .*as_text=\['id'\]"):
+        PostgresChanges(url, tables).schema()
+    assert PostgresChanges(url, tables, as_text=["id"]).schema().field("id").type == pa.large_string()
 
 
 def test_metadata_says_which_transaction_made_a_change(url: str, db: Any, table: str) -> None:

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable
 from typing import Any
 
 import psycopg
 import pytest
-from tests.conftest import IS_DEEP
 from tests.connectors.committing import commit, records, recovered, written
 from tests.servers.postgres import PostgresServer, postgres_server
 
 import headgate as hg
-from headgate.connectors.postgres.sink import PreparedTransactions
 from headgate.errors import FencedError
 from headgate.model.ids import CheckpointId
-from headgate.testing.sink_kit import check_sink
-from headgate.testing.sinks.fake_pipeline import Target
 
 Execute = Callable[[str], list[Any]]
 
@@ -32,32 +27,6 @@ def sink(url: str, schema: str) -> hg.PostgresSink:
     found.make_target(records([{"id": 1}]).schema)
     recovered(found)
     return found
-
-
-@pytest.mark.deep
-def test_it_passes_the_conformance_kit(url: str, execute: Execute) -> None:
-    rescales, rows = (((1, 1), (1, 2), (3, 2)), (0, 1, 12)) if IS_DEEP else (((3, 2),), (1,))
-
-    def fresh() -> Target:
-        schema = f"s{uuid.uuid4().hex[:12]}"
-        execute(f"create schema {schema}; create table {schema}.numbers (number int8, text text)")
-        sink = PreparedTransactions(hg.PostgresSink(url, "numbers", schema=schema, commit="prepared"))
-        before = waiting(execute)
-
-        def left() -> list[str]:
-            return [gid for gid in waiting(execute) if gid not in before]
-
-        def lose() -> None:
-            for gid in left():
-                execute(f"rollback prepared '{gid}'")
-
-        def read() -> list[dict[str, Any]]:
-            rows = execute(f"select number, text from {schema}.numbers")
-            return [{"number": number, "text": text} for number, text in rows]
-
-        return Target(sink, read, left, lose)
-
-    check_sink(fresh, rescales=rescales, overlaps=(1, 3) if IS_DEEP else (1,), rows=rows)
 
 
 def test_rows_are_on_the_server_before_they_are_visible(sink: hg.PostgresSink, schema: str, execute: Execute) -> None:

@@ -7,6 +7,7 @@ import json
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -291,6 +292,46 @@ def shown_in(storage: MemoryStorage) -> list[dict[str, Any]]:
     """Return the records of the files that a reader of the directory sees."""
     files = [path for path in storage.list("") if not path.startswith("_")]
     return [json.loads(line) for path in files for line in storage.get(path).splitlines()]
+
+
+def crashing(kind: Any, loses: Callable[[Place], None]) -> tuple[Target, list[str]]:
+    """A target with a server that loses something when it ends, and how often it has ended."""
+    made, crashes = at(kind), list[str]()
+    place = made.sink.place  # type: ignore[attr-defined]
+
+    def crash() -> None:
+        crashes.append("")
+        for name in [name for name in place.opened if name not in place.prepared]:
+            place.drop(name)
+        loses(place)
+
+    return replace(made, crash=crash), crashes
+
+
+@pytest.mark.parametrize("kind", [StagedSink, StagedLedger])
+def test_a_server_that_ends_at_each_point_is_no_harm_to_a_sink_that_is_right(kind: Any) -> None:
+    for point in KillPoint:
+        target, crashes = crashing(kind, lambda place: None)
+        check_kill(target, point, 2, 1, 1, 4)
+        assert len(crashes) == 1
+    ended: list[str] = []
+
+    def fresh() -> Target:
+        nonlocal ended
+        target, ended = crashing(kind, lambda place: None)
+        return target
+
+    assert check_interruptions(fresh) is None
+    assert not ended, "the last one had no call left that could fail"
+
+
+@pytest.mark.parametrize("kind", [StagedSink, StagedLedger])
+def test_a_server_that_loses_what_was_committed_is_caught(kind: Any) -> None:
+    target, _ = crashing(kind, lambda place: place.shown.clear())
+    with pytest.raises(AssertionError, match="after the restart"):
+        check_kill(target, KillPoint.COMMITTED, 2, 1, 1, 4)
+    with pytest.raises(AssertionError):
+        check_interruptions(lambda: crashing(kind, lambda place: place.shown.clear())[0])
 
 
 def test_a_sink_that_keeps_the_end_of_the_input_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

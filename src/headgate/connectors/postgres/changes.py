@@ -1,4 +1,4 @@
-"""Change data capture: the rows of a table of PostgreSQL, and then every change of it, from a logical slot.
+"""Change data capture: the rows of tables of PostgreSQL, and then every change of them, from a logical slot.
 
 The slot is made first and exports a snapshot, in which the rows are read; then come the changes after it, so there is
 no gap and no repeat. The snapshot ends with its connection: what was read of it is in no checkpoint, because the hook
@@ -26,6 +26,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from headgate import fault_points
 from headgate.connectors.base import (
     ASK_AGAIN,
     AskAgain,
@@ -38,6 +39,7 @@ from headgate.connectors.base import (
     SourceContext,
     SplitPosition,
 )
+from headgate.connectors.postgres.catalogue import Table, check_server, look_up, published_tables
 from headgate.connectors.postgres.connection import (
     check_url,
     client_libraries,
@@ -54,12 +56,12 @@ from headgate.connectors.postgres.pgoutput import (
     HEADER,
     LSN,
     METADATA,
+    TABLE,
     TRANSACTION,
     Decoder,
     Point,
-    with_columns,
 )
-from headgate.connectors.postgres.values import Column, identifier, parsed, schema_of
+from headgate.connectors.postgres.values import identifier, parsed, union_of
 from headgate.environment import SYSTEM_ENVIRONMENT, Environment, ThreadEnded
 from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.model.lineage import Location
@@ -82,7 +84,6 @@ PATIENCE_MS = 60_000
 RETRY_S = 0.05
 ASK_S = 0.1
 WAKEUP_MS = 5
-VERSION_MIN = 140_000
 
 _SLOT = re.compile(r"[a-z0-9_]{1,40}")
 _POSITION_VERSION = 1
@@ -127,29 +128,17 @@ class Position(msgspec.Struct, frozen=True):
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
-    """What the catalogue says of a table."""
-
-    schema: str
-    name: str
-    columns: tuple[Column, ...]
-    has_whole_rows: bool
-    """Changes have the old row (REPLICA IDENTITY FULL)."""
-
-    @property
-    def sql(self) -> str:
-        """The name in SQL."""
-        return f"{identifier(self.schema)}.{identifier(self.name)}"
-
-
 class PostgresChanges(Source):
-    """Reads a table of PostgreSQL: the rows that it has, and then each change, as a stream with changes.
+    """Reads tables of PostgreSQL: the rows that they have, and then each change, as a stream with changes.
 
     ``PostgresChanges("postgresql://headgate@db/shop", "orders")`` needs ``wal_level = logical`` on the server, a user
     with the attribute REPLICATION, and PostgreSQL 14 or newer. If the table has REPLICA IDENTITY FULL, updates and
     deletes have the old row (retractions); otherwise it needs a primary key. Needs the package psycopg:
     ``pip install 'headgate-streams[postgres]'``.
+
+    Several tables, as in ``PostgresChanges(url, ["orders", "customers"])``, are read from one slot, their changes in
+    the order of their transactions. The stream has ordinary records then: a column ``table`` with the name, such as
+    ``"public.orders"``, the columns of all tables, null where a table has none of that name, and ``op``.
     """
 
     environment: ClassVar[Environment] = SYSTEM_ENVIRONMENT
@@ -157,7 +146,7 @@ class PostgresChanges(Source):
     def __init__(
         self,
         url: str,
-        table: str,
+        table: str | Sequence[str] = (),
         *,
         slot: str = "",
         publication: str = "",
@@ -171,18 +160,19 @@ class PostgresChanges(Source):
 
         Args:
             url: the database, as ``"postgresql://user@host/database"``, without a password.
-            table: its name, as ``"orders"`` or ``"sales.orders"``; by default in the schema ``public``.
+            table: its name, as ``"orders"`` or ``"sales.orders"``; by default in the schema ``public``. Or several
+                names; or none, for all tables that ``publication`` has when the pipeline is built.
             slot: how the slot is called, to which each life of the pipeline adds its own ending. By default it is
                 named after pipeline and operator. Without ``snapshot``: the slot that you made.
-            publication: a publication that you made, which has the table. By default one for the table alone is
-                made, which the table's owner may do.
+            publication: a publication that you made, which has the tables. By default one for these tables alone is
+                made, which their owner may do.
             snapshot: False reads changes only, from a slot of the plugin pgoutput that you made, and keep.
             metadata: columns beside those of the table, of ``"commit_time"``, ``"lsn"`` and ``"transaction"``. With
                 any, the stream has ordinary records with a column ``op``: a change and the row that it takes back
                 differ in these columns.
             as_text: columns that are read as the text that the server writes, for example because a date may be
                 ``infinity``.
-            truncate: what happens when the table is truncated: ``"error"``, or ``"ignore"`` to keep its rows.
+            truncate: what happens when a table is truncated: ``"error"``, or ``"ignore"`` to keep its rows.
             end: ``"latest"`` ends after what was committed at the first start. None: it never ends.
 
         Raises:
@@ -190,13 +180,18 @@ class PostgresChanges(Source):
         """
         check_url(url, "", "PostgresChanges")
         self.url = url
-        schema, dot, name = table.rpartition(".")
-        self.table = (schema if dot else "public", name)
+        self.tables = tuple(_name(one) for one in ([table] if isinstance(table, str) else table))
+        """Schema and name of each; none: those of the publication."""
+        self.is_of_one_table = isinstance(table, str)
         self.slot, self.publication, self.snapshot = slot, publication, snapshot
         self.metadata, self.as_text, self.truncate, self.end = tuple(metadata), tuple(as_text), truncate, end
         self.is_look = False
         """Whether it is read for a look, with a slot that ends with the connection."""
-        self._known: Table | None = None
+        self._known: tuple[Table, ...] | None = None
+        if not self.tables and not publication:
+            raise UsageError("PostgresChanges needs a table, several, or publication=... for all that it has")
+        if len(set(self.tables)) < len(self.tables):
+            raise UsageError("PostgresChanges names a table twice")
         if slot and not _SLOT.fullmatch(slot):
             raise UsageError(f"slot={slot!r}: use at most 40 small letters, digits and '_'")
         if not snapshot and not slot:
@@ -214,47 +209,60 @@ class PostgresChanges(Source):
             assert adbc_driver_postgresql
 
     def __repr__(self) -> str:
-        return f"PostgresChanges({database_of(self.url)!r}, {'.'.join(self.table)!r})"
+        return f"PostgresChanges({database_of(self.url)!r}, {self._what!r})"
 
-    def found_table(self) -> Table:
-        """Return what the catalogue says of the table: once, in the driver.
+    @property
+    def _what(self) -> str:
+        """What is read, for people."""
+        return ", ".join(map(".".join, self.tables)) or f"publication {self.publication}"
+
+    def found_tables(self) -> tuple[Table, ...]:
+        """Return what the catalogue says of the tables: once, in the driver.
 
         Raises:
-            UsageError: it cannot be read like this.
+            UsageError: one cannot be read like this.
         """
         if self._known is None:
-            with connect(self.url) as connection, translated(self.url, "look at"):
-                self._known = self._look(connection)
+            url = self.url
+            with connect(url) as connection, translated(url, "look at"):
+                check_server(connection, url)
+                names = self.tables or published_tables(connection, url, self.publication)
+                found = tuple(look_up(connection, url, one, self.as_text, self.publication) for one in names)
+            columns = {column.name for table in found for column in table.columns}
+            if unknown := [name for name in self.as_text if name not in columns]:
+                raise UsageError(f"as_text names '{unknown[0]}', which table {self._what} does not have")
+            self._known = found
         return self._known
 
     def schema(self) -> pa.Schema:
-        """See ``Source``: the columns of the table, ``op``, and metadata."""
-        fields = [*schema_of(self.found_table().columns), OP_FIELD]
-        schema = pa.schema(fields + [pa.field(name, METADATA[name]) for name in self.metadata])
-        for name in (OP, *self.metadata):
+        """See ``Source``: the name of the table if there are several, the columns, ``op``, and metadata."""
+        names = [] if self.is_of_one_table else [TABLE]
+        columns = union_of([(table.where, table.columns) for table in self.found_tables()])
+        fields = [*columns, OP_FIELD, *(pa.field(name, METADATA[name]) for name in self.metadata)]
+        schema = pa.schema([pa.field(name, pa.large_string()) for name in names] + fields)
+        for name in (*names, OP, *self.metadata):
             if schema.names.count(name) > 1:
                 raise UsageError(
-                    f"table {'.'.join(self.table)} has a column '{name}', which is to say what changes; read a view or "
-                    "rename it"
+                    f"table {self._what} has a column '{name}', which is to say what changes; rename the column"
                 )
         return schema
 
     def changes(self) -> tuple[tuple[str, ...], bool] | None:
         """See ``Source``."""
-        if self.metadata:
+        if self.metadata or not self.is_of_one_table:
             return None
-        table = self.found_table()
+        (table,) = self.found_tables()
         return tuple(column.name for column in table.columns if column.is_key), table.has_whole_rows
 
     def identity(self) -> str:
         """See ``Source``. The server and the slot are part of positions."""
-        whole = "whole rows" if self.found_table().has_whole_rows else "keys"
-        return f"{Form.POSTGRES.value}{'.'.join(self.table)}, {whole}"
+        tables = (f"{one.where}, {'whole rows' if one.has_whole_rows else 'keys'}" for one in self.found_tables())
+        return Form.POSTGRES.value + "; ".join(tables)
 
     def locations(self) -> tuple[Location, ...]:
         """See ``Source``. Without the host, which may change: positions have the identity of the server."""
-        name = f"postgresql:{'.'.join(self.table)}"
-        return (Location(name, name),)
+        names = [f"postgresql:{'.'.join(one)}" for one in self.tables] or [f"postgresql:publication:{self.publication}"]
+        return tuple(Location(name, name) for name in names)
 
     def how_to_end(self) -> str | None:
         """See ``Source``."""
@@ -301,78 +309,10 @@ class PostgresChanges(Source):
         """Return the name of the slot of one life."""
         return self.slot if not self.snapshot else f"{self.base_slot(pipeline, node)}{zlib.crc32(life.encode()):08x}"
 
-    def _look(self, connection: Any) -> Table:
-        where = ".".join(self.table)
-        version = connection.info.server_version
-        if version < VERSION_MIN:
-            raise UsageError(f"changes need PostgreSQL 14 or newer, and {place_of(self.url)} has {version // 10_000}")
-        level = connection.execute("SHOW wal_level").fetchone()[0]
-        if level != "logical":
-            raise UsageError(
-                f"changes need wal_level = logical, and {place_of(self.url)} has {level}; ALTER SYSTEM SET wal_level = "
-                "logical, and start the server again"
-            )
-        found = connection.execute(
-            "SELECT c.oid, c.relreplident, c.relkind FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
-            "WHERE n.nspname = %s AND c.relname = %s",
-            self.table,
-        ).fetchone()
-        if found is None:
-            raise UsageError(f"there is no table {where} in {place_of(self.url)}, or this user does not see it")
-        oid, identity, kind = found
-        if kind not in ("r", "p"):
-            raise UsageError(f"{where} is no table, and has no changes; read the tables that it is made of")
-        rows = connection.execute(
-            "SELECT a.attname, t.typname, a.atttypid, a.atttypmod, a.attstorage IN ('x', 'e'), "
-            "COALESCE(a.attnum = ANY(i.indkey), false) FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid "
-            "LEFT JOIN pg_index i ON i.indrelid = a.attrelid AND i.indisprimary "
-            "WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '' ORDER BY a.attnum",
-            (oid,),
-        ).fetchall()
-        columns = tuple(Column(name, kind, type_, modifier, bool(key)) for name, kind, type_, modifier, _, key in rows)
-        names = [column.name for column in columns]
-        if unknown := [name for name in self.as_text if name not in names]:
-            raise UsageError(f"as_text names '{unknown[0]}', which table {where} does not have")
-        is_whole = identity in ("f", b"f")
-        remedy = f"ALTER TABLE {where} REPLICA IDENTITY FULL"
-        if not is_whole:
-            if identity not in ("d", b"d") or not any(column.is_key for column in columns):
-                raise UsageError(f"changes of table {where} do not say which row changes; {remedy}")
-            large = [name for (name, _, _, _, is_large, key) in rows if is_large and not key]
-            if large:
-                raise UsageError(
-                    f"updates of table {where} lack large values of column '{large[0]}' that they do not change; "
-                    f"{remedy}"
-                )
-        self._check_publication(connection, [column.name for column in columns])
-        return Table(*self.table, with_columns(columns, self.as_text), is_whole)
 
-    def _check_publication(self, connection: Any, names: list[str]) -> None:
-        """Check that a publication that the user made has all changes of the table."""
-        if not self.publication:
-            return
-        where = ".".join(self.table)
-        found = connection.execute(
-            "SELECT pubinsert AND pubupdate AND pubdelete AND pubtruncate FROM pg_publication WHERE pubname = %s",
-            (self.publication,),
-        ).fetchone()
-        if found is None:
-            raise UsageError(f"there is no publication '{self.publication}' in {place_of(self.url)}")
-        listed = connection.execute(
-            "SELECT to_jsonb(p) FROM pg_publication_tables p WHERE pubname = %s AND schemaname = %s AND tablename = %s",
-            (self.publication, *self.table),
-        ).fetchone()
-        if listed is None:
-            raise UsageError(
-                f"publication '{self.publication}' does not have table {where}; ALTER PUBLICATION {self.publication} "
-                f"ADD TABLE {where}"
-            )
-        attributes = listed[0].get("attnames")
-        if not found[0] or listed[0].get("rowfilter") or (attributes is not None and set(attributes) < set(names)):
-            raise UsageError(
-                f"publication '{self.publication}' leaves out some operations, rows or columns of table {where}; give "
-                "one that has all of them"
-            )
+def _name(table: str) -> tuple[str, str]:
+    schema, dot, name = table.rpartition(".")
+    return schema if dot else "public", name
 
 
 class SnapshotHook(CoordinatorHook):
@@ -552,7 +492,7 @@ class _ChangesThread:
     """Receives and decodes beside the mailbox thread, and tells the server how far it may forget."""
 
     def __init__(self, source: PostgresChanges, context: SourceContext, begin: Position | None) -> None:
-        self._source, self._table, self._schema = source, source.found_table(), source.schema()
+        self._source, self._tables, self._schema = source, source.found_tables(), source.schema()
         self._slot = source.slot_of(context.pipeline, context.node, context.life)
         if source.is_look and source.snapshot:
             self._slot = f"hg_look_{source.environment.token(8).hex()}"
@@ -649,7 +589,7 @@ class _ChangesThread:
         said = str(error)
         if "publication" in said and "does not exist" in said:
             return UsageError(
-                f"the publication of table {'.'.join(self._source.table)} did not exist yet when the changes were made "
+                f"the publication of {self._names()} did not exist yet when the changes were made "
                 f"that slot '{self._slot}' begins with, or was removed; make it before the slot, and start over"
             )
         return error
@@ -733,8 +673,11 @@ class _ChangesThread:
     def _empty(self) -> pa.RecordBatch:
         return pa.RecordBatch.from_pylist([], schema=self._schema)
 
+    def _names(self) -> str:
+        return ", ".join(table.where for table in self._tables)
+
     def _publication(self) -> str:
-        plain = "_".join(self._source.table)
+        plain = "_".join(f"{table.schema}_{table.name}" for table in self._tables)
         return self._source.publication or f"headgate_{zlib.crc32(plain.encode()):08x}_{plain}"[:63]
 
     def _make_publication(self, control: Any) -> None:
@@ -742,38 +685,47 @@ class _ChangesThread:
 
         if self._source.publication:
             return
-        name = self._publication()
+        name, tables = self._publication(), ", ".join(table.sql for table in self._tables)
         if control.execute("SELECT FROM pg_publication WHERE pubname = %s", (name,)).fetchone() is not None:
+            # a table that was dropped and made again is not in it any more
+            control.execute(f"ALTER PUBLICATION {identifier(name)} SET TABLE {tables}".encode())
             return
         root = " WITH (publish_via_partition_root = true)"
         try:
-            control.execute(f"CREATE PUBLICATION {identifier(name)} FOR TABLE {self._table.sql}{root}".encode())
+            control.execute(f"CREATE PUBLICATION {identifier(name)} FOR TABLE {tables}{root}".encode())
         except psycopg.errors.DuplicateObject:
             return
         except psycopg.errors.InsufficientPrivilege as error:
             raise UsageError(
-                f"this user may not make a publication for table {'.'.join(self._source.table)}; have its owner run "
-                f"CREATE PUBLICATION name FOR TABLE {self._table.sql}, and give publication='name'"
+                f"this user may not make a publication for table {self._names()}; have its owner run "
+                f"CREATE PUBLICATION name FOR TABLE {tables}, and give publication='name'"
             ) from error
 
     def _read_snapshot(self, snapshot: str, begin: int) -> None:
-        """Deliver the rows of the table, as of the moment at which the slot begins."""
-        columns = self._table.columns
-        now_us = self._environment.wall_ms() * 1_000
-        metadata = {COMMIT_TIME: now_us, LSN: begin, TRANSACTION: 0}
-        expressions = ", ".join(column.expression() for column in columns)
+        """Deliver the rows of the tables, as of the moment at which the slot begins."""
         with connect_arrow(self._source.url) as connection, connection.cursor() as cursor:
             cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             cursor.execute(f"SET TRANSACTION SNAPSHOT '{snapshot}'")
-            cursor.execute(f"SELECT {expressions} FROM {self._table.sql}")
-            for found in cursor.fetch_record_batch():
-                for first in range(0, found.num_rows, MESSAGES_MAX):
-                    part = found.slice(first, MESSAGES_MAX)
-                    arrays = [parsed(part.column(at), column) for at, column in enumerate(columns)]
-                    arrays.append(op_column(np.full(len(part), OPS.index(INSERT), np.int8)))
-                    for field in self._source.metadata:
-                        arrays.append(pa.array(np.full(len(part), metadata[field])).cast(METADATA[field]))
-                    self._put(Delivery(pa.RecordBatch.from_arrays(arrays, schema=self._schema), None))
+            for table in self._tables:
+                cursor.execute(f"SELECT {', '.join(one.expression() for one in table.columns)} FROM {table.sql}")
+                for found in cursor.fetch_record_batch():
+                    for first in range(0, found.num_rows, MESSAGES_MAX):
+                        self._put(Delivery(self._rows_of(table, found.slice(first, MESSAGES_MAX), begin), None))
+                        fault_points.reach("in-table-snapshot")
+
+    def _rows_of(self, table: Table, found: pa.RecordBatch, begin: int) -> pa.RecordBatch:
+        """Return rows of a table as inserts."""
+        metadata = {COMMIT_TIME: self._environment.wall_ms() * 1_000, LSN: begin, TRANSACTION: 0}
+        arrays = {one.name: parsed(found.column(at), one) for at, one in enumerate(table.columns)}
+        arrays[OP] = op_column(np.full(len(found), OPS.index(INSERT), np.int8))
+        if not self._source.is_of_one_table:
+            arrays[TABLE] = pa.repeat(pa.scalar(table.where, pa.large_string()), len(found))
+        for name in self._source.metadata:
+            arrays[name] = pa.array(np.full(len(found), metadata[name])).cast(METADATA[name])
+        columns = [
+            arrays[field.name] if field.name in arrays else pa.nulls(len(found), field.type) for field in self._schema
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
     # -- changes
 
@@ -792,11 +744,10 @@ class _ChangesThread:
         slot = identifier(position.slot)
         self._command(f"START_REPLICATION SLOT {slot} LOGICAL {_lsn_text(position.lsn)} ({', '.join(options)})")
         decoder = Decoder(
-            self._source.table,
-            self._table.columns,
+            self._tables,
             self._schema,
             Point(position.lsn, position.index),
-            retractions=self._table.has_whole_rows,
+            whole_publication="" if self._source.tables else self._source.publication,
             ignores_truncate=self._source.truncate == "ignore",
             end_lsn=position.end,
         )
@@ -859,6 +810,17 @@ class _ChangesThread:
             )
         if _lsn(end) < position.lsn:
             raise UsageError(f"the log of {where} ends before the restored position: it was set back; {over}")
+        publication = self._publication().replace("'", "''")
+        listed = self._command(
+            f"SELECT schemaname, tablename FROM pg_publication_tables WHERE pubname = '{publication}'"
+        )
+        there = {tuple((listed.get_value(row, at) or b"").decode() for at in range(2)) for row in range(listed.ntuples)}
+        for table in self._tables:
+            if (table.schema, table.name) not in there:
+                raise UsageError(
+                    f"table {table.where} is not in publication '{publication}' of {where} any more: it was taken out, "
+                    f"or dropped and made again, so changes are lost; {over}"
+                )
         if _lsn(confirmed) > position.lsn:
             raise UsageError(
                 f"slot '{slot}' of {where} was confirmed beyond the restored position, by another reader or because it "

@@ -1,4 +1,4 @@
-"""Changes of one table, decoded from messages of pgoutput (protocol version 1) many at a time.
+"""Changes of tables, decoded from messages of pgoutput (protocol version 1) many at a time.
 
 All messages that came are one array of bytes. Columns are found and copied by arrays of positions, so that no change
 is handled by itself. Messages about transactions and tables other than changes are few. Counterpart: ``changes``.
@@ -8,16 +8,17 @@ Source: PostgreSQL's documentation, "Logical Replication Message Formats".
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from headgate.connectors.postgres.values import TEXT, Column, parsed
+from headgate.connectors.postgres.catalogue import Table
+from headgate.connectors.postgres.values import TEXT, parsed
 from headgate.errors import UsageError
-from headgate.operators.changes import DELETE, INSERT, OPS, UPDATE_AFTER, UPDATE_BEFORE, op_column
+from headgate.operators.changes import DELETE, INSERT, OP, OPS, UPDATE_AFTER, UPDATE_BEFORE, op_column
 
 HEADER = 25
 """Bytes of a message in front of what the plugin wrote."""
@@ -33,6 +34,9 @@ _PADDING = bytes(16)
 
 COMMIT_TIME, LSN, TRANSACTION = "commit_time", "lsn", "transaction"
 METADATA = {COMMIT_TIME: pa.timestamp("us", tz="UTC"), LSN: pa.int64(), TRANSACTION: pa.int64()}
+
+TABLE = "table"
+"""Where records of several tables say which one they are of."""
 
 Numbers = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
@@ -70,7 +74,7 @@ class Decoded:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What the columns of the schema are in messages; None: the table did not have it then."""
+    """What the columns of the table are in messages; None: it did not have it then."""
 
     relation: int
     columns_count: int
@@ -106,37 +110,49 @@ _Part: TypeAlias = tuple[_Tuples, Numbers, int, int]
 """Rows, the messages that they are in, what is done to them, and their order within a message."""
 
 
+class _Followed:
+    """A table, and how its columns are laid out in the messages that come; None: no change of it came."""
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+        self.layout: Layout | None = None
+        self.first = 0
+        """The first message that is not decoded yet, of those of this call."""
+
+
+_Decoded: TypeAlias = tuple[pa.RecordBatch, Numbers]
+"""Changes of a table, and the messages that they are in."""
+
+
 class Decoder:
-    """Decodes the changes of one table from one connection, from its beginning."""
+    """Decodes the changes of tables from one connection, from its beginning."""
 
     def __init__(
         self,
-        table: tuple[str, str],
-        columns: Sequence[Column],
+        tables: Sequence[Table],
         schema: pa.Schema,
         begin: Point,
         *,
-        retractions: bool,
+        whole_publication: str = "",
         ignores_truncate: bool,
         end_lsn: int | None = None,
     ) -> None:
         """Prepare.
 
         Args:
-            table: schema and name.
-            columns: of the table.
-            schema: what is returned: the columns, ``op``, and metadata.
+            tables: whose changes are returned.
+            schema: what is returned: ``table`` if there are several, the columns, ``op``, and metadata.
             begin: what was read before is left out.
-            retractions: updates have the old row.
-            ignores_truncate: the table may be emptied at once, which is no change then.
+            whole_publication: the publication of which all tables are read: another one may not come; "": it may.
+            ignores_truncate: a table may be emptied at once, which is no change then.
             end_lsn: transactions that were committed there or later are left out.
         """
-        self._table, self._columns, self._schema = table, tuple(columns), schema
-        self._metadata = schema.names[len(columns) + 1 :]
-        self._begin, self._retractions, self._ignores_truncate = begin, retractions, ignores_truncate
+        self._tables = {(table.schema, table.name): _Followed(table) for table in tables}
+        self._schema, self._whole_publication = schema, whole_publication
+        self._begin, self._ignores_truncate = begin, ignores_truncate
         self._end_lsn = end_lsn
-        self._layout: Layout | None = None
-        self._others: set[int] = set()
+        self._has_others = len(self._tables) > 1
+        """Whether a change may be one of another table."""
         self._point = begin
         self._is_open = False
         """Whether a transaction was begun and not ended by the messages so far; then this is it."""
@@ -172,8 +188,8 @@ class Decoder:
         if self._end_lsn is not None:
             wanted &= commits < self._end_lsn
         transactions = (commits, times, ids)
-        batches: list[pa.RecordBatch] = []
-        told, first = [], 0
+        parts: list[_Decoded] = []
+        told = []
         for at in np.flatnonzero((types == _RELATION) | (types == _MESSAGE) | (types == _TRUNCATE)):
             body = bytes(data[bodies[at] : bodies[at] - HEADER + lengths[at]])
             if types[at] == _MESSAGE:
@@ -181,19 +197,30 @@ class Decoder:
             elif types[at] == _TRUNCATE:
                 if self._end_lsn is None or commits[at] < self._end_lsn:
                     self._check_truncate(body)
-            elif (layout := self._layout_in(body)) is not None and layout != self._layout:
-                batches += self._changes(data, bodies, types, wanted, first, int(at), transactions)
-                self._layout, first = layout, int(at)
-        batches += self._changes(data, bodies, types, wanted, first, len(messages), transactions)
-        if len(batches) != 1:
-            batches = pa.Table.from_batches(batches, self._schema).combine_chunks().to_batches()
+            elif (followed := self._followed_in(body)) is not None:
+                layout = _layout_in(body, followed.table)
+                if layout != followed.layout:
+                    parts += self._changes(followed, data, bodies, types, wanted, int(at), transactions)
+                    followed.layout, followed.first = layout, int(at)
+        for followed in self._tables.values():
+            parts += self._changes(followed, data, bodies, types, wanted, len(messages), transactions)
+            followed.first = 0
         self._move(data, bodies, types, transactions, numbers)
         return Decoded(
-            batches[0] if batches else pa.RecordBatch.from_pylist([], schema=self._schema),
+            self._in_order(parts),
             self._point,
             int((times[-1] + EPOCH_US) // 1000) if len(times) else None,
             told,
         )
+
+    def _in_order(self, parts: Sequence[_Decoded]) -> pa.RecordBatch:
+        """Return all changes in the order of their messages, of which each is of one table."""
+        if not parts:
+            return pa.RecordBatch.from_pylist([], schema=self._schema)
+        if len(parts) == 1:
+            return parts[0][0]
+        order = np.argsort(np.concatenate([messages for _, messages in parts]), kind="stable")
+        return pa.concat_batches([batch for batch, _ in parts]).take(pa.array(order))
 
     # -- transactions
 
@@ -235,80 +262,57 @@ class Decoder:
 
     # -- what is in messages
 
-    def _layout_in(self, body: bytes) -> Layout | None:
-        relation = int.from_bytes(body[1:5], "big")
+    def _followed_in(self, body: bytes) -> _Followed | None:
+        """Return the table that a message describes; None: it is not one of ours."""
         schema, _, rest = body[5:].partition(b"\0")
-        name, _, rest = rest.partition(b"\0")
-        if (schema.decode() or "pg_catalog", name.decode()) != self._table:
-            self._others.add(relation)
-            return None
-        where = ".".join(self._table)
-        identity, count, rest = chr(rest[0]), int.from_bytes(rest[1:3], "big"), rest[3:]
-        if (identity == "f") != self._retractions:
-            raise UsageError(
-                f"the REPLICA IDENTITY of table {where} is not what it was when the pipeline began; set it back, or "
-                "start the pipeline over"
-            )
-        found: dict[str, tuple[int, int, int]] = {}
-        for place in range(count):
-            column, _, rest = rest[1:].partition(b"\0")
-            found[column.decode()] = (
-                place,
-                int.from_bytes(rest[:4], "big"),
-                int.from_bytes(rest[4:8], "big", signed=True),
-            )
-            rest = rest[8:]
-        known = {column.name: column for column in self._columns}
-        for new in found:
-            if new not in known:
+        name = rest.partition(b"\0")[0].decode()
+        found = self._tables.get((schema.decode() or "pg_catalog", name))
+        if found is None:
+            self._has_others = True
+            if self._whole_publication:
                 raise UsageError(
-                    f"table {where} has a new column '{new}'; stop the pipeline and start its program again, which "
-                    "takes the new columns"
+                    f"publication '{self._whole_publication}' has a new table {schema.decode()}.{name}; start the "
+                    "pipeline over, so that it takes a snapshot with its rows, or name the tables that are read"
                 )
-        for name_, column_ in known.items():
-            if name_ in found and found[name_][1:] != (column_.type_oid, column_.modifier):
-                raise UsageError(
-                    f"column '{name_}' of table {where} had another type when this was changed, or has another one "
-                    "now; start the pipeline over, so that it takes a new snapshot"
-                )
-        places = tuple(found[column.name][0] if column.name in found else None for column in self._columns)
-        return Layout(relation, count, places)
+        return found
 
     def _check_truncate(self, body: bytes) -> None:
         count = int.from_bytes(body[1:5], "big")
         relations = [int.from_bytes(body[at : at + 4], "big") for at in range(6, 6 + 4 * count, 4)]
-        if self._layout is not None and self._layout.relation in relations and not self._ignores_truncate:
-            raise UsageError(
-                f"table {'.'.join(self._table)} was truncated, which does not say which rows went; start the pipeline "
-                "over, so that it takes a new snapshot, or give truncate='ignore' to keep the rows that were there"
-            )
+        for one in self._tables.values():
+            if one.layout is not None and one.layout.relation in relations and not self._ignores_truncate:
+                raise UsageError(
+                    f"table {one.table.where} was truncated, which does not say which rows went; start the pipeline "
+                    "over, so that it takes a new snapshot, or give truncate='ignore' to keep the rows that were there"
+                )
 
     # -- rows
 
     def _changes(
         self,
+        followed: _Followed,
         data: Bytes,
         bodies: Numbers,
         types: Bytes,
         wanted: npt.NDArray[np.bool_],
-        first: int,
         end: int,
         transactions: tuple[Numbers, Numbers, Numbers],
-    ) -> list[pa.RecordBatch]:
-        """Return the changes among messages ``first`` to ``end``, in which the table has one layout."""
-        at = first + np.flatnonzero(wanted[first:end])
-        if self._layout is None or not len(at):
+    ) -> list[_Decoded]:
+        """Return the changes of a table among messages up to ``end``, in which it has one layout."""
+        layout, table = followed.layout, followed.table
+        at = followed.first + np.flatnonzero(wanted[followed.first : end])
+        if layout is None or not len(at):
             return []
-        if self._others:
-            at = at[_integers(data, bodies[at] + 1, 4) == self._layout.relation]
-        count = self._layout.columns_count
+        if self._has_others:
+            at = at[_integers(data, bodies[at] + 1, 4) == layout.relation]
+        count = layout.columns_count
         kinds = types[at]
         inserts, updates, deletes = (at[kinds == kind] for kind in (_INSERT, _UPDATE, _DELETE))
         parts: list[_Part] = []
         if len(inserts):
             parts.append((_tuples(data, bodies[inserts] + 6, count), inserts, OPS.index(INSERT), 1))
         if len(updates):
-            parts += self._updates(data, bodies, updates, count)
+            parts += _updates(table, data, bodies, updates, count)
         if len(deletes):
             parts.append((_tuples(data, bodies[deletes] + 6, count), deletes, OPS.index(DELETE), 0))
         if not parts:
@@ -320,59 +324,112 @@ class Decoder:
             order = np.argsort(messages * 2 + within, kind="stable")
             found = _Tuples.concat([part[0] for part in parts]).take(order)
             messages, codes = messages[order], codes[order]
-        return [self._batch(data, found, messages, codes, transactions)]
-
-    def _updates(self, data: Bytes, bodies: Numbers, updates: Numbers, count: int) -> list[_Part]:
-        marks = data[bodies[updates] + 5]
-        has_old = marks != _NEW
-        begins = bodies[updates] + 6
-        parts: list[_Part] = []
-        old = None
-        if has_old.any():
-            old = _tuples(data, begins[has_old], count)
-            begins = begins.copy()
-            begins[has_old] = old.ends + 1
-        new = _tuples(data, begins, count)
-        for column in range(count):
-            lacking = new.kinds[column] == _UNCHANGED
-            if not lacking.any():
-                continue
-            if old is None or not has_old[lacking].all() or (marks[lacking] != _OLD).any():
-                raise UsageError(
-                    f"an update of table {'.'.join(self._table)} left a large value as it was, and so does not have "
-                    f"it; ALTER TABLE {'.'.join(self._table)} REPLICA IDENTITY FULL, and start the pipeline over"
-                )
-            from_old = (np.cumsum(has_old) - 1)[lacking]
-            new.kinds[column][lacking] = old.kinds[column][from_old]
-            new.starts[column][lacking] = old.starts[column][from_old]
-            new.lengths[column][lacking] = old.lengths[column][from_old]
-        if old is not None:  # without retractions it is there because the key is another one now
-            op = UPDATE_BEFORE if self._retractions else DELETE
-            parts.append((old, updates[has_old], OPS.index(op), 0))
-        return [*parts, (new, updates, OPS.index(UPDATE_AFTER), 1)]
+        return [(self._batch(table, layout, data, found, messages, codes, transactions), messages)]
 
     def _batch(
         self,
+        table: Table,
+        layout: Layout,
         data: Bytes,
         found: _Tuples,
         rows: Numbers,
         codes: npt.NDArray[np.int8],
         transactions: tuple[Numbers, Numbers, Numbers],
     ) -> pa.RecordBatch:
-        assert self._layout is not None, "rows come after the layout of their table"
-        arrays = []
-        for column, place in zip(self._columns, self._layout.places, strict=True):
-            if place is None:
-                arrays.append(pa.nulls(len(rows), column.arrow))
-                continue
-            texts = _texts(data, found.kinds[place], found.starts[place], found.lengths[place])
-            arrays.append(parsed(texts, column))
-        arrays.append(op_column(codes))
         commits, times, ids = transactions
-        for name in self._metadata:
-            values = {COMMIT_TIME: times + EPOCH_US, LSN: commits, TRANSACTION: ids}[name][rows]
-            arrays.append(pa.array(values).cast(METADATA[name]))
+        metadata = {COMMIT_TIME: times + EPOCH_US, LSN: commits, TRANSACTION: ids}
+        columns = dict(
+            zip((one.name for one in table.columns), zip(table.columns, layout.places, strict=True), strict=True)
+        )
+        arrays = []
+        for field in self._schema:
+            if field.name in columns:
+                column, place = columns[field.name]
+                if place is None:
+                    arrays.append(pa.nulls(len(rows), column.arrow))
+                else:
+                    texts = _texts(data, found.kinds[place], found.starts[place], found.lengths[place])
+                    arrays.append(parsed(texts, column))
+            elif field.name == OP:
+                arrays.append(op_column(codes))
+            elif field.name == TABLE:
+                arrays.append(pa.repeat(pa.scalar(table.where, TEXT), len(rows)))
+            elif field.name in metadata:
+                arrays.append(pa.array(metadata[field.name][rows]).cast(METADATA[field.name]))
+            else:  # another table has it
+                arrays.append(pa.nulls(len(rows), field.type))
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+
+def _layout_in(body: bytes, table: Table) -> Layout:
+    """Return how columns are laid out from a message on.
+
+    Raises:
+        UsageError: the table has changed.
+    """
+    where = table.where
+    relation = int.from_bytes(body[1:5], "big")
+    rest = body[5:].partition(b"\0")[2].partition(b"\0")[2]
+    identity, count, rest = chr(rest[0]), int.from_bytes(rest[1:3], "big"), rest[3:]
+    if (identity == "f") != table.has_whole_rows:
+        raise UsageError(
+            f"the REPLICA IDENTITY of table {where} is not what it was when the pipeline began; set it back, or "
+            "start the pipeline over"
+        )
+    found: dict[str, tuple[int, int, int]] = {}
+    for place in range(count):
+        column, _, rest = rest[1:].partition(b"\0")
+        found[column.decode()] = (
+            place,
+            int.from_bytes(rest[:4], "big"),
+            int.from_bytes(rest[4:8], "big", signed=True),
+        )
+        rest = rest[8:]
+    known = {column.name: column for column in table.columns}
+    for new in found:
+        if new not in known:
+            raise UsageError(
+                f"table {where} has a new column '{new}'; stop the pipeline and start its program again, which "
+                "takes the new columns"
+            )
+    for name_, column_ in known.items():
+        if name_ in found and found[name_][1:] != (column_.type_oid, column_.modifier):
+            raise UsageError(
+                f"column '{name_}' of table {where} had another type when this was changed, or has another one "
+                "now; start the pipeline over, so that it takes a new snapshot"
+            )
+    places = tuple(found[column.name][0] if column.name in found else None for column in table.columns)
+    return Layout(relation, count, places)
+
+
+def _updates(table: Table, data: Bytes, bodies: Numbers, updates: Numbers, count: int) -> list[_Part]:
+    marks = data[bodies[updates] + 5]
+    has_old = marks != _NEW
+    begins = bodies[updates] + 6
+    parts: list[_Part] = []
+    old = None
+    if has_old.any():
+        old = _tuples(data, begins[has_old], count)
+        begins = begins.copy()
+        begins[has_old] = old.ends + 1
+    new = _tuples(data, begins, count)
+    for column in range(count):
+        lacking = new.kinds[column] == _UNCHANGED
+        if not lacking.any():
+            continue
+        if old is None or not has_old[lacking].all() or (marks[lacking] != _OLD).any():
+            raise UsageError(
+                f"an update of table {table.where} left a large value as it was, and so does not have "
+                f"it; ALTER TABLE {table.where} REPLICA IDENTITY FULL, and start the pipeline over"
+            )
+        from_old = (np.cumsum(has_old) - 1)[lacking]
+        new.kinds[column][lacking] = old.kinds[column][from_old]
+        new.starts[column][lacking] = old.starts[column][from_old]
+        new.lengths[column][lacking] = old.lengths[column][from_old]
+    if old is not None:  # without retractions it is there because the key is another one now
+        op = UPDATE_BEFORE if table.has_whole_rows else DELETE
+        parts.append((old, updates[has_old], OPS.index(op), 0))
+    return [*parts, (new, updates, OPS.index(UPDATE_AFTER), 1)]
 
 
 def _tuples(data: Bytes, begins: Numbers, count: int) -> _Tuples:
@@ -413,8 +470,3 @@ def _integers(data: Bytes, at: Numbers, size: int) -> Numbers:
 def _message(body: bytes) -> tuple[str, bytes]:
     prefix, _, rest = body[10:].partition(b"\0")
     return prefix.decode(), rest[4:]
-
-
-def with_columns(columns: Sequence[Column], as_text: Sequence[str]) -> tuple[Column, ...]:
-    """Return columns, those of ``as_text`` as text."""
-    return tuple(replace(one, type_name=f"{one.type_name} as text") if one.name in as_text else one for one in columns)

@@ -26,8 +26,7 @@ from headgate.connectors.postgres.connection import (
     database_of,
     translated,
 )
-from headgate.connectors.postgres.pgoutput import with_columns
-from headgate.connectors.postgres.values import Column, identifier, parsed, schema_of
+from headgate.connectors.postgres.values import Column, identifier, parsed, schema_of, with_texts
 from headgate.environment import SYSTEM_ENVIRONMENT, Environment, ThreadEnded
 from headgate.errors import CorruptionError, UsageError
 from headgate.model.lineage import Location
@@ -196,7 +195,7 @@ class PostgresQuery(Source):
         quoted = identifier(key)
         if connection.execute(f"SELECT EXISTS (SELECT FROM {self.sql} WHERE q.{quoted} IS NULL)").fetchone()[0]:
             raise UsageError(f"column '{key}' of {self!r} has nulls, so it cannot be the key; give another key=")
-        return _Shape(with_columns(columns, self.as_text), key, key_type, self._bounds(connection, quoted, kind))
+        return _Shape(with_texts(columns, self.as_text), key, key_type, self._bounds(connection, quoted, kind))
 
     def _primary_key(self, connection: Any) -> str:
         rows = connection.execute(

@@ -142,20 +142,19 @@ class PostgresSink(SqlSink):
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[Transaction]:
-        key = self.connection_text(), SYSTEM_ENVIRONMENT.process_id
-        transaction = CopyTransaction(_usable(_spare.pop(key, None)) or connected(self), self)
+        transaction = self.begin_copy()
         try:
             yield transaction
             transaction.connection.commit()
         except BaseException:
             transaction.close()
             raise
-        if _spare.setdefault(key, transaction.connection) is not transaction.connection:
-            transaction.close()
+        transaction.keep_connection()
 
     def begin_copy(self) -> CopyTransaction:
         """Return a transaction with a connection of its own."""
-        return CopyTransaction(connected(self), self)
+        key = self.connection_text(), SYSTEM_ENVIRONMENT.process_id
+        return CopyTransaction(_usable(_spare.pop(key, None)) or connected(self), self, key)
 
     def close_spare(self) -> None:
         """Close the connection that is kept for the next checkpoint."""
@@ -254,7 +253,11 @@ def as_columns(rows: Any) -> dict[str, TableColumn]:
 
 
 _spare: dict[tuple[str, int], Any] = {}
-"""Connections of ADBC for the next checkpoint, by what they were made with: making one takes a while."""
+"""Connections of ADBC for the next checkpoint, by what they were made with.
+
+Making one takes the longer, the more tables the database has: it reads the catalogue of types, of which each table is
+one.
+"""
 
 
 @atexit.register
@@ -294,8 +297,9 @@ def connected(sink: PostgresSink, **options: str) -> Any:
 class CopyTransaction:
     """A transaction of ADBC: see ``sql.sink.Transaction``."""
 
-    def __init__(self, connection: Any, sink: PostgresSink) -> None:
-        self.connection, self._sink = connection, sink
+    def __init__(self, connection: Any, sink: PostgresSink, key: tuple[str, int]) -> None:
+        """``key``: what the connection was made with, and where."""
+        self.connection, self._sink, self._key = connection, sink, key
         self.is_prepared = False
         self._columns: dict[str, TableColumn] = {}
         self._is_staged = False
@@ -341,6 +345,11 @@ class CopyTransaction:
     def close(self) -> None:
         """Close the connection; what was neither committed nor prepared is rolled back."""
         self.connection.close()
+
+    def keep_connection(self) -> None:
+        """Keep the connection for the next transaction, or close it if another one is kept."""
+        if _spare.setdefault(self._key, self.connection) is not self.connection:
+            self.close()
 
     def _copy(self, table: str, rows: pa.RecordBatch, **options: Any) -> None:
         if not self._columns:
@@ -395,8 +404,13 @@ class PreparedTransactions(TwoPhaseSink[CopyTransaction]):
             transaction.is_prepared = True
 
     def close(self, transaction: CopyTransaction) -> None:
+        """See ``TwoPhaseSink``. A connection with nothing open is kept for the next checkpoint."""
         with contextlib.suppress(Exception):
-            transaction.close()
+            if transaction.is_prepared:
+                transaction.connection.commit()  # for the client a transaction is open: it begins the next one
+                transaction.keep_connection()
+            else:
+                transaction.close()
 
     # -- in the driver ----------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ writes. All values of a column are parsed together.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import polars as pl
 import pyarrow as pa
@@ -75,6 +75,29 @@ def identifier(name: str) -> str:
 def schema_of(columns: Sequence[Column]) -> pa.Schema:
     """Return the columns in Arrow."""
     return pa.schema([pa.field(column.name, column.arrow) for column in columns])
+
+
+def with_texts(columns: Sequence[Column], as_text: Sequence[str]) -> tuple[Column, ...]:
+    """Return columns, those of ``as_text`` as text."""
+    return tuple(replace(one, type_name=f"{one.type_name} as text") if one.name in as_text else one for one in columns)
+
+
+def union_of(tables: Sequence[tuple[str, Sequence[Column]]]) -> list[pa.Field]:
+    """Return the columns of all tables in Arrow: those of one name are one.
+
+    Raises:
+        UsageError: they have different types.
+    """
+    found: dict[str, tuple[pa.Field, str]] = {}
+    for where, columns in tables:
+        for field in schema_of(columns):
+            known, first = found.setdefault(field.name, (field, where))
+            if known.type != field.type:
+                raise UsageError(
+                    f"column '{field.name}' has type {known.type} in table {first} and {field.type} in table {where}; "
+                    f"give as_text=['{field.name}'] to read both as text, or read the tables with a source each"
+                )
+    return [field for field, _ in found.values()]
 
 
 def parsed(values: pa.Array, column: Column) -> pa.Array:

@@ -1,6 +1,7 @@
 """Failures at a sink's target: every call fails once, and output is lost.
 
-A call fails before or after its effect; a retry or the next generation makes it good. Sinks of the two classes that
+A call fails before or after its effect; a retry or the next generation makes it good. A server that can be ended is
+ended then. Sinks of the two classes that
 users derive from are wrapped and failed at the methods that the user wrote; others say how they fail
 (``Target.failing``). Output is lost when the target loses it, a consumer takes it, or an outage outlasts the target's
 transaction timeout.
@@ -39,20 +40,29 @@ _T = TypeVar("_T")
 
 @dataclass(slots=True)
 class Failure:
-    """Fails call number ``at`` once; 0: none."""
+    """Fails call number ``at`` once; 0: none. ``crash``: see ``Target``."""
 
     at: int = 0
     is_after: bool = False
     seen: int = 0
+    crash: Callable[[], None] | None = None
 
-    def during(self, call: Callable[[], _T]) -> _T:
-        """Return what ``call`` returns, unless it is the one."""
+    def during(self, call: Callable[[], _T], *, crashes: bool = True) -> _T:
+        """Return what ``call`` returns, unless it is the one.
+
+        ``crashes``: the target's server may end before the call, which then fails or not, as the sink has it.
+        """
         self.seen += 1
         number, is_it = self.seen, self.seen == self.at
+        crash = self.crash if crashes else None
         if is_it and not self.is_after:
-            raise _lost(number)
+            if crash is None:
+                raise _lost(number)
+            crash()
         found = call()
-        if is_it:
+        if is_it and self.is_after:
+            if crash is not None:
+                crash()
             raise _lost(number)
         return found
 
@@ -68,7 +78,7 @@ class Failure:
 
 def failing_target(target: Target) -> Target:
     """Return ``target`` with a way to fail, if its sink is derived from one of the classes for users."""
-    failure = Failure()
+    failure = Failure(crash=target.crash)
     if target.failing is not None:
         return target
     target.sink.make_target(SCHEMA)  # the sink that wraps it makes none
@@ -94,7 +104,8 @@ class _FailingTwoPhaseSink(TwoPhaseSink[Any]):
         self._inner.write(transaction, batch)
 
     def prepare(self, transaction: Any, name: str, fence: Fence) -> None:
-        self._failure.during(lambda: self._inner.prepare(transaction, name, fence))
+        # an open transaction ends with its server, and no retry brings it back: a restart does
+        self._failure.during(lambda: self._inner.prepare(transaction, name, fence), crashes=False)
 
     def claim(self, fence: Fence) -> None:
         self._failure.during(lambda: self._inner.claim(fence))

@@ -57,6 +57,8 @@ class Target:
         failing: a context manager in which call number n at the target fails once with a transient error, before the
             call takes effect (False) or after it (True). It yields whether the call happened. Sinks that derive from
             ``TwoPhaseSink`` or ``LedgerSink`` do not need it.
+        crash: ends the target's server at once, as by SIGKILL, and starts it again. It is called at each kill point,
+            and in and after each call that fails. None if there is no server to end.
         is_ordered: whether ``read`` returns records in the order in which they became visible.
         holds_back: whether readers see nothing that was written after a transaction of others, until that is decided.
     """
@@ -68,6 +70,7 @@ class Target:
     take: Callable[[], None] | None = None
     advance_clock: Callable[[int], None] | None = None
     failing: Callable[[int, bool], AbstractContextManager[HasFailed]] | None = None
+    crash: Callable[[], None] | None = None
     is_ordered: bool = False
     holds_back: bool = False
 

@@ -122,7 +122,7 @@ class KillPoint(Enum):
 def check_kill(
     target: Target, point: KillPoint, before: int, after: int, overlap: int, rows: int, story: str = ""
 ) -> None:
-    """One kill, then a restart, a healthy checkpoint and another restart."""
+    """One kill, of the target's server too if it can be, then a restart, a healthy checkpoint and another restart."""
     pipeline = FakePipeline(target, rows, story or point.value)
     run = pipeline.start(before)
     pipeline.advance(run)
@@ -147,6 +147,12 @@ def check_first_epoch(target: Target, point: KillPoint) -> None:
 
 def _die(pipeline: FakePipeline, run: SinkGeneration, point: KillPoint, after: int) -> None:
     """Run up to ``point``, where all processes die."""
+    _run_up_to(pipeline, run, point, after)
+    if pipeline.target.crash is not None:
+        pipeline.target.crash()
+
+
+def _run_up_to(pipeline: FakePipeline, run: SinkGeneration, point: KillPoint, after: int) -> None:
     if point is KillPoint.WRITING:
         run.write(pipeline.rows)
         return
