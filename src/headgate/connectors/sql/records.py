@@ -50,7 +50,9 @@ def check_rows(schema: pa.Schema, *, has_arrays: bool) -> None:
     check_json(pa.schema([field for field in schema if is_json(field.type, has_arrays=has_arrays)]))
 
 
-def rows_of(batch: pa.RecordBatch, schema: pa.Schema, keys: Sequence[str], *, has_nul: bool) -> pa.RecordBatch:
+def rows_of(
+    batch: pa.RecordBatch, schema: pa.Schema, keys: Sequence[str], *, has_nul: bool, has_nan: bool
+) -> pa.RecordBatch:
     """Return records as rows of ``schema``.
 
     Args:
@@ -58,6 +60,7 @@ def rows_of(batch: pa.RecordBatch, schema: pa.Schema, keys: Sequence[str], *, ha
         schema: what ``row_schema`` returned.
         keys: of the table; no row may have a null there.
         has_nul: whether texts of the database may have the character 0.
+        has_nan: whether numbers of the database may be NaN or infinite, or become null then.
 
     Raises:
         UsageError: a value cannot be stored.
@@ -71,6 +74,11 @@ def rows_of(batch: pa.RecordBatch, schema: pa.Schema, keys: Sequence[str], *, ha
             _refuse_nul(field.name, pc.match_substring_regex(made, _NUL_IN_JSON))
         elif not has_nul and pa.types.is_large_list(column.type) and pa.types.is_large_string(column.type.value_type):
             _refuse_nul(field.name, pc.match_substring(pc.list_flatten(column), "\0"))
+        if not has_nan and pa.types.is_floating(field.type) and not pc.all(pc.is_finite(made)).as_py():
+            raise UsageError(
+                f"a number in '{field.name}' is NaN or infinite, which the database cannot store; make it null before "
+                f"the sink with with_columns(pl.when(pl.col('{field.name}').is_finite()).then(pl.col('{field.name}')))"
+            )
         columns.append(made)
     for key in keys:
         if batch.column(key).null_count:
@@ -119,9 +127,12 @@ def last_changes(batch: pa.RecordBatch, keys: Sequence[str], *, has_op: bool) ->
 class RowWriter(SinkWriter):
     """Makes rows of the records, for another writer."""
 
-    def __init__(self, inner: SinkWriter, schema: pa.Schema, keys: Sequence[str], *, has_nul: bool) -> None:
+    def __init__(
+        self, inner: SinkWriter, schema: pa.Schema, keys: Sequence[str], *, has_nul: bool, has_nan: bool = True
+    ) -> None:
         """``schema``: what ``row_schema`` returned."""
-        self._inner, self._schema, self._keys, self._has_nul = inner, schema, keys, has_nul
+        self._inner, self._schema, self._keys = inner, schema, keys
+        self._has_nul, self._has_nan = has_nul, has_nan
 
     def write(self, batch: pa.RecordBatch) -> None:
         """See ``SinkWriter``.
@@ -129,7 +140,7 @@ class RowWriter(SinkWriter):
         Raises:
             UsageError: a value cannot be stored.
         """
-        self._inner.write(rows_of(batch, self._schema, self._keys, has_nul=self._has_nul))
+        self._inner.write(rows_of(batch, self._schema, self._keys, has_nul=self._has_nul, has_nan=self._has_nan))
 
     def seal(self, checkpoint: CheckpointId) -> SealedTransaction:
         return self._inner.seal(checkpoint)

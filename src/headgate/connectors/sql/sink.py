@@ -23,6 +23,7 @@ from headgate.connectors.base import Holding, SinkContext, SinkWriter
 from headgate.connectors.fenced_sink import Fence
 from headgate.connectors.ledger_sink import LedgerOutput, LedgerSink, output_checkpoint
 from headgate.connectors.secret import is_secret_place, read_secret
+from headgate.connectors.sql import mysql as mysqls
 from headgate.connectors.sql.records import RowWriter, check_rows, last_changes, row_schema
 from headgate.environment import SYSTEM_ENVIRONMENT
 from headgate.errors import HeadgateError, StorageError, UsageError
@@ -39,6 +40,13 @@ UPSERTS = ("sqlite", "duckdb", "mysql", "mariadb", "postgresql")
 STAGED_ROWS, STAGED_KEYS = "headgate_rows", "headgate_keys"
 """Where rows to upsert, and keys to delete, are for a moment, where a database has something faster than values."""
 
+_IN_INNODB: dict[str, Any] = {
+    f"{name}_{option}": value
+    for name in mysqls.BACKENDS
+    for option, value in (("engine", "InnoDB"), ("charset", "utf8mb4"))
+}
+"""Others keep tables without transactions, or texts without all characters."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
@@ -51,7 +59,7 @@ class Ledger:
     def in_schema(schema: str | None) -> Ledger:
         """Return the tables in ``schema``; None: that of the connection."""
         metadata = sa.MetaData(schema=schema)
-        name = sa.Text().with_variant(sa.String(255), "mysql", "mariadb")
+        name = sa.Text().with_variant(mysqls.TEXT_OF_NAMES, *mysqls.BACKENDS)
         sinks = sa.Table(
             "headgate_sinks",
             metadata,
@@ -59,6 +67,7 @@ class Ledger:
             sa.Column("generation", sa.BigInteger, nullable=False),
             sa.Column("life", sa.Text, nullable=False),
             sa.Column("writes", sa.BigInteger, nullable=False),
+            **_IN_INNODB,
         )
         commits = sa.Table(
             "headgate_commits",
@@ -66,6 +75,7 @@ class Ledger:
             sa.Column("owner", name, primary_key=True),
             sa.Column("name", name, primary_key=True),
             sa.Column("checkpoint", sa.BigInteger),
+            **_IN_INNODB,
         )
         return Ledger(sinks, commits)
 
@@ -91,9 +101,9 @@ class SqlSink(LedgerSink):
     """Writes records to a table of a database that SQLAlchemy knows, each exactly once.
 
     The rows of a checkpoint become visible in one transaction when it completes. The records wait in the checkpoint
-    until then; only the driver connects to the database. Tried with SQLite and DuckDB; the code for MySQL and
-    MariaDB has not been. Of other databases it needs transactions, and it only appends. For PostgreSQL there is
-    ``PostgresSink``, which copies rows in bulk.
+    until then; only the driver connects to the database. Tried with SQLite, DuckDB and MariaDB; MySQL, which differs
+    from MariaDB in the names of collations, was not. Of other databases it needs transactions, and it only appends. For
+    PostgreSQL there is ``PostgresSink``, which copies rows in bulk.
 
     The sink remembers in the tables ``headgate_sinks`` and ``headgate_commits`` which pipeline it belongs to, and what
     was written.
@@ -214,9 +224,9 @@ class SqlSink(LedgerSink):
                 raise UsageError(f"{kind}(upsert=): '{key}' has type {dtype}, which cannot be a key; cast it")
         check_rows(schema, has_arrays=self.has_arrays)
         with self.translated("look at"), self._connected() as connection:
-            if self.keys and connection.dialect.name not in UPSERTS:
-                raise UsageError(f"{kind}(upsert=) is not there yet for {connection.dialect.name}; leave it out")
-            self._target(connection.dialect.name, schema)
+            if self.keys and mysqls.kind_of(connection) not in UPSERTS:
+                raise UsageError(f"{kind}(upsert=) is not there yet for {mysqls.kind_of(connection)}; leave it out")
+            self._target(mysqls.kind_of(connection), schema)
             if self._has_table(connection, self.table):
                 self._check_table(connection, schema)
             elif not self.create:
@@ -228,7 +238,7 @@ class SqlSink(LedgerSink):
         """See ``Sink``: create the table when it is missing."""
         with self.translated("create"), self._connected() as connection:
             if self.create and not self._has_table(connection, self.table):
-                target = self._target(connection.dialect.name, schema)
+                target = self._target(mysqls.kind_of(connection), schema)
                 connection.execute(sa.schema.CreateTable(target, if_not_exists=True))
                 connection.commit()
         self.check(schema)
@@ -237,7 +247,8 @@ class SqlSink(LedgerSink):
         """See ``Sink``."""
         schema = row_schema(context.schema, has_arrays=self.has_arrays)
         inner = super().open(replace(context, schema=schema))
-        return RowWriter(inner, schema, self.keys, has_nul=self.has_nul)
+        has_nan = sa.make_url(self.url).get_backend_name() not in mysqls.BACKENDS
+        return RowWriter(inner, schema, self.keys, has_nul=self.has_nul, has_nan=has_nan)
 
     def locations(self) -> tuple[Location, ...]:
         """See ``Sink``. Without the host, which may change."""
@@ -371,6 +382,8 @@ class SqlSink(LedgerSink):
         except HeadgateError:
             raise
         except (sa.exc.OperationalError, sa.exc.InterfaceError) as error:
+            if sa.make_url(self.url).get_backend_name() in mysqls.BACKENDS and not mysqls.passes(error):
+                raise UsageError(self.refusal(operation, _first_line(error))) from None
             raise StorageError(operation, self.place, _first_line(error)) from None
         except sa.exc.DBAPIError as error:
             if error.connection_invalidated or (operation == "claim" and isinstance(error, sa.exc.IntegrityError)):
@@ -385,7 +398,7 @@ class SqlSink(LedgerSink):
         )
 
     def _has_table(self, connection: sa.Connection, name: str) -> bool:
-        if connection.dialect.name == "duckdb":
+        if mysqls.kind_of(connection) == "duckdb":
             return bool(self._reflected(connection, name))
         return bool(sa.inspect(connection).has_table(name, schema=self.schema))
 
@@ -403,7 +416,7 @@ class SqlSink(LedgerSink):
         name, place = sa.quoted_name(self.table, quote=True), None
         if self.schema is not None:
             place = sa.quoted_name(self.schema, quote=True)
-        return sa.Table(name, sa.MetaData(), *columns, schema=place)
+        return sa.Table(name, sa.MetaData(), *columns, schema=place, **_IN_INNODB)
 
     def column_type(self, dialect: str, column: pa.Field) -> sa.types.TypeEngine[Any]:
         """Return the type of a column of a table that is created.
@@ -418,9 +431,7 @@ class SqlSink(LedgerSink):
                 "such as to text or an integer"
             )
         is_key = column.name in self.keys
-        if is_key and isinstance(found, sa.Text) and dialect in ("mysql", "mariadb"):
-            return sa.String(255)
-        return found
+        return mysqls.key_type(dialect, found) if is_key and dialect in mysqls.BACKENDS else found
 
     def _check_table(self, connection: sa.Connection, schema: pa.Schema) -> None:
         """Check that the table takes records of ``schema``.
@@ -430,11 +441,12 @@ class SqlSink(LedgerSink):
         """
         found = {column["name"]: column for column in self._reflected(connection, self.table)}
         columns = self.columns(schema)
+        is_mysql = mysqls.kind_of(connection) in mysqls.BACKENDS
         for column in columns:
             if column.name not in found:
                 raise self.misfit(f"has no column '{column.name}'; it has {', '.join(found)}")
             theirs = found[column.name]["type"]
-            if not _fits(column.type, theirs, connection.dialect.name):
+            if not is_mysql and not _fits(column.type, theirs, mysqls.kind_of(connection)):
                 raise self.misfit(
                     f"has type {theirs} in '{column.name}', and the records have {column.type}; cast the column before "
                     "the sink, or change the table"
@@ -443,12 +455,19 @@ class SqlSink(LedgerSink):
             is_filled = one.get("default") is not None or one.get("identity") or one.get("autoincrement") is True
             if name not in columns.names and not one["nullable"] and not is_filled and not one.get("computed"):
                 raise self.misfit(f"needs a value in '{name}', which the records do not have")
+        unique = self._unique(connection) if self.keys else []
         if self.keys:
-            self.check_unique(self._unique(connection))
+            self.check_unique(unique)
+        if is_mysql:
+            problem = mysqls.table_problem(connection, self.schema, self.table, columns, self.keys)
+            if problem := problem or mysqls.others_problem(unique if self.keys else (), self.keys):
+                raise self.misfit(problem)
 
     def _reflected(self, connection: sa.Connection, table: str) -> list[Any]:
         """Return the columns of a table, as SQLAlchemy describes them; of DuckDB it cannot."""
-        if connection.dialect.name != "duckdb":
+        if mysqls.kind_of(connection) in mysqls.BACKENDS:
+            return mysqls.reflected(connection, self.schema, table)
+        if mysqls.kind_of(connection) != "duckdb":
             return list(sa.inspect(connection).get_columns(table, schema=self.schema))
         query = sa.text(
             "select column_name, data_type, is_nullable = 'YES', column_default from information_schema.columns "
@@ -468,7 +487,9 @@ class SqlSink(LedgerSink):
 
     def _unique(self, connection: sa.Connection) -> list[Sequence[str]]:
         """Return the sets of columns that are unique."""
-        if connection.dialect.name == "duckdb":
+        if mysqls.kind_of(connection) in mysqls.BACKENDS:
+            return mysqls.unique(connection, self.schema, self.table)
+        if mysqls.kind_of(connection) == "duckdb":
             query = sa.text(
                 "select constraint_column_names from duckdb_constraints() where constraint_type in ('PRIMARY KEY', "
                 "'UNIQUE') and database_name = current_database() "
@@ -518,7 +539,7 @@ def upsert_statement(
     """Return the statement that replaces rows by key, of values or of a query."""
     table: Any = target
     others = [name for name in names if name not in keys]
-    if dialect in ("mysql", "mariadb"):
+    if dialect in mysqls.BACKENDS:
         made: Any = mysql.insert(table)
         return made.on_duplicate_key_update({name: made.inserted[name] for name in others or keys})  # type: ignore[no-any-return]
     made = sqlite.insert(table) if dialect == "sqlite" else postgresql.insert(table)
@@ -548,7 +569,10 @@ def quoted_table(name: str, names: Sequence[str], schema: str | None = None) -> 
 def _engine(url: sa.URL, pid: int) -> sa.Engine:
     """Return what connects in this process; it keeps no connection."""
     options = {"timeout": 30} if url.get_backend_name() == "sqlite" else {}
-    return sa.create_engine(url, poolclass=sa.pool.NullPool, connect_args=options)
+    engine = sa.create_engine(url, poolclass=sa.pool.NullPool, connect_args=options)
+    if url.get_backend_name() in mysqls.BACKENDS:
+        sa.event.listen(engine, "connect", mysqls.prepare_session, insert=True)
+    return engine
 
 
 class _Connection:
@@ -556,7 +580,7 @@ class _Connection:
 
     def __init__(self, connection: sa.Connection, sink: SqlSink) -> None:
         self._connection, self._sink = connection, sink
-        self._dialect = connection.dialect.name
+        self._dialect = mysqls.kind_of(connection)
 
     def rows(self, statement: sa.Executable) -> list[tuple[Any, ...]]:
         return [tuple(row) for row in self._connection.execute(statement)]
@@ -631,7 +655,7 @@ def _first_line(error: BaseException) -> str:
 
 def sql_type(dialect: str, dtype: pa.DataType) -> sa.types.TypeEngine[Any] | None:
     """Return the type of a column with values of a canonical type; None: there is none."""
-    is_mysql = dialect in ("mysql", "mariadb")
+    is_mysql = dialect in mysqls.BACKENDS
     if pa.types.is_boolean(dtype):
         return sa.Boolean()
     if pa.types.is_integer(dtype):
