@@ -15,8 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from examples.sqlite_sink import SqliteSink
 from tests.cli.test_checkpoints import HOLDER_BEGIN
+from tests.sqlite_sinks import SqliteSink
 from tests.storage.looked import Looked
 from typer.testing import CliRunner
 
@@ -280,7 +280,7 @@ def test_a_list_of_many_sinks_is_one_look(tmp_path: Path, monkeypatch: pytest.Mo
 PROGRAM = """
 import sys
 import headgate as hg
-from examples.sqlite_sink import SqliteSink
+from tests.sqlite_sinks import SqliteSink
 p = hg.Pipeline("p", parallelism=1)
 rows = p.source(hg.FromRows([{"number": 1, "text": "a"}]))
 rows.sink(SqliteSink(sys.argv[1]), name="out")

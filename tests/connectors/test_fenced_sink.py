@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from examples.sqlite_sink import SqliteLedgerSink, SqliteSink, connect
 from tests.connectors.test_two_phase_sink import committer, permit, prepared, rows_in, target_at
+from tests.sqlite_sinks import SqliteLedgerSink, SqliteSink, connect
 
 import headgate as hg
 from headgate.codec.json_files import encode_life

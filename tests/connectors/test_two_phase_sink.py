@@ -10,11 +10,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from examples.sqlite_sink import SqliteLedgerSink, SqliteSink, connect
+from tests import sqlite_sinks
 from tests.conftest import IS_DEEP
+from tests.sqlite_sinks import SqliteLedgerSink, SqliteSink, connect
 
 import headgate as hg
-from examples import sqlite_sink
 from headgate.connectors.base import SinkContext
 from headgate.connectors.fenced_sink import OutputName
 from headgate.model.ids import CheckpointId, Generation
@@ -29,7 +29,7 @@ Kind = Callable[[str], Any]
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """No power is cut here, so nothing has to reach the disk."""
-    monkeypatch.setattr(sqlite_sink, "TABLES", f"pragma synchronous = off; {sqlite_sink.TABLES}")
+    monkeypatch.setattr(sqlite_sinks, "TABLES", f"pragma synchronous = off; {sqlite_sinks.TABLES}")
 
 
 each = pytest.mark.parametrize("kind", [SqliteSink, SqliteLedgerSink], ids=["two phases", "ledger"])

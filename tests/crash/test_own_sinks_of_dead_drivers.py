@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from examples.sqlite_sink import connect
+from tests.sqlite_sinks import connect
 
 from crash.processes import STARTED_S, Life
 from crash.results import assert_clean

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from examples.sqlite_sink import SqliteLedgerSink, SqliteSink
 from tests.connectors.test_fenced_sink import ClaimsOnly, ForgetsLives
+from tests.sqlite_sinks import SqliteLedgerSink, SqliteSink
 from tests.storage.looked import Looked
 
 import headgate as hg

@@ -9,19 +9,19 @@ from typing import Any
 
 import polars as pl
 import pytest
-from examples.sqlite_sink import SqliteLedgerSink, SqliteSink
 from pyspark import cloudpickle
+from tests import sqlite_sinks
 from tests.conftest import few
 from tests.runtime.running import definition_of, pipeline_at
 from tests.runtime.runs.test_listeners import lines, note
 from tests.runtime.runs.test_results import generator
+from tests.sqlite_sinks import SqliteLedgerSink, SqliteSink
 
 import headgate as hg
-from examples import sqlite_sink
 from headgate.connectors.base import Source, SourceContext
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import tests
-cloudpickle.register_pickle_by_value(sqlite_sink)
+cloudpickle.register_pickle_by_value(sqlite_sinks)
 
 Start = Any
 ROWS = 1_500
@@ -112,7 +112,7 @@ def test_a_sink_that_fails_when_it_is_told_starts_the_pipeline_again(start: Star
     assert "notify_checkpoint_complete" in run.restarts[0]
     assert "'out' failed" in run.restarts[0]
     assert len(heard(tmp_path)) == 2, "the final checkpoint was told, and once more"
-    with sqlite_sink.connect(str(tmp_path / "target.db")) as connection:
+    with sqlite_sinks.connect(str(tmp_path / "target.db")) as connection:
         (count,) = connection.execute("select count(*) from numbers").fetchone()
     assert count == ROWS
 

@@ -9,16 +9,16 @@ from typing import Any
 
 import polars as pl
 import pytest
-from examples.sqlite_sink import SqliteLedgerSink, SqliteSink, connect
 from pyspark import cloudpickle
+from tests import sqlite_sinks
 from tests.runtime.running import definition_of, pipeline_at
+from tests.sqlite_sinks import SqliteLedgerSink, SqliteSink, connect
 
 import headgate as hg
-from examples import sqlite_sink
 from headgate.model.plan import PipelineDefinition
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import tests
-cloudpickle.register_pickle_by_value(sqlite_sink)
+cloudpickle.register_pickle_by_value(sqlite_sinks)
 
 ROWS = 4_000
 

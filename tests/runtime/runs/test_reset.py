@@ -10,18 +10,18 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 import pytest
-from examples.sqlite_sink import SqliteLedgerSink, SqliteSink, connect
 from pyspark import cloudpickle
+from tests import sqlite_sinks
+from tests.sqlite_sinks import SqliteLedgerSink, SqliteSink, connect
 
 import headgate as hg
-from examples import sqlite_sink
 from headgate.connectors.files.file_committer import committed_files, read_committed
 from headgate.errors import PipelineFailed, UsageError
 from headgate.model.plan import PipelineDefinition
 from headgate.runtime.driver.reset import Reset
 from headgate.store.store import Store
 
-cloudpickle.register_pickle_by_value(sqlite_sink)  # workers do not import examples
+cloudpickle.register_pickle_by_value(sqlite_sinks)  # workers do not import tests
 
 ROWS = 300
 
@@ -157,7 +157,7 @@ def test_a_sink_that_cannot_remove_its_output_keeps_everything(
     world: World, started: Any, monkeypatch: Any
 ) -> None:  # SO4
     world.pipeline().run()
-    monkeypatch.delattr(sqlite_sink.SqliteTarget, "remove_output")
+    monkeypatch.delattr(sqlite_sinks.SqliteTarget, "remove_output")
     before = world.all()
     with pytest.raises(UsageError, match="give it a method remove_output"):
         world.pipeline().run(fresh=True)

@@ -10,9 +10,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests import sqlite_sinks
 from tests.runtime.runs.test_reset import World, reset
 
-from examples import sqlite_sink
 from headgate.api import launch
 from headgate.codec.json_files import beat_path, encode_beat
 from headgate.connectors.base import SinkContext
@@ -87,7 +87,7 @@ def reaping(monkeypatch: pytest.MonkeyPatch) -> Reaper:
     monkeypatch.setattr(restart, "RETRY_PAUSES_S", (0.0, 0.0))
     for module in (reset_module, file_sink):
         monkeypatch.setattr(module, "open_storage", lambda url, *_: Mortal(url, made))
-    for owner, names in ((SqlCatalogue, ["start_over"]), (sqlite_sink.SqliteTarget, ["claim", "remove_output"])):
+    for owner, names in ((SqlCatalogue, ["start_over"]), (sqlite_sinks.SqliteTarget, ["claim", "remove_output"])):
         for name in names:
             monkeypatch.setattr(owner, name, made.around(getattr(owner, name)))
     return made

@@ -10,7 +10,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from examples.sqlite_sink import SqliteSink
 from tests.runtime.runs.test_reset import World, reset
 from tests.runtime.runs.test_reset_killed import (
     ALL,
@@ -24,6 +23,7 @@ from tests.runtime.runs.test_reset_killed import (
     log_of,
     produce,
 )
+from tests.sqlite_sinks import SqliteSink
 
 import headgate as hg
 from headgate.api import launch

@@ -12,14 +12,14 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 import pytest
-from examples.sqlite_sink import SqliteLedgerSink, SqliteSink, connect
 from pyspark import cloudpickle
+from tests import sqlite_sinks
 from tests.conftest import few
 from tests.runtime.running import Run, definition_of, pipeline_at
+from tests.sqlite_sinks import SqliteLedgerSink, SqliteSink, connect
 from typer.testing import CliRunner
 
 import headgate as hg
-from examples import sqlite_sink
 from headgate.cli.app import app
 from headgate.connectors.files.file_committer import read_committed
 from headgate.errors import CorruptionError, PipelineFailed, StorageError
@@ -30,7 +30,7 @@ from headgate.storage.local import LocalStorage
 from headgate.storage.memory import MemoryStorage
 from headgate.store.store import Store
 
-cloudpickle.register_pickle_by_value(sqlite_sink)  # workers do not import examples
+cloudpickle.register_pickle_by_value(sqlite_sinks)  # workers do not import tests
 
 ROWS = 990
 STREAM = "app/out"

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from examples.sqlite_sink import SqliteSink
 from tests.conftest import few
 from tests.mutants.harness import patched
+from tests.sqlite_sinks import SqliteSink
 
 import headgate as hg
 from headgate import testing

@@ -1,17 +1,12 @@
-"""Two sinks for SQLite, of about forty lines each: one prepares its output in the target, one keeps it in checkpoints.
-
-    headgate run examples/sqlite_sink.py -- /tmp/numbers.db
+"""Two sinks for SQLite as users may write them: one prepares its output in the target, one keeps it in checkpoints.
 
 Both write records of ``number`` and ``text`` into the table ``numbers``, each record once, whichever process dies. The
 conformance kit tests both of them (``tests/connectors/test_two_phase_sink.py``).
 """
 
-import os
 import sqlite3
-import sys
 from collections.abc import Iterable, Sequence
 
-import polars as pl
 import pyarrow as pa
 
 import headgate as hg
@@ -162,18 +157,3 @@ class SqliteLedgerSink(SqliteTarget, hg.LedgerSink):
             names = [name for (name,) in target.execute("select name from ledger") if name.startswith(f"{owner}-")]
             old = [[name] for name in names if hg.output_checkpoint(name) < before]
             target.executemany("delete from ledger where name = ?", old)
-
-
-def pipeline() -> hg.Pipeline:
-    """Return a pipeline that gives each number to one sink or to the other; ``headgate run`` calls this."""
-    path = os.path.abspath(sys.argv[1] if len(sys.argv) > 1 else "numbers.db")
-    p = hg.Pipeline("sqlite-sink", checkpointing=hg.Checkpointing(interval="1s"))
-    rows = p.source(hg.Generator({"number": hg.RowNumber()}, rows=20_000, rows_per_second=5_000))
-    numbers = rows.select("number", text=pl.col("number").cast(pl.String))
-    numbers.filter(pl.col("number") % 2 == 0).sink(SqliteSink(path), name="even")
-    numbers.filter(pl.col("number") % 2 == 1).sink(SqliteLedgerSink(path), name="odd")
-    return p
-
-
-if __name__ == "__main__":
-    print(pipeline().run())
