@@ -620,6 +620,28 @@ def test_damaged_positions_of_changes_are_refused(data: bytes) -> None:
 # -- in a pipeline -----------------------------------------------------------------------------------------------------
 
 
+def test_a_checkpoint_begins_when_the_subtask_has_taken_the_last_row(
+    url: str, db: Any, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headgate.connectors.postgres.changes.MESSAGES_MAX", 1)
+    db.execute(f"INSERT INTO {table} SELECT g, 'n' FROM generate_series(1, 10) g")
+    source = PostgresChanges(url, table)
+    hook = source.coordinator_hook()
+    assert hook is not None
+    hook.open(HookContext("p", "node", 1, "life"))
+    hook.reset()
+    reader = source.open(SourceContext("p", "node", 0, 1, None, life="life"))
+    until, rows = time.monotonic() + PATIENCE_S, 0
+    while hook.trigger(1) is ASK_AGAIN:
+        assert time.monotonic() < until
+        found = reader.poll()
+        rows += 0 if found is None else len(found.batch)
+    assert rows == 10
+    assert Position.decode(reader.positions()[SPLIT]).index == 0
+    reader.close()
+    hook.reset()
+
+
 def test_checkpoints_wait_for_the_snapshot_and_former_slots_go(url: str, db: Any, table: str) -> None:
     source = PostgresChanges(url, table, slot=f"s_{table}"[:30])
     hook = source.coordinator_hook()

@@ -618,6 +618,11 @@ class _ChangesThread:
             if self._link is not None and delivery.position is not None:
                 self._send_status()
 
+    def _wait_until_taken(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_closed or not self._ready)
+        self._check_open()
+
     def _command(self, sql: str) -> Any:
         """Run a command on the replication connection; a slot may wait long for transactions of others."""
         with translated(self._source.url, "read changes of"):
@@ -666,6 +671,7 @@ class _ChangesThread:
             self._position = Position(self._slot, system, timeline, begin, 0, max(begin, end) if end else None)
             is_end = _is_over(self._position)
             self._put(Delivery(self._empty(), self._position, is_end=is_end))
+            self._wait_until_taken()  # the reader has the position then, which the next checkpoint asks for
             control.execute("SELECT pg_advisory_unlock(%s)", (_lock_of(self._slot),))
             if is_end:
                 raise _ClosedError
