@@ -491,7 +491,7 @@ def publishing(spec: dict[str, Any]) -> Pipeline:
 
 def own_sinks(spec: dict[str, Any]) -> Pipeline:
     """The two sinks of the guide, in one database: even numbers are prepared there, odd ones come from a ledger."""
-    from examples.sqlite_sink import SqliteLedgerSink, SqliteSink
+    from tests.sqlite_sinks import SqliteLedgerSink, SqliteSink
 
     path = str(Path(spec["root"]) / "numbers.db")
     pipeline = make(spec)
