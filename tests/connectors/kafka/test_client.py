@@ -6,6 +6,7 @@ import base64
 import contextlib
 import datetime
 import ipaddress
+import itertools
 import json
 import socket
 import threading
@@ -27,8 +28,16 @@ from headgate.codec.kafka.messages import (
     TRANSACTION_COORDINATOR,
     ApiVersion,
     ApiVersionsAnswer,
+    DescribeTransactions,
+    DescribeTransactionsAnswer,
     InitProducerId,
+    ListGroups,
+    ListGroupsAnswer,
+    ListTransactions,
+    ListTransactionsAnswer,
     MetadataAnswer,
+    OffsetFetch,
+    OffsetFetchAnswer,
     Produce,
     ProducePartition,
     ProduceTopic,
@@ -36,7 +45,7 @@ from headgate.codec.kafka.messages import (
 from headgate.codec.kafka.record_encoder import NO_PRODUCER, ProducerState, encode_records
 from headgate.codec.kafka.wire import Nested, Parts
 from headgate.connectors.kafka import connection as connections
-from headgate.connectors.kafka.client import KafkaClient, ProducerIds
+from headgate.connectors.kafka.client import KafkaClient, ProducerIds, probes
 from headgate.connectors.kafka.connection import Connection
 from headgate.connectors.kafka.security import KafkaSecurity
 from headgate.environment import SYSTEM_ENVIRONMENT
@@ -185,6 +194,88 @@ def test_a_cluster_that_names_no_broker_yet_is_asked_again(
     assert seen
 
 
+SPELLS = [range(begin, end) for begin, end in ((0, 1), (0, 2), (0, 3), (0, 7), (1, 3), (1, 6), (2, 3))]
+
+
+@pytest.mark.parametrize("spell", SPELLS, ids=str)
+@pytest.mark.parametrize("lists_groups", [False, True], ids=["transactions", "groups"])
+def test_coordinators_that_are_not_loaded_are_asked_again(
+    client: KafkaClient, topic: str, monkeypatch: pytest.MonkeyPatch, spell: range, lists_groups: bool
+) -> None:
+    """They list nothing, without an error: after a start of the broker, and while they move. What is asked when: see
+    ``spell``."""
+    name, ask, numbers = uuid.uuid4().hex, Connection.ask, itertools.count()
+    client.take_over(name, TIMEOUT_MS)
+    client.commit_offsets(name, topic, {0: 1})
+    no = ErrorCode.NOT_COORDINATOR
+
+    def asked(self: Connection, request: Any, timeout_ms: int) -> Any:
+        answer = ask(self, request, timeout_ms)
+        listing = (ListGroups, ListTransactions, OffsetFetch, DescribeTransactions)
+        if not isinstance(request, listing) or next(numbers) not in spell:
+            return answer
+        match answer:
+            case ListGroupsAnswer():
+                return replace(answer, groups=())
+            case ListTransactionsAnswer():
+                return replace(answer, transaction_states=())
+            case OffsetFetchAnswer():
+                return replace(answer, groups=tuple(replace(one, error_code=no) for one in answer.groups))
+        states = tuple(replace(one, error_code=no) for one in answer.transaction_states)
+        return replace(answer, transaction_states=states)
+
+    monkeypatch.setattr(Connection, "ask", asked)
+    if lists_groups:
+        assert client.list_groups(name) == [name]
+    else:
+        assert [one.transactional_id for one in client.list_transactions(name)] == [name]
+    assert next(numbers) >= spell.stop
+
+
+def test_keys_to_probe_with_lie_in_all_partitions_of_coordinators() -> None:
+    for prefix in ("headgate:p/out:", "", "\u00e9" * 40, "zzzzzz"):
+        keys = probes(prefix)
+        for count in (1, 4, 50, 480):
+            assert len({coordinator_partition(key, count) for key in keys}) == count
+
+
+def coordinator_partition(key: str, count: int) -> int:
+    """Return the partition as brokers do: by the hash of Java's strings."""
+    code = 0
+    for unit in memoryview(key.encode("utf-16-le")).cast("H"):
+        code = (code * 31 + unit) & 0xFFFFFFFF
+    return (code & 0x7FFFFFFF) % count
+
+
+def test_a_commit_is_waited_for_until_it_is_visible(
+    client: KafkaClient, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names, ask, states = [uuid.uuid4().hex for _ in range(3)], Connection.ask, ["PrepareCommit"] * 2
+    for name in names[:2]:
+        producer = client.take_over(name, TIMEOUT_MS)
+        assert write(client, topic, [b"a"], 0, producer, name) is ErrorCode.NONE
+        assert client.end_transaction(name, producer, commit=True).code is ErrorCode.NONE
+
+    def asked(self: Connection, request: Any, timeout_ms: int) -> Any:
+        answer = ask(self, request, timeout_ms)
+        if not isinstance(answer, DescribeTransactionsAnswer) or not states:
+            return answer
+        state = states.pop()
+        found = tuple(replace(one, transaction_state=state) for one in answer.transaction_states)
+        return replace(answer, transaction_states=found)
+
+    monkeypatch.setattr(Connection, "ask", asked)
+    client.wait_for_markers(names)  # one of which Kafka does not know any more
+    assert not states
+    assert client.list_offsets(client.topic(topic), {0: LATEST}) == client.list_offsets(
+        client.topic(topic), {0: LATEST}, 0
+    )
+    states += ["PrepareCommit"] * 1_000
+    client.patience_ms = 1
+    with pytest.raises(StorageError, match=r"cannot make records visible .* is committed, and its partitions do not"):
+        client.wait_for_markers(names)
+
+
 def committed_again(client: KafkaClient, name: str, producer: ProducerIds) -> ErrorCode:
     return client.end_transaction(name, producer, commit=True).code
 
@@ -270,6 +361,7 @@ def test_prepared_transactions_survive_a_broker_that_is_killed() -> None:
         assert write(client, "t", [b"a"], 0, owner, "sink") is ErrorCode.NONE
         broker.kill()
         broker.start()
+        assert [one.transactional_id for one in client.list_transactions("s")] == ["sink"]
         described = client.describe_transaction("sink")
         assert described is not None
         assert (described.transaction_state, described.transaction_timeout_ms) == ("Ongoing", (1 << 31) - 1)

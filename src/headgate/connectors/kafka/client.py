@@ -48,9 +48,10 @@ from headgate.codec.kafka.messages import (
 )
 from headgate.codec.kafka.wire import Answer, Request
 from headgate.connectors.kafka.connection import Connection
+from headgate.connectors.kafka.refusal import refusal, right_to
 from headgate.connectors.kafka.security import KafkaSecurity
 from headgate.environment import SYSTEM_ENVIRONMENT, Environment
-from headgate.errors import FencedError, StorageError, UsageError
+from headgate.errors import StorageError, UsageError
 
 PATIENCE_MS = 30_000
 """How long a request is repeated while brokers are away or change their roles."""
@@ -285,19 +286,15 @@ class KafkaClient:
         return self._patiently(f"read offsets of group '{group}'", attempt)
 
     def list_groups(self, prefix: str) -> list[str]:
-        """Return the consumer groups that begin with ``prefix`` and that the client may see, of all brokers."""
+        """Return all consumer groups that begin with ``prefix``; the client needs a right to such groups."""
 
-        def attempt() -> list[str]:
-            found = []
-            self._metadata(())
-            for node in sorted(self._cluster.nodes):
-                answer = self._ask(node, ListGroups())
-                if code := ErrorCode(answer.error_code):
-                    raise self._retry_or_refuse("list groups", code)
-                found += [one.group_id for one in answer.groups if one.group_id.startswith(prefix)]
-            return sorted(found)
+        def listed(node: int) -> Iterable[str]:
+            answer = self._ask(node, ListGroups())
+            if code := ErrorCode(answer.error_code):
+                raise self._retry_or_refuse("list groups", code)
+            return [one.group_id for one in answer.groups if one.group_id.startswith(prefix)]
 
-        return self._patiently("list groups", attempt)
+        return sorted(self._patiently("list groups", lambda: self._listed_by_all(GROUP_COORDINATOR, prefix, listed)))
 
     def commit_offsets(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
         """Commit offsets to a group that has no members, for people and monitoring."""
@@ -365,19 +362,36 @@ class KafkaClient:
         return self._patiently(f"see transactional id '{transactional_id}'", attempt)
 
     def list_transactions(self, prefix: str) -> list[ListedTransaction]:
-        """Return the transactional ids that begin with ``prefix`` and that the client may see, of all brokers."""
+        """Return all transactional ids that begin with ``prefix``; the client needs a right to such ids."""
+
+        def listed(node: int) -> Iterable[ListedTransaction]:
+            answer = self._ask(node, ListTransactions())
+            if code := ErrorCode(answer.error_code):
+                raise self._retry_or_refuse("list transactions", code)
+            return [one for one in answer.transaction_states if one.transactional_id.startswith(prefix)]
 
         def attempt() -> list[ListedTransaction]:
-            found = []
-            self._metadata(())
-            for node in sorted(self._cluster.nodes):
-                answer = self._ask(node, ListTransactions())
-                if code := ErrorCode(answer.error_code):
-                    raise self._retry_or_refuse("list transactions", code)
-                found += [one for one in answer.transaction_states if one.transactional_id.startswith(prefix)]
-            return sorted(found, key=lambda one: one.transactional_id)
+            return self._listed_by_all(TRANSACTION_COORDINATOR, prefix, listed)
 
-        return self._patiently("list transactions", attempt)
+        return sorted(self._patiently("list transactions", attempt), key=lambda one: one.transactional_id)
+
+    def wait_for_markers(self, transactional_ids: Sequence[str]) -> None:
+        """Wait until transactions that were committed are visible: brokers decide first, and then tell partitions."""
+        left = list(transactional_ids)
+
+        def attempt() -> None:
+            for node, names in self._coordinators(TRANSACTION_COORDINATOR, left).items():
+                for one in self._ask(node, DescribeTransactions(tuple(names))).transaction_states:
+                    name, code = one.transactional_id, ErrorCode(one.error_code)
+                    if code and code is not ErrorCode.TRANSACTIONAL_ID_NOT_FOUND:
+                        raise self._retry_or_refuse(f"see transactional id '{name}'", code)
+                    if one.transaction_state != "PrepareCommit":
+                        left.remove(name)
+            if left:
+                raise _AskAgainError(f"transaction '{left[0]}' is committed, and its partitions do not have that yet")
+
+        if left:
+            self._patiently("make records visible", attempt)
 
     def end_transaction(self, transactional_id: str, producer: ProducerIds, *, commit: bool) -> EndedTransaction:
         """Decide a transaction, from any process. The broker's answer is returned where it is not to ask again.
@@ -499,16 +513,53 @@ class KafkaClient:
 
     def _coordinator(self, kind: int, key: str) -> Connection:
         if (node := self._cluster.coordinators.get((kind, key))) is None:
-            (found,) = self._ask_any(FindCoordinator(kind, (key,))).coordinators
-            if code := ErrorCode(found.error_code):
-                what = f"use {'group' if kind == GROUP_COORDINATOR else 'transactional id'} '{key}'"
-                raise self._retry_or_refuse(what, code, found.error_message, _right_to(kind, key))
-            node = self._cluster.coordinators[kind, key] = found.node_id
-            self._cluster.nodes[node] = found.host, found.port
+            (node,) = self._coordinators(kind, [key])
+            self._cluster.coordinators[kind, key] = node
         return self._connection_to(node)
 
     def _ask_coordinator(self, kind: int, key: str, request: Request[_A]) -> _A:
         return self._ask_through(self._coordinator(kind, key), request)
+
+    def _coordinators(self, kind: int, keys: Sequence[str]) -> dict[int, list[str]]:
+        """Return which of ``keys`` each node coordinates now."""
+        found: dict[int, list[str]] = {}
+        for one in self._ask_any(FindCoordinator(kind, tuple(keys))).coordinators:
+            if code := ErrorCode(one.error_code):
+                what = f"use {'group' if kind == GROUP_COORDINATOR else 'transactional id'} '{one.key}'"
+                raise self._retry_or_refuse(what, code, one.error_message, right_to(kind, one.key))
+            self._cluster.nodes[one.node_id] = one.host, one.port
+            found.setdefault(one.node_id, []).append(one.key)
+        return found
+
+    def _listed_by_all(self, kind: int, prefix: str, listed: Callable[[int], Iterable[_T]]) -> list[_T]:
+        """Return what all coordinators list, if none lists less than it has to.
+
+        A broker lists what it has loaded, and does not say so if it has not begun to load: when it has just started, or
+        when coordinators move. Therefore each of them is asked for something, before and after.
+        """
+        self._metadata(())
+        before = self._loaded(kind, prefix)
+        found = [one for node in sorted({*self._cluster.nodes, *before}) for one in listed(node)]
+        if self._loaded(kind, prefix) != before:
+            raise _AskAgainError("coordinators move between brokers")
+        return found
+
+    def _loaded(self, kind: int, prefix: str) -> dict[int, list[str]]:
+        """Return which node coordinates which probe; ask again unless each of them answers as coordinator."""
+        found = self._coordinators(kind, probes(prefix))
+        for node, keys in found.items():
+            if kind == GROUP_COORDINATOR:
+                groups = self._ask(node, OffsetFetch(tuple(OffsetFetchGroup(key, ()) for key in keys))).groups
+                codes = [one.error_code for one in groups]
+            else:
+                codes = [
+                    one.error_code for one in self._ask(node, DescribeTransactions(tuple(keys))).transaction_states
+                ]
+            for key, code in zip(keys, map(ErrorCode, codes), strict=True):
+                if code not in (ErrorCode.NONE, ErrorCode.TRANSACTIONAL_ID_NOT_FOUND):
+                    what = f"ask for {'groups' if kind == GROUP_COORDINATOR else 'transactions'}"
+                    raise self._retry_or_refuse(what, code, right=right_to(kind, key))
+        return found
 
     # -- patience
 
@@ -536,7 +587,7 @@ class KafkaClient:
         if code in COORDINATOR_CHANGED:
             self._cluster.coordinators.pop((kind, key), None)
         is_topic = code is ErrorCode.TOPIC_AUTHORIZATION_FAILED
-        return self._retry_or_refuse(what, code, right=f"Read on topic '{topic}'" if is_topic else _right_to(kind, key))
+        return self._retry_or_refuse(what, code, right=f"Read on topic '{topic}'" if is_topic else right_to(kind, key))
 
     def _retry_or_refuse(self, what: str, code: ErrorCode, message: str | None = None, right: str = "") -> Exception:
         if code in RETRIABLE or code in LEADER_CHANGED:
@@ -547,40 +598,14 @@ class KafkaClient:
         return refusal(what, self.name, code)
 
 
-_RIGHTS = {
-    ErrorCode.TOPIC_AUTHORIZATION_FAILED,
-    ErrorCode.GROUP_AUTHORIZATION_FAILED,
-    ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
-    ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-}
-_FENCED = {ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.TRANSACTION_COORDINATOR_FENCED}
+def probes(prefix: str) -> tuple[str, ...]:
+    """Return keys that begin with ``prefix`` and lie in all partitions of coordinators, up to 480 of them.
 
-
-def _right_to(kind: int, key: str) -> str:
-    """Return the right that the user of a coordinator needs."""
-    if kind == GROUP_COORDINATOR:
-        return f"Read on group '{key}'"
-    return f"Write on transactional id '{key}'"
-
-
-def refusal(what: str, brokers: str, code: ErrorCode, message: str | None = None, right: str = "") -> Exception:
-    """Return the error that says why brokers do not do ``what``, for codes with which waiting does not help.
-
-    ``right``: the one that the user needs for it, if ``what`` does not say so.
+    The partition is the hash of Java's strings, modulo their number: last characters count 31 times and once, so these
+    keys have hashes that follow each other, but for one step where they are negative.
     """
-    reason = f"{code.name}: {message}" if message else code.name
-    if code in _RIGHTS:
-        acl = f"an ACL for {right}" if right else "an ACL"
-        return UsageError(f"cannot {what}: the user has no right to it in Kafka at {brokers} ({reason}); add {acl}")
-    if code in _FENCED:
-        return FencedError(f"cannot {what}: a newer producer took it over ({reason})")
-    if code in (ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.INCONSISTENT_TOPIC_ID):
-        return UsageError(f"cannot {what}: the topic was deleted, and perhaps created again ({reason})")
-    if code is ErrorCode.INVALID_TOPIC_EXCEPTION:
-        return UsageError(f"cannot {what}: that is no name of a topic ({reason})")
-    if code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-        return UsageError(f"cannot {what}: Kafka at {brokers} has no such topic or partition; create it first")
-    return StorageError(what, f"in Kafka at {brokers}", reason, False)
+    digits = [chr(ord("A") + number) for number in range(31)]
+    return tuple(prefix + first + second for first in digits for second in digits)
 
 
 def _address(text: str) -> tuple[str, int]:

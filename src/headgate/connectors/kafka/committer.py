@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from headgate.codec.kafka.error_codes import ErrorCode
 from headgate.connectors.base import Committer
 from headgate.connectors.fenced_sink import Fence, in_order
-from headgate.connectors.kafka.client import KafkaClient, ProducerIds, refusal
+from headgate.connectors.kafka.client import KafkaClient, ProducerIds
 from headgate.connectors.kafka.owner import TopicOwner
+from headgate.connectors.kafka.refusal import refusal
 from headgate.connectors.kafka.transactions import (
     UNCERTAIN,
     Outcome,
@@ -72,8 +73,7 @@ class KafkaCommitter(Committer):
             self._claimed_ms = self._environment.monotonic_ms()
         kept = {(one.transactional_id, one.producer_id, one.producer_epoch) for one in map(prepared_in, keep)}
         kept_ids = {one[0] for one in kept}
-        for listed in self._client.list_transactions(self._ids.beginning):
-            name = listed.transactional_id
+        for name in self._known_ids():
             if not self._is_mine(name):
                 continue
             now = self._client.describe_transaction(name)
@@ -85,15 +85,20 @@ class KafkaCommitter(Committer):
             self._take_away(name)
 
     def commit(self, permit: CommitPermit, committables: Sequence[Committable]) -> None:
-        """See ``Committer``. Kafka cannot show several transactions in one step: oldest checkpoints first."""
+        """See ``Committer``. Kafka cannot show several transactions in one step: oldest checkpoints first.
+
+        When it returns, readers of committed records see them: a program that runs after this one misses none.
+        """
         ordered = in_order(permit, committables)
         if not ordered:
             return
         if self._owner is not None:
             self._owner.refuse_if_replaced(self._fence)
-        for committable in ordered:
-            what = prepared_in(committable)
+        everything = [(committable, prepared_in(committable)) for committable in ordered]
+        for committable, what in everything:
             self._commit(committable, what)
+        self._client.wait_for_markers(sorted({what.transactional_id for _, what in everything}))
+        for committable, what in everything:
             if self._is_mine(what.transactional_id) and committable.generation < self._fence.generation:
                 self._take_away(what.transactional_id)
 
@@ -125,6 +130,14 @@ class KafkaCommitter(Committer):
     def close(self) -> None:
         """See ``Committer``."""
         self._client.close()
+
+    def _known_ids(self) -> list[str]:
+        try:
+            return [one.transactional_id for one in self._client.list_transactions(self._ids.beginning)]
+        except UsageError:
+            if self._owner is not None:
+                raise
+            return []  # a sink that is at least once needs no right to transactions, unless it has promised some
 
     def _is_mine(self, name: str) -> bool:
         """Whether this sink had the id in this or an older generation."""

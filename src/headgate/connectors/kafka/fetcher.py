@@ -22,8 +22,9 @@ from headgate.codec.kafka.messages import (
     FetchTopic,
 )
 from headgate.codec.kafka.record_decoder import DecodedRecords, decode_records, next_offset_of
-from headgate.connectors.kafka.client import ANSWER_MS, BACKOFF_MS_MAX, BACKOFF_MS_MIN, KafkaClient, Topic, refusal
+from headgate.connectors.kafka.client import ANSWER_MS, BACKOFF_MS_MAX, BACKOFF_MS_MIN, KafkaClient, Topic
 from headgate.connectors.kafka.connection import Connection, wait_any
+from headgate.connectors.kafka.refusal import refusal
 from headgate.environment import Environment
 from headgate.errors import StorageError, UsageError
 

@@ -34,10 +34,10 @@ from headgate.connectors.kafka.client import (
     KafkaClient,
     ProducerIds,
     Topic,
-    refusal,
 )
 from headgate.connectors.kafka.connection import Connection, wait_any
 from headgate.connectors.kafka.fetcher import Partition
+from headgate.connectors.kafka.refusal import refusal
 from headgate.environment import Environment
 from headgate.errors import StorageError, UsageError
 
