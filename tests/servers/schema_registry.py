@@ -43,7 +43,7 @@ class Registry:
 
             def do_POST(self) -> None:
                 sent = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                status, found = registry._add(self.path, sent["schema"])
+                status, found = registry._add(self.path, sent)
                 body = json.dumps(found).encode()
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(body)))
@@ -73,13 +73,28 @@ class Registry:
         self._schemas.append({**made, **more})
         return number
 
-    def _add(self, path: str, text: str) -> tuple[int, dict[str, Any]]:
+    def _add(self, path: str, sent: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        """Add a schema, or find the one that is the same."""
         self.asked.append(path)
         if self.refusal:
             return 409, {"error_code": 409, "message": self.refusal}
-        subject = path.split("/")[2]
-        known = [one["id"] for one in self._schemas if one["subject"] == subject and one["schema"] == text]
-        return 200, {"id": known[0] if known else self.register(subject, text)}
+        _, _, subject, *versions = path.split("/")
+        for reference in sent.get("references", ()):
+            if not self._found(reference["subject"], str(reference["version"])):
+                return 422, {"error_code": 42201, "message": f"no reference {reference['name']}"}
+        same = [one for one in self._schemas if one["subject"] == subject and sent.items() <= one.items()]
+        if not versions:
+            return (200, same[0]) if same else (404, {"error_code": 40403, "message": "not found"})
+        text = sent.pop("schema")
+        return 200, {"id": same[0]["id"] if same else self.register(subject, text, **sent)}
+
+    def _found(self, subject: str, version: str) -> list[dict[str, Any]]:
+        found = [one for one in self._schemas if one["subject"] == subject]
+        return [one for one in found if version in ("latest", str(one["version"]))]
+
+    def schemas(self) -> list[dict[str, Any]]:
+        """Return all that it has, in the order in which they came."""
+        return list(self._schemas)
 
     def end(self) -> None:
         """Stop to listen."""
@@ -100,8 +115,7 @@ class Registry:
             case ["schemas", "guids", guid]:
                 found = [one for one in self._schemas if one["guid"] == guid]
             case ["subjects", subject, "versions", version]:
-                found = [one for one in self._schemas if one["subject"] == subject]
-                found = [one for one in found if version in ("latest", str(one["version"]))]
+                found = self._found(subject, version)
             case _:
                 found = []
         return (200, found[-1]) if found else (404, {"error_code": 40403, "message": "not found"})

@@ -17,7 +17,9 @@ from headgate.codec.arrow import LOCAL_TIME, MOMENT
 from headgate.codec.avro import decode_values, parse_schema
 from headgate.connectors.kafka.avro_encoder import AvroEncoder, made_schema
 from headgate.connectors.kafka.schema_registry import SchemaRegistry
-from headgate.connectors.kafka.sink import AvroValues, KafkaSink
+from headgate.connectors.kafka.schema_values import SchemaValues
+from headgate.connectors.kafka.sink import KafkaSink
+from headgate.environment import SYSTEM_ENVIRONMENT
 from headgate.errors import UsageError
 
 ENTRY = pa.struct([("key", pa.large_string()), ("value", pa.int64())])
@@ -150,25 +152,26 @@ def test_a_schema_is_registered_once_and_values_begin_with_its_id() -> None:
     columns = pa.schema([("a", pa.int64())])
     with schema_registry() as registry:
         registry.register("other", "{}")
-        sink = KafkaSink("kafka:9092", "orders", format="avro", registry=registry.url)
+        where = SchemaRegistry(registry.url)
         for _ in range(2):  # two subtasks
-            values = AvroValues(sink)
+            values = SchemaValues("orders", None, where, SYSTEM_ENVIRONMENT)
             for _ in range(2):
                 (value,) = values(batch([{"a": 3}], columns)).to_pylist()
                 assert value == b"\0\0\0\0\x02" + b"\x02\x06"
         assert registry.asked == ["/subjects/orders-value/versions"] * 2
         registry.refusal = "incompatible"
         with pytest.raises(UsageError, match=r"/subjects/orders-value/versions refuses the schema: .*incompatible"):
-            AvroValues(sink).begin(columns)
-    (value,) = AvroValues(KafkaSink("kafka:9092", "orders", format="avro"))(batch([{"a": 3}], columns)).to_pylist()
+            SchemaValues("orders", None, where, SYSTEM_ENVIRONMENT).begin(columns)
+    without = SchemaValues("orders", None, None, SYSTEM_ENVIRONMENT)
+    (value,) = without(batch([{"a": 3}], columns)).to_pylist()
     assert value == b"\x02\x06"
 
 
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"format": "xml"}, "must be 'json', 'avro' or 'debezium-json'"),
-        ({"registry": "http://r"}, "are for format='avro' only"),
+        ({"format": "xml"}, "must be 'json', 'avro', 'protobuf' or 'debezium-json'"),
+        ({"registry": "http://r"}, "are for format='avro' and 'protobuf' only"),
         ({"format": "avro", "value": "a"}, "leave value= out"),
         ({"format": "avro", "registry": SchemaRegistry("http://r"), "topic_column": "t"}, "leave topic_column= out"),
     ],

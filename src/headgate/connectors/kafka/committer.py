@@ -87,7 +87,8 @@ class KafkaCommitter(Committer):
     def commit(self, permit: CommitPermit, committables: Sequence[Committable]) -> None:
         """See ``Committer``. Kafka cannot show several transactions in one step: oldest checkpoints first.
 
-        When it returns, readers of committed records see them: a program that runs after this one misses none.
+        When it returns, the partitions know it, too: readers of committed records see everything that no open
+        transaction is in front of. So a program that runs after this one misses nothing.
         """
         ordered = in_order(permit, committables)
         if not ordered:

@@ -1,15 +1,13 @@
 """Decodes Kafka's values of Protobuf into the fields of a message, with the package ptars.
 
-The message is that of a generated class; its description travels to the workers, not the class. With a schema registry
+With a schema registry
 a value begins with a zero byte, the id of its schema in four bytes, and the index of its message in that schema. Fields
 have numbers, so that values of older and newer schemas are read without asking for these.
 """
 
 from __future__ import annotations
 
-import importlib
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +17,7 @@ import pyarrow.compute as pc
 from headgate.codec.avro import cut_out
 from headgate.connectors.files.line_decoders import Decoded, Refused, isolate, one_batch
 from headgate.connectors.kafka.avro_decoder import ID_HEADER
-from headgate.distribution import install_command
-from headgate.errors import UsageError
+from headgate.connectors.kafka.protobuf_message import ProtobufMessage, handler_of
 from headgate.operators.schemas import canonical_schema, to_canonical
 
 _FRAME_BYTES = 5
@@ -32,71 +29,6 @@ _HEADER_BYTES = {0: _FRAME_BYTES, 1: 17}
 _Rows: TypeAlias = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class ProtobufMessage:
-    """A message.
-
-    Attributes:
-        files: the descriptions of the files that define it, those that others need first.
-        indexes: how values may say which message of its file it is.
-    """
-
-    name: str
-    files: tuple[bytes, ...]
-    indexes: tuple[bytes, ...]
-
-
-def message_of(generated: object) -> ProtobufMessage:
-    """Return what a generated class describes.
-
-    Raises:
-        UsageError: it is none.
-    """
-    descriptor = getattr(generated, "DESCRIPTOR", None)
-    if descriptor is None or not hasattr(descriptor, "full_name") or not hasattr(descriptor, "file"):
-        raise UsageError(
-            "format='protobuf' of a Kafka source needs schema=Message, a class that protoc generated, "
-            f"not {generated!r}"
-        )
-    files: dict[str, bytes] = {}
-    _add(descriptor.file, files)
-    return ProtobufMessage(descriptor.full_name, tuple(files.values()), _indexes_of(descriptor))
-
-
-def _indexes_of(descriptor: Any) -> tuple[bytes, ...]:
-    """Return the index of a message in its file, in the forms of the wire.
-
-    It is its number there, after those of the messages around it. Some clients count the entries of maps among the
-    messages of a message, and others do not. The first message of a file is one zero byte for short.
-    """
-    paths: list[list[int]] = [[], []]
-    inner = descriptor
-    while inner is not None:
-        around = inner.containing_type
-        same = list(inner.file.message_types_by_name.values() if around is None else around.nested_types)
-        written = [one for one in same if not one.GetOptions().map_entry]
-        for path, counted in zip(paths, (same, written), strict=True):
-            path.insert(0, [one.full_name for one in counted].index(inner.full_name))
-        inner = around
-    forms = [b"".join(map(_zigzag, (len(path), *path))) for path in paths]
-    return tuple(dict.fromkeys([*forms, *(b"\0" for path in paths if path == [0])]))
-
-
-def _zigzag(number: int) -> bytes:
-    number, found = 2 * number, bytearray()
-    while number > 0x7F:
-        found.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*found, number])
-
-
-def _add(file: Any, files: dict[str, bytes]) -> None:
-    for one in file.dependencies:
-        if one.name not in files:
-            _add(one, files)
-    files[file.name] = file.serialized_pb
-
-
 class ProtobufDecoder:
     """See the module.
 
@@ -106,16 +38,7 @@ class ProtobufDecoder:
 
     def __init__(self, message: ProtobufMessage, *, is_framed: bool) -> None:
         """``is_framed``: whether values begin as a schema registry demands it."""
-        try:
-            ptars, library = importlib.import_module("ptars"), importlib.import_module("ptars._lib")
-        except ImportError as error:
-            raise UsageError(
-                f"format='protobuf' needs the package ptars: {install_command('protobuf')}, on every worker"
-            ) from error
-        config = ptars.PtarsConfig(
-            use_large_string=True, use_large_binary=True, use_large_list=True, enum_repr="string"
-        )
-        self._handler = library.ProtoRegistry(list(message.files)).create_for_message(message.name, config)
+        self._handler = handler_of(message)
         self._message, self._is_framed = message, is_framed
         self.schema = canonical_schema(self._handler.schema())
 

@@ -1,6 +1,6 @@
 """A schema registry: schemas by their ids, over the HTTP interface that Confluent's, Karapace and Apicurio have.
 
-Schemas of an id never change, so they are asked for once. Never writes to the registry.
+Schemas of an id never change, so they are asked for once.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import http.client
 import json
 import os
 import ssl
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -22,6 +23,9 @@ PATIENCE_MS = 30_000
 ANSWER_S = 10.0
 ANSWER_BYTES_MAX = 16 << 20
 PAUSE_MS_MIN, PAUSE_MS_MAX = 100, 2_000
+
+AVRO, PROTOBUF = "AVRO", "PROTOBUF"
+"""Kinds of schemas, as registries name them."""
 
 _WAITING_HELPS = (408, 429, 500, 502, 503, 504)
 
@@ -53,6 +57,15 @@ class SchemaRegistry:
             )
         if bool(self.user) != bool(self.secret) or (self.secret and not self.secret.startswith("env:")):
             raise UsageError("SchemaRegistry needs user='...' together with secret='env:NAME'")
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What a schema refers to: by which name it does, and where that is registered."""
+
+    name: str
+    subject: str
+    version: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,23 +114,37 @@ class RegistryClient:
             )
         return found
 
-    def register(self, subject: str, text: str) -> int:
-        """Add a schema of Avro to a subject, unless it has it; return its id.
+    def register(self, subject: str, text: str, kind: str = AVRO, references: Sequence[Reference] = ()) -> int:
+        """Add a schema to a subject, unless it has it; return its id.
 
         Raises:
             UsageError: the registry refuses it, such as one that does not go together with an earlier one.
         """
-        found = self._get(f"/subjects/{quote(subject, safe='')}/versions", json.dumps({"schema": text}).encode())
-        if found is None or not isinstance(found.get("id"), int):
-            raise UsageError(f"{self._registry.url} does not answer with an id; is that a schema registry?")
-        return int(found["id"])
+        return self._number("id", f"/subjects/{quote(subject, safe='')}/versions", text, kind, references)
+
+    def version_of(self, subject: str, text: str, kind: str, references: Sequence[Reference]) -> int:
+        """Return as which version a subject has a schema that was registered."""
+        return self._number("version", f"/subjects/{quote(subject, safe='')}", text, kind, references)
+
+    def _number(self, wanted: str, path: str, text: str, kind: str, references: Sequence[Reference]) -> int:
+        sent: dict[str, Any] = {"schema": text}
+        if kind != AVRO:
+            sent["schemaType"] = kind
+        if references:
+            sent["references"] = [asdict(one) for one in references]
+        found = self._get(path, json.dumps(sent).encode(), wanted)
+        if found is None or not isinstance(found.get(wanted), int):
+            raise UsageError(
+                f"{self._registry.url}{path} does not answer with its {wanted}; is that a schema registry?"
+            )
+        return int(found[wanted])
 
     def _schema(self, path: str) -> FoundSchema | None:
         found = self._get(path)
         if found is None:
             return None
-        kind = found.get("schemaType", "AVRO")
-        if kind != "AVRO":
+        kind = found.get("schemaType", AVRO)
+        if kind != AVRO:
             raise UsageError(f"{self._registry.url}{path} is a schema of {kind}, not of Avro")
         references: list[str] = []
         for one in found.get("references") or ():
@@ -127,7 +154,7 @@ class RegistryClient:
             references += [*inner.references, inner.text]
         return FoundSchema(str(found["schema"]), tuple(dict.fromkeys(references)))
 
-    def _get(self, path: str, sent: bytes | None = None) -> dict[str, Any] | None:
+    def _get(self, path: str, sent: bytes | None = None, wanted: str = "schema") -> dict[str, Any] | None:
         deadline_ms, pause_ms = self._environment.monotonic_ms() + self._patience_ms, PAUSE_MS_MIN
         while True:
             try:
@@ -136,7 +163,7 @@ class RegistryClient:
                 problem = str(error) or type(error).__name__
             else:
                 if status == http.client.OK:
-                    return self._json(path, body, "schema" if sent is None else "id")
+                    return self._json(path, body, wanted)
                 if status == http.client.NOT_FOUND:
                     return None
                 problem = f"it answers with status {status}"

@@ -6,7 +6,6 @@ Counterparts: ``sink_writer`` writes and prepares in the workers, ``committer`` 
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -17,13 +16,14 @@ from headgate.codec.kafka.compression import Compression
 from headgate.codec.kafka.record_batch import checksum
 from headgate.connectors.base import Committer, Holding, SinkContext, SinkWriter
 from headgate.connectors.fenced_sink import Fence, FencedSink, owner_of
-from headgate.connectors.kafka.avro_encoder import AvroEncoder, made_schema
 from headgate.connectors.kafka.client import KafkaClient
 from headgate.connectors.kafka.committer import KafkaCommitter
 from headgate.connectors.kafka.formats import DEBEZIUM
 from headgate.connectors.kafka.outgoing_records import RecordColumns, Router
 from headgate.connectors.kafka.owner import TopicOwner
-from headgate.connectors.kafka.schema_registry import RegistryClient, SchemaRegistry
+from headgate.connectors.kafka.protobuf_message import ProtobufMessage, message_of
+from headgate.connectors.kafka.schema_registry import SchemaRegistry
+from headgate.connectors.kafka.schema_values import SCHEMA_FORMATS, SchemaValues
 from headgate.connectors.kafka.security import NO_SECURITY, KafkaSecurity
 from headgate.connectors.kafka.sink_writer import IdPool, KafkaWriter, PlainKafkaWriter, Topics, WriterSettings
 from headgate.connectors.kafka.transactions import SinkIds
@@ -71,11 +71,13 @@ class KafkaSink(FencedSink):
             of the changes (one text or binary column as it is, otherwise a JSON object of the key columns), the value
             is the row without ``op``, and null for a delete. Have the topic compacted.
         format: of whole records: ``"json"``; ``"debezium-json"`` for a stream with changes, each as an envelope of
-            Debezium with ``before``, ``after`` and ``op``; or ``"avro"``, which needs the package fastavro:
-            ``pip install 'headgate-streams[avro]'``.
-        schema: of Avro; None: it is made from the columns, each of which may be null.
-        registry: the schema registry of Avro, which gets the schema as ``<topic>-value``; values begin with its id.
-            None: values have no id.
+            Debezium with ``before``, ``after`` and ``op``; ``"avro"``, which needs the package fastavro:
+            ``pip install 'headgate-streams[avro]'``; or ``"protobuf"``, which needs the package ptars:
+            ``pip install 'headgate-streams[protobuf]'``.
+        schema: of Avro; None: it is made from the columns, each of which may be null. For Protobuf, the message: a
+            generated class, which has a field for each column.
+        registry: the schema registry, which gets the schema as ``<topic>-value``; values begin with its id. The files
+            that a message needs are registered by their names. None: values have no id.
         headers: the column with headers, a list of structs with ``key`` and ``value``.
         timestamp: the column with the timestamp; None: the time of writing.
         partition: the column with the number of the partition; where it is null, the key decides.
@@ -99,9 +101,9 @@ class KafkaSink(FencedSink):
     topic: str = field(kw_only=False)
     key: str | None = None
     value: str | None = None
-    format: Literal["json", "avro", "debezium-json"] = "json"
+    format: Literal["json", "avro", "protobuf", "debezium-json"] = "json"
     upsert: bool = False
-    schema: Mapping[str, Any] | str | None = None
+    schema: Mapping[str, Any] | str | type | ProtobufMessage | None = None
     registry: SchemaRegistry | str | None = None
     headers: str | None = None
     timestamp: str | None = None
@@ -132,17 +134,19 @@ class KafkaSink(FencedSink):
         names = [codec.name.lower() for codec in Compression]
         if self.compression not in names:
             raise UsageError(f"KafkaSink(compression={self.compression!r}) must be one of {', '.join(names)}")
-        if self.format not in ("json", "avro", DEBEZIUM):
-            raise UsageError(f"KafkaSink(format={self.format!r}) must be 'json', 'avro' or '{DEBEZIUM}'")
+        if self.format not in ("json", *SCHEMA_FORMATS, DEBEZIUM):
+            raise UsageError(f"KafkaSink(format={self.format!r}) must be 'json', 'avro', 'protobuf' or '{DEBEZIUM}'")
         if self.takes_changes and (self.key is not None or self.value is not None):
             raise UsageError("KafkaSink for changes makes keys and values itself: leave key= and value= out")
         if self.upsert and self.format == DEBEZIUM:
             raise UsageError(f"KafkaSink(upsert=True) writes rows, and format='{DEBEZIUM}' envelopes: give one of them")
-        is_avro = self.format == "avro"
-        if is_avro and self.value is not None:
-            raise UsageError("KafkaSink(format='avro') writes whole records: leave value= out")
-        if not is_avro and (self.schema is not None or self.registry is not None):
-            raise UsageError("KafkaSink(schema=) and KafkaSink(registry=) are for format='avro' only")
+        has_schema = self.format in SCHEMA_FORMATS
+        if has_schema and self.value is not None:
+            raise UsageError(f"KafkaSink(format={self.format!r}) writes whole records: leave value= out")
+        if not has_schema and (self.schema is not None or self.registry is not None):
+            raise UsageError("KafkaSink(schema=) and KafkaSink(registry=) are for format='avro' and 'protobuf' only")
+        if self.format == "protobuf" and not isinstance(self.schema, ProtobufMessage):
+            object.__setattr__(self, "schema", message_of(self.schema, "KafkaSink"))
         if self.registry is not None and self.topic_column is not None:
             raise UsageError("KafkaSink(registry=) is for one topic: leave topic_column= out")
         if isinstance(self.registry, str):
@@ -195,9 +199,9 @@ class KafkaSink(FencedSink):
 
     def check(self, schema: pa.Schema) -> None:
         """See ``Sink``: also that brokers are there, have the topic, and allow the transactions."""
-        self._columns.check(schema, is_json=self.format != "avro")
-        if self.format == "avro":
-            AvroEncoder(self.avro_schema(self._columns.content(schema)), self._columns.content(schema))
+        self._columns.check(schema, is_json=self.format not in SCHEMA_FORMATS)
+        if (values := self._values()) is not None:
+            values.check(self._columns.content(schema))
         with self._connected() as client:
             if not self.create:
                 client.topic(self.topic)
@@ -210,22 +214,15 @@ class KafkaSink(FencedSink):
             self._find_or_create(client)
             if self.is_transactional:
                 self._check_transactions(client)
-        if self.registry is not None:
-            AvroValues(self).begin(self._columns.content(schema))
-
-    def avro_schema(self, columns: pa.Schema) -> str:
-        """Return the schema of values that have these columns."""
-        if self.schema is None:
-            return made_schema(columns, self.topic)
-        return self.schema if isinstance(self.schema, str) else json.dumps(self.schema)
+        if (values := self._values()) is not None:
+            values.begin(self._columns.content(schema))
 
     def open(self, context: SinkContext) -> SinkWriter:
         """See ``Sink``."""
         topics = Topics(self.client())
         try:
             topics.partitions_count(self.topic)
-            encode = AvroValues(self) if self.format == "avro" else None
-            router = Router(self._columns, self.topic, topics.partitions_count, context.subtask_index, encode)
+            router = Router(self._columns, self.topic, topics.partitions_count, context.subtask_index, self._values())
             settings = WriterSettings(self.client, self.environment, topics, Compression[self.compression.upper()])
             if not self.is_transactional:
                 return PlainKafkaWriter(settings, router)
@@ -296,6 +293,12 @@ class KafkaSink(FencedSink):
 
     # -- what the brokers allow -------------------------------------------------------------------------------------
 
+    def _values(self) -> SchemaValues | None:
+        registry = None if isinstance(self.registry, str) else self.registry
+        if self.format not in SCHEMA_FORMATS:
+            return None
+        return SchemaValues(self.topic, self.schema, registry, self.environment)
+
     @property
     def _columns(self) -> RecordColumns:
         return RecordColumns(
@@ -340,32 +343,3 @@ class KafkaSink(FencedSink):
                 f"KafkaSink(transaction_timeout={self.transaction_timeout!r}) is longer than Kafka at {self.brokers} "
                 f"allows, which is {allowed_ms} ms: raise transaction.max.timeout.ms there, or give a shorter one"
             )
-
-
-class AvroValues:
-    """Makes the values of a sink of Avro. The schema is registered before the first one."""
-
-    def __init__(self, sink: KafkaSink) -> None:
-        self._sink = sink
-        self._ready: tuple[AvroEncoder, bytes] | None = None
-
-    def begin(self, columns: pa.Schema) -> tuple[AvroEncoder, bytes]:
-        """Return what encodes records, and what their values begin with.
-
-        Raises:
-            StorageError: the registry does not answer.
-            UsageError: it refuses the schema.
-        """
-        text, registry = self._sink.avro_schema(columns), self._sink.registry
-        head = b""
-        if isinstance(registry, SchemaRegistry):
-            client = RegistryClient(registry, self._sink.environment)
-            head = b"\0" + client.register(f"{self._sink.topic}-value", text).to_bytes(4, "big")
-        return AvroEncoder(text, columns), head
-
-    def __call__(self, batch: pa.RecordBatch) -> pa.Array:
-        """Return the values of records."""
-        if self._ready is None:
-            self._ready = self.begin(batch.schema)
-        encoder, head = self._ready
-        return encoder.encode(batch, head)
