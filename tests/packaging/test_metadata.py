@@ -52,6 +52,10 @@ def test_a_pipeline_without_streams_needs_no_database() -> None:
     assert "sqlalchemy" not in brought_by("import headgate.cli.app")
 
 
+def test_a_pipeline_is_defined_without_pandas() -> None:
+    assert "pandas" not in brought_by("import headgate; headgate.Pipeline")
+
+
 def test_the_version_is_said_once() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert project["project"]["dynamic"] == ["version"]

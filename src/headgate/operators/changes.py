@@ -5,6 +5,7 @@ Counterpart: ``api.changes`` says which verbs keep a stream one with changes (do
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,20 +28,24 @@ OPS = (INSERT, UPDATE_BEFORE, UPDATE_AFTER, DELETE)
 
 OP_FIELD = pa.field(OP, pa.large_string())
 
-_NAMES = pa.array(OPS, pa.large_string())
-
 Codes = npt.NDArray[np.int8]
 """Of each record the place of its ``op`` in ``OPS``."""
 
 
+@functools.cache
+def _names() -> pa.Array:
+    """Return ``OPS`` as a column. Arrow imports pandas to make an array of a list, so not before it is needed."""
+    return pa.array(OPS, pa.large_string())
+
+
 def op_column(codes: Codes) -> pa.Array:
     """Return the column ``op``."""
-    return _NAMES.take(pa.array(codes))
+    return _names().take(pa.array(codes))
 
 
 def op_codes(column: pa.Array) -> Codes:
     """Return the codes of a column ``op``; -1 where it is none of ``OPS``."""
-    found: Codes = pc.index_in(column, _NAMES).fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int8)
+    found: Codes = pc.index_in(column, _names()).fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int8)
     return found
 
 
