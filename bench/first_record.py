@@ -63,6 +63,7 @@ def _environment(place: Path) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("HEADGATE_", "SPARK_"))}
     root = str(Path(__file__).parents[1])
     path = os.pathsep.join([root, str(Path(root) / "src")])
+    kept["HEADGATE_PREPARE"] = "never"
     homes = {"XDG_CACHE_HOME": str(place / "cache"), "XDG_STATE_HOME": str(place / "state"), "TMPDIR": str(place)}
     return {**kept, **homes, "PYTHONPATH": path}
 

@@ -23,6 +23,9 @@ settings.register_profile(
 )
 settings.load_profile("headgate")
 
+os.environ["HEADGATE_PREPARE"] = "never"
+"""Nothing that a test starts outlives it."""
+
 IS_DEEP = "HEADGATE_TEST_DEEP" in os.environ
 """Set by ``make test-repeated``: Hypothesis draws all examples, not a part of them."""
 PART_DRAWN = 10

@@ -159,20 +159,31 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def is_being_made(home: Path) -> None:
+    """A run has begun to make the archive."""
+    archive = doctor.archive_file(os.environ)
+    assert archive is not None
+    archive.parent.mkdir(parents=True, mode=0o700)
+    doctor.tried_mark(archive).touch()
+
+
 def tip(master: str | None = None, *, is_terminal: bool = True) -> str | None:
     return prepare_tip(master, os.environ, is_terminal=is_terminal)
 
 
 @with_java
+@pytest.mark.usefixtures("is_being_made")
 def test_it_is_told_once_on_a_machine(home: Path) -> None:
     told = tip()
     assert told is not None
-    assert "headgate prepare" in told
+    assert "HEADGATE_PREPARE=never" in told
     assert str(home / "cache" / "headgate") in told
     assert tip() is tip("local[4]") is None
 
 
 @with_java
+@pytest.mark.usefixtures("is_being_made")
 def test_of_commands_that_end_at_one_moment_one_tells_it() -> None:
     with ThreadPoolExecutor(8) as pool:
         told = list(pool.map(lambda _: tip(), range(8)))
@@ -180,6 +191,7 @@ def test_of_commands_that_end_at_one_moment_one_tells_it() -> None:
 
 
 @with_java
+@pytest.mark.usefixtures("is_being_made")
 def test_it_is_told_only_where_it_helps(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert tip(is_terminal=False) is None
     assert tip("spark://host:7077") is None
@@ -188,7 +200,9 @@ def test_it_is_told_only_where_it_helps(home: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv("HEADGATE_MASTER")
     file = doctor.archive_file(os.environ)
     assert file is not None
-    file.parent.mkdir(parents=True, mode=0o700)
+    doctor.tried_mark(file).unlink()
+    assert tip() is None, "none is made: the session was the program's, for example"
+    doctor.tried_mark(file).touch()
     file.touch(0o600)
     assert tip() is None, "starts are prepared"
     file.unlink()
@@ -196,6 +210,7 @@ def test_it_is_told_only_where_it_helps(home: Path, monkeypatch: pytest.MonkeyPa
 
 
 @with_java
+@pytest.mark.usefixtures("is_being_made")
 def test_where_nothing_can_be_remembered_nothing_is_told(home: Path) -> None:
     (home / "state").touch()
     assert tip() is None
@@ -206,6 +221,7 @@ def test_where_nothing_can_be_remembered_nothing_is_told(home: Path) -> None:
     [({}, 0, True), ({"quiet": True}, 0, False), ({"as_json": True}, 0, False), ({}, 7, False)],
 )
 @with_java
+@pytest.mark.usefixtures("is_being_made")
 def test_a_run_tells_it_behind_its_result(
     options: dict[str, bool],
     supervisor: int,
@@ -225,6 +241,6 @@ def test_a_run_tells_it_behind_its_result(
     )
     run.run_here(Named(), made, SupervisorClient(None))  # type: ignore[arg-type]
     told = capfd.readouterr().err
-    assert ("headgate prepare" in told) is is_told
+    assert ("pipelines will start sooner" in told) is is_told
     if is_told:
-        assert told.index("finished") < told.index("tip:")
+        assert told.index("finished") < told.index("note:")

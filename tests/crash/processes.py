@@ -82,6 +82,7 @@ def environment(extra: dict[str, str] | None = None) -> dict[str, str]:
         "PYSPARK_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",
         JVM_OPTIONS: jvm,
+        "HEADGATE_PREPARE": "never",
         **(extra or {}),
     }
 

@@ -29,8 +29,8 @@ ROOT = Path(__file__).parents[2]
 INSTALL = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check")
 
 
-QUICK = {JVM_OPTIONS: os.environ.get(JVM_OPTIONS, "")}
-"""Where the classes of Spark are that its many starts share (``tests.crash.class_archive``)."""
+QUICK = {JVM_OPTIONS: os.environ.get(JVM_OPTIONS, ""), "HEADGATE_PREPARE": "never"}
+"""Where the classes of Spark are that its many starts share (``tests.crash.class_archive``); nothing makes more."""
 
 
 def ran(command: Sequence[str | Path], directory: Path) -> str:

@@ -13,10 +13,12 @@ from unittest.mock import Mock
 
 import pytest
 
+from headgate.environment import SYSTEM_CLOCK
 from headgate.errors import PipelineFailed, UsageError
 from headgate.spark import cds_dump, launcher, session
 from headgate.spark.cds_archive import archive_file, archive_options, options_with
-from headgate.spark.cds_dump import make_archive
+from headgate.spark.cds_dump import AGAIN_S, SETTING, make_archive, prepare_in_background
+from headgate.spark.jvm import launch_of
 from headgate.spark.prerequisites import JVM_OPTIONS
 from headgate.storage.local_directories import ProcessDirectory
 
@@ -83,6 +85,66 @@ def test_an_archive_that_others_could_have_written_is_not_used(monkeypatch: pyte
     file.rename(file.with_suffix(".moved"))
     file.symlink_to(file.with_suffix(".moved"))
     assert archive_options() == [], "a link may lead anywhere"
+
+
+@pytest.mark.usefixtures("place")
+def test_every_jvm_starts_from_the_archive_unless_its_options_name_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def given(options: str) -> str | None:
+        return launch_of({}, {**os.environ, JVM_OPTIONS: options}).environment.get(JVM_OPTIONS)
+
+    monkeypatch.setattr(cds_dump, "dump_archive", writes())
+    assert given("-Dmine") == "-Dmine", "there is none"
+    file = make_archive()
+    assert given("-Dmine") == " ".join([*options_with(file), "-Dmine"])
+    for own in ("-XX:SharedArchiveFile=mine", '"-XX:ArchiveClassesAtExit=made"'):
+        assert given(own) == own, "Java takes one, and makes none from another"
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """How processes were begun."""
+    found: list[dict[str, Any]] = []
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **given: found.append(given))
+    for name in (SETTING, JVM_OPTIONS):
+        monkeypatch.delenv(name, raising=False)
+    return found
+
+
+def test_a_run_without_an_archive_begins_to_make_one(place: Path, begun: list[dict[str, Any]]) -> None:
+    environ = {**os.environ, "HEADGATE_SUPERVISED": "{}"}
+    assert prepare_in_background(environ)
+    assert not prepare_in_background(environ), "it is being made"
+    (one,) = begun
+    assert "HEADGATE_SUPERVISED" not in one["env"], "what was for that run alone"
+    assert one["start_new_session"], "Ctrl-C in a terminal is for its programs"
+    (tried,) = place.iterdir()
+    os.utime(tried, (SYSTEM_CLOCK.wall_ms() / 1000 - AGAIN_S - 60,) * 2)
+    assert prepare_in_background(environ), "it failed long ago"
+    assert not prepare_in_background(environ)
+    os.utime(tried, (SYSTEM_CLOCK.wall_ms() / 1000 + 2 * AGAIN_S,) * 2)
+    assert prepare_in_background(environ), "the clock was set back"
+
+
+@pytest.mark.usefixtures("begun")
+def test_nothing_is_made_where_it_is_not_wanted(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cds_dump, "dump_archive", writes())
+    assert not prepare_in_background({**os.environ, SETTING: "never"})
+    assert not prepare_in_background({**os.environ, JVM_OPTIONS: "-XX:SharedArchiveFile=mine"})
+    assert not prepare_in_background({**os.environ, "JAVA_HOME": str(tmp_path)}), "there is no Java"
+    file = make_archive()
+    file.parent.chmod(0o777)
+    assert not prepare_in_background(os.environ), "there is one; that it is not trusted, another would not change"
+    shutil.rmtree(place)
+    place.write_text("in the way")
+    assert not prepare_in_background(os.environ)
+    place.unlink()
+    assert prepare_in_background(os.environ), "everything else held it back"
+
+
+def test_what_fails_in_the_background_says_nothing(place: Path, tmp_path: Path) -> None:
+    done = subprocess.run(cds_dump.COMMAND, env={**os.environ, "JAVA_HOME": str(tmp_path)}, capture_output=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    assert not place.exists()
 
 
 def test_an_archive_gets_its_name_when_it_is_whole(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from headgate.display.text import counted, size_text
 from headgate.distribution import DISTRIBUTION, install_command
 from headgate.errors import HeadgateError
 from headgate.spark.cds_archive import archive_file, is_trusted
-from headgate.spark.cds_dump import make_archive
+from headgate.spark.cds_dump import make_archive, tried_mark
 from headgate.spark.prerequisites import read_master, spark_home_problem
 from headgate.spark.session import Executor
 from headgate.storage.local import make_directories
@@ -166,7 +166,11 @@ def check_class_archive() -> Finding:
     """Check whether starts of Spark are prepared: nothing depends on it."""
     file = archive_file(os.environ)
     if file is None or not is_trusted(file):
-        return Finding("Spark's start", Verdict.OK, "not prepared; after 'headgate prepare', it takes less time")
+        return Finding(
+            "Spark's start",
+            Verdict.OK,
+            "not prepared; it takes less time after the first run on this machine, or 'headgate prepare'",
+        )
     return Finding("Spark's start", Verdict.OK, f"prepared in {file}")
 
 
@@ -303,8 +307,9 @@ def check_directory(subject: str, location: str) -> Finding:
 def prepare() -> None:
     """Have Spark start sooner on this machine.
 
-    Starts Spark once and keeps what it loads in one file, from which every 'headgate run' starts its JVM from then on.
-    Run it again after an update of Java or Spark: until then, starts take as long as before.
+    Starts Spark once and keeps what it loads in one file, from which every pipeline of this user starts its JVM from
+    then on. The first run on this machine, also after an update of Java or Spark, has the same done in the background
+    at its end, unless HEADGATE_PREPARE is 'never' in the environment.
 
     The file is in headgate in $XDG_CACHE_HOME, or in ~/.cache. It may be deleted at any time.
     """
@@ -313,11 +318,14 @@ def prepare() -> None:
     say(f"{file} ({size_text(file.stat().st_size)}): pipelines start sooner from now on.")
 
 
-PREPARE = "tip: 'headgate prepare' lets pipelines start sooner on this machine (it keeps a file of 150 MB in {})"
+PREPARE = (
+    "note: pipelines will start sooner on this machine: a file of 150 MB is made in {}, once, in the background; "
+    "HEADGATE_PREPARE=never prevents it"
+)
 
 
 def prepare_tip(master: str | None, environ: Mapping[str, str], *, is_terminal: bool) -> str | None:
-    """Return the tip about ``headgate prepare`` after a run on ``master``; None where it does not help, or was shown.
+    """Return what to say of the preparation in the background after a run on ``master``; None: nothing, or it was said.
 
     It is shown once for each user on a machine. Where that cannot be recorded, it is never shown.
     """
@@ -325,7 +333,7 @@ def prepare_tip(master: str | None, environ: Mapping[str, str], *, is_terminal: 
     if not is_terminal or not read_master(url).is_local:
         return None
     file = archive_file(environ)
-    if file is None or is_trusted(file) or not _is_first("told-of-prepare"):
+    if file is None or is_trusted(file) or not tried_mark(file).exists() or not _is_first("told-of-prepare"):
         return None
     return PREPARE.format(file.parent)
 

@@ -1,8 +1,8 @@
 """The class data archive (CDS) from which Spark's JVM starts: it saves half of a start's processor time.
 
-``headgate prepare`` makes the file for this Java and this Spark in the user's cache directory; starts use it where it
-is. It is code that runs, so it must be this user's alone. Nothing depends on it: a JVM that it does not fit
-goes on without. Imports no PySpark.
+``cds_dump`` makes the file for this Java and this Spark in the user's cache directory; starts use it where it is. It is
+code that runs, so it must be this user's alone. Nothing depends on it: a JVM that it does not fit goes on
+without. Imports no PySpark.
 """
 
 from __future__ import annotations
@@ -50,6 +50,17 @@ def archive_options() -> list[str]:
     """Return what tells a JVM to use the file; nothing if there is none, or one that others could have written."""
     file = archive_file(os.environ)
     return options_with(file) if file is not None and is_trusted(file) else []
+
+
+def java_options(given: str) -> str:
+    """Return the options ``given`` for a JVM after those for the file, of which the user's own win."""
+    mine = [] if names_archive(given) else archive_options()
+    return " ".join([*mine, given] if given else mine)
+
+
+def names_archive(given: str) -> bool:
+    """Whether the options ``given`` for a JVM say from which archive it starts, or which one it makes."""
+    return "SharedArchiveFile" in given or "ArchiveClassesAtExit" in given
 
 
 def options_with(file: Path) -> list[str]:

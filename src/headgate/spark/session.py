@@ -27,6 +27,7 @@ from headgate.operators.user_functions import pickled
 from headgate.runtime.driver.driver import Driver, DriverHandle, lock_for
 from headgate.runtime.driver.restart import has_finished
 from headgate.runtime.surroundings import modules_being_imported
+from headgate.spark.cds_dump import prepare_in_background
 from headgate.spark.jvm import (
     discard_early,
     ensure_jvm,
@@ -81,7 +82,10 @@ class PipelineSession:
                 self._users.remove(user)
                 if not self._users:
                     PipelineSession.current = None
+                    is_local = self._spark.sparkContext.master.startswith("local")
                     _stop(self._spark)
+                    if is_local:
+                        prepare_in_background(os.environ)
 
 
 class SparkHandle(DriverHandle):
