@@ -266,6 +266,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], pl.Data
     return read
 
 
+@pytest.mark.xdist_group("sql")  # one run of all queries
 @pytest.mark.parametrize("name", QUERIES)
 def test_results_are_those_of_duckdb(name: str, results: Callable[[str], pl.DataFrame]) -> None:
     query, other = QUERIES[name]

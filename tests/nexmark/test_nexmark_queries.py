@@ -139,6 +139,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], pl.Data
     return read
 
 
+@pytest.mark.xdist_group("nexmark")  # one run of all queries
 @pytest.mark.parametrize("name", FORMS)
 def test_results_are_those_of_duckdb(name: str, results: Callable[[str], pl.DataFrame]) -> None:
     expected = database().sql(ORACLES[name.removesuffix("-sql")]).pl()

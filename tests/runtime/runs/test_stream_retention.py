@@ -136,11 +136,12 @@ def test_a_first_start_begins_with_what_is_there(start: Callable[..., Run], stor
 
 
 def test_whoever_only_looks_at_a_stream_or_does_without_holds_nothing(
-    start: Callable[..., Run], store: Store, tmp_path: Path
+    start: Callable[..., Run], started: list[PipelineDefinition], store: Store, tmp_path: Path
 ) -> None:
     append(store, 0, 10)
     store.seal("in")
     looked = hg.Pipeline("looked").source(StreamSource("in", store=store.root)).collect()
     assert looked.height == 10
+    assert len(started) == 1, "on child processes"
     assert start(copied(tmp_path, holds=False)).result().is_finished
     assert store.holds("in") == {}
