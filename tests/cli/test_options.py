@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 import headgate as hg
 from headgate import testing
 from headgate.api.pipeline import Pipeline
+from headgate.api.pravega_copy import PravegaCopy
 from headgate.api.topic_copy import TopicCopy
 from headgate.cli import run, supervisor
 from headgate.cli.app import app
@@ -188,7 +189,7 @@ COUNTERPARTS: dict[str, tuple[Callable[..., Any], ...]] = {
     "streams delete": (hg.Store.delete,),
     "streams read": (hg.Store.follow,),
     "streams tail": (hg.Store.follow,),
-    "streams copy": (hg.Store.follow, hg.Kafka, Pipeline, TopicCopy),
+    "streams copy": (hg.Store.follow, hg.Kafka, Pipeline, TopicCopy, PravegaCopy),
     "streams write": (hg.Store.writer, hg.StreamSink),
     "streams cut": (),
     "streams scale": (hg.Store.split, hg.Store.resize),

@@ -1,49 +1,31 @@
 """Pipelines that copy a topic of Kafka into a stream of the store, or a stream into a topic.
 
 Records have one of two forms. A stream with a column ``value``, and beside it only what a record of Kafka has, holds
-records as they are. A stream with other columns holds the fields of JSON objects. The pipeline follows its input and is
-stopped when a completed checkpoint has all that was there at its start, so that a later run goes on from there: one
-whose input ends has finished for good.
+records as they are. A stream with other columns holds the fields of JSON objects.
 """
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from headgate.api.pipeline import Pipeline
-from headgate.api.state_access import read_state
+from headgate.api.stream_copy import SOURCE, AsJson, Direction, StreamCopy
 from headgate.codec.arrow import MOMENT
 from headgate.codec.kafka.messages import LATEST
 from headgate.codec.kafka.record_batch import HEADERS_TYPE
 from headgate.connectors.files.line_decoders import JsonDecoder
 from headgate.connectors.kafka.client import KafkaClient
 from headgate.connectors.kafka.formats import METADATA, RAW, VALUE
-from headgate.connectors.kafka.outgoing_records import RecordColumns
 from headgate.connectors.kafka.security import NO_SECURITY, KafkaSecurity
 from headgate.connectors.kafka.sink import KafkaSink
 from headgate.connectors.kafka.source import Kafka, Position, partition_of
-from headgate.connectors.streams.segments import first_needed, places_of
 from headgate.connectors.streams.stream_sink import StreamSink
 from headgate.connectors.streams.stream_source import StreamSource
-from headgate.errors import HeadgateError, UsageError
-from headgate.model.progress import PipelineHandle
+from headgate.errors import UsageError
 from headgate.operators.schemas import canonical_schema
-from headgate.store.store import Store
-from headgate.store.streams import StreamInfo
-
-LOOK_S = 0.1
-"""Between two looks for a new checkpoint."""
-
-SOURCE = "source"
-"""The node that reads."""
 
 COPIED = ("key", "timestamp", "headers")
 """What is copied beside the value; where a record was is not."""
@@ -58,19 +40,15 @@ COLUMNS = pa.schema(
 )
 """Of a stream that is created for a topic. Its routing key is ``key``, so that records of a key stay in order."""
 
-Direction: TypeAlias = Literal["to-stream", "to-topic"]
-
 
 @dataclass(slots=True)
-class TopicCopy:
+class TopicCopy(StreamCopy):
     """A copy between a topic and a stream.
 
     Attributes:
-        direction: which of them is written.
+        direction, stream, store, name: see ``StreamCopy``.
         topic, brokers, security: the topic, as for ``KafkaSink``.
-        stream, store: the stream, as for ``StreamSource``.
         partitions: create a missing topic with so many partitions; 0: it must exist.
-        name: of the pipeline; "": made from what is copied.
         target_id: of a topic that is written, which ``pipeline`` finds. The name of the pipeline ends with it: a topic
             that was deleted and created again gets everything, by a copy of its own.
     """
@@ -86,25 +64,23 @@ class TopicCopy:
     target_id: str = ""
 
     @property
+    def other(self) -> str:
+        """See ``StreamCopy``."""
+        return f"topic {self.topic}"
+
+    @property
     def pipeline_name(self) -> str:
-        """The name, under which the copy has its checkpoints. Brokers of a cluster may come and go."""
-        id_part = f"-{self.target_id}" if self.target_id else ""
-        what = "\0".join((self.direction, self.topic, self.stream, self.store))
-        words = re.sub(r"[^A-Za-z0-9_-]+", "-", f"copy-{self.topic}-{self.direction}")[:60]
-        return (self.name or f"{words}-{hashlib.sha256(what.encode()).hexdigest()[:8]}") + id_part
+        """See ``StreamCopy``. Brokers of a cluster may come and go."""
+        return self.named(self.topic) + (f"-{self.target_id}" if self.target_id else "")
 
     def pipeline(self) -> Pipeline:
-        """Return the pipeline.
-
-        Raises:
-            UsageError: topic or stream are missing, or records of the one cannot be records of the other.
-        """
+        """See ``StreamCopy``."""
         return self._to_stream() if self.direction == "to-stream" else self._to_topic()
 
     def _to_stream(self) -> Pipeline:
         if self.partitions:
             raise UsageError(f"--partitions is for a topic that is written, and topic '{self.topic}' is read")
-        found = self._find()
+        found = self.find_stream()
         columns = canonical_schema(COLUMNS if found is None else found.schema)
         if is_json := not _holds_records(columns):
             JsonDecoder(columns, ())
@@ -121,10 +97,7 @@ class TopicCopy:
         return pipeline
 
     def _to_topic(self) -> Pipeline:
-        found = self._find()
-        if found is None:
-            Store.shared(self.store).find(self.stream)  # which says what there is
-        assert found is not None
+        found = self.find_input()
         columns = canonical_schema(found.schema)
         self._find_topic()
         pipeline = Pipeline(self.pipeline_name)
@@ -133,7 +106,7 @@ class TopicCopy:
             beside = [name for name in COPIED if name in columns.names]
         else:
             JsonDecoder(columns, ())
-            convert = _AsJson(self.stream, found.routing_key, "timestamp" if _has_time(columns) else None)
+            convert = AsJson(self.stream, found.routing_key, "timestamp" if _has_time(columns) else None)
             records = records.map_batches(convert, convert.schema(), as_arrow=True)
             beside = [name for name in convert.schema().names if name != VALUE]
         options = {name: name for name in beside}
@@ -146,16 +119,6 @@ class TopicCopy:
         )
         records.sink(sink)
         return pipeline
-
-    def _find(self) -> StreamInfo | None:
-        """Return the stream, if it is there."""
-        if not Store.exists(self.store):
-            if self.direction == "to-topic":
-                raise UsageError(f"there is no stream store at {self.store}; --store names another one")
-            return None
-        store = Store.shared(self.store)
-        known = {one.name for one in store.list_streams()}
-        return store.find(self.stream) if self.stream in known else None
 
     def _find_topic(self) -> None:
         """Find the topic that is written, or create it."""
@@ -175,45 +138,14 @@ class TopicCopy:
         finally:
             client.close()
 
-    def end(self) -> dict[int, int]:
-        """Return where the input ends now: partition or segment → position."""
-        if self.direction == "to-stream":
-            return self._end_of_topic()
-        return dict(Store.shared(self.store).tail(self.stream).positions)
+    def end_elsewhere(self) -> Mapping[int, int]:
+        """See ``StreamCopy``."""
+        return self._end_of_topic()
 
-    def is_past(self, end: Mapping[int, int], checkpoints: str, checkpoint: int) -> bool:
-        """Whether everything in front of ``end`` is copied by a completed checkpoint below ``checkpoints``."""
-        where = f"{checkpoints.rstrip('/')}/{self.pipeline_name}"
-        rows = read_state(where, SOURCE, "positions", id=checkpoint, columns=["split", "position"]).iter_rows()
-        positions = dict(rows)
-        if self.direction == "to-stream":
-            reached = {partition_of(split)[1]: Position.decode(split, data).offset for split, data in positions.items()}
-        else:
-            store = Store.shared(self.store)
-            layout, extents = store.pipelines.layout_and_extents(store.find(self.stream))
-            reached = first_needed(layout, extents, places_of(self.stream, positions))
+    def is_past_elsewhere(self, end: Mapping[int, int], positions: Mapping[str, bytes]) -> bool:
+        """See ``StreamCopy``."""
+        reached = {partition_of(split)[1]: Position.decode(split, data).offset for split, data in positions.items()}
         return all(reached.get(number, 0) >= position for number, position in end.items())
-
-    def stop_at(self, end: Mapping[int, int], handle: PipelineHandle, checkpoints: str) -> bool:
-        """Stop a run when it has copied everything in front of ``end``. Return whether it has, when it has ended."""
-        seen, is_past = None, False
-        with suppress(HeadgateError):  # the run itself says how it ended
-            while handle.wait(LOOK_S) is None:
-                done = handle.progress.last_checkpoint
-                if done is not None and done.checkpoint != seen and not is_past:
-                    seen = done.checkpoint
-                    with suppress(HeadgateError):  # it may have been removed meanwhile: a newer one is there then
-                        is_past = self.is_past(end, checkpoints, seen)
-                    if is_past:
-                        handle.stop()
-        return is_past
-
-    def release(self) -> None:
-        """Let the stream go that was read: until the copy is run again, it needs nothing of it."""
-        if self.direction == "to-topic":
-            store, holder = Store.shared(self.store), f"{self.pipeline_name}/{SOURCE}"
-            if holder in store.holds(self.stream):
-                store.release(self.stream, holder=holder)
 
 
 def _holds_records(columns: pa.Schema) -> bool:
@@ -258,42 +190,3 @@ class _AsColumns:
                     f"'{self.stream}' is text; copy to a stream whose column '{field.name}' is binary"
                 ) from error
         return pa.RecordBatch.from_arrays(columns, schema=self.columns)
-
-
-@dataclass(frozen=True, slots=True)
-class _AsJson:
-    """Records of a stream as records of a topic: JSON, and the routing key as text."""
-
-    stream: str
-    key: str | None
-    timestamp: str | None
-
-    def schema(self) -> pa.Schema:
-        """Return what is made."""
-        key = [] if self.key is None else [("key", pa.large_string())]
-        time = [] if self.timestamp is None else [("timestamp", MOMENT)]
-        return pa.schema([(VALUE, pa.large_binary()), *key, *time])
-
-    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        for field, column in zip(batch.schema, batch.columns, strict=True):
-            if _has_odd_number(column):
-                raise UsageError(
-                    f"column '{field.name}' of stream '{self.stream}' has a number that is NaN or infinite, which JSON "
-                    "cannot hold; copy a stream without it"
-                )
-        columns = [RecordColumns().values_of(batch)]
-        if self.key is not None:
-            columns.append(batch.column(self.key).cast(pa.large_string()))
-        if self.timestamp is not None:
-            column = batch.column(self.timestamp)
-            columns.append(column.cast(MOMENT) if column.type.tz else column.cast(pa.int64()).cast(MOMENT))
-        return pa.RecordBatch.from_arrays(columns, schema=self.schema())
-
-
-def _has_odd_number(column: pa.Array) -> bool:
-    if pa.types.is_floating(column.type):
-        return not pc.all(pc.is_finite(column), min_count=0).as_py()
-    if pa.types.is_struct(column.type) or pa.types.is_large_list(column.type):
-        inner = column.flatten()
-        return any(map(_has_odd_number, inner if isinstance(inner, list) else [inner]))
-    return False

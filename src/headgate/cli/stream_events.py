@@ -22,8 +22,7 @@ import pyarrow as pa
 import typer
 from rich.table import Table
 
-from headgate.api.topic_copy import TopicCopy
-from headgate.cli import topic_copy
+from headgate.cli import stream_copy
 from headgate.cli.line_format import Format, batch_of_json, batch_of_lines, is_json, line_blocks, text_lines
 from headgate.cli.options import (
     CheckpointDirOption,
@@ -43,7 +42,6 @@ from headgate.cli.output import (
     write_lines,
 )
 from headgate.cli.store import JsonLinesOption, Name, StoreOption, YesOption, confirm, open_store, print_result
-from headgate.connectors.kafka.security import NO_SECURITY
 from headgate.environment import SYSTEM_CLOCK
 from headgate.errors import HeadgateError, UsageError
 from headgate.protocol.store.transactions import Status
@@ -265,12 +263,15 @@ def _file_bytes(path: Path) -> int:
         return 0
 
 
-TOPIC = "kafka:"
-
-Copied = Annotated[str, typer.Argument(metavar="FROM", help="The stream to copy, or kafka:TOPIC.")]
+Copied = Annotated[
+    str, typer.Argument(metavar="FROM", help="The stream to copy, or kafka:TOPIC, or pravega:SCOPE/STREAM.")
+]
 Target = Annotated[
     str,
-    typer.Argument(metavar="TO", help="The stream to copy to, which is created if it does not exist, or kafka:TOPIC."),
+    typer.Argument(
+        metavar="TO",
+        help="The stream to copy to, which is created if it does not exist, or kafka:TOPIC, or pravega:SCOPE/STREAM.",
+    ),
 ]
 
 
@@ -297,8 +298,13 @@ def copy(
     partitions: Annotated[
         int, typer.Option("--partitions", min=0, help="Create a missing topic with so many partitions.")
     ] = 0,
+    controller: Annotated[str, typer.Option("--controller", help="The controller of Pravega, as HOST:PORT.")] = "",
+    segments: Annotated[
+        int, typer.Option("--segments", min=0, help="Create a missing stream of Pravega with so many segments.")
+    ] = 0,
     copy_name: Annotated[
-        str, typer.Option("--name", help="Of the copy to or from a topic; another name begins at the beginning.")
+        str,
+        typer.Option("--name", help="Of the copy to or from Kafka or Pravega; another name begins at the beginning."),
     ] = "",
     checkpoint_dir: CheckpointDirOption = None,
     master: MasterOption = None,
@@ -307,33 +313,44 @@ def copy(
     as_json: JsonLinesOption = False,
     store: StoreOption = None,
 ) -> None:
-    """Copy the events of a stream into another one, or between a stream and a topic of Kafka.
+    """Copy the events of a stream into another one, or between a stream and a topic of Kafka or a stream of Pravega.
 
     Events of a routing key stay in order. From stream to stream all of them become visible at once, or none. The
     command prints the cut at which it ended; with --cut the next copy begins there.
 
-    A copy to or from a topic is a pipeline with checkpoints of its own, which ends when it has copied everything that
-    was there when it began. The same command again copies what came since, each record once, also after it was
-    interrupted or killed.
+    A copy to or from Kafka or Pravega is a pipeline with checkpoints of its own, which ends when it has copied
+    everything that was there when it began. The same command again copies what came since, each record once, also
+    after it was interrupted or killed.
     """
-    if name.startswith(TOPIC) or target.startswith(TOPIC):
-        given = {"--to-store": to_store, "--cut": cut, "--end": until, "--key": key}
-        for option, value in given.items():
-            if value is not None:
-                raise UsageError(f"{option} is for copies from stream to stream, not to or from a topic")
-        made = _topic_copy(name, target, brokers, security, partitions, copy_name, store)
-        topic_copy.run(made, checkpoint_dir, master, parallelism, quiet=quiet, as_json=as_json)
+    if name.startswith(stream_copy.ELSEWHERE) or target.startswith(stream_copy.ELSEWHERE):
+        own = {"--to-store": to_store, "--cut": cut, "--end": until, "--key": key}
+        stream_copy.refuse(own, "for copies from stream to stream")
+        made = stream_copy.copy_with(
+            name,
+            target,
+            store_root(store),
+            check_pipeline_name(copy_name or None) or "",
+            brokers=brokers,
+            security=security,
+            partitions=partitions,
+            controller=controller,
+            segments=segments,
+        )
+        stream_copy.run(made, checkpoint_dir, master, parallelism, quiet=quiet, as_json=as_json)
         return
-    options = {
-        "--brokers": brokers,
-        "--partitions": partitions,
-        "--name": copy_name,
-        "--dir": checkpoint_dir,
-        "--parallelism": parallelism,
-    }
-    for option, wanted in options.items():
-        if wanted:
-            raise UsageError(f"{option} is for copies to or from a topic; name it as kafka:TOPIC")
+    stream_copy.refuse(
+        {
+            "--brokers": brokers,
+            "--partitions": partitions,
+            "--controller": controller,
+            "--segments": segments,
+            "--name": copy_name,
+            "--dir": checkpoint_dir,
+            "--parallelism": parallelism,
+        },
+        "for copies to or from Kafka or Pravega; name a topic as kafka:TOPIC, a stream of Pravega as "
+        "pravega:SCOPE/STREAM",
+    )
     with open_store(store) as source, open_store(store if to_store is None else to_store, makes=True) as other:
         if (source.root, name) == (other.root, target):
             raise UsageError(f"stream '{name}' is not copied into itself; name another one")
@@ -355,28 +372,6 @@ def copy(
         ended = str(follower.cut())
         told = f"{count:,} events of {name} copied to {target}, up to {ended}"
         print_result(told, {"stream": name, "target": target, "events": count, "cut": ended}, as_json=as_json)
-
-
-def _topic_copy(
-    name: str, target: str, brokers: str, security: Path | None, partitions: int, copy_name: str, store: str | None
-) -> TopicCopy:
-    """Return the copy that the arguments ask for."""
-    topic = name if name.startswith(TOPIC) else target
-    stream = target if topic is name else name
-    if stream.startswith(TOPIC):
-        raise UsageError("a copy is between a topic and a stream; use a pipeline from topic to topic")
-    if not brokers:
-        raise UsageError(f"a copy with {topic} needs --brokers HOST:PORT")
-    return TopicCopy(
-        "to-stream" if topic is name else "to-topic",
-        topic.removeprefix(TOPIC),
-        stream,
-        brokers,
-        store_root(store),
-        partitions,
-        NO_SECURITY if security is None else topic_copy.read_security(security),
-        check_pipeline_name(copy_name or None) or "",
-    )
 
 
 def _write(follower: StreamFollower, transaction: SharedTransaction, shown: ProgressBar) -> int:

@@ -126,8 +126,8 @@ def test_a_topic_goes_to_a_stream_and_back_exactly(place: Place, topic: str) -> 
     assert len(place.events("app/events")) == 100
 
     target = f"back-{uuid.uuid4().hex}"
-    place.copy("to-topic", target, "app/events", partitions=2)
-    assert place.copy("to-topic", target, "app/events").records_in == 100
+    place.copy("from-stream", target, "app/events", partitions=2)
+    assert place.copy("from-stream", target, "app/events").records_in == 100
     back = place.rows(target)
     assert sorted(map(fact_of_message, back)) == sorted(map(fact, records + more))
     by_key: dict[Any, list[int]] = {}
@@ -152,7 +152,7 @@ def test_a_stream_of_columns_goes_as_json_also_when_it_is_scaled(place: Place, k
     with Store.open(place.store) as store:
         store.create_stream("numbers", FIELDS, segments=2, routing_key="key")
         keyed("numbers", store, 0, 50)
-    place.copy("to-topic", topic, "numbers", kill=1)
+    place.copy("from-stream", topic, "numbers", kill=1)
     with Store.open(place.store) as store:
         assert not store.holds("numbers")
         keyed("numbers", store, 50, 70)
@@ -160,8 +160,8 @@ def test_a_stream_of_columns_goes_as_json_also_when_it_is_scaled(place: Place, k
         keyed("numbers", store, 70, 90)
         store.resize("numbers", 1)
         keyed("numbers", store, 90, 100)
-    place.copy("to-topic", topic, "numbers")
-    assert place.copy("to-topic", topic, "numbers").records_in == 100
+    place.copy("from-stream", topic, "numbers")
+    assert place.copy("from-stream", topic, "numbers").records_in == 100
     found = place.rows(topic)
     assert sorted(json.loads(one.value())["n"] for one in found) == list(range(100))
     for key in range(5):
@@ -193,7 +193,7 @@ def test_empty_ones_and_text(place: Place, topic: str, kafka: KafkaBroker) -> No
     assert place.events("events") == []
     with Store.open(place.store) as store:
         store.create_stream("text", pa.schema([("value", pa.large_string())]))
-    assert place.copy("to-topic", topic, "text").records_in == 0
+    assert place.copy("from-stream", topic, "text").records_in == 0
     place.put(topic, [{"value": "é"}, {"value": None}])
     place.copy("to-stream", topic, "text")
     assert {row["value"] for row in place.events("text")} == {None, "é"}
@@ -208,7 +208,7 @@ def refused(run: Callable[[], object]) -> str:
 def test_what_cannot_be_copied_is_said_in_one_sentence(place: Place, topic: str) -> None:
     none = f"none-{uuid.uuid4().hex}"
     assert none in refused(lambda: place.copy("to-stream", none, "events"))
-    assert "no stream store" in refused(lambda: place.copy("to-topic", topic, "events"))
+    assert "no stream store" in refused(lambda: place.copy("from-stream", topic, "events"))
     with Store.open(place.store) as store:
         store.create_stream("times", pa.schema([("d", pa.duration("us"))]))
         store.create_stream("numbers", pa.schema([("x", pa.float64())]))
@@ -216,10 +216,10 @@ def test_what_cannot_be_copied_is_said_in_one_sentence(place: Place, topic: str)
             writer.append(pa.RecordBatch.from_pylist([{"x": math.inf}]))
         store.create_stream("sealed", COLUMNS)
         store.seal("sealed")
-    assert "stream 'events' does not exist" in refused(lambda: place.copy("to-topic", topic, "events"))
-    assert none in refused(lambda: place.copy("to-topic", none, "numbers"))
-    assert "duration[us], which JSON cannot express" in refused(lambda: place.copy("to-topic", topic, "times"))
-    assert "infinite, which JSON cannot hold" in refused(lambda: place.copy("to-topic", topic, "numbers"))
+    assert "stream 'events' does not exist" in refused(lambda: place.copy("from-stream", topic, "events"))
+    assert none in refused(lambda: place.copy("from-stream", none, "numbers"))
+    assert "duration[us], which JSON cannot express" in refused(lambda: place.copy("from-stream", topic, "times"))
+    assert "infinite, which JSON cannot hold" in refused(lambda: place.copy("from-stream", topic, "numbers"))
     assert "sealed" in refused(lambda: place.copy("to-stream", topic, "sealed"))
     with pytest.raises(UsageError, match="--partitions"):
         place.copy("to-stream", topic, "events", partitions=3)
@@ -236,13 +236,13 @@ def test_a_topic_that_was_created_again_gets_everything(place: Place, kafka: Kaf
     target = kafka.create_topic(f"t-{uuid.uuid4().hex}")
     place.put(topic, odd_records(0, 10))
     place.copy("to-stream", topic, "events")
-    place.copy("to-topic", target, "events")
+    place.copy("from-stream", target, "events")
     kafka.delete_topic(target)
     client = KafkaClient([kafka.address])
     client.create_topic(target, 1)  # returns when it can be used
     client.close()
     for _ in range(2):
-        assert place.copy("to-topic", target, "events").records_in == 10
+        assert place.copy("from-stream", target, "events").records_in == 10
     assert len(place.rows(target)) == 10
 
 

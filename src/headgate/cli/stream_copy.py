@@ -1,20 +1,73 @@
-"""``headgate streams copy`` between a stream and a topic of Kafka: runs the pipeline of ``api.topic_copy``."""
+"""``headgate streams copy`` between a stream of the store and one of another system: runs ``api.stream_copy``."""
 
 from __future__ import annotations
 
 import threading
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 
 from headgate.api.foreground import run_to_end
+from headgate.api.pravega_copy import PravegaCopy
+from headgate.api.stream_copy import Direction, StreamCopy
 from headgate.api.topic_copy import TopicCopy
 from headgate.cli.options import RunOptions, StartPoint
 from headgate.cli.run import terminal_observer
 from headgate.cli.store import print_result
-from headgate.connectors.kafka.security import KafkaSecurity
+from headgate.connectors.kafka.security import NO_SECURITY, KafkaSecurity
 from headgate.errors import UsageError
 from headgate.model.progress import PipelineHandle
 from headgate.spark.jvm import quick_jvm
+
+TOPIC, PRAVEGA = "kafka:", "pravega:"
+ELSEWHERE = (TOPIC, PRAVEGA)
+"""What names of other systems begin with."""
+
+
+def copy_with(
+    name: str,
+    target: str,
+    store: str,
+    copy_name: str,
+    *,
+    brokers: str,
+    security: Path | None,
+    partitions: int,
+    controller: str,
+    segments: int,
+) -> StreamCopy:
+    """Return the copy from ``name`` to ``target``, one of which is in another system.
+
+    Raises:
+        UsageError: both are, or options are missing or for something else.
+    """
+    there, *others = (one for one in (name, target) if one.startswith(ELSEWHERE))
+    if others:
+        raise UsageError(f"a copy is between a stream of the store and {there}; use a pipeline to {others[0]}")
+    direction: Direction = "to-stream" if there is name else "from-stream"
+    stream = target if there is name else name
+    if there.startswith(TOPIC):
+        refuse({"--controller": controller, "--segments": segments}, "for copies to or from Pravega")
+        if not brokers:
+            raise UsageError(f"a copy with {there} needs --brokers HOST:PORT")
+        login = NO_SECURITY if security is None else read_security(security)
+        topic = there.removeprefix(TOPIC)
+        return TopicCopy(direction, topic, stream, brokers, store, partitions, login, copy_name)
+    refuse({"--brokers": brokers, "--partitions": partitions}, "for copies to or from Kafka")
+    if not controller:
+        raise UsageError(f"a copy with {there} needs --controller HOST:PORT")
+    return PravegaCopy(direction, there.removeprefix(PRAVEGA), stream, controller, store, segments, copy_name)
+
+
+def refuse(options: Mapping[str, object], why: str) -> None:
+    """Refuse options that were given.
+
+    Raises:
+        UsageError: one was.
+    """
+    for option, given in options.items():
+        if given:
+            raise UsageError(f"{option} is {why}")
 
 
 def read_security(path: Path) -> KafkaSecurity:
@@ -37,7 +90,7 @@ def read_security(path: Path) -> KafkaSecurity:
 
 
 def run(
-    copy: TopicCopy,
+    copy: StreamCopy,
     checkpoint_dir: str | None,
     master: str | None,
     parallelism: int | None,
@@ -78,7 +131,7 @@ def run(
         watch.join()
     if done := any(found) or result.is_finished:
         copy.release()
-    source, target = copy.stream, f"topic {copy.topic}"
+    source, target = copy.stream, copy.other
     if copy.direction == "to-stream":
         source, target = target, copy.stream
     rest = "" if done else "; interrupted: the same command goes on"
