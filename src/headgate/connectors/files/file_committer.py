@@ -18,6 +18,7 @@ import polars as pl
 from headgate import fault_points
 from headgate.connectors.base import Committer
 from headgate.connectors.encode import decode
+from headgate.connectors.files.partitions import values_of
 from headgate.connectors.files.publish_log import Ledger, SinkIdentity, StagedFile, all_listed, decode_files, digest
 from headgate.errors import CorruptionError, FencedError, StorageError, UsageError, gone
 from headgate.model.ids import CheckpointId, Generation
@@ -116,7 +117,7 @@ class FileCommitter(Committer):
 
     def _is_mine(self, name: str) -> bool:
         """Whether no newer generation prepared ``name``: one that was stopped meanwhile must not sweep its heir's."""
-        found = _GENERATION.search(name)
+        found = _GENERATION.search(name.rpartition("/")[2])  # not in the value of a partition
         return found is None or int(found.group(1)) <= self._generation
 
     def commit(self, permit: CommitPermit, committables: Sequence[Committable]) -> None:
@@ -260,7 +261,10 @@ def committed_files(url: str) -> list[str]:
 
 
 def read_committed(url: str) -> pl.DataFrame:
-    """Return the records of all completed checkpoints (JSON types are inferred); no columns if there is no file."""
+    """Return the records of all completed checkpoints (JSON types are inferred); no columns if there is no file.
+
+    Columns that the files are partitioned by are texts.
+    """
     storage = open_storage(url)
     frames = list(_frames(storage, committed_files(url))) or [pl.DataFrame()]
     return pl.concat(frames, how="diagonal_relaxed")
@@ -269,4 +273,6 @@ def read_committed(url: str) -> pl.DataFrame:
 def _frames(storage: Storage, names: Sequence[str]) -> Iterator[pl.DataFrame]:
     for name in names:
         with contextlib.suppress(NotFound):  # taken away meanwhile
-            yield decode(name.rsplit(".", 1)[1], storage.get(name))
+            frame = decode(name.rsplit(".", 1)[1], storage.get(name))
+            values = values_of(name)
+            yield frame.with_columns(pl.lit(value, pl.String).alias(column) for column, value in values.items())

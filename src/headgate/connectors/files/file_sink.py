@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,6 +19,7 @@ from headgate.connectors.encode import FORMATS, FileFormat, check_format
 from headgate.connectors.files.file_committer import FileCommitter
 from headgate.connectors.files.file_writer import FileNames, FileWriter, Limits
 from headgate.connectors.files.ownership import FileOwner, PublishedFiles
+from headgate.connectors.files.partitions import check_partitions
 from headgate.connectors.files.publish_log import STAGING, SinkIdentity
 from headgate.errors import StorageError, UsageError
 from headgate.model.config import Access, Duration, duration_ms
@@ -65,6 +66,7 @@ class FileSink(Sink):
         url: str | Path,
         format: FileFormat = "jsonl",
         *,
+        partition_by: str | Sequence[str] = (),
         prefix: str = "part",
         buffer_bytes: int = BUFFER_BYTES,
         file_bytes: int = FILE_BYTES,
@@ -78,6 +80,9 @@ class FileSink(Sink):
             url: a directory, or the URL of one in an object store or in HDFS.
             format: "jsonl", "csv" or "parquet"; also the extension of the files. Files of CSV begin with a header;
                 texts are quoted, nulls are empty. A single column that is null is a blank line, which readers skip.
+            partition_by: names of columns of texts, whole numbers, dates or booleans, whose values name directories,
+                such as ``day=2015-07-15``, with files of their own. The files do not have these columns. A null and an
+                empty text are ``__HIVE_DEFAULT_PARTITION__``, as in Hive and Spark.
             prefix: the names of the files begin with it.
             buffer_bytes: how many bytes a subtask keeps in memory before it moves records to a temporary file.
             file_bytes: after this many Arrow bytes, a transaction continues in another file.
@@ -97,6 +102,9 @@ class FileSink(Sink):
             raise UsageError(f"FileSink(prefix={prefix!r}) must begin with a letter or digit, then also '_' and '-'")
         self.url = absolute_location(url)
         self._format, self._prefix = format, prefix
+        self._partition_by = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
+        if len(set(self._partition_by)) != len(self._partition_by):
+            raise UsageError(f"FileSink(partition_by={partition_by!r}) names a column twice")
         for name, size_bytes in (("buffer", buffer_bytes), ("file", file_bytes), ("roll", roll_bytes)):
             if size_bytes < 1:
                 raise UsageError(f"FileSink({name}_bytes={size_bytes!r}) must be at least 1")
@@ -120,7 +128,9 @@ class FileSink(Sink):
         Raises:
             UsageError: the format cannot hold a column, or the directory may not be written to.
         """
-        check_format(self._format, schema)
+        check_partitions(self._partition_by, schema)
+        kept = [field for field in schema if field.name not in self._partition_by]
+        check_format(self._format, pa.schema(kept))
         directory = local_directory(self.url)
         if directory is not None:
             problem = why_not_writable(directory)
@@ -151,7 +161,7 @@ class FileSink(Sink):
         """Return a live writer."""
         identity = SinkIdentity(context.pipeline, context.node)
         names = FileNames(identity, self._prefix, context.subtask_index, context.generation, self._format)
-        return FileWriter(self._storage(), names, context, self._limits)
+        return FileWriter(self._storage(), names, context, self._limits, self._partition_by)
 
     def open_committer(self, pipeline: str, node: str, generation: Generation) -> Committer:
         """Return the committer of one generation."""

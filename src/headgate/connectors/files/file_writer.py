@@ -7,7 +7,7 @@ D15 of docs/spec/connectors.md. Never writes a file where a reader looks.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -17,6 +17,7 @@ from headgate.codec.snapshot import Buffer, decode_sections, encode_sections
 from headgate.connectors.base import EmptyTransaction, SealedTransaction, SinkContext, SinkWriter
 from headgate.connectors.encode import FileFormat, encode
 from headgate.connectors.files.file_committer import refuse_if_fenced
+from headgate.connectors.files.partitions import divided
 from headgate.connectors.files.publish_log import SinkIdentity, StagedFile, digest, encode_files
 from headgate.connectors.spill_buffer import SpillBuffer
 from headgate.errors import CorruptionError
@@ -80,11 +81,12 @@ class FileNames:
         self.identity, self.generation, self.format = identity, generation, file_format
         self._prefix, self._subtask_index = prefix, subtask_index
 
-    def name(self, checkpoint: CheckpointId, number: int) -> str:
-        """Return the final name of file ``number`` of a transaction."""
-        return self.identity.file_name(
+    def name(self, checkpoint: CheckpointId, number: int, partition: str = "") -> str:
+        """Return the final name of file ``number`` of a transaction, in the directory of its partition."""
+        name = self.identity.file_name(
             self._prefix, checkpoint, self._subtask_index, self.generation, number, self.format
         )
+        return f"{partition}/{name}" if partition else name
 
 
 class FileWriter(SinkWriter):
@@ -92,8 +94,16 @@ class FileWriter(SinkWriter):
 
     can_hold_back = True
 
-    def __init__(self, storage: Storage, names: FileNames, context: SinkContext, limits: Limits) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        names: FileNames,
+        context: SinkContext,
+        limits: Limits,
+        partition_by: Sequence[str] = (),
+    ) -> None:
         self._storage, self._names, self._context, self._limits = storage, names, context, limits
+        self._partition_by = tuple(partition_by)
         self._current = SpillBuffer(context.schema, limits.buffer_bytes)
         self._restored: list[pa.RecordBatch] = []
         self._held: tuple[pa.RecordBatch, ...] = ()
@@ -111,7 +121,9 @@ class FileWriter(SinkWriter):
         if not self._is_due():
             self._held = self._current.compact()
             return EmptyTransaction()
-        sealed = SealedFiles(self._storage, self._names, checkpoint, self._restored, self._current, self._limits)
+        sealed = SealedFiles(
+            self._storage, self._names, checkpoint, self._restored, self._current, self._limits, self._partition_by
+        )
         self._current = SpillBuffer(self._context.schema, self._limits.buffer_bytes)
         self._restored, self._held, self._first_ms = [], (), None
         return sealed
@@ -155,9 +167,11 @@ class SealedFiles(SealedTransaction):
         restored: Sequence[pa.RecordBatch],
         rows: SpillBuffer,
         limits: Limits,
+        partition_by: Sequence[str] = (),
     ) -> None:
         self._storage, self._names, self._checkpoint = storage, names, checkpoint
         self._restored, self._rows, self._file_bytes = restored, rows, limits.file_bytes
+        self._partition_by = partition_by
         self._prepared: list[StagedFile] | None = None
 
     def prepare(self) -> bytes | None:
@@ -171,14 +185,18 @@ class SealedFiles(SealedTransaction):
         """
         if self._prepared is None:
             refuse_if_fenced(self._storage, self._names.identity, self._names.generation)
-            self._prepared = [self._write(number, table) for number, table in enumerate(self._tables())]
+            files = enumerate(file for table in self._tables() for file in self._divided(table))
+            self._prepared = [self._write(number, partition, table) for number, (partition, table) in files]
             self._rows.close()
             self._restored = ()
         return encode_files(self._prepared) if self._prepared else None
 
-    def _write(self, number: int, table: pa.Table) -> StagedFile:
+    def _divided(self, table: pa.Table) -> Iterable[tuple[str, pa.Table]]:
+        return divided(table, self._partition_by) if self._partition_by else [("", table)]
+
+    def _write(self, number: int, partition: str, table: pa.Table) -> StagedFile:
         data = encode(self._names.format, table)
-        name = self._names.name(self._checkpoint, number)
+        name = self._names.name(self._checkpoint, number, partition)
         self._storage.put(self._names.identity.staged(name), [data])
         return StagedFile(name, table.num_rows, len(data), digest([data]))
 

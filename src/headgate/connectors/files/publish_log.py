@@ -6,6 +6,7 @@ docs/spec/connectors.md, K7, K8 of docs/spec/two-phase-commit.md.
 ::
 
 <url>/part-<pipeline>.<sink>-<checkpoint>-<subtask>-<generation>-<number>.jsonl       committed
+<url>/<column>=<value>/...                                                            committed, of a partition
 <url>/_staging/<pipeline>.<sink>/<the same name>.tmp                                   prepared
 <url>/_publishing/<pipeline>.<sink>/<checkpoint>-<digest>.json                         what a commit publishes
 <url>/_committed/<pipeline>.<sink>/<checkpoint>-<digest>.json                          what one commit published
@@ -24,10 +25,11 @@ from dataclasses import dataclass
 import msgspec
 import xxhash
 
+from headgate.connectors.files.partitions import is_partition
 from headgate.errors import CorruptionError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.storage.base import AlreadyExists, Bytes, NotFound, Storage, read_with_retries
-from headgate.storage.object_names import number_name, read_name
+from headgate.storage.object_names import NAME_CHARS_MAX, number_name, read_name
 
 STAGING = "_staging"
 PUBLISHING = "_publishing"
@@ -139,7 +141,7 @@ def decode_files(where: str, data: bytes) -> list[StagedFile]:
 
     Raises:
         CorruptionError: ``data``, which came from ``where``, is damaged or of an unknown version, or lists what is not
-            the name of a file in the sink's directory.
+            the name of a file in the sink's directory or in one of a partition.
     """
     found, _, body = data.partition(b"\n")
     if found.decode("ascii", "replace") != digest([body]):
@@ -152,7 +154,10 @@ def decode_files(where: str, data: bytes) -> list[StagedFile]:
     except msgspec.DecodeError as error:
         raise CorruptionError(where, 17, "the fields of this version", str(error)) from error
     for file in files:
-        read_name(file.name, where)
+        partition, _, name = file.name.rpartition("/")
+        read_name(name, where)
+        if partition and not is_partition(partition):
+            raise CorruptionError(where, 0, "the directories of a partition", f"{partition[:NAME_CHARS_MAX]!a}")
     return files
 
 
