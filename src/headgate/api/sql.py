@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any, cast
 
 import polars as pl
 
-from headgate.api.sql_expressions import Aggregates, Scalars, exp, interval_ms, parsed, refuse_others
+from headgate.api.sql_expressions import (
+    PROCTIME,
+    Aggregates,
+    Scalars,
+    exp,
+    interval_ms,
+    is_proctime,
+    parsed,
+    refuse_others,
+)
 from headgate.api.sql_time_range import time_range
 from headgate.api.sql_values import unsupported
 from headgate.api.stream import Stream
@@ -52,12 +61,19 @@ def sql(query: str, **streams: Stream) -> Stream:
         for builder in {id(s._pipeline): s._pipeline._builder for s in streams.values()}.values():
             stack.enter_context(builder.all_or_nothing())
         relations = {name: _relation_of(stream, name) for name, stream in streams.items()}
-        return _Translation(relations).query(parsed(query)).stream
+        found = _Translation(relations).query(parsed(query))
+        for column in found.columns:
+            if column.actual == PROCTIME:
+                raise unsupported(f"PROCTIME() as result column '{column.name}'", "leave it out of the last SELECT")
+        return found.stream
 
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """A column of a relation: what the query calls it, and what the stream calls it."""
+    """A column of a relation: what the query calls it, and what the stream calls it.
+
+    ``PROCTIME`` is no column of the stream: the clock is read where windows or a join need it.
+    """
 
     table: str
     name: str
@@ -68,7 +84,7 @@ class _Column:
 class _Bounds:
     """Each record belongs to a window: the columns with its start and end ("": not kept), and how windows lie.
 
-    ``windows`` is None for sessions: those of several keys have no bounds in common.
+    ``windows`` is None for sessions, where those of several keys have no bounds in common, and in processing time.
     """
 
     start: str
@@ -79,10 +95,11 @@ class _Bounds:
         """Return windows that hold exactly the records with one end: ``last_moment`` is their event time.
 
         Raises:
-            UsageError: the records are those of sessions.
+            UsageError: the records are those of sessions, or of windows of processing time.
         """
         if self.windows is None:
-            raise unsupported("GROUP BY the bounds of sessions", "aggregate the sessions in one query")
+            what = "GROUP BY the bounds of sessions or of windows of processing time"
+            raise unsupported(what, "aggregate them in one query")
         step, size = self.windows.slide_ms, self.windows.size_ms
         return Tumbling(f"{step}ms", f"{(size + self.windows.offset_ms) % step}ms")
 
@@ -95,6 +112,8 @@ class _Bounds:
 
 
 def _fixed(window: Window) -> FixedWindows | None:
+    if isinstance(window, Tumbling) and window.time == "processing":
+        return None
     found = window.aligned() if isinstance(window, Tumbling | Sliding) else None
     return found if isinstance(found, FixedWindows) else None
 
@@ -252,8 +271,12 @@ class _Translation:
         if not isinstance(descriptor, exp().Anonymous) or descriptor.name.upper() != "DESCRIPTOR":
             raise UsageError(f"sql: the second argument of {kind} is DESCRIPTOR(column), not {descriptor.sql()}")
         time = descriptor.expressions[0]
-        check_time(relation, relation.column(time.name, time.table).actual, kind)
+        actual = relation.column(time.name, time.table).actual
         window = window_of(kind, arguments[2:])
+        if actual == PROCTIME:
+            window = _by_the_clock(window, kind)
+        else:
+            check_time(relation, actual, kind)
         stream = relation.stream
         taken = [name for name in (_START, _END) if name in stream.columns]
         if taken:
@@ -268,6 +291,17 @@ class _Translation:
             start = (time - moved).dt.truncate(f"{fixed.size_ms}ms") + moved
             stream = stream.with_columns(start.alias(_START), (start + size).alias(_END))
         return _Relation(stream, columns, _Bounds(_START, _END, fixed), window)
+
+
+def _by_the_clock(window: Window, kind: str) -> Window:
+    """Return the same windows in processing time.
+
+    Raises:
+        UsageError: such windows are not there.
+    """
+    if not isinstance(window, Tumbling):
+        raise unsupported(f"{kind} over PROCTIME()", "use TUMBLE, or the event time")
+    return replace(window, time="processing")
 
 
 def window_of(kind: str, arguments: list[Expression]) -> Window:
@@ -359,6 +393,8 @@ class _Select:
         is_grouping = group is not None or any(_has_aggregates(node) for node in self.tree.expressions)
         needs_all = is_grouping or bool(self.tree.args.get("joins"))
         inner = replace(self.scope, retractions=True) if needs_all else self.scope
+        if source.this.args.get("version") is not None:
+            raise unsupported("FOR SYSTEM_TIME AS OF after FROM", "put that table after JOIN")
         self.relation_in = inner.table(source.this)
         for i, join in enumerate(self.tree.args.get("joins") or ()):
             self.relation_in = self._joined(self.relation_in, inner.table(join.this), join, i)
@@ -461,23 +497,28 @@ class _Select:
         refuse_others(join)
         both = _Relation(
             left.stream,
-            tuple(replace(column, actual=f"__l{place}_{i}") for i, column in enumerate(left.columns))
-            + tuple(replace(column, actual=f"__r{place}_{i}") for i, column in enumerate(right.columns)),
+            tuple(_moved(column, f"__l{place}_{i}") for i, column in enumerate(left.columns))
+            + tuple(_moved(column, f"__r{place}_{i}") for i, column in enumerate(right.columns)),
         )
         names = dict(zip([column.actual for column in both.columns], [*left.columns, *right.columns], strict=True))
         using: list[Any] = join.args.get("using") or []
-        pairs = [(left.column(one.name, "").actual, right.column(one.name, "").actual) for one in using]
+        pairs: list[tuple[Expression, Expression]] = [
+            (_column_of(left, one.name), _column_of(right, one.name)) for one in using
+        ]
         rest: list[Expression] = []
         on = join.args.get("on")
         wheres = self._wheres(both) if how == "inner" else []
         conditions = [self.resolved(part, both) for part in _all_of(on)]
         for resolved in conditions or wheres:
-            found = [resolved.this, resolved.args.get("expression")] if isinstance(resolved, exp().EQ) else []
-            found.sort(key=lambda node: str(getattr(node, "name", "")))
-            if all(isinstance(node, exp().Column) for node in found) and [n.name[:3] for n in found] == ["__l", "__r"]:
-                pairs.append((names[found[0].name].actual, names[found[1].name].actual))
+            pair = _sides(resolved, names)
+            if pair is not None and all(isinstance(side, exp().Column) for side in pair):
+                pairs.append(pair)
             elif conditions:
                 rest.append(resolved)
+        if not pairs:  # equal expressions of columns
+            equal = [(one, pair) for one in rest or wheres for pair in [_sides(one, names)] if pair is not None]
+            pairs = [pair for _, pair in equal]
+            rest = [one for one in rest if all(one is not other for other, _ in equal)]
         if not pairs:
             raise unsupported("JOIN without equal columns", "add ON a.column = b.column")
         times = [
@@ -490,14 +531,22 @@ class _Select:
         if rest and how != "inner":
             raise unsupported(f"{how.upper()} JOIN with a condition that is no equality", "filter a table before")
         windows = [
-            bounds if bounds is not None and any(pair[i] in (bounds.start, bounds.end) for pair in pairs) else None
+            bounds
+            if bounds is not None
+            and any(isinstance(pair[i], exp().Column) and pair[i].name in (bounds.start, bounds.end) for pair in pairs)
+            else None
             for i, bounds in enumerate((left.bounds, right.bounds))
         ]
         in_window = windows[0] is not None and windows[1] is not None and windows[0].windows == windows[1].windows
         streams = []
         for i, (relation, mark) in enumerate(((left, "l"), (right, "r"))):
-            chosen = {f"__{mark}{place}_{n}": pl.col(column.actual) for n, column in enumerate(relation.columns)}
-            chosen |= {f"__key{mark}_{n}": pl.col(pair[i]) for n, pair in enumerate(pairs)}
+            chosen = {
+                f"__{mark}{place}_{n}": pl.col(column.actual)
+                for n, column in enumerate(relation.columns)
+                if column.actual != PROCTIME
+            }
+            translate = Scalars(relation.stream.schema)
+            chosen |= {f"__key{mark}_{n}": translate(pair[i]) for n, pair in enumerate(pairs)}
             bounds = windows[i]
             if in_window and bounds is not None:
                 chosen[f"__time{mark}"] = bounds.last_moment()
@@ -521,7 +570,12 @@ class _Select:
             finer = 1 if how == "inner" else 0  # the conditions are checked again, with what is finer than milliseconds
             ends = (near.lower_ms - finer, near.upper_ms + finer)
             limit = {"within": tuple(timedelta(milliseconds=end) for end in ends)}
-        stream = streams[0].join(streams[1], how=how, **keys, **limit)
+        if self._is_lookup(join.this, both):
+            if how not in ("inner", "left"):
+                raise unsupported(f"{how.upper()} JOIN FOR SYSTEM_TIME AS OF", "use JOIN or LEFT JOIN")
+            stream = streams[0].join(streams[1].broadcast(), how=how, **keys)
+        else:
+            stream = streams[0].join(streams[1], how=how, **keys, **limit)
         for condition in rest:
             stream = _kept(stream, condition)
         columns = both.columns if how not in ("semi", "anti") else both.columns[: len(left.columns)]
@@ -530,6 +584,22 @@ class _Select:
             actual = {column.actual: f"__l{place}_{n}" for n, column in enumerate(left.columns)}
             kept = replace(windows[0], start=actual.get(windows[0].start, ""), end=actual.get(windows[0].end, ""))
         return _Relation(stream, columns, kept)
+
+    def _is_lookup(self, table: Expression, both: _Relation) -> bool:
+        """Whether each record is joined with what the table has when it comes: ``FOR SYSTEM_TIME AS OF p_time``.
+
+        Raises:
+            UsageError: the time is not the clock's.
+        """
+        version: Any = table.args.get("version")
+        if version is None:
+            return False
+        time = version.expression
+        if isinstance(time, exp().Column) and both.column(time.name, time.table).actual == PROCTIME:
+            return True
+        raise unsupported(
+            f"FOR SYSTEM_TIME AS OF {time.sql()}", "name a column that is PROCTIME(), or call join_asof on the streams"
+        )
 
     def _wheres(self, relation: _Relation) -> list[Expression]:
         """Return the conditions of WHERE that are about ``relation`` alone."""
@@ -583,9 +653,11 @@ class _Select:
 
     def _projected(self, outputs: list[tuple[str, Expression]]) -> _Relation:
         bounds = self.relation_in.bounds
-        if self.relation_in.window is not None and not isinstance(self.relation_in.window, Tumbling):
+        window = self.relation_in.window
+        if window is not None and (isinstance(window, Sliding) or _fixed(window) is None):
             raise unsupported(
-                "a table of overlapping windows without GROUP BY", "add GROUP BY ..., window_start, window_end"
+                "a table of overlapping windows, of sessions or of processing time without GROUP BY",
+                "add GROUP BY ..., window_start, window_end",
             )
         stream = self.relation_in.stream
         return self.made(stream, outputs, Scalars(stream.schema), bounds)
@@ -601,8 +673,12 @@ class _Select:
         for name, node in outputs:
             if isinstance(node, exp().Null):
                 raise UsageError(f"sql: NULL needs a type to be column '{name}'; write CAST(NULL AS BIGINT) AS {name}")
-        expressions = {name: translate(node) for name, node in outputs}
+        clocks = [name for name, node in outputs if is_proctime(node)]
+        expressions = {name: translate(node) for name, node in outputs if name not in clocks}
+        if not expressions:
+            raise unsupported("SELECT of nothing but PROCTIME()", "select a column, too")
         result = _relation_of(_selected(stream, expressions), "")
+        result = replace(result, columns=(*result.columns, *(_Column("", name, PROCTIME) for name in clocks)))
         if bounds is None:
             return result
         names = {
@@ -614,6 +690,33 @@ class _Select:
             kept = _Bounds(names.get(bounds.start, ""), names.get(bounds.end, ""), bounds.windows)
             return replace(result, bounds=kept)
         return result
+
+
+def _column_of(relation: _Relation, name: str) -> Expression:
+    return cast("Expression", exp().column(relation.column(name, "").actual, quoted=True))
+
+
+def _moved(column: _Column, actual: str) -> _Column:
+    return column if column.actual == PROCTIME else replace(column, actual=actual)
+
+
+def _sides(condition: Expression, names: Mapping[str, _Column]) -> tuple[Expression, Expression] | None:
+    """Return the sides of an equality of two tables in the columns of their streams, that of the left table first."""
+    if not isinstance(condition, exp().EQ):
+        return None
+    sides: dict[str, Expression] = {}
+    for side in (condition.this, condition.expression):
+        marks = {column.name[:3] for column in side.find_all(exp().Column)}
+        if len(marks) == 1:
+            renamed = side.copy().transform(
+                lambda node: (
+                    exp().column(names[node.name].actual, quoted=True)
+                    if isinstance(node, exp().Column) and node.name in names
+                    else node
+                )
+            )
+            sides[marks.pop()] = renamed
+    return (sides["__l"], sides["__r"]) if sides.keys() == {"__l", "__r"} else None
 
 
 def _all_of(condition: Expression | None) -> list[Expression]:

@@ -23,6 +23,9 @@ from headgate.errors import UsageError
 if TYPE_CHECKING:
     from sqlglot.expressions import Expression
 
+PROCTIME = "__proctime"
+"""What stands for a column that is the clock: ``PROCTIME() AS p_time``."""
+
 Value = Callable[["Expression"], pl.Expr | None]
 
 
@@ -123,6 +126,13 @@ def interval_ms(node: Expression) -> int:
     return int(found)
 
 
+def is_proctime(node: Expression) -> bool:
+    """Whether an expression is the clock."""
+    if isinstance(node, exp().Anonymous):
+        return node.name.upper() == "PROCTIME" and not node.expressions
+    return isinstance(node, exp().Column) and node.name == PROCTIME
+
+
 class Scalars:
     """Makes expressions about one record of syntax trees, in which columns have the names of the stream."""
 
@@ -145,6 +155,8 @@ class Scalars:
         known = self._value(node)
         if known is not None:
             return known
+        if is_proctime(node):
+            raise unsupported("PROCTIME() in an expression", "use it for TUMBLE or FOR SYSTEM_TIME AS OF")
         translate = _scalars().get(type(node))
         if translate is not None:
             refuse_others(node)
@@ -198,7 +210,7 @@ _KNOWN = {
     "ILike": "negate",
     "Select": "with_ from_ joins where group having",
     "Subquery": "alias with_",
-    "Table": "alias",
+    "Table": "alias version",
     "Union": "with_ distinct",
     "Join": "on side kind using",
 }

@@ -26,7 +26,6 @@ from headgate.cli.run import run_here
 from headgate.cli.supervisor import SupervisorClient
 from headgate.connectors.files.file_sink import FileSink
 from headgate.connectors.memory import Discard
-from headgate.errors import UsageError
 from headgate.nexmark.events import Nexmark
 from headgate.nexmark.queries import Tables, in_order, query
 
@@ -37,9 +36,9 @@ EVENTS = 1_000_000
 
 @app.command("list")
 def list_queries() -> None:
-    """List the queries that there are, and which of them are there in SQL, too."""
+    """List the queries that there are."""
     for found in in_order():
-        say(f"{found.name:4} {'SQL' if found.sql else '   '} {found.about}")
+        say(f"{found.name:4} {found.about}")
 
 
 @app.command("run")
@@ -69,10 +68,9 @@ def run_query(
         pipeline = Pipeline(f"nexmark-{name}", checkpointing=Checkpointing(dir=directory, interval=interval))
         tables = Tables(pipeline, partial(Nexmark, events=events, tps=tps, seed=seed))
         found = query(name)
-        if use_sql and found.sql is None:
-            raise UsageError(f"{name} is there in Python only; leave out --sql")
-        results = tables.sql(found.sql) if use_sql and found.sql is not None else found.build(tables)
-        results.sink(Discard() if output is None else FileSink(output, "parquet"), name="results")
+        results = tables.sql(found.sql) if use_sql else found.build(tables)
+        files = None if output is None else FileSink(output, "parquet", partition_by=found.partition_by)
+        results.sink(files or Discard(), name="results")
         pipeline.override(parallelism=parallelism)
         begins = StartPoint(None, None, ())
         options = RunOptions(master, parallelism, None, begins, quiet, as_json, False, False, None)

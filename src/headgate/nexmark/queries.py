@@ -12,25 +12,30 @@ from decimal import Decimal
 from functools import cached_property
 
 import polars as pl
+import pyarrow as pa
 
 from headgate.api.pipeline import Pipeline
 from headgate.api.sql import sql
 from headgate.api.stream import Stream
 from headgate.api.windowed_stream import Session, Sliding, Tumbling, WindowedStream
 from headgate.connectors.base import Source
+from headgate.connectors.memory import FromRows
 from headgate.errors import UsageError
 from headgate.model.config import Duration
 from headgate.nexmark.events import SCHEMAS, Kind, Nexmark
 from headgate.nexmark.sql_texts import SQL
+
+SIDE_ROWS = 10_000
+"""Rows of the table of q13."""
 
 OUT_OF_ORDERNESS = "4s"
 """Of the reference's tables."""
 
 
 class Tables:
-    """The streams ``person``, ``auction`` and ``bid`` of a pipeline. Each is read only if a query uses it.
+    """The streams ``person``, ``auction`` and ``bid`` of a pipeline, and its table ``side_input``.
 
-    Their event time is ``date_time``.
+    Each is read only if a query uses it. The event time of the streams is ``date_time``.
     """
 
     def __init__(
@@ -53,7 +58,7 @@ class Tables:
         """Return the result of a query in SQL over the tables that it names."""
         words = set(re.findall(r"(?i)\b(?:FROM|JOIN|TABLE)\s+(\w+)", query))
         words |= set(re.findall(r"(?i)\bFROM\s+\w+\s+AS\s+\w+\s*,\s*(\w+)", query))
-        return sql(query, **{kind: getattr(self, kind) for kind in SCHEMAS if kind in words})
+        return sql(query, **{name: getattr(self, name) for name in (*SCHEMAS, "side_input") if name in words})
 
     @cached_property
     def person(self) -> Stream:
@@ -70,6 +75,12 @@ class Tables:
         """Offers for auctions."""
         return self._table("bid")
 
+    @cached_property
+    def side_input(self) -> Stream:
+        """A bounded table of 10,000 rows, with which q13 joins: ``key`` and ``value``."""
+        numbers = pa.array(range(SIDE_ROWS), pa.int64())
+        return self._pipeline.source(FromRows(pa.table({"key": numbers, "value": numbers})), name="side-input")
+
     def _table(self, kind: Kind) -> Stream:
         records = self._pipeline.source(self._source(kind), name=kind)
         return records.with_timestamps("date_time", out_of_orderness=self._out_of_orderness, name=f"{kind}-times")
@@ -83,25 +94,27 @@ class Query:
         name: such as ``"q5"``.
         about: what its result is.
         build: makes the stream of its results from the tables.
+        partition_by: columns by which the files of its results are divided: of q10, which is about files.
     """
 
     name: str
     about: str
     build: Callable[[Tables], Stream]
+    partition_by: tuple[str, ...] = ()
 
     @property
-    def sql(self) -> str | None:
-        """Its text in SQL; None: it is there in Python only."""
-        return SQL.get(self.name)
+    def sql(self) -> str:
+        """Its text in SQL."""
+        return SQL[self.name]
 
 
 QUERIES: dict[str, Query] = {}
 """All queries that are there, by name."""
 
 
-def _query(build: Callable[[Tables], Stream]) -> Callable[[Tables], Stream]:
+def _query(build: Callable[[Tables], Stream], *partition_by: str) -> Callable[[Tables], Stream]:
     assert build.__doc__ is not None
-    QUERIES[build.__name__] = Query(build.__name__, build.__doc__.split("\n", 1)[0].rstrip("."), build)
+    QUERIES[build.__name__] = Query(build.__name__, build.__doc__.split("\n", 1)[0].rstrip("."), build, partition_by)
     return build
 
 
@@ -214,6 +227,15 @@ _RANKS = {
 _DAY = pl.col("date_time").dt.strftime("%Y-%m-%d")
 
 
+def q10(tables: Tables) -> Stream:
+    """Every bid with its day and minute, by which files are divided."""
+    minute = pl.col("date_time").dt.strftime("%H:%M")
+    return tables.bid.select("auction", "bidder", "price", "date_time", "extra", dt=_DAY, hm=minute)
+
+
+_query(q10, "dt", "hm")
+
+
 def _counts(*columns: str) -> list[pl.Expr]:
     """Return counts of bids and of the values of columns, in total and by ranges of prices."""
     found = [pl.len().alias("total_bids")]
@@ -311,9 +333,9 @@ def q12(tables: Tables) -> Stream:
 @_query
 def q13(tables: Tables) -> Stream:
     """Bids with what a table of 10,000 rows has for their auction."""
-    key, rows = pl.col("auction") % 10_000, list(range(10_000))
-    value = key.replace_strict(rows, rows, default=None, return_dtype=pl.Int64)
-    return tables.bid.select("auction", "bidder", "price", "date_time", value=value)
+    bids = tables.bid.select("auction", "bidder", "price", "date_time", key=pl.col("auction") % SIDE_ROWS)
+    joined = bids.join(tables.side_input.broadcast(), on="key")
+    return joined.select("auction", "bidder", "price", "date_time", "value")
 
 
 @_query

@@ -72,17 +72,27 @@ JOIN (
 ) AS A
 ON P.id = A.seller AND P.starttime = A.starttime AND P.endtime = A.endtime""",
     "q9": """SELECT id, item_name, description, initial_bid, reserve, date_time, expires, seller, category, extra,
-    auction, bidder, price, date_time_bid, extra_bid, rank
+    auction, bidder, price, date_time_bid, extra_bid, `rank`
 FROM (
     SELECT A.*, B.auction, B.bidder, B.price, B.date_time AS date_time_bid, B.extra AS extra_bid,
-        ROW_NUMBER() OVER (PARTITION BY A.id ORDER BY B.price DESC, B.date_time ASC) AS rank
+        ROW_NUMBER() OVER (PARTITION BY A.id ORDER BY B.price DESC, B.date_time ASC) AS `rank`
     FROM auction AS A, bid AS B
     WHERE A.id = B.auction AND B.date_time BETWEEN A.date_time AND A.expires
 )
-WHERE rank <= 1""",
+WHERE `rank` <= 1""",
+    "q10": """SELECT auction, bidder, price, date_time, extra,
+    DATE_FORMAT(date_time, 'yyyy-MM-dd') AS dt, DATE_FORMAT(date_time, 'HH:mm') AS hm
+FROM bid""",
     "q11": f"""SELECT bidder, COUNT(*) AS bid_count, window_start AS starttime, window_end AS endtime
 FROM TABLE(SESSION(TABLE bid PARTITION BY bidder, DESCRIPTOR(date_time), {_TEN}))
 GROUP BY bidder, window_start, window_end""",
+    "q12": f"""WITH bid_now AS (SELECT *, PROCTIME() AS p_time FROM bid)
+SELECT bidder, COUNT(*) AS bid_count, window_start AS starttime, window_end AS endtime
+FROM TABLE(TUMBLE(TABLE bid_now, DESCRIPTOR(p_time), {_TEN}))
+GROUP BY bidder, window_start, window_end""",
+    "q13": """SELECT B.auction, B.bidder, B.price, B.date_time, S.`value`
+FROM (SELECT *, PROCTIME() AS p_time FROM bid) AS B
+JOIN side_input FOR SYSTEM_TIME AS OF B.p_time AS S ON MOD(B.auction, 10000) = S.key""",
     "q14": """SELECT auction, bidder, 0.908 * price AS price,
     CASE WHEN HOUR(date_time) >= 8 AND HOUR(date_time) <= 18 THEN 'dayTime'
         WHEN HOUR(date_time) <= 6 OR HOUR(date_time) >= 20 THEN 'nightTime'
@@ -90,20 +100,20 @@ GROUP BY bidder, window_start, window_end""",
     date_time, extra, CHAR_LENGTH(extra) - CHAR_LENGTH(REPLACE(extra, 'c', '')) AS c_counts
 FROM bid
 WHERE 0.908 * price > 1000000 AND 0.908 * price < 50000000""",
-    "q15": f"""SELECT DATE_FORMAT(date_time, 'yyyy-MM-dd') AS day,
+    "q15": f"""SELECT DATE_FORMAT(date_time, 'yyyy-MM-dd') AS `day`,
     {_counts("bidder", "auction")}
 FROM bid GROUP BY DATE_FORMAT(date_time, 'yyyy-MM-dd')""",
-    "q16": f"""SELECT channel, day, DATE_FORMAT(latest, 'HH:mm') AS minute, {
+    "q16": f"""SELECT channel, `day`, DATE_FORMAT(latest, 'HH:mm') AS `minute`, {
         ", ".join(
             f"{what}_{of}s" for of in ("bid", "bidder", "auction") for what in ("total", "rank1", "rank2", "rank3")
         )
     }
 FROM (
-    SELECT channel, DATE_FORMAT(date_time, 'yyyy-MM-dd') AS day, MAX(date_time) AS latest,
+    SELECT channel, DATE_FORMAT(date_time, 'yyyy-MM-dd') AS `day`, MAX(date_time) AS latest,
     {_counts("bidder", "auction")}
     FROM bid GROUP BY channel, DATE_FORMAT(date_time, 'yyyy-MM-dd')
 )""",
-    "q17": f"""SELECT auction, DATE_FORMAT(date_time, 'yyyy-MM-dd') AS day,
+    "q17": f"""SELECT auction, DATE_FORMAT(date_time, 'yyyy-MM-dd') AS `day`,
     {_counts()},
     MIN(price) AS min_price, MAX(price) AS max_price, AVG(price) AS avg_price, SUM(price) AS sum_price
 FROM bid GROUP BY auction, DATE_FORMAT(date_time, 'yyyy-MM-dd')""",
