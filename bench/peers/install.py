@@ -27,6 +27,8 @@ REQUIREMENTS = {
 BROKER_POM = Path(__file__).with_name("kafka-pom.xml")
 CONNECTORS_POM = Path(__file__).with_name("connectors-pom.xml")
 CONNECTORS = KAFKA_ENVIRONMENT / "connectors"
+PARQUET_POM = Path(__file__).with_name("parquet-pom.xml")
+PARQUET = ENVIRONMENT / "parquet"
 
 PYTHONS = ((3, 11), (3, 12), (3, 10))
 """Versions of Python that all peers support, the preferred first."""
@@ -87,6 +89,12 @@ def flink_connector() -> list[Path]:
     return [*found, *sorted(broker_of(KAFKA_ENVIRONMENT).glob("zstd-jni-*.jar"))] if found else []
 
 
+def flink_parquet() -> list[Path]:
+    """Return the jars with which Flink reads Parquet; none if they are not there."""
+    found = sorted(PARQUET.glob("*.jar"))
+    return found if any(jar.name.startswith("flink-sql-parquet-") for jar in found) else []
+
+
 def copy_jars(pom: Path, directory: Path) -> str | None:
     """Have Maven copy what ``pom`` names into ``directory``; return what prevented it, or None."""
     maven = shutil.which("mvn")
@@ -107,6 +115,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     peers = ((ENVIRONMENT, "Flink SQL"), (PATHWAY_ENVIRONMENT, "Pathway"), (KAFKA_ENVIRONMENT, "Kafka"))
     for environment, peer in peers:
         problem = install(environment)
+        if environment == ENVIRONMENT:
+            problem = problem or copy_jars(PARQUET_POM, PARQUET)
         if environment == KAFKA_ENVIRONMENT:
             problem = problem or copy_jars(BROKER_POM, broker_of(environment)) or copy_jars(CONNECTORS_POM, CONNECTORS)
         if problem:

@@ -1,4 +1,4 @@
-"""Files of a sink that are divided by the values of columns."""
+"""Files of a sink that are divided by the values of columns. Rule D16 of docs/spec/connectors.md."""
 
 from __future__ import annotations
 
