@@ -421,11 +421,11 @@ def test_records_with_nearly_distinct_keys_pass_uncombined_until_the_next_trial(
     "aggregate",
     [
         pl.col("i64").median(),
-        pl.col("i64").std(),
+        pl.col("i64").skew(),
         pl.col("i64").sum() + 1,
         pl.col("name").max(),
         pl.col("i64").cum_sum().max(),
-        pl.col("i64").filter(pl.col("flag")).sum(),
+        pl.col("i64").unique().sum(),
         pl.lit(1).sum(),
         pl.col("at").mean(),
         pl.col("i64", "i32").sum(),
