@@ -100,7 +100,6 @@ def generated() -> Any:
 
 
 Order: Any = generated()
-Prices = list[tuple[str, dict[str, Any]]]
 
 
 def legacy() -> Any:
