@@ -11,6 +11,7 @@ from tests.bench.test_state_benches import positive, tiny
 
 from bench import (
     store_acknowledgements,
+    store_copy,
     store_dataframe,
     store_groups,
     store_history,
@@ -35,6 +36,11 @@ def test_rates_are_of_events_that_are_there() -> None:
     with stream_events.local_store() as store:
         stream_events.write_rate(store, 1)
         assert store.describe(stream_events.STREAM).events_count == stream_events.BATCH_ROWS
+
+
+@pytest.mark.long
+def test_a_copy_has_every_event() -> None:
+    positive(store_copy.run(tiny(events=1, turns=1, in_process=2)), "records_per_s", "records_per_cpu_s", "events")
 
 
 def test_more_segments_are_compared_with_one() -> None:
