@@ -49,7 +49,7 @@ def test_a_pipeline_goes_on_after_azurite_was_killed() -> None:
         with testing.running(pipeline(place, 2, 3_000), observer=watching) as run:
             watching.wait_checkpoints(3)
             server.fail()
-            watching.wait(lambda: bool(watching.aborted("az://")))
+            watching.wait_outage("az://")
             server.heal()
             result = run.wait(2 * WAIT_S)
         assert result is not None

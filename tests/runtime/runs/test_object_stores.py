@@ -63,10 +63,14 @@ class Watching(SilentObserver):
         with self._changed:
             assert self._changed.wait_for(condition, WAIT_S), self.notes[-5:]
 
-    def aborted(self, place: str) -> list[int]:
-        """Return the checkpoints that were aborted because of ``place``."""
-        texts = (_ABORTED.match(note) for note in self.notes if place in note)
-        return [int(found[1]) for found in texts if found is not None]
+    def wait_outage(self, scheme: str) -> None:
+        """Wait until the run says that its storage fails."""
+        self.wait(lambda: any(scheme in note for note in self.notes))
+
+    @property
+    def aborted(self) -> set[int]:
+        """The checkpoints that were aborted."""
+        return {int(found[1]) for found in map(_ABORTED.match, self.notes) if found is not None}
 
     def wait_checkpoints(self, more: int) -> None:
         wanted = self.checkpoints + more
@@ -101,12 +105,12 @@ def test_a_pipeline_goes_on_after_its_object_store_was_killed(server: ObjectServ
     with testing.running(pipeline(place, 2, 3_000), observer=watching) as run:
         watching.wait_checkpoints(3)
         server.fail()
-        watching.wait(lambda: bool(watching.aborted("s3://")))
+        watching.wait_outage("s3://")
         server.heal()
         result = run.wait(WAIT_S)
     assert result is not None
     assert result.is_finished
-    assert not set(watching.aborted("s3://")) & set(watching.completed)
+    assert not watching.aborted & set(watching.completed)
     assert numbers_at(place) == list(range(3_000))
     assert open_storage(f"{place}/out").list("_staging") == []
 
