@@ -18,8 +18,12 @@ def pipeline() -> hg.Pipeline:
     """Return the pipeline; ``headgate run`` calls this."""
     url = sys.argv[1] if len(sys.argv) > 1 else f"sqlite:///{os.path.abspath('shop.db')}"
     p = hg.Pipeline("sql-sink", checkpointing=hg.Checkpointing(interval="1s"))
-    columns = {"id": hg.RowNumber(), "customer": hg.Uniform(0, 100), "amount": hg.Uniform(1, 50)}
-    orders = p.source(hg.Generator(columns, rows=20_000, rows_per_second=5_000)).select("id", "customer", "amount")
+    generated = hg.Generator(
+        {"id": hg.RowNumber(), "customer": hg.Uniform(0, 100), "amount": hg.Uniform(1, 50)},
+        rows=20_000,
+        rows_per_second=5_000,
+    )
+    orders = p.source(generated).select("id", "customer", "amount")
     orders.sink(hg.SqlSink(url, "orders", create=True), name="orders")
     totals = orders.key_by("customer").agg(orders=pl.len(), amount=pl.col("amount").sum())
     totals.sink(hg.SqlSink(url, "totals", upsert="customer", create=True), name="totals")
