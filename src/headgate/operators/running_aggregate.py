@@ -47,6 +47,7 @@ from headgate.state.window_aggregates import (
     Kind,
     accumulate,
     accumulated_column,
+    add_values,
     started,
 )
 
@@ -455,7 +456,7 @@ class RunningAggregateOperator(ChangeOperator):
         name = self._names[i]
         accumulator, target = self._accumulators[name], totals.values[name]
         if accumulator.kind is Kind.ADD:
-            np.add.at(target, where, values * change)
+            add_values(target, where, values, change)
             return
         assert not isinstance(values, int)
         seen = totals.seen[name]

@@ -35,6 +35,7 @@ from headgate.state.window_aggregates import (
     Kind,
     Values,
     accumulated_column,
+    too_large,
     wide_values,
 )
 
@@ -240,7 +241,7 @@ class _Builder:
             case Aggregate.COUNT:
                 return (self._count(inner),)
             case Aggregate.SUM if is_number:
-                return (self._measure(inner, Accumulator(Kind.ADD, "float64" if is_float else "int64")),)
+                return (self._measure(inner, Accumulator(Kind.ADD, _wide(dtype))),)
             case Aggregate.MEAN if is_number:
                 return self._measure(inner, Accumulator(Kind.ADD, "float64")), self._count(inner)
             case Aggregate.VAR | Aggregate.STD if is_number:
@@ -398,6 +399,10 @@ def _result(result: Result, table: FrozenTable) -> pa.Array:
     if values.dtype == np.float64:
         column = pa.array(values.astype(result.dtype.to_pandas_dtype(), copy=False))
     else:
+        if result.aggregate is Aggregate.SUM and len(values):
+            limits = np.iinfo(result.dtype.to_pandas_dtype())
+            if values.max() > limits.max or values.min() < limits.min:
+                raise too_large(str(result.dtype))
         column = words_to_array(values.view(np.int64), result.dtype)
     if seen is None or seen.all():
         return column

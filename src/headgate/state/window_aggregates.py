@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from headgate.errors import UsageError
 from headgate.state.key_hash import Words, column_words
 from headgate.state.key_index import Slots, make_key_index
 
@@ -140,7 +141,7 @@ def accumulate(
 
 def _combine(accumulator: Accumulator, target: Array, seen: Array | None, slots: Slots, values: Array | int) -> None:
     if accumulator.kind is Kind.ADD:
-        np.add.at(target, slots, values)
+        add_values(target, slots, values)
         return
     assert seen is not None
     seen[slots] = True
@@ -148,6 +149,34 @@ def _combine(accumulator: Accumulator, target: Array, seen: Array | None, slots:
         (np.fmin if accumulator.kind is Kind.MIN else np.fmax).at(target, slots, values)
     else:
         (np.minimum if accumulator.kind is Kind.MIN else np.maximum).at(target, slots, values)
+
+
+def add_values(target: Array, slots: Slots, values: Array | int, signs: npt.NDArray[np.int64] | None = None) -> None:
+    """Add each value to its slot of ``target``, or take it away where its sign is -1.
+
+    Raises:
+        UsageError: a sum of integers is larger than its type holds; numpy would wrap it.
+    """
+    if isinstance(values, int) or target.dtype == np.float64 or len(values) == 0:
+        np.add.at(target, slots, values if signs is None else values * signs)
+        return
+    limits, held = np.iinfo(target.dtype), target[slots]
+    largest, most = (max(abs(int(one.max())), abs(int(one.min()))) for one in (values, held))
+    if most + len(values) * largest <= limits.max and (signs is None or limits.min < 0):
+        np.add.at(target, slots, values if signs is None else values * signs)
+        return
+    known, of = np.unique(slots, return_inverse=True)
+    sums = target[known].astype(object)  # integers of Python have no largest one
+    np.add.at(sums, of, values.astype(object) * (1 if signs is None else signs.astype(object)))
+    if max(sums) > limits.max or min(sums) < limits.min:
+        raise too_large(str(target.dtype))
+    target[known] = sums.astype(target.dtype)
+
+
+def too_large(dtype: str) -> UsageError:
+    """Return the error about a sum that its type does not hold."""
+    wider = "Float64" if dtype.endswith("64") else "Int64"
+    return UsageError(f"a sum of integers is larger than {dtype} holds; sum pl.col(...).cast(pl.{wider}) instead")
 
 
 def _add_moments(
