@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -67,14 +66,7 @@ def test_an_unknown_name_is_an_attribute_error(package: ModuleType) -> None:
         package.Pipelin  # noqa: B018
 
 
-def rows() -> Any:
-    return hg.Pipeline("p").source(hg.FromRows([{"k": 1, "ts": 1}]))
-
-
 NOT_THERE_YET: dict[str, Callable[[], object]] = {
-    "late outputs of session windows": lambda: (
-        rows().with_timestamps("ts").key_by("k").window(hg.Session("1m"), late_output="late")
-    ),
     "Pulsar": lambda: getattr(hg, "PulsarSource"),  # noqa: B009
 }
 """Words of README's table of what is not there yet, and a program that asks for it."""

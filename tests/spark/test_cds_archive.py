@@ -15,9 +15,10 @@ import pytest
 
 from headgate.environment import SYSTEM_CLOCK
 from headgate.errors import PipelineFailed, UsageError
-from headgate.spark import cds_dump, launcher, session
+from headgate.spark import cds_background, cds_dump, launcher, session
 from headgate.spark.cds_archive import archive_file, archive_options, options_with
-from headgate.spark.cds_dump import AGAIN_S, SETTING, make_archive, prepare_in_background
+from headgate.spark.cds_background import AGAIN_S, SETTING, prepare_in_background
+from headgate.spark.cds_dump import make_archive
 from headgate.spark.jvm import launch_of
 from headgate.spark.prerequisites import JVM_OPTIONS
 from headgate.storage.local_directories import ProcessDirectory
@@ -142,7 +143,7 @@ def test_nothing_is_made_where_it_is_not_wanted(place: Path, tmp_path: Path, mon
 
 
 def test_what_fails_in_the_background_says_nothing(place: Path, tmp_path: Path) -> None:
-    done = subprocess.run(cds_dump.COMMAND, env={**os.environ, "JAVA_HOME": str(tmp_path)}, capture_output=True)
+    done = subprocess.run(cds_background.COMMAND, env={**os.environ, "JAVA_HOME": str(tmp_path)}, capture_output=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
     assert not place.exists()
 
@@ -231,7 +232,7 @@ def test_a_directory_that_cannot_be_written_is_one_sentence(
 
 
 @pytest.mark.skipif(shutil.which("java") is None, reason="no Java")
-@pytest.mark.parametrize("data", [b"", b"no archive", b"\0" * 100_000])
+@pytest.mark.parametrize("data", [b"", b"no archive", b"\0" * 100_000], ids=["empty", "text", "zeros"])
 def test_an_archive_that_is_no_archive_does_no_harm(tmp_path: Path, data: bytes) -> None:
     file = tmp_path / "broken.jsa"
     file.write_bytes(data)

@@ -6,7 +6,6 @@ and take texts that differ in case for one key. Such tables are refused at the s
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -162,7 +161,7 @@ class _Column:
         """Return why values that differ may be one in a key."""
         if self.collation is None or self.data_type == "enum":
             return ""
-        if re.search(r"nopad_bin$|0900_bin$", self.collation) and self.data_type != "char":
+        if self.collation.endswith(("nopad_bin", "0900_bin")) and self.data_type != "char":
             return ""
         return (
             f"compares '{self.name}' by {self.collation}, for which texts that differ in case or in spaces at their "
