@@ -98,7 +98,6 @@ def test_the_sink_of_the_guide_passes_the_conformance_kit(directory: Path) -> No
     names: dict[str, Any] = {"__name__": "example"}
     exec(PREAMBLE, names)
     exec(compile(code, "the sink of the guide", "exec", dont_inherit=True), names)
-    names["TABLES"] = f"pragma synchronous = off; {names['TABLES']}"
     kit = names["check_sink"]
     rescales, rows = (((1, 2), (2, 1)), (0, 7)) if IS_DEEP else (((1, 2),), (2,))
     names["check_sink"] = lambda fresh: kit(fresh, rescales=rescales, rows=rows)
