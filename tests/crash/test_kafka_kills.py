@@ -25,13 +25,12 @@ from tests.servers.kafka import KafkaBroker, kafka_broker
 from crash.chains import KAFKA_PROGRAM, Chain
 from crash.processes import STARTED_S, Child, Life, kill, until
 from crash.results import assert_clean, assert_equal
-from crash.standing import MINUTES
+from crash.standing import MINUTES, SPARK_IN_DEEP, WITH_SPARK
 from headgate.connectors.files.file_committer import read_committed
 from headgate.connectors.kafka.client import KafkaClient
 from headgate.store.store import Store
 
 pytestmark = [
-    pytest.mark.spark,
     pytest.mark.crash,
     pytest.mark.timeout(1_800 + 120 * MINUTES),
     pytest.mark.xdist_group("kafka"),
@@ -183,6 +182,7 @@ def topics() -> Iterator[Topics]:
         yield Topics(broker)
 
 
+@pytest.mark.spark
 def test_nothing_is_lost_or_doubled_when_workers_driver_and_broker_are_killed(
     spec: Spec, launch: Launch, tmp_path: Path, topics: Topics
 ) -> None:
@@ -221,18 +221,19 @@ POINTS = {"before-manifest": 2, "after-manifest": 2, "in-recover": 1, "in-commit
 """Where each start is killed, and when it passes there for which time. There is one commit for certain."""
 
 
+@pytest.mark.parametrize("with_spark", SPARK_IN_DEEP)
 def test_nothing_is_lost_or_doubled_wherever_in_a_commit_the_driver_is_killed(
-    spec: Spec, launch: Launch, tmp_path: Path, topics: Topics
+    spec: Spec, launch: Launch, tmp_path: Path, topics: Topics, with_spark: bool
 ) -> None:
     what = spec("kafka", rows=ROWS, brokers=topics.broker.address, gate=None)
     part = ROWS // (len(POINTS) + 1)
     for point, count in POINTS.items():
         topics.fill(part)
-        life = launch(what, HEADGATE_KILL_AT=f"{point}:{count}:{tmp_path / point}")
+        life = launch(what, with_spark=with_spark, HEADGATE_KILL_AT=f"{point}:{count}:{tmp_path / point}")
         assert life.child.exit_code(3 * STARTED_S) == -9, life.child.tale("it was not killed")
         life.child.assert_gone()
     topics.fill(ROWS - len(POINTS) * part)
-    life = launch(what)
+    life = launch(what, with_spark=with_spark)
     assert life.result(3 * STARTED_S)["is_finished"]
     assert life.child.exit_code() == 0
     topics.assert_exactly_once()
@@ -247,7 +248,7 @@ def chain(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Chain]:
 
 @pytest.mark.deep
 @pytest.mark.skipif("HEADGATE_TEST_MINUTES" not in os.environ, reason="make kill-chain runs it")
-@pytest.mark.parametrize("chain", [pytest.param(False, id="processes"), pytest.param(True, id="spark")], indirect=True)
+@pytest.mark.parametrize("chain", WITH_SPARK, indirect=True)
 def test_a_chain_over_topics_is_exactly_once_from_end_to_end_whoever_is_killed(
     chain: Chain, topics: Topics, dice: random.Random, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
@@ -344,6 +345,7 @@ class CopyCommand:
         assert all(path.exists() for path in markers.values())
 
 
+@pytest.mark.spark
 @pytest.mark.deep
 def test_a_copy_that_is_killed_and_run_again_is_exact(tmp_path: Path, topics: Topics) -> None:
     command = CopyCommand(tmp_path, topics.broker)
