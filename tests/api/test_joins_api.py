@@ -228,6 +228,6 @@ def test_results_of_windows_are_in_time_for_a_join_near_their_beginning(tmp_path
         else counts.join(events, on="key", within=("0s", "1999ms"))
     )
     joined.sink(sink)
-    result = testing.run(p, timeout_s=120)
+    result = testing.run(p, timeout_s=300)
     assert result.late_records == 0
     assert len(sink.rows()) == (40 if is_as_of else 4_000)

@@ -45,7 +45,7 @@ def test_windows_by_the_clock_and_lookups_see_each_record_once(tmp_path: Path) -
     sinks = {name: Collect(tmp_path / name) for name in queries}
     for name, query in queries.items():
         hg.sql(query, **streams).sink(sinks[name], name=name)
-    run(pipeline, timeout_s=60)
+    run(pipeline, timeout_s=300)
     counted = sinks["windows"].rows()
     assert {row["bidder"]: 20 for row in counted} == {
         bidder: sum(row["bids"] for row in counted if row["bidder"] == bidder) for bidder in range(3)

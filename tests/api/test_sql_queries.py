@@ -31,6 +31,9 @@ SCHEMA = pa.schema(
 )
 START = dt.datetime(2020, 2, 28, 23, 58)
 
+PATIENCE_S = 900
+"""For all queries in one run, on a machine that does much else."""
+
 
 def rows() -> pa.Table:
     rng = random.Random(7)
@@ -257,7 +260,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], pl.Data
         found = hg.sql(query, bids=stream)
         keys[name] = found._change_keys
         found.sink(sinks[name])
-    run(pipeline, timeout_s=120)
+    run(pipeline, timeout_s=PATIENCE_S)
 
     def read(name: str) -> pl.DataFrame:
         rows, key = sinks[name].rows(), keys[name]

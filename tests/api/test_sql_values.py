@@ -92,7 +92,7 @@ def test_results_of_odd_values_are_those_of_duckdb(tmp_path: Path) -> None:
     query = f"SELECT id, {', '.join(f'{e} AS c{i}' for i, e in enumerate(EXPRESSIONS))} FROM odd"
     pipeline, sink = hg.Pipeline("odd"), Collect(tmp_path)
     hg.sql(query, odd=source(pipeline)).sink(sink)
-    run(pipeline, timeout_s=120)
+    run(pipeline, timeout_s=300)
     connection = duckdb.connect(config={"error_on_division_by_zero": "false"})
     connection.register("odd", ROWS)
     expected = {row[0]: row[1:] for row in connection.sql(query).fetchall()}
@@ -120,7 +120,7 @@ def test_a_number_that_is_too_large_fails(expression: str, tmp_path: Path) -> No
     pipeline = hg.Pipeline("large")
     hg.sql(f"SELECT {expression} AS x FROM odd", odd=source(pipeline, LARGEST)).sink(Collect(tmp_path))
     with pytest.raises(PipelineFailed, match="conversion from"):
-        run(pipeline, timeout_s=60)
+        run(pipeline, timeout_s=300)
 
 
 @pytest.mark.parametrize(
@@ -194,5 +194,5 @@ def test_a_table_of_with_hides_a_stream_in_any_case(tmp_path: Path) -> None:
     pipeline, sink = hg.Pipeline("hidden"), Collect(tmp_path)
     query = "WITH Odd AS (SELECT id FROM odd WHERE id = 3) SELECT id FROM odd"
     hg.sql(query, odd=source(pipeline)).sink(sink)
-    run(pipeline, timeout_s=60)
+    run(pipeline, timeout_s=300)
     assert sink.rows() == [{"id": 3}]

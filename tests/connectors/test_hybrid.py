@@ -155,7 +155,7 @@ def pipeline_of(source: Any, out: Any) -> hg.Pipeline:
 def test_all_subtasks_read_the_first_source_to_its_end_before_the_next(tmp_path: Path) -> None:
     SEEN.clear()
     out = Collect(tmp_path / "out")
-    testing.run(pipeline_of(scripts(), out), timeout_s=120)
+    testing.run(pipeline_of(scripts(), out), timeout_s=300)
     assert sorted(row["x"] for row in out.rows()) == list(range(18))
     assert set(SEEN[:9]) == set(range(9))
 
@@ -163,7 +163,7 @@ def test_all_subtasks_read_the_first_source_to_its_end_before_the_next(tmp_path:
 @pytest.mark.parametrize("kill", [1, 2])
 def test_kills_around_the_switch_lose_and_repeat_nothing(tmp_path: Path, kill: int) -> None:
     out = Collect(tmp_path / "out")
-    testing.run(pipeline_of(scripts(tmp_path / "failed"), out), timeout_s=120, kill_worker_after_checkpoint=kill)
+    testing.run(pipeline_of(scripts(tmp_path / "failed"), out), timeout_s=300, kill_worker_after_checkpoint=kill)
     assert sorted(row["x"] for row in out.rows()) == list(range(18))
 
 
@@ -172,7 +172,7 @@ def test_event_time_goes_on_in_the_next_source(tmp_path: Path) -> None:
     pipeline = hg.Pipeline("p", parallelism=2, checkpointing=hg.Checkpointing(interval="10ms"))
     timed = pipeline.source(scripts()).with_timestamps("t", out_of_orderness="20s").with_columns(k=pl.lit(1))
     timed.key_by("k").window(hg.Tumbling("6s")).agg(n=pl.len()).sink(out)
-    testing.run(pipeline, timeout_s=120)
+    testing.run(pipeline, timeout_s=300)
     assert [row["n"] for row in out.rows()] == [6, 6, 6]
 
 
@@ -182,7 +182,7 @@ def test_other_sources_are_refused_at_the_next_start(tmp_path: Path) -> None:
 
     def run(*sources: hg.FromRows) -> None:
         testing.run(
-            pipeline_of(hg.Hybrid(*sources), Collect(tmp_path / "out")), checkpoint_dir=directory, timeout_s=120
+            pipeline_of(hg.Hybrid(*sources), Collect(tmp_path / "out")), checkpoint_dir=directory, timeout_s=300
         )
 
     run(first, second)

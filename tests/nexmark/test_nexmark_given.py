@@ -56,7 +56,7 @@ def test_results_are_the_given_ones(tmp_path: Path) -> None:
         stream = tables.sql(query)
         sinks[name], keys[name] = Collect(tmp_path / name), stream._change_keys
         stream.sink(sinks[name])
-    run(pipeline, timeout_s=60)
+    run(pipeline, timeout_s=300)
     for name in SQL:
         expected = pl.read_csv(DATA / "expected" / f"{name}.csv", infer_schema=False)
         rows, key = sinks[name].rows(), keys[name]

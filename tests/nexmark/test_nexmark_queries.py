@@ -28,6 +28,9 @@ HOPS = (
     "range(5) AS r(k))"
 )
 
+PATIENCE_S = 900
+"""For all queries in one run, on a machine that does much else."""
+
 
 def statistics(*columns: str) -> str:
     ranges = ("true", "price < 10000", "price >= 10000 AND price < 1000000", "price >= 1000000")
@@ -131,7 +134,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], pl.Data
         stream = tables.sql(found.sql) if is_sql else found.build(tables)
         keys[name] = stream._change_keys
         stream.sink(sinks[name], name=name)
-    run(pipeline, kill_worker_after_checkpoint=1, timeout_s=240)
+    run(pipeline, kill_worker_after_checkpoint=1, timeout_s=PATIENCE_S)
 
     def read(name: str) -> pl.DataFrame:
         rows, key = sinks[name].rows(), keys[name]

@@ -31,7 +31,7 @@ def summed(way: str, values: pa.Array, directory: Path) -> list[dict[str, Any]]:
     pipeline, sink = hg.Pipeline("sums"), Collect(directory)
     stream = pipeline.source(hg.FromRows(rows)).with_timestamps("ts")
     WAYS[way](stream.key_by("k")).agg(s=pl.col("x").sum()).sink(sink)
-    run(pipeline, timeout_s=120)
+    run(pipeline, timeout_s=300)
     return sink.rows()
 
 

@@ -159,7 +159,7 @@ def test_a_worker_that_is_lost_before_it_registers_fails_its_whole_stage(
     sink, watching = Collect(tmp_path / "out"), Watching()
     script = [HALVES[0], *[PAUSE] * 20, HALVES[1], EOF]
     made = totals_of(script, sink, checkpointing=hg.Checkpointing(interval="5ms"))
-    testing.run(made, observer=watching, timeout_s=60, kill_worker_after_checkpoint=1)
+    testing.run(made, observer=watching, timeout_s=300, kill_worker_after_checkpoint=1)
     assert len(watching.restarts) == 3
     assert seen(sink) == ONCE
 

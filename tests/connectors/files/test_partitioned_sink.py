@@ -77,7 +77,7 @@ def test_a_pipeline_writes_each_record_once_although_a_worker_is_killed(tmp_path
     records = [{"n": n, "minute": n // 100} for n in range(2_000)]
     numbers = pipeline.source(hg.FromRows(records, splits=2, batch_rows=50))
     numbers.sink(FileSink(tmp_path / "out", "jsonl", partition_by="minute", roll_interval=0))
-    run(pipeline, kill_worker_after_checkpoint=1, timeout_s=60)
+    run(pipeline, kill_worker_after_checkpoint=1, timeout_s=300)
     found = read_committed(str(tmp_path / "out")).sort("n")
     assert found.rows() == [(n, str(n // 100)) for n in range(2_000)]
 

@@ -59,7 +59,7 @@ def test_a_lost_worker_changes_no_results(tmp_path: Path, keyed: bool) -> None:
     out = Collect(tmp_path / "out")
     testing.run(
         pipeline_of(ScriptedSource(script, schema=ROW), out, keyed=keyed),
-        timeout_s=120,
+        timeout_s=300,
         kill_worker_after_checkpoint=1,
     )
     assert found(out) == EXPECTED
@@ -91,7 +91,7 @@ def test_a_checkpoint_waits_for_no_answer_and_a_savepoint_takes_the_requests_alo
         out = Collect(tmp_path / f"out-{parallelism}")
         source = ScriptedSource([*batches, EOF], schema=ROW)
         again = pipeline_of(source, out, parallelism=parallelism)
-        testing.run(again, timeout_s=120, checkpoint_dir=tmp_path / f"of-{parallelism}", restore=tmp_path / "savepoint")
+        testing.run(again, timeout_s=300, checkpoint_dir=tmp_path / f"of-{parallelism}", restore=tmp_path / "savepoint")
         assert found(out) == EXPECTED
 
 
@@ -101,7 +101,7 @@ def test_input_ends_when_every_request_was_answered_and_windows_get_all_of_them(
     stream = pipeline.source(hg.FromRows(ROWS)).with_columns(time=pl.from_epoch(pl.col("x"), time_unit="s"))
     asking = stream.with_timestamps("time").map_async(timed, ordered=False, limit=7)
     asking.key_by("k").window(hg.Tumbling("20s")).agg(n=pl.len()).sink(out)
-    testing.run(pipeline, timeout_s=120)
+    testing.run(pipeline, timeout_s=300)
     assert sum(row["n"] for row in out.rows()) == 200
 
 
@@ -122,8 +122,8 @@ def test_a_service_that_fails_fails_the_pipeline_or_the_record(tmp_path: Path) -
         pipeline.source(hg.FromRows(ROWS[:10])).map_async(failing, retries=1, retry_delay="1ms").sink(out)
         if dead is None:
             with pytest.raises(hg.PipelineFailed, match="operator 'map-async' failed on the record"):
-                testing.run(pipeline, timeout_s=120)
+                testing.run(pipeline, timeout_s=300)
         else:
-            testing.run(pipeline, timeout_s=120)
+            testing.run(pipeline, timeout_s=300)
             assert [row["x"] for row in out.rows()] == [x for x in range(10) if x != 7]
             assert "the service is away" in bad.rows()[0]["problem"]

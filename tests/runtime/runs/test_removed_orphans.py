@@ -38,7 +38,7 @@ def test_a_pipeline_whose_output_was_removed_starts_again_and_writes_it(
         )
         numbers = hg.Generator({"n": hg.RowNumber()}, rows=ROWS, rows_per_second=40_000, timestamp=None)
         pipeline.source(numbers).sink(hg.StreamSink("a/out", store=store, routing_key="n"))
-        result = testing.run(pipeline, timeout_s=120)
+        result = testing.run(pipeline, timeout_s=300)
         assert result is not None
         assert result.restarts >= 1
         assert len(removed) == 2

@@ -92,7 +92,7 @@ def test_a_low_rate_lets_one_batch_through_and_may_change_at_the_next_start(tmp_
         handle.stop()
         handle.wait(60)
     assert len(out.rows()) <= 3 * min(parallelism, 2)
-    testing.run(pipeline_of(out, 1e9, parallelism=2), checkpoint_dir=tmp_path / "state", timeout_s=60)
+    testing.run(pipeline_of(out, 1e9, parallelism=2), checkpoint_dir=tmp_path / "state", timeout_s=300)
     assert sorted(row["x"] for row in out.rows()) == list(range(20))
 
 
