@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 REPORTS = ROOT / "build" / "tests"
-NICENESS = 5
+NICENESS = 2
 """Of the quick half: what waits for heartbeats and kills is in the other one."""
 LINE_MAX = 300
 """So much of a failure's message stands in the summary."""

@@ -12,7 +12,7 @@ from tests.store.storing import KEYED, STREAM
 
 import headgate as hg
 
-PATIENCE_S = 60.0
+PATIENCE_S = 300.0
 """Nothing is measured by it: a test that hangs fails."""
 
 

@@ -36,7 +36,7 @@ from headgate.protocol.supervision.driver_supervisor import ChildEnded, ReportRe
 from headgate.runtime.driver.driver import error_of
 from headgate.runtime.driver.remote_control import RunningPipeline
 
-WAIT_S = 60.0
+WAIT_S = 300.0
 
 CHILD = """
 import json, os, signal, subprocess, sys, time

@@ -22,7 +22,7 @@ from headgate.model.progress import Progress, RunResult
 from headgate.runtime.driver.driver import Driver
 from headgate.runtime.wire.control import Loss
 
-WAIT_S = 120.0
+WAIT_S = 300.0
 SILENCE_MS_MAX = 60_000
 """Longer than a busy machine keeps a process waiting; who wants silence to be noticed calls ``Run.freeze``."""
 

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 import headgate as hg
 from headgate.spark.session import PipelineSession, SparkHandle, find_session
 
-WAIT_S = 60.0
+WAIT_S = 300.0
 
 
 class Session:

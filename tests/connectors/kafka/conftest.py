@@ -13,7 +13,7 @@ from headgate.connectors.kafka.connection import Connection
 from headgate.connectors.kafka.security import KafkaSecurity
 from headgate.environment import SYSTEM_ENVIRONMENT
 
-PATIENCE_MS = 60_000
+PATIENCE_MS = 300_000
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks

@@ -27,7 +27,7 @@ from headgate.errors import HeadgateError, PipelineFailed, StorageError, UsageEr
 pytestmark = pytest.mark.xdist_group("kafka")
 """They share a broker."""
 
-TIMEOUT_S = 120
+TIMEOUT_S = 300
 ROWS = 500
 
 

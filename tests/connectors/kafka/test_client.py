@@ -55,7 +55,7 @@ pytestmark = pytest.mark.xdist_group("kafka")
 """They share a broker."""
 
 START_MS = 1_764_000_000_000
-TIMEOUT_MS = 60_000
+TIMEOUT_MS = 300_000
 
 
 @pytest.fixture

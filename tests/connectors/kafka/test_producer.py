@@ -28,7 +28,7 @@ from headgate.errors import FencedError, UsageError
 pytestmark = pytest.mark.xdist_group("kafka")
 """They share a broker."""
 
-PATIENCE_MS = 60_000
+PATIENCE_MS = 300_000
 
 
 @pytest.fixture

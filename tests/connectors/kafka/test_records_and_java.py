@@ -20,7 +20,7 @@ from headgate.connectors.kafka.fetcher import Fetcher
 from headgate.connectors.kafka.producer import Producer
 from headgate.environment import SYSTEM_ENVIRONMENT
 
-PATIENCE_MS = 60_000
+PATIENCE_MS = 300_000
 START_MS = 1_764_000_000_000
 COUNT = 2_000
 PROGRAM = Path(servers.__file__).with_name("KafkaJudge.java")

@@ -40,7 +40,7 @@ from headgate.connectors.kafka.connection import Connection
 pytestmark = pytest.mark.xdist_group("kafka")
 """They share a broker."""
 
-TIMEOUT_MS = 60_000
+TIMEOUT_MS = 300_000
 START_MS = 1_764_000_000_000
 FETCH_BYTES = 50 << 20
 

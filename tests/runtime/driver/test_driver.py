@@ -26,7 +26,7 @@ from headgate.runtime.driver import takeover
 from headgate.runtime.driver.driver import Driver
 from headgate.runtime.wire.control import ControlClient, Loss
 
-WAIT_S = 120
+WAIT_S = 300
 _M = TypeVar("_M")
 Ended = Callable[[Failure | None], None]
 

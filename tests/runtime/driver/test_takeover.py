@@ -112,7 +112,7 @@ def test_only_so_many_looks_hang() -> None:  # C38
 # -- a driver that goes on in another one's place is there while spark does not know yet that a machine i -----
 
 
-WAIT_S = 60.0
+WAIT_S = 300.0
 
 
 def pipeline(directory: Path, parallelism: int = 1) -> hg.Pipeline:

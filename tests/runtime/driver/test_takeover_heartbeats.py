@@ -50,7 +50,7 @@ from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.memory import MemoryStorage
 from headgate.storage.urls import open_storage
 
-WAIT_S = 120.0
+WAIT_S = 300.0
 FIRST, SECOND = Generation(1), Generation(2)
 
 

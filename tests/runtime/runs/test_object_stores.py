@@ -18,7 +18,7 @@ from headgate.connectors.files.file_committer import committed_files, read_commi
 from headgate.model.progress import SilentObserver
 from headgate.storage.urls import open_storage
 
-WAIT_S = 120.0
+WAIT_S = 300.0
 _ABORTED = re.compile(r"checkpoint (\d+) was aborted: ")
 
 

@@ -35,7 +35,7 @@ from headgate.testing import running
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers get a copy of the pipeline
 
-WAIT_S = 120.0
+WAIT_S = 300.0
 KEYS = 5
 
 

@@ -19,7 +19,7 @@ from headgate.store.server.server import ServerOptions, StoreServer
 from headgate.store.store import Store
 
 TOKEN = "a token of more than sixteen characters"
-WAIT_S = 60
+WAIT_S = 300
 
 
 @contextmanager
