@@ -61,6 +61,7 @@ def test_a_driver_killed_at_each_named_point_continues_by_the_same_command(
     assert_clean(tmp_path)
 
 
+@pytest.mark.deep  # kill-drivers has it for minutes; named points are above
 @pytest.mark.spark
 def test_a_driver_killed_at_random_continues_and_ends_only_once(
     spec: Spec, launch: Launch, tmp_path: Path, dice: random.Random

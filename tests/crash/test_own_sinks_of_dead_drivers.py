@@ -40,6 +40,7 @@ def assert_exactly_once(root: Path) -> None:
 
 
 @pytest.mark.parametrize("with_spark", SPARK_IN_DEEP)
+@pytest.mark.deep
 @pytest.mark.early
 def test_own_sinks_have_every_record_once_whenever_the_driver_is_killed(
     spec: Spec, launch: Launch, tmp_path: Path, dice: random.Random, with_spark: bool

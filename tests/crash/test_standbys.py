@@ -253,6 +253,7 @@ def test_a_standby_ends_when_it_is_told_to(place: Callable[..., Place], with_spa
 
 
 @pytest.mark.parametrize("with_spark", SPARK_IN_DEEP)
+@pytest.mark.deep
 @pytest.mark.early
 def test_drivers_killed_and_frozen_at_random_among_standbys_lose_and_double_nothing(
     place: Callable[..., Place],

@@ -22,7 +22,7 @@ from headgate.storage.urls import open_storage
 NAMES = ["a b", "100%", "a%20b", "a#b", "a", "äöü", "day=1", "a+b", "a&b", "'a\"", "x" * 200]
 """``a%20b`` is not ``a b``, and ``a#b`` is not ``a``."""
 
-HDFS = pytest.param("hdfs", marks=pytest.mark.xdist_group("hdfs"))
+HDFS = pytest.param("hdfs", marks=[pytest.mark.xdist_group("hdfs"), pytest.mark.deep])
 
 
 @pytest.fixture(scope="module", params=["google", "s3", HDFS])

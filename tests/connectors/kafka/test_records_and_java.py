@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +26,7 @@ PATIENCE_MS = 300_000
 START_MS = 1_764_000_000_000
 COUNT = 2_000
 PROGRAM = Path(servers.__file__).with_name("KafkaJudge.java")
+Java = Callable[..., list[str]]
 
 pytestmark = [
     pytest.mark.xdist_group("kafka"),
@@ -31,11 +34,19 @@ pytestmark = [
 ]
 
 
-def java(*arguments: str) -> list[str]:
-    command = [servers.java(), "-XX:TieredStopAtLevel=1", "-cp", f"{servers.LIBRARIES}/*", str(PROGRAM), *arguments]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_MS / 1000)
-    assert run.returncode == 0, run.stderr
-    return run.stdout.splitlines()
+def run(*command: str) -> list[str]:
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_MS / 1000)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout.splitlines()
+
+
+@pytest.fixture(scope="module")
+def java(tmp_path_factory: pytest.TempPathFactory) -> Java:
+    """Runs the program, which is compiled once."""
+    classes = str(tmp_path_factory.mktemp("classes"))
+    run("javac", "-d", classes, "-cp", f"{servers.LIBRARIES}/*", str(PROGRAM))
+    path = f"{classes}:{servers.LIBRARIES}/*"
+    return partial(run, servers.java(), "-XX:TieredStopAtLevel=1", "-cp", path, PROGRAM.stem)
 
 
 def records() -> list[tuple[int, bytes | None, bytes | None, list[tuple[str, bytes | None]]]]:
@@ -52,7 +63,7 @@ def records() -> list[tuple[int, bytes | None, bytes | None, list[tuple[str, byt
 
 
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
-def test_what_java_writes_is_read(kafka: KafkaBroker, topic: str, codec: str) -> None:
+def test_what_java_writes_is_read(java: Java, kafka: KafkaBroker, topic: str, codec: str) -> None:
     java("write", kafka.address, topic, codec, str(COUNT))
     client = KafkaClient([kafka.address], patience_ms=PATIENCE_MS)
     found = client.topic(topic)
@@ -73,7 +84,7 @@ def test_what_java_writes_is_read(kafka: KafkaBroker, topic: str, codec: str) ->
 
 
 @pytest.mark.parametrize("codec", list(Compression))
-def test_java_reads_what_is_written(kafka: KafkaBroker, topic: str, codec: Compression) -> None:
+def test_java_reads_what_is_written(java: Java, kafka: KafkaBroker, topic: str, codec: Compression) -> None:
     client = KafkaClient([kafka.address], patience_ms=PATIENCE_MS)
     producer = Producer(
         client,
