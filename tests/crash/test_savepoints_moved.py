@@ -57,6 +57,7 @@ class Place:
 
 
 @pytest.mark.parametrize("with_spark", SPARK_IN_DEEP)
+@pytest.mark.deep
 @pytest.mark.early
 def test_a_pipeline_moves_with_a_savepoint_whatever_is_killed(
     spec: Callable[..., dict[str, Any]], tmp_path: Path, with_spark: bool
