@@ -115,6 +115,15 @@ def check_history(
     side: Rows = []
     late = count = 0
 
+    used: set[int] = set()
+
+    def moment(now_ms: int) -> datetime:
+        """A time that no record has: a session may not begin when one began that is forgotten, as both are one key."""
+        while (found := now_ms + rng.randrange(-700, 200)) in used:
+            pass
+        used.add(found)
+        return at(found)
+
     def take() -> None:
         nonlocal late
         for one in pipeline.windows:
@@ -122,11 +131,11 @@ def check_history(
         found.extend(pipeline.take())
 
     for step in range(12):
-        now_ms = 150 * step
+        now_ms = 1_000 + 150 * step
         more = [
             {
                 "key": rng.choice("ab"),
-                "at": at(max(now_ms + rng.randrange(-700, 200), 0)),
+                "at": moment(now_ms),
                 "v": rng.choice([None, 1, 2, 5]),
             }
             for _ in range(rng.choice([1, 2, 8]))
