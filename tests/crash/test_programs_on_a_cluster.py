@@ -43,6 +43,7 @@ def test_modules_beside_a_program_are_found_by_executors(cluster: Cluster, tmp_p
     assert sorted(rows) == ['{"price":3}', '{"price":5}']
 
 
+@pytest.mark.deep
 def test_executors_without_headgate_say_so_in_a_sentence(cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(
         "import headgate as hg\n"

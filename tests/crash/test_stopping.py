@@ -43,6 +43,7 @@ def command_of_jvm(child: Child) -> list[str]:
     return found
 
 
+@pytest.mark.deep
 @pytest.mark.early
 def test_ctrl_c_once_and_twice_and_sigterm_end_a_run_and_the_next_one_continues(
     spec: Callable[..., dict[str, Any]], tmp_path: Path

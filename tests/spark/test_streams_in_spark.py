@@ -216,6 +216,7 @@ def until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.deep
 @pytest.mark.crash
 @pytest.mark.timeout(900)
 def test_a_query_between_streams_is_exactly_once_when_its_driver_is_killed(store: Store, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[AzureServer | GoogleServe
         yield started
 
 
+@pytest.mark.deep
 def test_a_savepoint_is_begun_from_at_another_parallelism_and_the_output_is_read(
     server: AzureServer | GoogleServer,
 ) -> None:
@@ -40,6 +41,7 @@ def test_a_savepoint_is_begun_from_at_another_parallelism_and_the_output_is_read
     assert sorted(row["n"] for row in rows) == list(range(1_000))
 
 
+@pytest.mark.deep
 @pytest.mark.deep
 @pytest.mark.xdist_group("azure")
 def test_a_pipeline_goes_on_after_azurite_was_killed() -> None:

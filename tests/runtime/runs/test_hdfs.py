@@ -36,6 +36,7 @@ def test_a_pipeline_goes_on_after_a_server_of_hdfs_was_killed(cluster: HdfsClust
     assert open_storage(f"{place}/out").list("_staging") == []
 
 
+@pytest.mark.deep
 def test_a_savepoint_in_hdfs_is_begun_from_at_another_parallelism(cluster: HdfsCluster) -> None:
     place, watching = f"{cluster.url}/saved", Watching()
     with testing.running(pipeline(place, 2, 8_000), observer=watching) as run:

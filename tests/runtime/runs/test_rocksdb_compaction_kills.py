@@ -73,6 +73,7 @@ class KilledWhileCompacting:
         return True
 
 
+@pytest.mark.deep
 @pytest.mark.timeout(900)
 def test_workers_die_while_their_databases_compact(start: Start, tmp_path: Path) -> None:  # SF15
     source = replace(generator(6_000, splits=None), rows_per_second=400)

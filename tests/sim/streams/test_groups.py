@@ -27,6 +27,7 @@ from headgate.store.reader_groups import GroupEvents
 SMOKE = range(20) if IS_DEEP else range(8)
 
 
+@pytest.mark.deep
 @pytest.mark.early
 def test_reader_groups_pass_every_smoke_seed() -> None:
     """The seeds reach what they are for, too."""

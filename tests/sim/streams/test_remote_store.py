@@ -13,6 +13,7 @@ from headgate.store.client import requests
 SMOKE = range(12) if IS_DEEP else (2, 3, 8, 9)
 
 
+@pytest.mark.deep
 @pytest.mark.early
 def test_stores_afar_pass_every_smoke_seed() -> None:
     """The seeds reach what they are for, too."""

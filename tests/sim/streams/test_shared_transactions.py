@@ -10,6 +10,7 @@ from headgate.store import transactions
 SMOKE = (*range(4), 8, 12, 27)
 
 
+@pytest.mark.deep
 @pytest.mark.early
 def test_transactions_that_two_processes_share_are_whole_and_there_once() -> None:
     usual = getattr(transactions, "FLUSH_BYTES")  # noqa: B009 - imported there

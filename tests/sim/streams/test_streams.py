@@ -35,6 +35,7 @@ def test_streams_pass_every_smoke_seed() -> None:
 GROUP_PIPELINES_SMOKE = range(10) if IS_DEEP else (0, 2, 3, 4)
 
 
+@pytest.mark.deep
 @pytest.mark.early
 def test_pipelines_share_a_stream_by_a_group() -> None:
     runs = [GroupedRun(seed) for seed in GROUP_PIPELINES_SMOKE]
