@@ -24,7 +24,6 @@ SETTINGS = (
     "--character-set-server=latin1",
     "--default-time-zone=+05:00",
     "--innodb-buffer-pool-size=32M",
-    "--innodb-flush-log-at-trx-commit=0",
     "--innodb-log-file-size=8M",
     "--skip-log-bin",
     "--skip-name-resolve",

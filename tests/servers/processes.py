@@ -74,8 +74,11 @@ class ServerProcess:
         self._process.wait(START_S)
 
     def send(self, what: signal.Signals) -> None:
+        """Send a signal. After SIGSTOP all its threads have stopped, which takes a while on a busy machine."""
         assert self._process is not None
         self._process.send_signal(what)
+        if what is signal.SIGSTOP:
+            os.waitid(os.P_PID, self.pid, os.WSTOPPED)
 
 
 def answers(port: int, host: str = LOOPBACK) -> bool:

@@ -114,7 +114,6 @@ def test_early_results_come_before_the_end_of_the_window(tmp_path: Path) -> None
         (hg.Tumbling("1m"), {"early": 0}, "early must be longer than zero"),
         (hg.Tumbling("1m"), {"accumulate": False}, "accumulate=False needs early= or allowed_lateness="),
         (hg.Sliding("2m", "1m"), {"accumulate": False, "early": "1s"}, "needs tumbling windows"),
-        (hg.Session("1m"), {"allowed_lateness": "1m"}, "not there yet"),
         (hg.Tumbling("1m"), {"allowed_lateness": 5}, "without a unit"),
     ],
 )
@@ -129,7 +128,5 @@ def test_wrong_names_of_the_late_output_are_refused() -> None:
         keyed.window(hg.Tumbling("1m"), late_output="bad-records")
     with pytest.raises(hg.UsageError, match="late_output must be named with"):
         keyed.window(hg.Tumbling("1m"), late_output="late records")
-    with pytest.raises(hg.UsageError, match="of session windows is not there yet"):
-        keyed.window(hg.Session("1m"), late_output="late")
     with pytest.raises(hg.UsageError, match=r"window\(..., late_output='late'\)"):
         keyed.window(hg.Tumbling("1m")).agg(n=pl.len()).side_output("late")

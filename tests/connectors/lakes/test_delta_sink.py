@@ -110,6 +110,25 @@ def test_tables_in_an_object_store_fence_and_find_commits(objects: ObjectServer)
 
 
 @pytest.mark.long
+def test_a_server_that_is_gone_between_the_steps_of_a_commit_is_a_passing_error(objects: ObjectServer) -> None:
+    sink = made(f"s3://{BUCKET}/gone-between")
+    output = decode_output(prepared(sink, 1, 1))
+    table = sink.found()
+    if not objects.keeps:
+        pytest.skip("this server of objects forgets them when it ends")
+    objects.fail()
+    try:
+        for step in (table.committed, table.append):
+            with pytest.raises(StorageError, match=r"Delta table s3://.*Connection refused") as caught:
+                step([output], "life")
+            assert caught.value.is_transient
+            assert "\n" not in str(caught.value)
+            assert "\x1b" not in str(caught.value)
+    finally:
+        objects.heal()
+
+
+@pytest.mark.long
 def test_a_killed_server_of_objects_loses_and_repeats_nothing(objects: ObjectServer, tmp_path: Path) -> None:
     url = f"s3://{BUCKET}/killed-server"
     pipeline = program(tmp_path, 2_000, "delta", {"url": url, "create": True})

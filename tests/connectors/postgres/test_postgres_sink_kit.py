@@ -80,8 +80,8 @@ class Targets:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[PostgresServer]:
-    """One of its own, which is killed and has no other tables."""
-    with postgres_server(settings=SETTINGS) as made:
+    """One of its own, which is killed and has no other tables. It commits before the disk has it, unless asked."""
+    with postgres_server(settings=f"{SETTINGS}synchronous_commit = off\nwal_writer_delay = 10s\n") as made:
         yield made
 
 

@@ -88,6 +88,17 @@ def test_nothing_is_lost_or_doubled_when_the_server_is_killed_with_the_pipeline(
     check_kill(target(server, is_killed=True), point, 2, 1, 1, 3)
 
 
+def test_a_server_that_loses_what_it_has_committed_is_refused(url: str, execute: Execute) -> None:
+    sink = hg.SqlSink(url, "t", create=True)
+    for lasting in (0, 2):
+        execute(f"set global innodb_flush_log_at_trx_commit = {lasting}")
+        try:
+            with pytest.raises(hg.UsageError, match=rf"innodb_flush_log_at_trx_commit is {lasting}; SET GLOBAL .* = 1"):
+                write(sink, records([{"n": 1}]))
+        finally:
+            execute("set global innodb_flush_log_at_trx_commit = 1")
+
+
 VALUES = {
     "id": 0,
     'sel"e`ct:a %s (b)': "\\ 'q' %",

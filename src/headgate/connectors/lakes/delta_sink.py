@@ -11,6 +11,7 @@ import contextlib
 import datetime
 import json
 import os
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -216,7 +217,12 @@ def delta_errors(operation: str, where: str) -> Iterator[None]:
     except (HeadgateError, CommitConflict):
         raise
     except Exception as error:  # the library raises OSError, DeltaError, ValueError and Exception
-        raise StorageError(operation, where, str(error).partition("\n")[0], is_transient=True) from error
+        raise StorageError(operation, where, in_one_line(error), is_transient=True) from error
+
+
+def in_one_line(error: Exception) -> str:
+    """Return the text of an error of the library, which comes in colours and with a cause a line."""
+    return " ".join(_COLOUR.sub("", str(error)).replace("↳", " ").split())
 
 
 class DeltaLog:
@@ -382,8 +388,8 @@ class DeltaLog:
         Below it the names in the log decide. In a log that was cleaned up, the highest one decides: a generation
         commits in order.
         """
-        highest = {name: self.table.transaction_version(name) for name in {_application(o, life) for o in outputs}}
-        maybe = [o for o in outputs if o.parts.number <= (highest[_application(o, life)] or 0)]
+        highest = {name: self._highest_of(name) for name in {_application(o, life) for o in outputs}}
+        maybe = [o for o in outputs if o.parts.number <= highest[_application(o, life)]]
         if not maybe:
             return ()
         wanted = self.version - min(output.base for output in maybe)
@@ -392,6 +398,11 @@ class DeltaLog:
         if len(infos) < wanted:
             return {output.name for output in maybe}
         return names.intersection(output.name for output in maybe)
+
+    def _highest_of(self, application: str) -> int:
+        """Return the highest checkpoint of an application, 0 without one: the library may read the log for it."""
+        with delta_errors("read the transactions of", self.where):
+            return int(self.table.transaction_version(application) or 0)
 
     def _infos(self, count: int) -> list[dict[str, Any]]:
         with delta_errors("read the history of", self.where):
@@ -420,7 +431,7 @@ class DeltaLog:
         highest: dict[str, int] = {}
         for output in outputs:
             name = _application(output, life)
-            known = highest.get(name, self.table.transaction_version(name) or 0)
+            known = highest[name] if name in highest else self._highest_of(name)
             highest[name] = max(known, output.parts.number)
         # without a date, by which they could expire
         transactions = [library.Transaction(name, number, None) for name, number in sorted(highest.items())]
@@ -440,7 +451,7 @@ class DeltaLog:
         except delta_library().exceptions.CommitFailedError as error:
             raise CommitConflict(str(error)) from error
         except Exception as error:
-            raise StorageError("commit to", self.where, str(error).partition("\n")[0], is_transient=True) from error
+            raise StorageError("commit to", self.where, in_one_line(error), is_transient=True) from error
 
     def _sync(self) -> None:
         """Make the log of a local table durable: the library does not. Then read what was committed."""
@@ -490,6 +501,7 @@ def _names_in(info: Mapping[str, Any]) -> list[str]:
     return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
 
 
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 NAME_MAX = 240
 

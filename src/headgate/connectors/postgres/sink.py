@@ -45,6 +45,11 @@ from headgate.protocol.checkpoints.commit import CommitPermit
 _DIALECT: Any = postgresql.psycopg.PGDialect_psycopg(paramstyle="named")  # type: ignore[no-untyped-call]
 _DIALECT._backslash_escapes = False
 
+DURABLE = (
+    "select set_config('synchronous_commit', 'on', false) where current_setting('synchronous_commit') = 'off'"
+)
+"""What a connection begins with: a server where it is off loses transactions after it has committed them."""
+
 _QUERY = """
 select a.attname, case t.typtype when 'e' then 'enum' else
        format_type(case t.typtype when 'd' then t.typbasetype else a.atttypid end, null) end,
@@ -224,7 +229,13 @@ def _engine(text: str, pid: int) -> sa.Engine:
     """Return what connects in this process; it keeps no connection."""
     import psycopg
 
-    return sa.create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(text), poolclass=sa.pool.NullPool)
+    def connect() -> psycopg.Connection[Any]:
+        connection = psycopg.connect(text)
+        connection.execute(DURABLE)
+        connection.commit()
+        return connection
+
+    return sa.create_engine("postgresql+psycopg://", creator=connect, poolclass=sa.pool.NullPool)
 
 
 def text_name(table: str, schema: str | None) -> str:
@@ -291,7 +302,11 @@ def connected(sink: PostgresSink, **options: str) -> Any:
     """Return a connection of ADBC."""
     from adbc_driver_postgresql import dbapi
 
-    return dbapi.connect(sink.connection_text(**options))
+    connection = dbapi.connect(sink.connection_text(**options))
+    with connection.cursor() as cursor:
+        cursor.execute(DURABLE)
+    connection.commit()
+    return connection
 
 
 class CopyTransaction:

@@ -53,6 +53,7 @@ _ENGINE = sa.text(
     "select t.engine, e.transactions from information_schema.tables t join information_schema.engines e "
     "on e.engine = t.engine where t.table_schema = coalesce(:schema, database()) and t.table_name = :name"
 )
+_DURABILITY = sa.text("show global variables like 'innodb_flush_log_at_trx_commit'")
 
 
 def prepare_session(connection: Any, _: object) -> None:
@@ -206,6 +207,12 @@ def table_problem(
     for engine, transactions in connection.execute(_ENGINE, place):
         if transactions != "YES":
             return f"is kept by the engine {engine}, which has no transactions; ALTER TABLE ... ENGINE = InnoDB"
+    for name, value in connection.execute(_DURABILITY):
+        if value != "1":
+            return (
+                f"is on a server that may lose transactions after it has committed them, because {name} is {value}; "
+                f"SET GLOBAL {name} = 1"
+            )
     found = {row[0]: _Column(*row) for row in connection.execute(_COLUMNS, place)}
     for field in columns:
         if problem := found[field.name].problem(field.type):
