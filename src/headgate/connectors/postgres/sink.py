@@ -45,9 +45,7 @@ from headgate.protocol.checkpoints.commit import CommitPermit
 _DIALECT: Any = postgresql.psycopg.PGDialect_psycopg(paramstyle="named")  # type: ignore[no-untyped-call]
 _DIALECT._backslash_escapes = False
 
-DURABLE = (
-    "select set_config('synchronous_commit', 'on', false) where current_setting('synchronous_commit') = 'off'"
-)
+DURABLE = "select set_config('synchronous_commit', 'on', false) where current_setting('synchronous_commit') = 'off'"
 """What a connection begins with: a server where it is off loses transactions after it has committed them."""
 
 _QUERY = """
