@@ -40,9 +40,9 @@ from headgate.operators.base import (
     Output,
     RestoredState,
 )
+from headgate.operators.kept_records import RecordAggregates
 from headgate.operators.lateness import count_late
 from headgate.operators.schemas import batch_of, columns_of
-from headgate.operators.user_functions import batch_error
 from headgate.operators.window_plan import (
     InputReader,
     WindowedAggregate,
@@ -625,6 +625,7 @@ class WindowBufferOperator(WindowOperator[list[pa.RecordBatch]]):
 
     def __init__(self, spec: WindowBufferSpec) -> None:
         self._spec = spec
+        self._aggregates = RecordAggregates(spec.aggregates, spec.kept)
         super().__init__(spec.shape, WindowRows(Section("records", spec.kept, spec.shape.keys), self._panes))
 
     def _new_backend(self, states: StateFactory, keys: KeyColumns) -> WindowBackend[list[pa.RecordBatch]]:
@@ -642,10 +643,7 @@ class WindowBufferOperator(WindowOperator[list[pa.RecordBatch]]):
     def _results(self, window: int, held: list[pa.RecordBatch]) -> pa.RecordBatch:
         keys = list(self._shape.keys)
         frame = pl.DataFrame(pa.Table.from_batches(held))
-        try:
-            result = frame.group_by(keys).agg(self._spec.aggregates).sort(keys)
-        except pl.exceptions.PolarsError as error:
-            raise batch_error(self.context.node, frame.height, error) from None
+        result = self._aggregates.of(frame, keys, self.context.node)
         output = self._shape.output
         values = [f for f in output if f.name not in ("window_start", "window_end")]
         grouped = batch_of(result, pa.schema(values))

@@ -45,6 +45,7 @@ from headgate.operators.base import (
     RestoredState,
 )
 from headgate.operators.changes import DELETE, INSERT, OP_FIELD, OPS, UPDATE_AFTER, op_column
+from headgate.operators.kept_records import RecordAggregates
 from headgate.operators.lateness import count_late
 from headgate.operators.partial_sessions import (
     END,
@@ -60,7 +61,6 @@ from headgate.operators.partial_sessions import (
     whole_values,
 )
 from headgate.operators.schemas import batch_of
-from headgate.operators.user_functions import batch_error
 from headgate.operators.window_plan import (
     END_COLUMN,
     ROWS_COLUMN,
@@ -154,6 +154,7 @@ class SessionMergeOperator(KeyedOperator):
 
     def __init__(self, spec: SessionMergeSpec) -> None:
         self._spec, self._shape = spec, spec.shape
+        self._aggregates = RecordAggregates(spec.aggregates, spec.kept) if spec.plan is None else None
         measures = () if spec.plan is None else spec.plan.measures
         self._accumulators = tuple(measure.accumulator for measure in measures)
         self._emission = spec.shape.emission
@@ -378,10 +379,8 @@ class SessionMergeOperator(KeyedOperator):
         arrays = [*keys, *fields.filter(pa.array(ends_now)).columns, pa.array(session[ends_now])]
         names = [*self._shape.keys, *fields.schema.names, START]
         frame = pl.DataFrame(pa.Table.from_arrays(arrays, names=names))
-        try:
-            found = frame.group_by(START).agg(self._spec.aggregates).sort(START)
-        except pl.exceptions.PolarsError as error:
-            raise batch_error(self.context.node, frame.height, error) from None
+        assert self._aggregates is not None
+        found = self._aggregates.of(frame, [START], self.context.node)
         skipped = (*self._shape.keys, START_COLUMN, END_COLUMN)
         values = pa.schema([f for f in self._shape.output if f.name not in skipped])
         numbers = found[START].to_numpy()

@@ -23,6 +23,7 @@ from headgate.operators.aggregates import stable
 from headgate.operators.aligned_windows import WindowOperators, kept_columns
 from headgate.operators.base import WATERMARK_MAX_MS, Operator, OperatorContext, Output
 from headgate.operators.expressions import elementwise_problem
+from headgate.operators.kept_records import RecordAggregates
 from headgate.operators.keys import check_keys
 from headgate.operators.partial_sessions import measure_columns, merged, whole_values
 from headgate.operators.process.timers import TimedOperator
@@ -205,6 +206,7 @@ class TriggeredWindowOperator(TimedOperator):
     def __init__(self, spec: TriggeredWindowSpec) -> None:
         self._spec, self._shape, self._trigger = spec, spec.shape, spec.trigger
         self._reader = None if spec.plan is None else InputReader(spec.plan)
+        self._aggregates = RecordAggregates(spec.aggregates, spec.kept) if spec.plan is None else None
         self._accumulators = [] if spec.plan is None else [measure.accumulator for measure in spec.plan.measures]
         self._measures = pa.schema(_measure_fields(self._accumulators))
         fields = [pa.field(_DUE, pa.int64()), pa.field(_SINCE, pa.int64()), *self._measures]
@@ -429,10 +431,8 @@ class TriggeredWindowOperator(TimedOperator):
         keys = self._backend.key_columns(slots[groups])
         names = [*self._shape.keys, *(field.name for field in self._fields), _GROUP]
         frame = pl.DataFrame(pa.Table.from_arrays([*keys, *elements.flatten(), pa.array(groups)], names=names))
-        try:
-            found = frame.group_by(_GROUP).agg(self._spec.aggregates).sort(_GROUP)
-        except pl.exceptions.PolarsError as error:
-            raise batch_error(self.context.node, frame.height, error) from None
+        assert self._aggregates is not None
+        found = self._aggregates.of(frame, [_GROUP], self.context.node)
         skipped = {*self._shape.keys, *((START_COLUMN, END_COLUMN) if self._trigger.has_bounds else ())}
         values = pa.schema([field for field in self._shape.output if field.name not in skipped])
         self._send(slots, batch_of(found.drop(_GROUP), values).columns, ends_ms)

@@ -157,7 +157,7 @@ def add_values(target: Array, slots: Slots, values: Array | int, signs: npt.NDAr
     Raises:
         UsageError: a sum of integers is larger than its type holds; numpy would wrap it.
     """
-    if isinstance(values, int) or target.dtype == np.float64 or len(values) == 0:
+    if isinstance(values, int) or target.dtype.kind == "f" or len(values) == 0:
         np.add.at(target, slots, values if signs is None else values * signs)
         return
     limits, held = np.iinfo(target.dtype), target[slots]
@@ -175,8 +175,13 @@ def add_values(target: Array, slots: Slots, values: Array | int, signs: npt.NDAr
 
 def too_large(dtype: str) -> UsageError:
     """Return the error about a sum that its type does not hold."""
-    wider = "Float64" if dtype.endswith("64") else "Int64"
-    return UsageError(f"a sum of integers is larger than {dtype} holds; sum pl.col(...).cast(pl.{wider}) instead")
+    what = dtype.partition("(")[0]
+    what = what if what in ("decimal", "duration") else "integer"
+    wider = "Int64" if what == "integer" and not dtype.endswith("64") else "Float64"
+    return UsageError(
+        f"a sum of {what}s is larger than {dtype} holds; sum pl.col(...).cast(pl.{wider}) instead, and in a state of "
+        "that type"
+    )
 
 
 def _add_moments(

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headgate.errors import UsageError
 from headgate.state.memory.column_states import MemoryValues
 
 SLOTS = 5
@@ -73,13 +74,6 @@ def test_nan_is_never_the_least_nor_the_greatest(is_min: bool, best: float) -> N
     assert [rows[at][1] for at in np.flatnonzero(marks)] == [best]
 
 
-def test_sums_of_integers_wrap() -> None:
-    values = MemoryValues(pa.int64(), lambda: 1)
-    values.put(np.array([0]), pa.array([2**63 - 1]))
-    values.add(np.array([0]), pa.array([1]))
-    assert values.get(np.array([0])).to_pylist() == [-(2**63)]
-
-
 def test_what_was_frozen_shows_no_later_change_and_comes_back() -> None:
     values = MemoryValues(pa.large_string(), lambda: 3)
     values.put(np.array([0, 2]), pa.array(["a", "c"], pa.large_string()))
@@ -92,3 +86,19 @@ def test_what_was_frozen_shows_no_later_change_and_comes_back() -> None:
     again = MemoryValues(pa.large_string(), lambda: 3)
     again.restore(slots, columns)
     assert again.get(np.arange(3)).to_pylist() == ["a", None, "c"]
+
+
+@pytest.mark.parametrize("dtype", [pa.int8(), pa.int64(), pa.uint64(), pa.duration("us")])
+def test_a_sum_that_its_type_does_not_hold_fails(dtype: pa.DataType) -> None:
+    values = MemoryValues(dtype, lambda: SLOTS)
+    most = {pa.int8(): 2**7, pa.uint64(): 2**64}.get(dtype, 2**63) - 1
+    values.add(np.array([0, 0]), pa.array([most - 1, 1], dtype))
+    with pytest.raises(UsageError, match=r"a sum of integers is larger than u?int"):
+        values.add(np.array([1, 0]), pa.array([1, 1], dtype))
+    assert values.get(np.array([0])).to_pylist() == pa.array([most], dtype).to_pylist()
+
+
+def test_a_sum_of_narrow_floating_numbers_is_one() -> None:
+    values = MemoryValues(pa.float32(), lambda: SLOTS)
+    values.add(np.array([0, 0]), pa.array([0.5, 1.0], pa.float32()))
+    assert values.get(np.array([0])).to_pylist() == [1.5]

@@ -186,6 +186,9 @@ class BatchValueState(_BatchState):
             A Boolean Series: True for exactly one row of each key with a changed value. For "min", "max" and "last",
             this row holds the new value, so ``batch.filter(...)`` returns the changes. For "add", it is the last row of
             the key, and ``get()`` returns the sums.
+
+        Raises:
+            UsageError: a sum of integers is larger than the state's type holds.
         """
         slots = self._slots(keys)
         column, mask = self._values(values, len(slots)), self._mask(where, len(slots))

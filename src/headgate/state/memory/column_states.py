@@ -30,6 +30,7 @@ from headgate.state.vectors import (
     ranges,
     to_numpy,
 )
+from headgate.state.window_aggregates import add_values
 
 
 class MemoryValues:
@@ -127,12 +128,15 @@ class MemoryValues:
 
         Returns:
             The last row of each slot with a changed value.
+
+        Raises:
+            UsageError: a sum of integers is larger than its type holds.
         """
         assert isinstance(self._vector, FixedVector)
         data, had = self._vector.numbers(self._size), self._has(slots)
         data[slots[~had]] = 0
         before = data.take(slots)
-        np.add.at(data, slots, to_numpy(values))
+        add_values(data, slots, to_numpy(values))
         changed: Mask = self._last.mask(slots, self._size) & (~had | (data.take(slots) != before))
         self._mark(slots, slots[changed])
         return changed
