@@ -200,6 +200,24 @@ def test_a_table_without_changes_advances(url: str, db: Any, table: str) -> None
     reader.close()
 
 
+def test_a_connection_that_is_lost_in_the_snapshot_is_a_passing_error(url: str, db: Any, table: str) -> None:
+    db.execute(f"INSERT INTO {table} SELECT g, repeat('x', 1000000) FROM generate_series(1, 80) g")
+    reader = PostgresChanges(url, table).open(context())
+    try:
+        while reader.poll() is None:
+            pass
+        ended = db.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND state = 'active' "
+            f"AND query LIKE '%COPY%{table}%'"
+        ).fetchall()
+        assert len(ended) == 1
+        with pytest.raises(StorageError, match=r"begin to read changes of .*connection") as caught:
+            fails(reader)
+        assert caught.value.is_transient
+    finally:
+        reader.close()
+
+
 def test_a_server_that_crashes_is_waited_for(db: Any, url: str, table: str, postgres: PostgresServer) -> None:
     import psycopg
 

@@ -13,7 +13,7 @@ import headgate as hg
 from headgate import testing
 from headgate.connectors.base import SourceBatch, SourceContext
 from headgate.connectors.postgres.query import PostgresQuery, QueryReader, RangePosition
-from headgate.errors import CorruptionError, UsageError
+from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.testing.source_kit import check_source
 
 PATIENCE_S = 300.0
@@ -146,6 +146,36 @@ def test_a_pipeline_reads_a_table_in_ranges(url: str, table: str, tmp_path: Path
 def test_a_query_that_cannot_be_read_is_refused(url: str, query: str, options: dict[str, Any], problem: str) -> None:
     with pytest.raises(UsageError, match=problem):
         PostgresQuery(url, query, **options).schema()
+
+
+def to_the_end(reader: QueryReader) -> None:
+    while not reader.is_finished():
+        reader.poll()
+
+
+def test_a_connection_that_is_lost_among_the_rows_is_a_passing_error(url: str, db: Any) -> None:
+    query = "SELECT g AS id, repeat('x', 1000000) AS text FROM generate_series(1, 80) g"
+    reader = PostgresQuery(url, query, key="id").open(SourceContext("p", "n", 0, 1, None))
+    try:
+        while reader.poll() is None:
+            pass
+        ended = db.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND state = 'active' "
+            "AND query LIKE '%repeat%'"
+        ).fetchall()
+        assert len(ended) == 1
+        with pytest.raises(StorageError, match=r"read rows of .*connection") as caught:
+            to_the_end(reader)
+        assert caught.value.is_transient
+    finally:
+        reader.close()
+
+
+def test_a_row_that_the_server_cannot_compute_is_a_lasting_error(url: str) -> None:
+    query = "SELECT g AS id, 1 / (2 - g) AS share FROM generate_series(1, 3) g"
+    with pytest.raises(StorageError, match=r"read rows of .*division by zero") as caught:
+        read(PostgresQuery(url, query, key="id"))
+    assert not caught.value.is_transient
 
 
 def test_an_empty_table_ends(url: str, db: Any, table: str) -> None:

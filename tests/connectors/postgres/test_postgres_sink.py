@@ -144,6 +144,40 @@ def test_a_table_that_does_not_fit_is_refused(url: str, schema: str, execute: Ex
         hg.PostgresSink(url, "gone", schema=schema).check(records([n]).schema)
 
 
+def test_a_table_that_a_crash_of_the_server_empties_is_refused(url: str, schema: str, execute: Execute) -> None:
+    execute(
+        f"create unlogged table {schema}.t (id int8); create table {schema}.parts (id int8) partition by range (id);"
+        f"create table {schema}.low partition of {schema}.parts for values from (0) to (10);"
+        f"create unlogged table {schema}.high partition of {schema}.parts for values from (10) to (20)"
+    )
+    batch = records([{"id": 1}])
+    for table, unlogged in (("t", "t"), ("parts", "high")):
+        sink = hg.PostgresSink(url, table, schema=schema)
+        with pytest.raises(hg.UsageError, match=f"is unlogged.*ALTER TABLE {schema}.{unlogged} SET LOGGED"):
+            sink.check(batch.schema)
+        execute(f"alter table {schema}.{unlogged} set logged")
+        write(sink, batch)
+    execute(f"alter table {schema}.headgate_commits set unlogged")
+    with pytest.raises(hg.UsageError, match=f"ALTER TABLE {schema}.headgate_commits SET LOGGED"):
+        sink.check(batch.schema)
+
+
+def test_what_waiting_does_not_help_with_is_said_at_once(url: str, schema: str, execute: Execute) -> None:
+    execute(
+        f"create table {schema}.t (id int8 unique deferrable);"
+        f"create table {schema}.p (id int8 not null); create unique index on {schema}.p (id);"
+        f"create publication {schema} for table {schema}.p"
+    )
+    with pytest.raises(hg.UsageError, match="no primary key or unique constraint of exactly id"):
+        hg.PostgresSink(url, "t", schema=schema, upsert="id").check(records([{"id": 1}]).schema)
+    sink = hg.PostgresSink(url, "p", schema=schema, upsert="id", takes_changes=True)
+    one = written(sink, records([{"id": 1, "op": "delete"}]), 1)
+    with pytest.raises(hg.UsageError, match=r"refuses to write to table .*replica identity.*start again"):
+        commit(recovered(sink, keep=[one]), one)
+    execute(f"alter table {schema}.p replica identity full")
+    commit(recovered(sink, 2, [one]), one)
+
+
 @pytest.mark.parametrize(
     "row", [{"a": "x\0y"}, {"a": {"b": "x\0"}}, {"a": ["x\0"]}], ids=["text", "in a struct", "in a list"]
 )

@@ -99,6 +99,25 @@ def test_a_server_that_loses_what_it_has_committed_is_refused(url: str, execute:
             execute("set global innodb_flush_log_at_trx_commit = 1")
 
 
+def test_a_server_that_syncs_more_often_than_needed_is_fine(url: str, execute: Execute) -> None:
+    execute("set global innodb_flush_log_at_trx_commit = 3")
+    try:
+        write(hg.SqlSink(url, "t", create=True), records([{"n": 1}]))
+    finally:
+        execute("set global innodb_flush_log_at_trx_commit = 1")
+    assert execute("select * from t") == [(1,)]
+
+
+def test_a_url_that_commits_each_statement_commits_all_of_a_checkpoint_or_nothing(url: str, execute: Execute) -> None:
+    execute("create table t (n bigint unique) engine = InnoDB")
+    sink = hg.SqlSink(f"{url}?autocommit=true", "t")
+    one, same = (written(sink, records([{"n": 1}]), 1, subtask=subtask) for subtask in range(2))
+    committer = recovered(sink, keep=[one, same])
+    with pytest.raises(hg.UsageError, match=r"refuses to write to table t .*Duplicate"):
+        commit(committer, one, same)
+    assert execute("select * from t") == []
+
+
 VALUES = {
     "id": 0,
     'sel"e`ct:a %s (b)': "\\ 'q' %",

@@ -39,7 +39,7 @@ def read(url: str, query: str) -> list[Any]:
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["sqlite", pytest.param("duckdb", marks=pytest.mark.deep)])
 def test_it_passes_the_conformance_kit(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    sa.event.listen(sa.pool.Pool, "connect", no_disk)
+    sa.event.listen(sa.pool.Pool, "checkout", no_disk)
     numbers = itertools.count()
     rescales, rows = (((1, 1), (1, 2), (3, 2)), (0, 1, 12)) if IS_DEEP else (((3, 2),), (1,))
 
@@ -54,10 +54,10 @@ def test_it_passes_the_conformance_kit(tmp_path: Path, kind: str, monkeypatch: p
     try:
         check_sink(fresh, rescales=rescales, rows=rows)
     finally:
-        sa.event.remove(sa.pool.Pool, "connect", no_disk)
+        sa.event.remove(sa.pool.Pool, "checkout", no_disk)
 
 
-def no_disk(connection: Any, _: object) -> None:
+def no_disk(connection: Any, *_: object) -> None:
     """No power is cut here, so nothing has to reach the disk."""
     if "sqlite" in type(connection).__module__:
         connection.execute("pragma synchronous = off")
@@ -101,7 +101,7 @@ def test_duckdb_takes_decimals_and_large_numbers_and_sqlite_does_not(tmp_path: P
     with pytest.raises(
         hg.UsageError, match=r"'price' has type decimal128\(3, 2\), which SqlSink does not write to sqlite"
     ):
-        hg.SqlSink(url(tmp_path, "sqlite"), "t", create=True).check(batch.schema)
+        hg.SqlSink(f"sqlite:///{tmp_path}/other.db", "t", create=True).check(batch.schema)
 
 
 @each
@@ -216,6 +216,33 @@ def test_a_refusal_of_the_database_says_what_to_do(tmp_path: Path) -> None:
         hg.UsageError, match=r"refuses to write to table t in sqlite:.*CHECK constraint failed.*start again"
     ):
         commit(recovered(sink, keep=[one]), one)
+
+
+def test_a_table_that_is_dropped_meanwhile_is_missed_at_once(tmp_path: Path) -> None:
+    place = url(tmp_path, "sqlite")
+    sink = hg.SqlSink(place, "t", create=True)
+    batch = records([{"id": 7}])
+    write(sink, batch)
+    with sa.create_engine(place, poolclass=sa.pool.NullPool).begin() as connection:
+        connection.exec_driver_sql("drop table t")
+    one = written(sink, batch, 2)
+    with pytest.raises(hg.UsageError, match=r"refuses to write to table t in sqlite:.*no such table: t.*start again"):
+        commit(recovered(sink, keep=[one]), one)
+
+
+def test_commits_of_sqlite_outlast_a_power_cut_without_its_last_entry_of_a_directory(tmp_path: Path) -> None:
+    """SQLite commits by removing its journal, which is back after a power cut unless its directory is synced, too."""
+    extra, found = 3, set()
+
+    def look(connection: Any, *_: object) -> None:
+        found.add(connection.execute("pragma synchronous").fetchone()[0])
+
+    sa.event.listen(sa.pool.Pool, "checkout", look)
+    try:
+        write(hg.SqlSink(url(tmp_path, "sqlite"), "t", create=True), records([{"id": 7}]))
+    finally:
+        sa.event.remove(sa.pool.Pool, "checkout", look)
+    assert found == {extra}
 
 
 def test_many_records_are_written_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,9 @@ _CONNECTION = {
 _LOST = ("08", "57P", "25P03", "25006", "53", "55", "58", "40")
 """SQLSTATEs after which the same may succeed: no connection, no room, locked, a deadlock, the server stops."""
 
+_AS_THINGS_ARE = "55000"
+"""What a sink asks for is not possible, as a delete from a published table without replica identity; that stays so."""
+
 _LASTING = (
     *("authentication failed", "no password supplied", "does not exist", "not permitted to log in"),
     *("permission denied", "no pg_hba.conf entry", "does not support SSL", "certificate", "no encryption"),
@@ -122,7 +125,7 @@ def state_of(error: BaseException) -> str:
 def as_ours(error: BaseException, operation: str, place: str) -> HeadgateError | None:
     """Return the error that means that the same may succeed later; None: it may not."""
     state, said = state_of(error), said_by(error)
-    if state.startswith(_LOST):
+    if state.startswith(_LOST) and state != _AS_THINGS_ARE:
         return StorageError(operation, place, said)
     if not state:
         return StorageError(operation, place, said, is_transient=not any(words in said for words in _LASTING))
@@ -167,13 +170,13 @@ def connect_arrow(url: str) -> Any:
 
 @contextmanager
 def translated(url: str, operation: str) -> Iterator[None]:
-    """Raise our errors in place of those of the client libraries."""
+    """Raise our errors in place of those of the client libraries, which read rows by Arrow: that raises OSError."""
     with client_libraries("PostgreSQL"):
         import adbc_driver_manager
         import psycopg
     try:
         yield
-    except (psycopg.Error, adbc_driver_manager.Error) as error:
+    except (psycopg.Error, adbc_driver_manager.Error, OSError) as error:
         raise failure(error, url, operation) from error
 
 

@@ -59,7 +59,13 @@ _UNIQUE = """
 select (select array_agg(a.attname::text) from pg_attribute a
         where a.attrelid = i.indrelid and a.attnum = any(i.indkey))
 from pg_index i where i.indrelid = to_regclass({name})
-and i.indisunique and i.indisvalid and i.indpred is null and i.indexprs is null
+and i.indisunique and i.indisvalid and i.indimmediate and i.indpred is null and i.indexprs is null
+"""
+_UNLOGGED = """
+select format('%I.%I', n.nspname, c.relname) from pg_class c join pg_namespace n on n.oid = c.relnamespace
+where c.relpersistence = 'u' and (c.oid = any(array[{names}]::regclass[])
+or c.oid in (select relid from pg_partition_tree(to_regclass({name}))))
+order by c.oid
 """
 
 
@@ -220,6 +226,17 @@ class PostgresSink(SqlSink):
                 raise self.misfit(f"needs a value in '{name}', which the records do not have")
         if self.keys:
             self.check_unique([names for (names,) in database.execute(unique_query(self.qualified))])
+        for (unlogged,) in database.execute(self._unlogged_query()):
+            raise self.misfit(
+                f"relies on {unlogged}, which is unlogged, so that a crash of the server empties it; ALTER TABLE "
+                f"{unlogged} SET LOGGED"
+            )
+
+    def _unlogged_query(self) -> str:
+        """Return the query for tables that a crash empties: of the ledger, the target, and its partitions."""
+        tables = (self.qualified, *(self.ledger_name(table.name) for table in (self.ledger.sinks, self.ledger.commits)))
+        names = ", ".join(f"to_regclass({_literal(table)})" for table in tables)
+        return _UNLOGGED.format(names=names, name=_literal(self.qualified))
 
 
 @functools.lru_cache(maxsize=16)

@@ -40,6 +40,9 @@ UPSERTS = ("sqlite", "duckdb", "mysql", "mariadb", "postgresql")
 STAGED_ROWS, STAGED_KEYS = "headgate_rows", "headgate_keys"
 """Where rows to upsert, and keys to delete, are for a moment, where a database has something faster than values."""
 
+SQLITE_LASTING = ("SQLITE_ERROR", "SQLITE_READONLY")
+"""What SQLite says of a table that is missing, and of a file that it may not write to."""
+
 _IN_INNODB: dict[str, Any] = {
     f"{name}_{option}": value
     for name in mysqls.BACKENDS
@@ -382,7 +385,9 @@ class SqlSink(LedgerSink):
         except HeadgateError:
             raise
         except (sa.exc.OperationalError, sa.exc.InterfaceError) as error:
-            if sa.make_url(self.url).get_backend_name() in mysqls.BACKENDS and not mysqls.passes(error):
+            is_mysql = sa.make_url(self.url).get_backend_name() in mysqls.BACKENDS
+            is_lasting = getattr(error.orig, "sqlite_errorname", "") in SQLITE_LASTING
+            if is_lasting or (is_mysql and not mysqls.passes(error)):
                 raise UsageError(self.refusal(operation, _first_line(error))) from None
             raise StorageError(operation, self.place, _first_line(error)) from None
         except sa.exc.DBAPIError as error:
@@ -572,7 +577,14 @@ def _engine(url: sa.URL, pid: int) -> sa.Engine:
     engine = sa.create_engine(url, poolclass=sa.pool.NullPool, connect_args=options)
     if url.get_backend_name() in mysqls.BACKENDS:
         sa.event.listen(engine, "connect", mysqls.prepare_session, insert=True)
+    if url.get_backend_name() == "sqlite":
+        sa.event.listen(engine, "connect", _sync_directories)
     return engine
+
+
+def _sync_directories(connection: Any, _: object) -> None:
+    """Have SQLite sync the directory that a commit removes its journal from: else a power cut may bring it back."""
+    connection.execute("pragma synchronous = extra")
 
 
 class _Connection:
