@@ -8,12 +8,14 @@ import logging
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from functools import partial
 from multiprocessing import Pool
 from pathlib import Path
 
 from headgate.sim.coverage_table import LEAST, left_out, measure, share, table, write
 from headgate.sim.product.run import Result
 from headgate.sim.scenario_table import SCENARIOS, Scenario
+from headgate.sim.scenario_table import scenario as find
 
 STORY_LINES = 60
 """Lines of a failing run's story that are printed."""
@@ -97,7 +99,12 @@ def _results(scenario: Scenario, seeds: Iterable[int], jobs: int) -> Iterator[Re
         yield from map(scenario.run_seed, seeds)
         return
     with Pool(jobs) as pool:
-        yield from pool.imap(scenario.run_seed, seeds, chunksize=4)
+        yield from pool.imap(partial(_run_seed, scenario.name), seeds, chunksize=4)
+
+
+def _run_seed(name: str, seed: int) -> Result:
+    """Run a seed in another process: it finds the scenario by its name, because kinds made of two have no module."""
+    return find(name).run_seed(seed)
 
 
 def _explain(scenario: Scenario, result: Result, *, with_story: bool) -> None:

@@ -308,7 +308,7 @@ def test_a_job_that_cannot_start_is_final(before: tuple[Event, ...]) -> None:  #
 
 @pytest.mark.parametrize("events", [(Begin(),), RUN[:2], (Begin(), registered(0)), RUN[:3], RUN[:4], RUN[:5], RUN])
 def test_an_executor_that_dies_at_any_moment_of_the_first_start_is_a_failure(events: tuple[Event, ...]) -> None:  # G9
-    machine = supervisor(*events, job_ended("executor 0 was lost"))
+    machine = supervisor(*events, job_ended("executor 0 was lost"), lost(0), lost(1))
     assert machine.phase is Phase.BACKOFF
     for submission in range(2, 9):
         machine.handle(RESTART)
@@ -352,9 +352,35 @@ def test_such_failures_are_limited_by_the_strategy() -> None:  # G9
     assert machine.handle(job_ended()) == [Finish(Failure(LOST, reason))]
 
 
-def test_a_job_that_ends_while_running_ends_the_generation() -> None:  # G6
-    failure = Failure(LOST, "the Spark job ended: its tasks returned early")
-    assert supervisor(*RUN).handle(job_ended(None)) == restarting(failure)
+EARLY = Failure(LOST, "the Spark job ended: its tasks returned early")
+"""What a generation ends by if its job ends and no worker says why."""
+
+
+def test_a_job_that_ends_while_running_ends_the_generation_when_all_connections_have_ended() -> None:  # G6, G15
+    machine = supervisor(*RUN)
+    assert machine.handle(job_ended(None)) == [ArmTimer(PeerTimer(gen(1)), Supervisor.PEER_WORD_MS)]
+    assert machine.handle(lost(0)) == HELD
+    assert machine.handle(lost(1)) == restarting(EARLY)
+    assert machine.handle(RESTART) == [ClaimGeneration(), SubmitJob(2), ArmTimer(RegisterTimer(2), REGISTER_MS)]
+
+
+def test_a_connection_that_does_not_end_is_not_waited_for_when_the_job_has_ended() -> None:  # G15
+    machine = supervisor(*RUN, registered(0, attempt=1), job_ended(None), lost(0))
+    assert machine.handle(fired(PeerTimer(gen(1)))) == restarting(EARLY)
+    machine.handle(RESTART)
+    machine.handle(ready_generation(2))
+    again = machine.handle(registered(1, attempt=1))
+    assert again == [RefuseWorker(AttemptId(1, 1), WorkerIndex(1))], "workers of an ended job serve no generation (G4)"
+
+
+def test_what_a_worker_said_is_the_cause_although_the_end_of_its_job_is_heard_first() -> None:  # G15
+    assert supervisor(*RUN, job_ended(), lost(1)).handle(user_failed()) == restarting(user_failed().failure)
+    both = supervisor(*RUN, job_ended(), blames(1, 0))
+    assert both.handle(user_failed()) == restarting(user_failed().failure)
+
+
+def test_a_generation_that_is_done_is_done_although_the_end_of_its_job_is_heard_first() -> None:  # G15
+    assert supervisor(*RUN, job_ended()).handle(GenerationDone(gen(1), True))[-1] == Finish(None, True)
 
 
 def test_too_few_workers_within_the_time_limit_end_the_run() -> None:  # G12
@@ -520,7 +546,7 @@ def test_who_is_blamed_is_heard_before_its_peer_is_believed() -> None:  # G15
     assert machine.handle(lost(1)) == HELD, "it has said why it leaves"
     assert machine.handle(job_ended()) == [Ignored("a worker has not said yet why it left")]
     assert machine.handle(user_failed()) == restarting(user_failed().failure)
-    assert machine.handle(fired(PeerTimer(gen(1)))) == [Ignored("everybody has said why it left")]
+    assert machine.handle(fired(PeerTimer(gen(1)))) == [Ignored("all have said why they left")]
     assert machine.handle(RESTART) == [ClaimGeneration(), SubmitJob(2), ArmTimer(RegisterTimer(2), REGISTER_MS)]
 
 
@@ -546,7 +572,7 @@ def test_a_blame_is_followed_to_the_one_who_left_first() -> None:  # G15
 
 def test_nobody_waits_for_ever_for_who_is_blamed() -> None:  # G15
     machine = supervisor(*RUN, blames(1, 0))
-    assert machine.handle(fired(PeerTimer(gen(7)))) == [Ignored("everybody has said why it left")]
+    assert machine.handle(fired(PeerTimer(gen(7)))) == [Ignored("all have said why they left")]
     assert machine.handle(fired(PeerTimer(gen(1)))) == restarting(blames(1, 0).failure)
     assert machine.handle(user_failed()) == [Ignored("a worker of an attempt that is over")]
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from headgate.model.config import RocksState
+from headgate.sim.__main__ import main
 from headgate.sim.scenarios.state_backends import (
     BOUNDS,
     CHUNKS_KINDS,
@@ -26,6 +27,10 @@ from headgate.state.rocksdb import database_snapshot
 from headgate.state.rocksdb.database import Database
 
 SMOKE = (3, 6, 9)
+
+
+def test_kinds_made_of_two_run_in_other_processes() -> None:
+    assert main(["--rocksdb", "--seeds", "2", "--jobs", "2"]) == 0
 
 
 def test_state_is_in_rocksdb(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,21 +71,30 @@ LEGAL_PHASES: dict[Phase, frozenset[Phase]] = {
 
 
 class RootCause:
-    """What was heard of one generation since the first of its workers blamed a peer."""
+    """What was heard of one generation since a worker blamed a peer, or since its job ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, workers_count: int) -> None:
+        self._workers_count = workers_count
         self._reports: dict[WorkerIndex, WorkerFailed] = {}
         self._losses: dict[WorkerIndex, Failure] = {}
+        self._job_end: Failure | None = None
 
     @property
     def is_open(self) -> bool:
-        """Whether anybody's word is awaited."""
-        return bool(self._reports)
+        """Whether the word of a worker is awaited."""
+        return bool(self._reports) or self._job_end is not None
 
     @property
     def first(self) -> Failure:
-        """What was said first."""
-        return next(iter(self._reports.values())).failure
+        """What was said first by a worker; without one, the end of the job."""
+        report = next(iter(self._reports.values()), None)
+        found = self._job_end if report is None else report.failure
+        assert found is not None, "something was said"
+        return found
+
+    def job_ended(self, failure: Failure) -> None:
+        """Record that Spark says that the job has ended: a worker may have said why, and was not heard yet."""
+        self._job_end = failure
 
     def report(self, event: WorkerFailed) -> Failure | None:
         """Record that ``event.peer`` is blamed. Return the cause if no other report is awaited any more."""
@@ -102,9 +111,12 @@ class RootCause:
         """The generation is over."""
         self._reports.clear()
         self._losses.clear()
+        self._job_end = None
 
     def _cause(self) -> Failure | None:
-        """Who left without a word is the cause; if all have spoken, the connections between them are."""
+        """A peer that left without a word is the cause; if all have spoken, the connections between them are."""
+        if not self._reports:
+            return self._job_end if len(self._losses) >= self._workers_count else None
         blamed = [report.peer for report in self._reports.values() if report.peer not in self._reports]
         if not all(peer in self._losses for peer in blamed):
             return None
@@ -188,7 +200,7 @@ class Supervisor(Machine):
         """Whether the pipeline ever had as many workers, in another driver or in this one: its slots are not just
         asked for wrongly."""
         self._unexplained_count = 0
-        self._blames = RootCause()
+        self._blames = RootCause(workers_count)
         self._outcome: Finish | None = None
 
     @property
@@ -372,7 +384,10 @@ class Supervisor(Machine):
 
     def _end_generation(self, *, is_done: bool) -> list[Effect]:
         self._blames.clear()
-        self._workers.retire_deployed()
+        if self.job.is_running:
+            self._workers.retire_deployed()
+        else:
+            self._workers.retire_all()
         generation, self._generation = self._generation, None
         return [] if generation is None else [EndGeneration(generation, is_done)]
 
@@ -384,6 +399,8 @@ class Supervisor(Machine):
             return self._finish_run()
         if self._blames.is_open:
             return [Ignored("a worker has not said yet why it left")]
+        if self._is_serving():
+            return self._hold_end(event)
         was_used_up = self._workers.is_used_up(event.submission)
         self._workers.retire_all()
         if self._phase is Phase.PREPARING:
@@ -394,9 +411,13 @@ class Supervisor(Machine):
                 return self._end(Finish(Failure(FailureKind.DETERMINISTIC, f"the Spark job did not start: {reason}")))
             # The attempt died before all its workers had registered: that is a failure, too (G9).
             return self._restart(_end_of(event), event.at_ms, event.jitter)
-        if self._is_serving():
-            return self._fail(_end_of(event), event.at_ms, event.jitter)
         return [Ignored("the job of the failed generation ended")]
+
+    def _hold_end(self, event: JobEnded) -> list[Effect]:  # G15
+        """Wait for the last words of the workers: Spark's may be heard before them."""
+        assert self._generation is not None, "workers serve a claimed generation (G3)"
+        self._blames.job_ended(_end_of(event))
+        return [ArmTimer(PeerTimer(self._generation), self.PEER_WORD_MS)]
 
     def _cannot_start(self, event: JobEnded) -> bool:
         """Whether a job would end in the same way again, as far as anybody can tell (G9)."""
@@ -418,7 +439,7 @@ class Supervisor(Machine):
                 return self._on_job_end_timer(timer)
             case PeerTimer():
                 if timer.generation != self._generation or not self._blames.is_open:
-                    return [Ignored("everybody has said why it left")]
+                    return [Ignored("all have said why they left")]
                 return self._fail(self._blames.first, event.at_ms, event.jitter)
             case _:
                 assert_never(timer)
