@@ -21,7 +21,7 @@ def test_who_asks_for_a_checkpoint_can_rely_on_the_answer() -> None:
     assert min(kinds[kind] for kind in ("told", "refused", "without interval", "without restarts")) > 0, kinds
 
 
-CANCELLATION_SMOKE = (1, 3, 7, 10, 11, 13)
+CANCELLATION_SMOKE = (3, 4, 7, 10, 11, 13)
 
 
 def test_cancelled_pipelines_give_up_their_checkpoints() -> None:
