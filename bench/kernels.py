@@ -20,11 +20,11 @@ import pyarrow as pa
 
 from headgate.environment import SYSTEM_CLOCK
 from headgate.model.graph import OutputTag
-from headgate.operators.aligned_windows import WindowOperators, window_operators
 from headgate.operators.base import Operator, OperatorContext
 from headgate.operators.keys import partition
-from headgate.operators.window_assigner import tumbling
-from headgate.operators.window_plan import WindowedAggregate
+from headgate.operators.windows.aligned_windows import WindowOperators, window_operators
+from headgate.operators.windows.window_assigner import tumbling
+from headgate.operators.windows.window_plan import WindowedAggregate
 
 BATCH_ROWS = 65_536
 EVENTS = 30_000_000

@@ -23,16 +23,16 @@ PUBLIC_NAMES = {
     "headgate.api.config": (
         "Checkpointing DeadLetter ExponentialDelay Fail FailureRate FixedDelay Memory NoRestart RocksDB Security"
     ),
-    "headgate.api.connected_streams": "ConnectedStreams",
+    "headgate.api.streams.connected_streams": "ConnectedStreams",
     "headgate.api.dataframe_source": "DataFrameSource",
     "headgate.api.pipeline": "Pipeline",
-    "headgate.api.sql": "sql",
+    "headgate.api.sql.query": "sql",
     "headgate.api.state_access": (
         "EditedSavepoint NewSavepoint WrittenSavepoint edit_savepoint new_savepoint read_state "
         "read_state_batches state_catalog"
     ),
-    "headgate.api.stream": "KeyedStream Stream",
-    "headgate.api.windowed_stream": "Count Global Session Sliding Tumbling WindowedStream",
+    "headgate.api.streams.stream": "KeyedStream Stream",
+    "headgate.api.streams.windowed_stream": "Count Global Session Sliding Tumbling WindowedStream",
     "headgate.connectors.base": "ASK_AGAIN CoordinatorHook HookContext",
     "headgate.connectors.fenced_sink": "Fence",
     "headgate.connectors.files.file_sink": "FileSink",
@@ -40,7 +40,7 @@ PUBLIC_NAMES = {
     "headgate.connectors.files.parquet": "ParquetFiles",
     "headgate.connectors.generator": "Choice Generator RowNumber Uniform",
     "headgate.connectors.hybrid": "Hybrid",
-    "headgate.connectors.kafka.schema_registry": "SchemaRegistry",
+    "headgate.connectors.kafka.schemas.schema_registry": "SchemaRegistry",
     "headgate.connectors.kafka.security": "KafkaSecurity",
     "headgate.connectors.kafka.sink": "KafkaSink",
     "headgate.connectors.lakes.delta_sink": "DeltaSink",
@@ -124,10 +124,9 @@ if TYPE_CHECKING:
     from headgate.api.config import NoRestart as NoRestart
     from headgate.api.config import RocksDB as RocksDB
     from headgate.api.config import Security as Security
-    from headgate.api.connected_streams import ConnectedStreams as ConnectedStreams
     from headgate.api.dataframe_source import DataFrameSource as DataFrameSource
     from headgate.api.pipeline import Pipeline as Pipeline
-    from headgate.api.sql import sql as sql
+    from headgate.api.sql.query import sql as sql
     from headgate.api.state_access import EditedSavepoint as EditedSavepoint
     from headgate.api.state_access import NewSavepoint as NewSavepoint
     from headgate.api.state_access import WrittenSavepoint as WrittenSavepoint
@@ -136,14 +135,15 @@ if TYPE_CHECKING:
     from headgate.api.state_access import read_state as read_state
     from headgate.api.state_access import read_state_batches as read_state_batches
     from headgate.api.state_access import state_catalog as state_catalog
-    from headgate.api.stream import KeyedStream as KeyedStream
-    from headgate.api.stream import Stream as Stream
-    from headgate.api.windowed_stream import Count as Count
-    from headgate.api.windowed_stream import Global as Global
-    from headgate.api.windowed_stream import Session as Session
-    from headgate.api.windowed_stream import Sliding as Sliding
-    from headgate.api.windowed_stream import Tumbling as Tumbling
-    from headgate.api.windowed_stream import WindowedStream as WindowedStream
+    from headgate.api.streams.connected_streams import ConnectedStreams as ConnectedStreams
+    from headgate.api.streams.stream import KeyedStream as KeyedStream
+    from headgate.api.streams.stream import Stream as Stream
+    from headgate.api.streams.windowed_stream import Count as Count
+    from headgate.api.streams.windowed_stream import Global as Global
+    from headgate.api.streams.windowed_stream import Session as Session
+    from headgate.api.streams.windowed_stream import Sliding as Sliding
+    from headgate.api.streams.windowed_stream import Tumbling as Tumbling
+    from headgate.api.streams.windowed_stream import WindowedStream as WindowedStream
     from headgate.connectors.base import ASK_AGAIN as ASK_AGAIN
     from headgate.connectors.base import CoordinatorHook as CoordinatorHook
     from headgate.connectors.base import HookContext as HookContext
@@ -158,7 +158,7 @@ if TYPE_CHECKING:
     from headgate.connectors.generator import RowNumber as RowNumber
     from headgate.connectors.generator import Uniform as Uniform
     from headgate.connectors.hybrid import Hybrid as Hybrid
-    from headgate.connectors.kafka.schema_registry import SchemaRegistry as SchemaRegistry
+    from headgate.connectors.kafka.schemas.schema_registry import SchemaRegistry as SchemaRegistry
     from headgate.connectors.kafka.security import KafkaSecurity as KafkaSecurity
     from headgate.connectors.kafka.sink import KafkaSink as KafkaSink
     from headgate.connectors.kafka.source import Kafka as Kafka

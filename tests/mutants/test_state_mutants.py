@@ -16,9 +16,9 @@ from tests.mutants.harness import Mutant, all_of, patched, skipped
 from tests.mutants.seeds import Finder, assert_found, found_by, plain
 
 from headgate.model.manifest import SnapshotPart
-from headgate.operators.aligned_windows import WindowCombineOperator
 from headgate.operators.process.broadcast_state import BroadcastSide
 from headgate.operators.process.row_process import ProcessOperator
+from headgate.operators.windows.aligned_windows import WindowCombineOperator
 from headgate.protocol.checkpoints.retention import SharedFiles
 from headgate.runtime.checkpoints import restore as restore_module
 from headgate.state import backend

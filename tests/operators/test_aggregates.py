@@ -19,14 +19,14 @@ from tests.state.backends import IN_FILES, choose
 
 import headgate as hg
 from headgate.operators.aggregates import Aggregate, recognise, stable
-from headgate.operators.aligned_windows import WindowOperators, window_operators
 from headgate.operators.base import WATERMARK_MAX_MS
 from headgate.operators.changes import OP_FIELD
 from headgate.operators.running_aggregate import RunningAggregate, running_aggregate_spec
-from headgate.operators.session_windows import session_operators
-from headgate.operators.triggered_windows import Trigger, triggered_operators
-from headgate.operators.window_assigner import FixedWindows, tumbling
-from headgate.operators.window_plan import WindowedAggregate
+from headgate.operators.windows.aligned_windows import WindowOperators, window_operators
+from headgate.operators.windows.session_windows import session_operators
+from headgate.operators.windows.triggered_windows import Trigger, triggered_operators
+from headgate.operators.windows.window_assigner import FixedWindows, tumbling
+from headgate.operators.windows.window_plan import WindowedAggregate
 
 SCHEMA = pa.schema(
     [

@@ -27,7 +27,7 @@ from headgate.operators.catalog import (
 from headgate.operators.process.batch_aggregation import BatchStateHandle
 from headgate.operators.process.batch_process import BatchProcessFunction
 from headgate.operators.process.row_process import ProcessFunction, StateHandle
-from headgate.operators.window_assigner import tumbling
+from headgate.operators.windows.window_assigner import tumbling
 
 SCHEMA = pa.schema([("key", pa.int64()), ("ts", pa.timestamp("us"))])
 

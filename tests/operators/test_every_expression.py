@@ -16,8 +16,8 @@ import pytest
 from headgate.errors import UsageError
 from headgate.operators.expressions import elementwise_problem, group_problem, select_spec
 from headgate.operators.schemas import canonical_schema
-from headgate.operators.window_assigner import tumbling
-from headgate.operators.window_plan import WindowedAggregate, window_shape
+from headgate.operators.windows.window_assigner import tumbling
+from headgate.operators.windows.window_plan import WindowedAggregate, window_shape
 
 i, f, s, b = pl.col("i"), pl.col("f"), pl.col("s"), pl.col("b")
 d, day, span, clock = pl.col("d"), pl.col("day"), pl.col("span"), pl.col("clock")

@@ -18,11 +18,11 @@ from tests.state.backends import IN_FILES, choose
 
 from headgate.errors import UsageError
 from headgate.model.graph import OutputTag
-from headgate.operators.aligned_windows import WindowOperators
 from headgate.operators.base import WATERMARK_MAX_MS
-from headgate.operators.session_windows import session_operators
-from headgate.operators.window_assigner import tumbling
-from headgate.operators.window_plan import Emission, WindowedAggregate
+from headgate.operators.windows.aligned_windows import WindowOperators
+from headgate.operators.windows.session_windows import session_operators
+from headgate.operators.windows.window_assigner import tumbling
+from headgate.operators.windows.window_plan import Emission, WindowedAggregate
 
 GAP_MS, LATENESS_MS, EARLY_MS = 100, 300, 1_000
 SCHEMA = pa.schema([("key", pa.large_string()), ("at", pa.timestamp("us")), ("v", pa.int64())])

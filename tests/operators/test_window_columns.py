@@ -10,9 +10,9 @@ from tests.operators.harness import Harness
 from headgate.model.schema_evolution import NO_OPERATOR_RULES
 from headgate.model.state_schema import StateIdentity
 from headgate.operators import catalog
-from headgate.operators.aligned_windows import WindowOperators, window_operators
-from headgate.operators.window_assigner import tumbling
-from headgate.operators.window_plan import WindowedAggregate
+from headgate.operators.windows.aligned_windows import WindowOperators, window_operators
+from headgate.operators.windows.window_assigner import tumbling
+from headgate.operators.windows.window_plan import WindowedAggregate
 from headgate.protocol.checkpoints.compatibility import Judged, judged
 
 SUMS = (pl.col("n").sum().alias("sum"), pl.col("n").min().alias("min"), pl.col("n").mean().alias("mean"))

@@ -9,8 +9,8 @@ import pyarrow as pa
 from tests.operators.harness import Harness, encoded
 from tests.state.backends import Chosen
 
-from headgate.operators.aligned_windows import WindowOperators
 from headgate.operators.keys import partition
+from headgate.operators.windows.aligned_windows import WindowOperators
 
 
 class Shuffled:

@@ -19,8 +19,8 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from headgate.api.base_stream import PipelineLike, Records
 from headgate.api.foreground import refuse_exploring_while_loading, run_to_end
+from headgate.api.streams.base_stream import PipelineLike, Records
 from headgate.connectors.base import Source
 from headgate.connectors.files.file_committer import committed_files
 from headgate.connectors.files.file_sink import FileSink

@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from headgate.api.changes import Changes
 from headgate.api.config import (
     AUTO,
     BadRecords,
@@ -50,8 +49,9 @@ from headgate.api.launch import (
     prepare_start,
 )
 from headgate.api.lineage import lineages_of
-from headgate.api.projection import read_used_columns
-from headgate.api.stream import Stream
+from headgate.api.streams.changes import Changes
+from headgate.api.streams.projection import read_used_columns
+from headgate.api.streams.stream import Stream
 from headgate.api.unsupported import PIPELINE_HINTS, raise_no_attribute, refuse_operator_state, refuse_uncalled_methods
 from headgate.api.validation import (
     check_guarantee,

@@ -1,4 +1,4 @@
-"""``headgate streams copy`` between a stream of the store and one of another system: runs ``api.stream_copy``."""
+"""``headgate streams copy`` between a stream of the store and one of another system: see ``api.copies.stream_copy``."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
+from headgate.api.copies.pravega_copy import PravegaCopy
+from headgate.api.copies.stream_copy import Direction, StreamCopy
+from headgate.api.copies.topic_copy import TopicCopy
 from headgate.api.foreground import run_to_end
-from headgate.api.pravega_copy import PravegaCopy
-from headgate.api.stream_copy import Direction, StreamCopy
-from headgate.api.topic_copy import TopicCopy
 from headgate.cli.options import RunOptions, StartPoint
 from headgate.cli.run import terminal_observer
 from headgate.cli.store import print_result

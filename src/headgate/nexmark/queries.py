@@ -15,9 +15,9 @@ import polars as pl
 import pyarrow as pa
 
 from headgate.api.pipeline import Pipeline
-from headgate.api.sql import sql
-from headgate.api.stream import Stream
-from headgate.api.windowed_stream import Session, Sliding, Tumbling, WindowedStream
+from headgate.api.sql.query import sql
+from headgate.api.streams.stream import Stream
+from headgate.api.streams.windowed_stream import Session, Sliding, Tumbling, WindowedStream
 from headgate.connectors.base import Source
 from headgate.connectors.memory import FromRows
 from headgate.errors import UsageError

@@ -12,13 +12,6 @@ from headgate.errors import UsageError
 from headgate.model.graph import MAIN, MAIN_INPUT, InputName, OutputTag
 from headgate.model.schema_evolution import NO_OPERATOR_RULES, OperatorRules
 from headgate.model.state_schema import StateIdentity
-from headgate.operators.aligned_windows import (
-    WindowBufferSpec,
-    WindowCombineSpec,
-    WindowMergeSpec,
-    WindowOperators,
-    window_operators,
-)
 from headgate.operators.async_map import AsyncMapSpec
 from headgate.operators.base import OperatorSpec
 from headgate.operators.changes import ChangeCheckSpec
@@ -45,7 +38,14 @@ from headgate.operators.running_aggregate import (
 from headgate.operators.timestamps import WithTimestampsSpec
 from headgate.operators.top_rows import TopSpec, WindowTopSpec, order_of
 from headgate.operators.user_functions import UserFunctionError, shortened
-from headgate.operators.window_plan import WindowedAggregate
+from headgate.operators.windows.aligned_windows import (
+    WindowBufferSpec,
+    WindowCombineSpec,
+    WindowMergeSpec,
+    WindowOperators,
+    window_operators,
+)
+from headgate.operators.windows.window_plan import WindowedAggregate
 
 __all__ = [
     "AsyncMapSpec",

@@ -1,6 +1,6 @@
 """The convention of streams with changes: the column ``op``, and the operator that takes foreign changes in.
 
-Counterpart: ``api.changes`` says which verbs keep a stream one with changes (docs/spec/changes.md).
+Counterpart: ``api.streams.changes`` says which verbs keep a stream one with changes (docs/spec/changes.md).
 """
 
 from __future__ import annotations

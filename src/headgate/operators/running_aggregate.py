@@ -25,7 +25,7 @@ from headgate.operators.expressions import group_problem
 from headgate.operators.keyed_rows import ChangeOperator, DistinctSlots, change_rows
 from headgate.operators.keys import check_keys
 from headgate.operators.schemas import batch_of, describe, empty_frame, frame_of, require_columns, schema_of_frame
-from headgate.operators.window_plan import (
+from headgate.operators.windows.window_plan import (
     Decomposed,
     Input,
     InputReader,

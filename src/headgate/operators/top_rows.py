@@ -15,10 +15,10 @@ from headgate.operators.changes import DELETE, INSERT, OP_FIELD, OPS, UPDATE_AFT
 from headgate.operators.deduplication import check_order_column, refuse_op
 from headgate.operators.keyed_rows import ChangeOperator, DistinctSlots
 from headgate.operators.keys import check_keys
-from headgate.operators.lateness import count_late
 from headgate.operators.process.timers import TimedOperator
 from headgate.operators.schemas import describe, require_columns
-from headgate.operators.window_plan import END_COLUMN
+from headgate.operators.windows.lateness import count_late
+from headgate.operators.windows.window_plan import END_COLUMN
 from headgate.state.backend import ColumnBackend, TimeKind
 from headgate.state.descriptors import StateDescriptor, StateKind, state_identity
 from headgate.state.key_index import Slots

@@ -15,7 +15,7 @@ import pytest
 from tests.servers.kafka import KafkaBroker
 
 from headgate import testing
-from headgate.api.topic_copy import COLUMNS, TopicCopy
+from headgate.api.copies.topic_copy import COLUMNS, TopicCopy
 from headgate.connectors.kafka.client import KafkaClient
 from headgate.errors import HeadgateError, UsageError
 from headgate.store.store import Store

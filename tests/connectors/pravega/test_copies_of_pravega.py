@@ -15,7 +15,7 @@ from tests.servers.pravega import SCOPE, PravegaServer, read_all
 
 import headgate as hg
 from headgate import testing
-from headgate.api.pravega_copy import COLUMNS, PravegaCopy
+from headgate.api.copies.pravega_copy import COLUMNS, PravegaCopy
 from headgate.connectors.pravega.controller import StreamName
 from headgate.connectors.pravega.reader import Position
 from headgate.errors import UsageError

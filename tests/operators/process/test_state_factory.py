@@ -14,12 +14,12 @@ from tests.operators.harness import Recorder
 
 import headgate as hg
 import headgate.operators
-from headgate.operators.aligned_windows import window_operators
 from headgate.operators.base import OperatorContext, OperatorSpec
 from headgate.operators.catalog import process_spec
 from headgate.operators.functions import ReduceSpec
-from headgate.operators.window_assigner import tumbling
-from headgate.operators.window_plan import ROWS_COLUMN, WINDOW_COLUMN, WindowedAggregate
+from headgate.operators.windows.aligned_windows import window_operators
+from headgate.operators.windows.window_assigner import tumbling
+from headgate.operators.windows.window_plan import ROWS_COLUMN, WINDOW_COLUMN, WindowedAggregate
 from headgate.state.backend import ColumnBackend, RecordBackend, RowBackend, WindowBackend, WindowRows
 from headgate.state.descriptors import KeyColumns, Section, StateDescriptor
 from headgate.state.window_aggregates import Accumulator, MergedRows

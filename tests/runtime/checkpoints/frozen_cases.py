@@ -26,20 +26,20 @@ from headgate.model.config import RocksState
 from headgate.model.graph import MAIN, MAIN_INPUT, Partitioner
 from headgate.model.ids import ChannelIndex, CheckpointId, Generation, NodeName, SubtaskId, VertexId
 from headgate.model.plan import Plan, PlanEdge
-from headgate.operators.aligned_windows import window_operators
 from headgate.operators.async_map import AsyncMapSpec
 from headgate.operators.base import Operator, OperatorSpec, RestoredState
-from headgate.operators.broadcast_join import BroadcastJoinSpec
 from headgate.operators.catalog import broadcast_spec
 from headgate.operators.checkpoint_listeners import OperatorLists
 from headgate.operators.functions import ReduceSpec, paused_gc
+from headgate.operators.joins.broadcast_join import BroadcastJoinSpec
 from headgate.operators.process.batch_aggregation import BatchStateHandle
 from headgate.operators.process.batch_process import BatchContext, BatchProcessFunction, FiredTimers, batch_process_spec
 from headgate.operators.process.row_process import ProcessContext, ProcessFunction, StateHandle, row_process_spec
 from headgate.operators.process.timers import Timer
 from headgate.operators.timestamps import WithTimestampsSpec
-from headgate.operators.window_assigner import tumbling
-from headgate.operators.window_plan import WindowedAggregate
+from headgate.operators.windows.aligned_windows import window_operators
+from headgate.operators.windows.window_assigner import tumbling
+from headgate.operators.windows.window_plan import WindowedAggregate
 from headgate.runtime.checkpoints.channel_state import ChannelState, RestoredPart, named_channels, restored_records
 from headgate.runtime.wire.spill import SpillBudget
 from headgate.runtime.worker import loop_head

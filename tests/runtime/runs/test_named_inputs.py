@@ -16,7 +16,7 @@ from tests.conftest import few
 from tests.runtime.running import definition_of, pipeline_at
 
 import headgate as hg
-from headgate.api.stream import Stream
+from headgate.api.streams.stream import Stream
 from headgate.connectors.files.file_committer import read_committed
 from headgate.errors import UsageError
 from headgate.model.graph import Edge, InputName, OutputTag, Partitioner, Role

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from headgate.codec.snapshot import IN_FLIGHT_PREFIX, LISTS_PREFIX, STATE_PREFIX, UNION_PREFIX
 from headgate.model.state_schema import StateIdentity
-from headgate.operators.aligned_windows import window_operators
 from headgate.operators.functions import ReduceSpec
-from headgate.operators.window_assigner import tumbling
-from headgate.operators.window_plan import WindowedAggregate
+from headgate.operators.windows.aligned_windows import window_operators
+from headgate.operators.windows.window_assigner import tumbling
+from headgate.operators.windows.window_plan import WindowedAggregate
 from headgate.runtime.state_reader.schema import Kind, Shape, shape_of
 from headgate.state.backend import TimeKind, timer_section
 from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind, section_of, state_identity

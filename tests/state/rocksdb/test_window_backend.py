@@ -1,6 +1,6 @@
 """Windows in RocksDB: what is in memory, what a snapshot has of both, and what remains of a window that fired.
 
-That they give what one query gives: ``tests/operators/test_aligned_windows.py``, with every backend.
+That they give what one query gives: ``tests/operators/windows/test_aligned_windows.py``, with every backend.
 """
 
 from __future__ import annotations

@@ -34,11 +34,11 @@ from headgate.connectors.files.line_decoders import (
     valid_text,
 )
 from headgate.connectors.files.line_file import Lines
-from headgate.connectors.kafka.avro_decoder import AvroDecoder
 from headgate.connectors.kafka.changes import DebeziumDecoder, UpsertKeys, with_op
-from headgate.connectors.kafka.protobuf_decoder import ProtobufDecoder
-from headgate.connectors.kafka.protobuf_message import ProtobufMessage, message_of
-from headgate.connectors.kafka.schema_registry import FoundSchema, RegistryClient, SchemaRegistry
+from headgate.connectors.kafka.schemas.avro_decoder import AvroDecoder
+from headgate.connectors.kafka.schemas.protobuf_decoder import ProtobufDecoder
+from headgate.connectors.kafka.schemas.protobuf_message import ProtobufMessage, message_of
+from headgate.connectors.kafka.schemas.schema_registry import FoundSchema, RegistryClient, SchemaRegistry
 from headgate.environment import SYSTEM_ENVIRONMENT, Environment
 from headgate.errors import UsageError
 from headgate.operators.schemas import SchemaLike, arrow_schema, canonical_schema

@@ -21,9 +21,9 @@ from headgate.connectors.kafka.committer import KafkaCommitter
 from headgate.connectors.kafka.formats import DEBEZIUM
 from headgate.connectors.kafka.outgoing_records import RecordColumns, Router
 from headgate.connectors.kafka.owner import TopicOwner
-from headgate.connectors.kafka.protobuf_message import ProtobufMessage, message_of
-from headgate.connectors.kafka.schema_registry import SchemaRegistry
-from headgate.connectors.kafka.schema_values import SCHEMA_FORMATS, SchemaValues
+from headgate.connectors.kafka.schemas.protobuf_message import ProtobufMessage, message_of
+from headgate.connectors.kafka.schemas.schema_registry import SchemaRegistry
+from headgate.connectors.kafka.schemas.schema_values import SCHEMA_FORMATS, SchemaValues
 from headgate.connectors.kafka.security import NO_SECURITY, KafkaSecurity
 from headgate.connectors.kafka.sink_writer import IdPool, KafkaWriter, PlainKafkaWriter, Topics, WriterSettings
 from headgate.connectors.kafka.transactions import SinkIds

@@ -28,7 +28,7 @@ from headgate.connectors.base import FailStopReader, Source, SourceBatch, Source
 from headgate.connectors.kafka.client import PATIENCE_MS, KafkaClient, Topic
 from headgate.connectors.kafka.fetcher import Fetched, Fetcher, Partition
 from headgate.connectors.kafka.formats import AVRO, DROP, RAW, Metadata, RecordDecoder, RecordFormat, record_format
-from headgate.connectors.kafka.schema_registry import RegistryClient, SchemaRegistry
+from headgate.connectors.kafka.schemas.schema_registry import RegistryClient, SchemaRegistry
 from headgate.connectors.kafka.security import NO_SECURITY, KafkaSecurity
 from headgate.environment import SYSTEM_ENVIRONMENT, Environment, ThreadEnded
 from headgate.errors import CorruptionError, StorageError, UsageError

@@ -14,9 +14,9 @@ import pyarrow as pa
 
 from headgate.connectors.base import Source, SourceBatch, SourceContext
 from headgate.connectors.files.line_file import Lines
-from headgate.connectors.kafka.avro_decoder import AvroDecoder
 from headgate.connectors.kafka.formats import RAW, RecordFormat, record_format, refuse_the_rest, value_decoder
-from headgate.connectors.kafka.protobuf_decoder import ProtobufDecoder
+from headgate.connectors.kafka.schemas.avro_decoder import AvroDecoder
+from headgate.connectors.kafka.schemas.protobuf_decoder import ProtobufDecoder
 from headgate.connectors.pravega.controller import Controller, Cut, StreamName
 from headgate.connectors.pravega.reader import PravegaReader, Reading
 from headgate.connectors.pravega.segment_store import Connection, Place, SegmentError, segment_info

@@ -28,13 +28,13 @@ from headgate.model.ids import ChannelIndex, CheckpointId, Generation, NodeName,
 from headgate.model.lineage import Location, Relocation
 from headgate.model.manifest import Place
 from headgate.model.plan import PipelineDefinition, Plan, PlanEdge, Vertex
-from headgate.operators.aligned_windows import WindowBufferSpec, WindowMergeSpec
 from headgate.operators.base import Operator, OperatorContext, OperatorSpec, RestoredState
 from headgate.operators.checkpoint_listeners import own_copy_of
 from headgate.operators.expressions import ExpressionsSpec, fuse, fused_groups
 from headgate.operators.loop_head import LoopHeadOperator, LoopHeadSpec
-from headgate.operators.session_windows import SessionMergeSpec
 from headgate.operators.timestamps import WithTimestampsSpec
+from headgate.operators.windows.aligned_windows import WindowBufferSpec, WindowMergeSpec
+from headgate.operators.windows.session_windows import SessionMergeSpec
 from headgate.protocol.source_alignment import SplitAligner, alignment_period_ms
 from headgate.protocol.subtasks.loops import LoopPlace
 from headgate.runtime.checkpoints.channel_state import named_channels, restored_records

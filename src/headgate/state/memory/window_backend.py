@@ -1,4 +1,4 @@
-"""Rows by window and key in memory: see ``backend.WindowBackend``. Counterpart: ``operators.aligned_windows``.
+"""Rows by window and key in memory: see ``backend.WindowBackend``. Counterpart: ``operators.windows.aligned_windows``.
 
 Two kinds: rows that are kept as they came, and partial results that are merged per key. What is frozen never changes:
 batches are immutable, and a table of accumulators is copied when it next changes. Of both it is known what came

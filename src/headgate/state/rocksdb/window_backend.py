@@ -3,7 +3,7 @@
 In front are the windows of the backend in memory. When they have no room any more, all that they hold goes to the
 database; what comes later is held in memory again, and goes there, too, when it is much, or to a checkpoint. A window
 that fires is in memory whole if it has room there, else some key groups of it at a time. Counterparts:
-``backend.WindowBackend`` and ``operators.aligned_windows``.
+``backend.WindowBackend`` and ``operators.windows.aligned_windows``.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Queries in SQL as verbs of streams."""

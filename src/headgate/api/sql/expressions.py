@@ -1,0 +1,672 @@
+"""Expressions of SQL as expressions of Polars, with the nulls of SQL. sqlglot is imported when it is needed.
+
+Where systems differ: a missing match gives null, ``CONCAT`` leaves nulls out. What depends on types, such as arithmetic
+and ``CAST``, is in ``api.sql.values``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from decimal import Decimal
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+import pyarrow as pa
+
+from headgate.api.sql.values import Values, literal, unsupported
+from headgate.errors import UsageError
+
+if TYPE_CHECKING:
+    from sqlglot.expressions import Expression
+
+PROCTIME = "__proctime"
+"""What stands for a column that is the clock: ``PROCTIME() AS p_time``."""
+
+Value = Callable[["Expression"], pl.Expr | None]
+
+
+@cache
+def exp() -> Any:
+    """Return sqlglot's module of expressions.
+
+    Raises:
+        UsageError: sqlglot is not installed.
+    """
+    try:
+        return importlib.import_module("sqlglot.expressions")
+    except ModuleNotFoundError:
+        raise UsageError("sql needs sqlglot; install it with: pip install 'headgate-streams[sql]'") from None
+
+
+@cache
+def _dialect() -> Any:
+    """Return DuckDB's dialect, in which names may stand in backticks, too."""
+    exp()
+    duckdb = importlib.import_module("sqlglot.dialects.duckdb").DuckDB
+    tokenizer = type("Tokenizer", (duckdb.Tokenizer,), {"IDENTIFIERS": ['"', "`"]})
+    return type("_HeadgateSql", (duckdb,), {"Tokenizer": tokenizer})()
+
+
+def parsed(query: str) -> Expression:
+    """Return the syntax tree of one query.
+
+    Raises:
+        UsageError: it is no SQL, or not one query.
+    """
+    exp()
+    errors = importlib.import_module("sqlglot.errors")
+    try:
+        trees = [
+            tree for tree in _dialect().parser().parse(_plain(_dialect().tokenize(query)), query) if tree is not None
+        ]
+    except errors.SqlglotError as error:
+        first = re.sub(r"\x1b\[\d*m", "", str(error)).strip().split("\n", 1)[0]
+        raise UsageError(f"sql: {first.rstrip('.')}") from None
+    if len(trees) != 1:
+        raise UsageError(f"sql takes one query, not {len(trees)}")
+    found: Expression = trees[0]
+    return found
+
+
+def _plain(tokens: list[Any]) -> list[Any]:
+    """Return the tokens without what is Flink's alone and says nothing: in the arguments of window functions.
+
+    That is the word TABLE before a name, and PARTITION BY after it, because GROUP BY says it again. SESSION is a name.
+    """
+    module = importlib.import_module("sqlglot.tokens")
+    kinds, kept, i = module.TokenType, [], 0
+    while i < len(tokens):
+        token, following = tokens[i], tokens[i + 1] if i + 1 < len(tokens) else None
+        opens = following is not None and following.token_type == kinds.L_PAREN
+        if token.token_type == kinds.TABLE and following is not None and not opens:
+            kept.append(following)
+            i += 2
+            if i < len(tokens) and tokens[i].token_type == kinds.PARTITION_BY:
+                while i < len(tokens) and tokens[i].token_type != kinds.COMMA:
+                    i += 1
+            continue
+        if opens and token.text.upper() == "SESSION":
+            token = module.Token(kinds.VAR, token.text, token.line, token.col, token.start, token.end)
+        kept.append(token)
+        i += 1
+    return kept
+
+
+_UNITS = {
+    "MILLISECOND": 1,
+    "SECOND": 1_000,
+    "MINUTE": 60_000,
+    "HOUR": 3_600_000,
+    "DAY": 86_400_000,
+    "WEEK": 604_800_000,
+}
+
+
+def interval_ms(node: Expression) -> int:
+    """Return the milliseconds of ``INTERVAL '10' SECOND``.
+
+    Raises:
+        UsageError: it is something else, or has no fixed length.
+    """
+    if not isinstance(node, exp().Interval) or not isinstance(node.this, exp().Literal):
+        raise UsageError(f"sql: write a length as INTERVAL '10' SECOND, not {node.sql()}")
+    unit = str(node.args.get("unit") or "").upper().removesuffix("S")
+    if unit not in _UNITS:
+        raise unsupported(f"INTERVAL in {unit or 'no unit'}", f"use one of {', '.join(_UNITS)}")
+    try:
+        found = Decimal(node.this.name) * _UNITS[unit]
+    except ArithmeticError:
+        raise UsageError(f"sql: INTERVAL '{node.this.name}' has no number") from None
+    if found != int(found):
+        raise UsageError("sql: lengths are whole milliseconds")
+    return int(found)
+
+
+def is_proctime(node: Expression) -> bool:
+    """Whether an expression is the clock."""
+    if isinstance(node, exp().Anonymous):
+        return node.name.upper() == "PROCTIME" and not node.expressions
+    return isinstance(node, exp().Column) and node.name == PROCTIME
+
+
+class Scalars:
+    """Makes expressions about one record of syntax trees, in which columns have the names of the stream."""
+
+    def __init__(self, schema: pa.Schema, value: Value = lambda node: None) -> None:
+        """Make it.
+
+        Args:
+            schema: of the records.
+            value: what a part is known as, such as the column of an aggregate; None: it is translated.
+        """
+        self.values = Values(schema)
+        self._value = value
+
+    def __call__(self, node: Expression) -> pl.Expr:
+        """Return the expression.
+
+        Raises:
+            UsageError: something in it is not there.
+        """
+        known = self._value(node)
+        if known is not None:
+            return known
+        if is_proctime(node):
+            raise unsupported("PROCTIME() in an expression", "use it for TUMBLE or FOR SYSTEM_TIME AS OF")
+        translate = _scalars().get(type(node))
+        if translate is not None:
+            refuse_others(node)
+            found: pl.Expr = translate(node, self)
+            return found
+        if isinstance(node, exp().AggFunc):
+            raise UsageError(f"sql: {node.sql()} is an aggregate, which stands in SELECT or HAVING")
+        if isinstance(node, exp().Anonymous):
+            function = _FUNCTIONS.get(node.name.upper())
+            if function is None:
+                raise unsupported(f"the function {node.name.upper()}", "use with_columns with a Polars expression")
+            count, translate = function
+            if len(node.expressions) != count:
+                raise UsageError(f"sql: {node.sql()} has a wrong number of arguments")
+            return translate(node.expressions, self)
+        if isinstance(node, exp().Window):
+            raise unsupported(f"{node.this.sql()} OVER", "use GROUP BY with a window")
+        name = node.key.upper()
+        raise unsupported(
+            f"the function {name}" if isinstance(node, exp().Func) else name,
+            "use with_columns with a Polars expression",
+        )
+
+    def condition(self, node: Expression) -> pl.Expr:
+        """Return the expression, which is to be true or false.
+
+        Raises:
+            UsageError: it is of another type, or something in it is not there.
+        """
+        return self.values.condition(self(node), node.sql())
+
+
+_KNOWN = {
+    "Case": "ifs default",
+    "If": "true false",
+    "Cast": "to",
+    "TryCast": "to",
+    "Between": "low high",
+    "Trim": "position",
+    "RegexpExtract": "group",
+    "Substring": "start length",
+    "Replace": "replacement",
+    "SplitPart": "delimiter part_index",
+    "Round": "decimals",
+    "TimestampTrunc": "unit",
+    "DateTrunc": "unit",
+    "TimeToStr": "format",
+    "Interval": "unit",
+    "In": "query",
+    "Like": "negate",
+    "ILike": "negate",
+    "Select": "with_ from_ joins where group having",
+    "Subquery": "alias with_",
+    "Table": "alias version",
+    "Union": "with_ distinct",
+    "Join": "on side kind using",
+}
+"""The parts of syntax that a translation looks at, besides the operands."""
+
+_SILENT = {
+    "this", "expression", "expressions", "is_string", "safe", "typed", "coalesce", "ignore_nulls",
+    "null_if_pos_overflow", "is_nvl", "is_null", "big_int", "unabbreviate", "input_type_preserved",
+}  # fmt: skip
+"""Parts that say what holds in any case here."""
+
+
+def refuse_others(node: Expression) -> None:
+    """Refuse a part that no translation looks at, such as the flags of a regular expression.
+
+    Raises:
+        UsageError
+    """
+    known = _KNOWN.get(type(node).__name__, "").split()
+    for name, part in node.args.items():
+        if part and name not in _SILENT and name not in known:
+            shown = part.sql() if isinstance(part, exp().Expression) else name.upper().replace("_", " ")
+            raise unsupported(f"{node.key.upper()} with {shown}", "leave it out, or use the methods of streams")
+
+
+Inner = Scalars
+
+
+def _literal(node: Expression, inner: Inner) -> pl.Expr:
+    return pl.lit(node.name) if node.is_string else literal(node.name)
+
+
+def _negative(node: Expression, inner: Inner) -> pl.Expr:
+    of = node.this
+    if isinstance(of, exp().Literal) and not of.is_string:
+        return literal(f"-{of.name}")
+    return inner.values.negative(inner(of), node.sql())
+
+
+def _case(node: Expression, inner: Inner) -> pl.Expr:
+    subject, default = node.args.get("this"), node.args.get("default")
+    conditions, results = [], [pl.lit(None) if default is None else inner(default)]
+    for branch in node.args["ifs"]:
+        condition = branch.this if subject is None else exp().EQ(this=subject, expression=branch.this)
+        conditions.append(inner.condition(condition))
+        results.append(inner(branch.args["true"]))
+    otherwise, *results = inner.values.alike(results, "CASE")
+    for condition, result in zip(reversed(conditions), reversed(results), strict=True):
+        otherwise = pl.when(condition).then(result).otherwise(otherwise)
+    return otherwise
+
+
+def _if(node: Expression, inner: Inner) -> pl.Expr:
+    default = node.args.get("false")
+    results = [inner(node.args["true"]), pl.lit(None) if default is None else inner(default)]
+    yes, no = inner.values.alike(results, "IF")
+    return pl.when(inner.condition(node.this)).then(yes).otherwise(no)
+
+
+def _in(node: Expression, inner: Inner) -> pl.Expr:
+    if node.args.get("query") is not None:
+        raise unsupported("IN with a subquery", "join with it")
+    found = [_compared(node.this, one, inner, lambda a, b: a == b, "IN") for one in node.expressions]
+    result = found[0]
+    for other in found[1:]:
+        result = result | other
+    return result
+
+
+def _between(node: Expression, inner: Inner) -> pl.Expr:
+    low = _compared(node.this, node.args["low"], inner, lambda a, b: a >= b, "BETWEEN")
+    return low & _compared(node.this, node.args["high"], inner, lambda a, b: a <= b, "BETWEEN")
+
+
+def _compared(
+    left: Expression, right: Expression, inner: Inner, combine: Callable[[pl.Expr, pl.Expr], pl.Expr], text: str
+) -> pl.Expr:
+    return inner.values.compared(inner(left), inner(right), combine, text)
+
+
+def _nullif(node: Expression, inner: Inner) -> pl.Expr:
+    if isinstance(node.expression, exp().Null):
+        return inner(node.this)
+    equal = _compared(node.this, node.expression, inner, lambda a, b: a == b, "NULLIF")
+    return pl.when(equal.fill_null(False)).then(None).otherwise(inner(node.this))
+
+
+def _literal_text(node: Expression | None, of: str) -> str:
+    if not isinstance(node, exp().Literal) or not node.is_string:
+        raise unsupported(f"{of} with a pattern that is no literal", "write the pattern in quotes")
+    return str(node.name)
+
+
+def _whole(node: Expression, of: str) -> int:
+    if not isinstance(node, exp().Literal) or node.is_string or not node.name.isdecimal():
+        raise unsupported(f"{of} with {node.sql()}", "write a whole number from 0 on")
+    return int(node.name)
+
+
+def _like(node: Expression, inner: Inner, flags: str = "s") -> pl.Expr:
+    pattern = _literal_text(node.expression, "LIKE")
+    if node.args.get("negate"):
+        positive = node.copy()
+        positive.set("negate", None)
+        return ~_like(positive, inner, flags)
+    parts = (".*" if c == "%" else "." if c == "_" else re.escape(c) for c in pattern)
+    return inner(node.this).str.contains(f"^(?{flags}:{''.join(parts)})$")
+
+
+_TYPES: dict[str, pl.DataType] = {
+    "TINYINT": pl.Int8(),
+    "SMALLINT": pl.Int16(),
+    "INT": pl.Int32(),
+    "BIGINT": pl.Int64(),
+    "FLOAT": pl.Float32(),
+    "DOUBLE": pl.Float64(),
+    "TEXT": pl.String(),
+    "VARCHAR": pl.String(),
+    "BOOLEAN": pl.Boolean(),
+    "DATE": pl.Date(),
+    "TIMESTAMP": pl.Datetime("us"),
+    "TIMESTAMPNTZ": pl.Datetime("us"),
+    "DATETIME": pl.Datetime("us"),
+}
+
+
+def _cast(node: Expression, inner: Inner, *, strict: bool = True) -> pl.Expr:
+    kind = node.args["to"]
+    name = kind.this.name
+    sizes = [int(size.this.name) for size in kind.expressions]
+    if name in ("DECIMAL", "NUMERIC"):
+        dtype: pl.DataType = pl.Decimal(*(sizes if len(sizes) == 2 else (sizes[0], 0) if sizes else (18, 3)))
+    elif name in _TYPES and not sizes:
+        dtype = _TYPES[name]
+    else:
+        raise unsupported(f"CAST to {kind.sql()}", f"use one of {', '.join(_TYPES)}, DECIMAL(precision, scale)")
+    if isinstance(dtype, pl.Date | pl.Datetime) and isinstance(node.this, exp().Literal):
+        try:
+            moment = datetime.fromisoformat(node.this.name)
+        except ValueError:
+            raise UsageError(f"sql: '{node.this.name}' is no {name}, such as '2020-12-31 23:59:59'") from None
+        if moment.tzinfo is not None:
+            raise UsageError(
+                f"sql: '{node.this.name}' has an offset, which DATE and TIMESTAMP have not; write it without"
+            )
+        return pl.lit(moment).cast(dtype)
+    return inner.values.cast(inner(node.this), dtype, node.sql("duckdb"), strict=strict)
+
+
+_PARTS = {"YEAR", "MONTH", "DAY", "HOUR", "MINUTE", "SECOND", "WEEK", "QUARTER"}
+
+
+def _part(unit: str, of: pl.Expr) -> pl.Expr:
+    if unit not in _PARTS:
+        raise unsupported(f"EXTRACT of {unit}", f"use one of {', '.join(sorted(_PARTS))}")
+    found: pl.Expr = getattr(of.dt, unit.lower())()
+    return found.cast(pl.Int64)
+
+
+_JAVA = {"yyyy": "%Y", "MM": "%m", "dd": "%d", "HH": "%H", "mm": "%M", "ss": "%S", "SSS": "%3f"}
+
+_STRFTIME = {letter: f"%{letter}" for letter in "YmdHMSyjaAbBpI%"} | {"f": "%6f", "g": "%3f"}
+"""The letters of DuckDB's patterns whose meaning Polars knows; it has other names for some."""
+
+
+def _date_format(of: pl.Expr, pattern: str) -> pl.Expr:
+    """Format a time; the pattern is Java's, as Flink and Spark have it, or that of strftime."""
+    if "%" not in pattern:
+        pattern = re.sub(r"yyyy|MM|dd|HH|mm|SSS|ss", lambda match: _JAVA[match[0]], pattern)
+        rest = re.sub(r"%3f|%[A-Za-z]", "", pattern)
+        if re.search("[A-Za-z]", rest):
+            raise unsupported(f"DATE_FORMAT with '{pattern}'", f"use {', '.join(_JAVA)}")
+        return of.dt.strftime(pattern)
+    for letter in re.findall("%(.?)", pattern.replace("%%", "")):
+        if letter not in _STRFTIME:
+            raise unsupported(f"STRFTIME with '%{letter}'", f"use %{', %'.join(_STRFTIME)}")
+    return of.dt.strftime(re.sub("%(.)", lambda match: _STRFTIME[match[1]], pattern))
+
+
+def _split_index(of: pl.Expr, separator: str, place: int) -> pl.Expr:
+    return of.str.split(separator).list.get(place, null_on_oob=True)
+
+
+_FUNCTIONS: dict[str, tuple[int, Callable[[list[Any], Inner], pl.Expr]]] = {
+    "SPLIT_INDEX": (
+        3,
+        lambda of, inner: _split_index(inner(of[0]), _literal_text(of[1], "SPLIT_INDEX"), _whole(of[2], "SPLIT_INDEX")),
+    ),
+    "DATE_FORMAT": (2, lambda of, inner: _date_format(inner(of[0]), _literal_text(of[1], "DATE_FORMAT"))),
+    "CHAR_LENGTH": (1, lambda of, inner: inner(of[0]).str.len_chars().cast(pl.Int64)),
+}
+"""Functions that sqlglot has no class for: how many arguments they have, and what they are."""
+
+
+def _split_part(node: Expression, inner: Inner) -> pl.Expr:
+    place = node.args.get("part_index") or node.args.get("partIndex")
+    if not isinstance(place, exp().Literal) or int(place.name) < 1:
+        raise unsupported("SPLIT_PART with a place that is no positive number", "use SPLIT_INDEX, which counts from 0")
+    of = inner(node.this)
+    found = _split_index(of, _literal_text(node.args["delimiter"], "SPLIT_PART"), int(place.name) - 1)
+    return pl.when(of.is_not_null()).then(found.fill_null(""))
+
+
+def _regexp_extract(node: Expression, inner: Inner) -> pl.Expr:
+    group = node.args.get("group")
+    return inner(node.this).str.extract(
+        _literal_text(node.expression, "REGEXP_EXTRACT"), 0 if group is None else _whole(group, "REGEXP_EXTRACT")
+    )
+
+
+def _replace(node: Expression, inner: Inner) -> pl.Expr:
+    pattern = _literal_text(node.expression, "REPLACE")
+    of, by = inner(node.this), inner(node.args["replacement"])
+    return of.str.replace_all(pattern, by, literal=True) if pattern else of
+
+
+def _trim(node: Expression, inner: Inner) -> pl.Expr:
+    of = inner(node.this).str
+    characters = " " if node.args.get("expression") is None else _literal_text(node.expression, "TRIM")
+    sides = {"LEADING": of.strip_chars_start, "TRAILING": of.strip_chars_end}
+    found: pl.Expr = sides.get(str(node.args.get("position") or "").upper(), of.strip_chars)(characters)
+    return found
+
+
+def _substring(node: Expression, inner: Inner) -> pl.Expr:
+    """Return a part of a text: its characters are numbered from 1 on, and from -1 on from the end."""
+    of, start, length = inner(node.this), node.args.get("start"), node.args.get("length")
+    if isinstance(length, exp().Neg):
+        raise unsupported("SUBSTRING with a negative length", "write a length from 0 on")
+    place = (pl.lit(1) if start is None else inner(start)).cast(pl.Int64)
+    begin = pl.when(place < 0).then(of.str.len_chars().cast(pl.Int64) + place).otherwise(place - 1)
+    first = pl.max_horizontal(begin, 0)
+    if length is None:
+        return pl.when(place.is_not_null()).then(of.str.slice(first))
+    size = inner(length).cast(pl.Int64)
+    found = of.str.slice(first, pl.max_horizontal(begin + size - first, 0))
+    return pl.when(place.is_not_null() & size.is_not_null()).then(found)
+
+
+def _trunc(node: Expression, inner: Inner) -> pl.Expr:
+    units = {"SECOND": "1s", "MINUTE": "1m", "HOUR": "1h", "DAY": "1d", "WEEK": "1w", "MONTH": "1mo", "YEAR": "1y"}
+    unit = str(node.args["unit"].name).upper()
+    if unit not in units:
+        raise unsupported(f"DATE_TRUNC to {unit}", f"use one of {', '.join(units)}")
+    return inner(node.this).dt.truncate(units[unit])
+
+
+def _interval(node: Expression, inner: Inner) -> pl.Expr:
+    return pl.duration(milliseconds=interval_ms(node))
+
+
+def _is(node: Expression, inner: Inner) -> pl.Expr:
+    if isinstance(node.expression, exp().Null):
+        return inner(node.this).is_null()
+    return inner.condition(node.this).eq_missing(inner.condition(node.expression))
+
+
+def _extreme(node: Any, inner: Inner, extreme: Callable[..., pl.Expr]) -> pl.Expr:
+    return extreme(*inner.values.alike([inner(one) for one in [node.this, *node.expressions]], node.key.upper()))
+
+
+def _coalesce(node: Any, inner: Inner) -> pl.Expr:
+    return pl.coalesce(*inner.values.alike([inner(one) for one in [node.this, *node.expressions]], "COALESCE"))
+
+
+@cache
+def _scalars() -> dict[type, Callable[[Any, Inner], pl.Expr]]:
+    e = exp()
+
+    def compared(combine: Callable[[pl.Expr, pl.Expr], pl.Expr]) -> Callable[[Any, Inner], pl.Expr]:
+        return lambda node, inner: _compared(node.this, node.expression, inner, combine, node.sql())
+
+    def same(combine: Callable[[pl.Expr, pl.Expr], pl.Expr]) -> Callable[[Any, Inner], pl.Expr]:
+        return lambda node, inner: combine(*inner.values.alike([inner(node.this), inner(node.expression)], node.sql()))
+
+    def computed(combine: Callable[[pl.Expr, pl.Expr], pl.Expr]) -> Callable[[Any, Inner], pl.Expr]:
+        return lambda node, inner: inner.values.arithmetic(
+            inner(node.this), inner(node.expression), combine, node.sql()
+        )
+
+    def one(function: Callable[[pl.Expr], pl.Expr]) -> Callable[[Any, Inner], pl.Expr]:
+        return lambda node, inner: function(inner(node.this))
+
+    def of_number(function: Callable[[pl.Expr], pl.Expr]) -> Callable[[Any, Inner], pl.Expr]:
+        return lambda node, inner: function(inner.values.number(inner(node.this), node.sql()))
+
+    found: dict[type, Callable[[Any, Inner], pl.Expr]] = {
+        e.Column: lambda node, inner: pl.col(node.name),
+        e.Literal: _literal,
+        e.Null: lambda node, inner: pl.lit(None),
+        e.Boolean: lambda node, inner: pl.lit(bool(node.this)),
+        e.Paren: lambda node, inner: inner(node.this),
+        e.Neg: _negative,
+        e.Not: lambda node, inner: ~inner.condition(node.this),
+        e.And: lambda node, inner: inner.condition(node.this) & inner.condition(node.expression),
+        e.Or: lambda node, inner: inner.condition(node.this) | inner.condition(node.expression),
+        e.EQ: compared(lambda a, b: a == b),
+        e.NEQ: compared(lambda a, b: a != b),
+        e.LT: compared(lambda a, b: a < b),
+        e.LTE: compared(lambda a, b: a <= b),
+        e.GT: compared(lambda a, b: a > b),
+        e.GTE: compared(lambda a, b: a >= b),
+        e.NullSafeEQ: same(lambda a, b: a.eq_missing(b)),
+        e.NullSafeNEQ: same(lambda a, b: a.ne_missing(b)),
+        e.Add: computed(lambda a, b: a + b),
+        e.Sub: computed(lambda a, b: a - b),
+        e.Mul: lambda node, inner: inner.values.product(inner(node.this), inner(node.expression), node.sql()),
+        e.Div: lambda node, inner: inner.values.quotient(inner(node.this), inner(node.expression), node.sql()),
+        e.Mod: lambda node, inner: inner.values.rest(inner(node.this), inner(node.expression), node.sql()),
+        e.Is: _is,
+        e.In: _in,
+        e.Between: _between,
+        e.Like: _like,
+        e.ILike: lambda node, inner: _like(node, inner, "si"),
+        e.RegexpLike: lambda node, inner: inner(node.this).str.contains(_literal_text(node.expression, "REGEXP_LIKE")),
+        e.RegexpExtract: _regexp_extract,
+        e.Case: _case,
+        e.If: _if,
+        e.Coalesce: _coalesce,
+        e.Nullif: _nullif,
+        e.Greatest: lambda node, inner: _extreme(node, inner, pl.max_horizontal),
+        e.Least: lambda node, inner: _extreme(node, inner, pl.min_horizontal),
+        e.Cast: _cast,
+        e.TryCast: partial(_cast, strict=False),
+        e.Concat: lambda node, inner: pl.concat_str(
+            [inner.values.text(inner(one), node.sql()) for one in node.expressions], ignore_nulls=True
+        ),
+        e.DPipe: lambda node, inner: (
+            inner.values.text(inner(node.this), node.sql()) + inner.values.text(inner(node.expression), node.sql())
+        ),
+        e.Lower: one(lambda a: a.str.to_lowercase()),
+        e.Upper: one(lambda a: a.str.to_uppercase()),
+        e.Length: one(lambda a: a.str.len_chars().cast(pl.Int64)),
+        e.Trim: _trim,
+        e.Substring: _substring,
+        e.Replace: _replace,
+        e.SplitPart: _split_part,
+        e.Abs: lambda node, inner: inner.values.size(inner(node.this)),
+        e.Floor: one(lambda a: a.floor()),
+        e.Ceil: one(lambda a: a.ceil()),
+        e.Sqrt: of_number(lambda a: a.sqrt()),
+        e.Ln: of_number(lambda a: a.log()),
+        e.Exp: of_number(lambda a: a.exp()),
+        e.Pow: lambda node, inner: inner.values.number(inner(node.this), node.sql()).pow(
+            inner.values.number(inner(node.expression), node.sql())
+        ),
+        e.Round: lambda node, inner: inner(node.this).round(
+            0 if node.args.get("decimals") is None else _whole(node.args["decimals"], "ROUND"),
+            mode="half_away_from_zero",
+        ),
+        e.Extract: lambda node, inner: _part(node.name.upper(), inner(node.expression)),
+        e.TimeToStr: lambda node, inner: _date_format(inner(node.this), _literal_text(node.args["format"], "STRFTIME")),
+        e.TimestampTrunc: _trunc,
+        e.DateTrunc: _trunc,
+        e.Interval: _interval,
+        e.StartsWith: lambda node, inner: inner(node.this).str.starts_with(inner(node.expression)),
+    }
+    for unit in ("Year", "Month", "Day", "Hour", "Minute", "Second", "Week", "Quarter"):
+        found[getattr(e, unit)] = lambda node, inner, unit=unit: _part(unit.upper(), inner(node.this))  # type: ignore[misc]
+    return found
+
+
+class Aggregates:
+    """The aggregates of one SELECT: what is computed of each group, and the result that is made of it."""
+
+    def __init__(self, name: str, schema: pa.Schema) -> None:
+        """``name``: a pattern for names of columns; ``schema``: of the records."""
+        self.expressions: dict[str, pl.Expr] = {}
+        self._name = name
+        self._scalars = Scalars(schema)
+        self._results: dict[Expression, pl.Expr] = {}
+
+    def result(self, node: Expression) -> pl.Expr | None:
+        """Return the result of an aggregate, or None if ``node`` is none."""
+        return self._results.get(node)
+
+    def add_all(self, tree: Expression) -> None:
+        """Add the aggregates in ``tree``.
+
+        Raises:
+            UsageError: one is not there.
+        """
+        for node in _aggregates_in(tree):
+            if node not in self._results:
+                self._results[node] = self._added(node)
+
+    def _column(self, expression: pl.Expr) -> pl.Expr:
+        for name, known in self.expressions.items():
+            if known.meta.eq(expression):
+                return pl.col(name)
+        name = self._name.format(len(self.expressions))
+        self.expressions[name] = expression
+        return pl.col(name)
+
+    def _added(self, node: Expression) -> pl.Expr:
+        e = exp()
+        function, condition = node, None
+        if isinstance(node, e.Filter):
+            function, condition = node.this, self._scalars.condition(node.expression.this)
+        of = function.this
+        is_distinct = isinstance(of, e.Distinct)
+        if is_distinct:
+            if len(of.expressions) != 1:
+                raise unsupported("DISTINCT of several columns", "make one column of them")
+            of = of.expressions[0]
+        is_count = isinstance(function, e.Count)
+        if is_count and not is_distinct and (of is None or isinstance(of, e.Star | e.Literal)):
+            if condition is None:
+                return self._column(pl.len()).cast(pl.Int64)
+            return self._column(_of_records(pl.when(condition).then(pl.lit(1)), node).count()).cast(pl.Int64)
+        if of is None or _has_many(function):
+            raise unsupported(f"{function.sql()}", "use an aggregate of one argument")
+        values = self._scalars(of)
+        kind, dtype = self._scalars.values.kind(values), self._scalars.values.type_of(values)
+        if condition is not None:
+            values = pl.when(condition).then(values)
+        values = _of_records(values, node)
+        if is_count:
+            counted = values.drop_nulls().n_unique() if is_distinct else values.count()
+            return self._column(counted).cast(pl.Int64)
+        if is_distinct and not isinstance(function, e.Min | e.Max):
+            raise unsupported(f"{function.key.upper()}(DISTINCT ...)", "only COUNT has DISTINCT")
+        methods = {e.Min: "min", e.Max: "max", e.Avg: "mean", e.Stddev: "std", e.StddevSamp: "std", e.Variance: "var"}
+        method = "sum" if isinstance(function, e.Sum) else methods.get(type(function))
+        if method is None:
+            raise unsupported(
+                f"the aggregate {function.key.upper()}", "use COUNT, SUM, AVG, MIN, MAX, STDDEV or VARIANCE"
+            )
+        if method not in ("min", "max") and kind != "numbers":
+            raise UsageError(f"sql: {function.sql()} is of {kind}; it needs numbers")
+        if method == "sum":
+            is_any = self._column(values.count()) > 0
+            whole = values.cast(pl.Int64) if dtype.is_integer() and dtype != pl.Int64 else values
+            return pl.when(is_any).then(self._column(whole.sum()))
+        if method not in ("min", "max") and dtype.is_decimal():
+            values = values.cast(pl.Float64)
+        return self._column(getattr(values, method)())
+
+
+def _of_records(values: pl.Expr, node: Expression) -> pl.Expr:
+    if not values.meta.root_names():
+        raise unsupported(f"{node.sql()}, an aggregate of a constant,", "use COUNT(*)")
+    return values
+
+
+def _has_many(function: Expression) -> bool:
+    return any(part for name, part in function.args.items() if name not in ("this", "big_int") and part)
+
+
+def _aggregates_in(tree: Expression) -> Iterator[Expression]:
+    """Yield the outermost aggregates, each with its FILTER."""
+    e = exp()
+    if isinstance(tree, e.Window):
+        raise unsupported(f"{tree.this.sql()} OVER", "use GROUP BY with a window")
+    if isinstance(tree, e.AggFunc | e.Filter):
+        yield tree
+        return
+    for part in tree.iter_expressions():
+        yield from _aggregates_in(part)

@@ -1,0 +1,1 @@
+"""Avro and Protobuf, with the schemas of a registry."""

@@ -1,0 +1,935 @@
+"""Joins of two streams on equal keys: of rows near in time, of rows in the same window, and of all rows.
+
+Both sides come to one operator, hash-partitioned by their keys. In front of it stands an operator per side
+(``JoinInputSpec``) for rows whose key is null, which never match. The operator keeps rows as lists by key: those that
+may still match, and, of a side of which unmatched rows are emitted, those that have not matched yet. See
+docs/spec/joins.md.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, TypeAlias, get_args
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headgate.errors import UsageError
+from headgate.model.graph import MAIN, InputName, OutputTag
+from headgate.operators.base import WATERMARK_MAX_MS, Operator, OperatorContext, Output
+from headgate.operators.changes import DELETE, INSERT, OP, OP_FIELD, UPDATE_BEFORE, Signs, signs
+from headgate.operators.keys import check_keys
+from headgate.operators.process.timers import TimedOperator
+from headgate.operators.timestamps import EventTime
+from headgate.operators.windows.lateness import count_late
+from headgate.operators.windows.window_assigner import AlignedWindows
+from headgate.state.backend import ColumnBackend, ListColumns, TimeKind
+from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind, state_identity
+from headgate.state.key_index import Slots
+from headgate.state.ttl import TTL
+from headgate.state.vectors import Mask, ranges
+
+LEFT_INPUT, RIGHT_INPUT = InputName("left"), InputName("right")
+
+NULL_KEYS = OutputTag("null-keys")
+"""Results of rows whose key is null, of a side of which unmatched rows are emitted."""
+
+WINDOW_COLUMN = "headgate.window"
+"""The column with the number of the window, which a row gets on its way into a window join."""
+
+START_COLUMN, END_COLUMN = "window_start", "window_end"
+
+How: TypeAlias = Literal["inner", "left", "right", "full", "semi", "anti"]
+HOWS: tuple[str, ...] = get_args(How)
+
+PAIRS_MAX = 65_536
+"""So many pairs are made at a time, and so many rows are in a batch of results at most."""
+
+_TIMERS_MAX = 16_384
+
+_SLACK_MS = 1_000
+"""Rows that are only forgotten when no partner can come may stay so much longer: fewer timers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Within:
+    """Rows match whose times are near: ``lower_ms`` <= right time - left time <= ``upper_ms``."""
+
+    lower_ms: int
+    upper_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class SameWindow:
+    """Rows match that are in the same window. A row is in several windows if they overlap."""
+
+    windows: AlignedWindows
+
+    def rows(self, numbers: Slots) -> tuple[Slots, Slots]:
+        """Return, for rows in panes of these numbers, each row and each window that it lies in."""
+        if not self.windows.is_sliding:
+            return np.arange(len(numbers)), numbers
+        panes, inverse = np.unique(numbers, return_inverse=True)
+        of_pane = [self.windows.windows_of(int(pane)) for pane in panes]
+        starts = np.array([windows.start for windows in of_pane], np.int64)
+        counts = np.array([len(windows) for windows in of_pane], np.int64)
+        return ranges(starts[inverse], counts[inverse])
+
+    def starts_ms(self, windows: Slots) -> Slots:
+        """Return the start of each window."""
+        return _of_each(self.windows.start_ms, windows)
+
+    def ends_ms(self, windows: Slots) -> Slots:
+        """Return the end, excluded, of each window."""
+        return _of_each(self.windows.end_ms, windows)
+
+
+def _of_each(function: Callable[[int], int], numbers: Slots) -> Slots:
+    distinct, inverse = np.unique(numbers, return_inverse=True)
+    return np.array([function(int(number)) for number in distinct], np.int64)[inverse]
+
+
+@dataclass(frozen=True, slots=True)
+class Unbounded:
+    """Rows match whatever their times are; they are kept for ``ttl`` (None: for ever)."""
+
+    ttl: TTL | None
+
+
+Input: TypeAlias = Literal["records", "retractions", "upserts"]
+"""What rows of a side are: new ones, or changes, with or without the rows that they take back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Changing:
+    """Rows match whatever their times are, and results are changes; rows are kept for ``ttl`` (None: for ever)."""
+
+    ttl: TTL | None
+    left: Input = "records"
+    right: Input = "records"
+
+
+@dataclass(frozen=True, slots=True)
+class AsOf:
+    """A left row matches the latest right row that is not later than it, and at most ``tolerance_ms`` earlier.
+
+    Attributes:
+        tolerance_ms: None: however early it is.
+        has_changes: right rows say in their column ``op`` what they do to the row of their key.
+    """
+
+    tolerance_ms: int | None
+    has_changes: bool = False
+
+
+Bound: TypeAlias = Within | SameWindow | Unbounded | Changing | AsOf
+
+
+@dataclass(frozen=True)
+class JoinSide:
+    """One input of a join: its columns, its keys, and where its event time is."""
+
+    schema: pa.Schema
+    keys: tuple[str, ...]
+    time: EventTime | None
+
+
+@dataclass(frozen=True)
+class JoinPlan:
+    """What is joined, and how.
+
+    Attributes:
+        suffix: is added to the name of a right column that a left one has as well.
+    """
+
+    left: JoinSide
+    right: JoinSide
+    how: str
+    bound: Bound
+    suffix: str
+
+    def side(self, name: InputName) -> JoinSide:
+        """Return the side of an input."""
+        return self.left if name == LEFT_INPUT else self.right
+
+    def emits_unmatched(self, name: InputName) -> bool:
+        """Whether rows of a side are emitted when no partner was found."""
+        return self.how in (("left", "full", "anti") if name == LEFT_INPUT else ("right", "full"))
+
+    def op(self, name: InputName) -> str | None:
+        """Return the column of a side that is about changes and no part of the results."""
+        bound = self.bound
+        if isinstance(bound, Changing):
+            return OP if (bound.left if name == LEFT_INPUT else bound.right) != "records" else None
+        return OP if isinstance(bound, AsOf) and bound.has_changes and name == RIGHT_INPUT else None
+
+    @property
+    def has_right_columns(self) -> bool:
+        """Whether results have the columns of both sides."""
+        return self.how not in ("semi", "anti")
+
+    @cached_property
+    def sources(self) -> list[tuple[pa.Field, str | None, str | None]]:
+        """The columns of the results but for the window's bounds: each with the left and right column it comes from."""
+        pairs = dict(zip(self.left.keys, self.right.keys, strict=True))
+        right = pairs if self.has_right_columns else {}
+        found: list[tuple[pa.Field, str | None, str | None]] = [
+            (field, field.name, right.get(field.name))
+            for field in self.left.schema
+            if field.name != self.op(LEFT_INPUT)
+        ]
+        if self.has_right_columns:
+            taken = set(self.left.schema.names)
+            for field in self.right.schema:
+                if field.name not in self.right.keys and field.name != self.op(RIGHT_INPUT):
+                    name = field.name + self.suffix if field.name in taken else field.name
+                    found.append((field.with_name(name), None, field.name))
+        return found
+
+    @cached_property
+    def output(self) -> pa.Schema:
+        """The schema of the results."""
+        fields = [field for field, _, _ in self.sources]
+        if isinstance(self.bound, SameWindow):
+            fields += [pa.field(name, pa.timestamp("us")) for name in (START_COLUMN, END_COLUMN)]
+        found = [field.with_nullable(True).remove_metadata() for field in fields]
+        return pa.schema([*found, *([OP_FIELD] if isinstance(self.bound, Changing) else [])])
+
+    @property
+    def time_column(self) -> str | None:
+        """Where the event time of the results is; None: they have none."""
+        if isinstance(self.bound, SameWindow):
+            return START_COLUMN
+        if isinstance(self.bound, Unbounded | Changing) or self.how == "full":
+            return None
+        assert self.left.time is not None
+        assert self.right.time is not None
+        if self.how != "right":
+            return self.left.time.column
+        names: dict[str | None, str] = {right: field.name for field, _, right in self.sources}
+        return names[self.right.time.column]
+
+    @property
+    def hold_back_ms(self) -> int:
+        """By how much the time of a result may be earlier than the watermark at which it is emitted."""
+        if not isinstance(self.bound, Within):
+            return 0
+        return max(-self.bound.lower_ms if self.how == "right" else self.bound.upper_ms, 0)
+
+    def kept(self, name: InputName) -> list[str]:
+        """Return the columns of a side that are kept of each row."""
+        side = self.side(name)
+        needed = {source for _, *sources in self.sources if (source := sources[name == RIGHT_INPUT]) is not None}
+        if name == RIGHT_INPUT and self.how in ("inner", "left"):
+            needed -= set(side.keys)
+        if isinstance(self.bound, Within | AsOf):
+            assert side.time is not None
+            needed.add(side.time.column)
+        if isinstance(self.bound, AsOf) and self.op(name) is not None:
+            needed.add(OP)
+        return [column for column in side.schema.names if column in needed] or list(side.keys[:1])
+
+    def results(
+        self, left: Mapping[str, pa.Array] | None, right: Mapping[str, pa.Array] | None, count: int
+    ) -> pa.RecordBatch:
+        """Return ``count`` results, without bounds of windows, from columns of both sides; None: no partner."""
+        arrays = []
+        for field, from_left, from_right in self.sources:
+            if left is not None and from_left is not None:
+                arrays.append(left[from_left])
+            elif right is not None and from_right is not None:
+                arrays.append(right[from_right])
+            else:
+                arrays.append(pa.nulls(count, field.type))
+        return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(list(self.output)[: len(arrays)]))
+
+
+def check_join(node: str, plan: JoinPlan) -> None:
+    """Make sure that a join can be.
+
+    Raises:
+        UsageError: a key is unknown, cannot be one or is of another type on the other side, or two columns of the
+            results have one name.
+    """
+    for side in (plan.left, plan.right):
+        check_keys(node, side.schema, side.keys)
+    for left, right in zip(plan.left.keys, plan.right.keys, strict=True):
+        types = plan.left.schema.field(left).type, plan.right.schema.field(right).type
+        if not types[0].equals(types[1]):
+            raise UsageError(
+                f"operator '{node}': the key columns '{left}' ({types[0]}) and '{right}' ({types[1]}) have different "
+                f"types; cast one of them with with_columns(...) before"
+            )
+    names = plan.output.names
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise UsageError(
+            f"operator '{node}': the join would have two columns '{twice[0]}'; rename one with select(...) before, or "
+            f"give another suffix="
+        )
+
+
+# -- in front of the join ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class JoinInputSpec:
+    """Prepare the rows of one side: those with a null or NaN key match nothing; the others get their window."""
+
+    plan: JoinPlan
+    input: InputName
+
+    def build(self) -> Operator:
+        """See ``OperatorSpec``."""
+        return JoinInputOperator(self)
+
+    def output_schemas(self, inputs: Mapping[InputName, pa.Schema], node: str) -> Mapping[OutputTag, pa.Schema]:
+        """Return the schemas of the prepared rows and, if there are any, of the results of rows with a null key."""
+        schema = self.plan.side(self.input).schema
+        if isinstance(self.plan.bound, SameWindow):
+            schema = schema.append(pa.field(WINDOW_COLUMN, pa.int64()))
+        found = {MAIN: schema}
+        if self.plan.emits_unmatched(self.input):
+            found[NULL_KEYS] = self.plan.output
+        return found
+
+
+class JoinInputOperator(Operator):
+    """Passes on rows with whole keys."""
+
+    def __init__(self, spec: JoinInputSpec) -> None:
+        self._plan = spec.plan
+        self._input = spec.input
+        self._side = spec.plan.side(spec.input)
+
+    def process(self, batch: pa.RecordBatch) -> None:
+        """See ``Operator``."""
+        bound = self._plan.bound
+        if isinstance(bound, AsOf) and bound.has_changes and self._input == RIGHT_INPUT:
+            batch = batch.filter(pc.not_equal(batch.column(OP), UPDATE_BEFORE))
+        whole = _whole_keys(batch, self._side.keys)
+        if whole is not None:
+            if self._plan.emits_unmatched(self._input):
+                self._emit_unmatched(batch.filter(pa.array(~whole)))
+            batch = batch.filter(pa.array(whole))
+        if batch.num_rows and isinstance(self._plan.bound, SameWindow):
+            batch, windows = self._in_windows(batch, self._plan.bound)
+            batch = batch.append_column(WINDOW_COLUMN, pa.array(windows))
+        self.output.emit(batch)
+
+    def _in_windows(self, batch: pa.RecordBatch, bound: SameWindow) -> tuple[pa.RecordBatch, Slots]:
+        """Return each row once for each of its windows, and the window."""
+        time = self._side.time
+        assert time is not None
+        rows, windows = bound.rows(bound.windows.panes(time, time.values(batch)))
+        return batch.take(pa.array(rows)) if bound.windows.is_sliding else batch, windows
+
+    def _emit_unmatched(self, batch: pa.RecordBatch) -> None:
+        bound, windows = self._plan.bound, None
+        if isinstance(bound, SameWindow):
+            batch, windows = self._in_windows(batch, bound)
+        columns = _columns_of(batch)
+        left, right = (columns, None) if self._input == LEFT_INPUT else (None, columns)
+        results = self._plan.results(left, right, batch.num_rows)
+        if windows is not None:
+            results = with_window(self._plan, results, windows)
+        elif isinstance(bound, Changing):
+            sign = np.ones(len(batch), np.int64) if self._plan.op(self._input) is None else signs(batch.column(OP))
+            results = with_op(self._plan, results, sign)
+        self.output.emit_to(NULL_KEYS, results)
+
+
+def _whole_keys(batch: pa.RecordBatch, keys: Sequence[str]) -> Mask | None:
+    """Return which rows have a key without null and NaN; None: all."""
+    whole: Mask | None = None
+    for key in keys:
+        column = batch.column(key)
+        is_float = pa.types.is_floating(column.type)
+        if column.null_count or is_float:
+            valid = column.is_valid() if not is_float else pc.invert(column.is_null(nan_is_null=True))
+            found = valid.to_numpy(zero_copy_only=False)
+            whole = found if whole is None else whole & found
+    return None if whole is None or whole.all() else whole
+
+
+def with_window(plan: JoinPlan, results: pa.RecordBatch, windows: Slots) -> pa.RecordBatch:
+    """Return results with the bounds of their windows."""
+    assert isinstance(plan.bound, SameWindow)
+    times_ms = plan.bound.starts_ms(windows), plan.bound.ends_ms(windows)
+    bounds = [pa.array(at * 1_000).view(pa.timestamp("us")) for at in times_ms]
+    return pa.RecordBatch.from_arrays([*results.columns, *bounds], schema=plan.output)
+
+
+def with_op(plan: JoinPlan, results: pa.RecordBatch, sign: Signs) -> pa.RecordBatch:
+    """Return results as changes: inserts where the sign is 1, deletes where it is -1."""
+    op = pa.array([DELETE, INSERT], OP_FIELD.type).take(pa.array((sign > 0).astype(np.int8)))
+    return pa.RecordBatch.from_arrays([*results.columns, op], schema=plan.output)
+
+
+# -- the join ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class JoinSpec:
+    """Join the rows of two inputs."""
+
+    plan: JoinPlan
+
+    def build(self) -> Operator:
+        """See ``OperatorSpec``."""
+        match self.plan.bound:
+            case SameWindow():
+                return WindowJoinOperator(self)
+            case AsOf():
+                return AsOfJoinOperator(self)
+            case _:
+                return PairJoinOperator(self)
+
+    @property
+    def output_delay_ms(self) -> int:
+        """By how much ``window_start`` may be earlier than the watermark."""
+        return self.plan.bound.windows.span_ms if isinstance(self.plan.bound, SameWindow) else 0
+
+    def output_schemas(self, inputs: Mapping[InputName, pa.Schema], node: str) -> Mapping[OutputTag, pa.Schema]:
+        """Return the columns of both sides.
+
+        Raises:
+            UsageError: see ``check_join``.
+        """
+        check_join(node, self.plan)
+        return {MAIN: self.plan.output}
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether the watermark is held back: results of windows come after it has passed their ``window_start``."""
+        return isinstance(self.plan.bound, Within | AsOf)
+
+    @property
+    def edge_keys(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The columns by which each side is partitioned."""
+        window = (WINDOW_COLUMN,) if isinstance(self.plan.bound, SameWindow) else ()
+        return self.plan.left.keys + window, self.plan.right.keys + window
+
+    @cached_property
+    def keys(self) -> KeyColumns:
+        """The key of the state. What the windows are is in the name of their column, and so in the state's identity."""
+        names, bound = self.plan.left.keys, self.plan.bound
+        types = tuple(self.plan.left.schema.field(key).type for key in names)
+        if isinstance(bound, SameWindow):
+            return KeyColumns((*names, bound.windows.text), (*types, pa.int64()))
+        return KeyColumns(names, types)
+
+    def rows(self, name: InputName) -> StateDescriptor | None:
+        """Return the state of rows that may match again; None: those of this side match once."""
+        keeps_all = self.plan.has_right_columns or isinstance(self.plan.bound, SameWindow | Changing)
+        is_once = name == LEFT_INPUT and not keeps_all
+        return None if is_once else self._list(name, str(name))
+
+    def waiting(self, name: InputName) -> StateDescriptor | None:
+        """Return the state of rows that have not matched yet; None: they are among the others."""
+        if isinstance(self.plan.bound, SameWindow | AsOf):
+            return None
+        is_semi = name == LEFT_INPUT and self.plan.how == "semi"
+        return self._list(name, f"{name} unmatched") if is_semi or self.plan.emits_unmatched(name) else None
+
+    def _list(self, name: InputName, state: str) -> StateDescriptor:
+        schema = self.plan.side(name).schema
+        dtype = pa.struct([schema.field(column) for column in self.plan.kept(name)])
+        ttl = self.plan.bound.ttl if isinstance(self.plan.bound, Unbounded | Changing) else None
+        return StateDescriptor(state, StateKind.LIST, dtype, ttl=ttl)
+
+    @property
+    def next_timer(self) -> StateDescriptor | None:
+        """The state of the next timer of each key; None: there are none, or one time for each key."""
+        is_near = isinstance(self.plan.bound, Within | AsOf)
+        return StateDescriptor("next timer", StateKind.VALUE, pa.int64()) if is_near else None
+
+    @property
+    def has_timers(self) -> bool:
+        """Whether rows are forgotten by event time."""
+        return not isinstance(self.plan.bound, Unbounded | Changing)
+
+    @property
+    def descriptors(self) -> list[StateDescriptor]:
+        """All states."""
+        names = (LEFT_INPUT, RIGHT_INPUT)
+        found = [*map(self.rows, names), *map(self.waiting, names), self.next_timer]
+        return [one for one in found if one is not None]
+
+    def state_text(self) -> str:
+        """See ``catalog.state_text``."""
+        return state_identity(self.keys, self.descriptors, has_timers=self.has_timers)
+
+
+Columns: TypeAlias = Mapping[str, pa.Array]
+
+
+class Side:
+    """One side in a running operator: what is known of it, and its states."""
+
+    def __init__(self, spec: JoinSpec, name: InputName, backend: ColumnBackend) -> None:
+        plan = spec.plan
+        self.name = name
+        self.keys = spec.edge_keys[name == RIGHT_INPUT]
+        self.kept = plan.kept(name)
+        self.time = plan.side(name).time
+        self.emits_unmatched = plan.emits_unmatched(name)
+        rows, waiting = spec.rows(name), spec.waiting(name)
+        self.dtype = next(one for one in (rows, waiting) if one is not None).type
+        self.rows = None if rows is None else backend.lists(rows)
+        self.waiting = None if waiting is None else backend.lists(waiting)
+
+    @property
+    def lists(self) -> list[ListColumns]:
+        """Its states."""
+        return [found for found in (self.rows, self.waiting) if found is not None]
+
+    def elements(self, batch: pa.RecordBatch) -> pa.StructArray:
+        """Return the rows of ``batch`` as they are kept."""
+        return pa.StructArray.from_arrays([batch.column(name) for name in self.kept], fields=list(self.dtype))
+
+    def columns(self, elements: pa.StructArray) -> Columns:
+        """Return the columns of rows that were kept."""
+        return dict(zip(self.kept, elements.flatten(), strict=True))
+
+
+def _columns_of(batch: pa.RecordBatch) -> Columns:
+    return dict(zip(batch.schema.names, batch.columns, strict=True))
+
+
+def taken(columns: Columns, rows: Slots) -> Columns:
+    """Return some rows of ``columns``."""
+    places = pa.array(rows)
+    return {name: column.take(places) for name, column in columns.items()}
+
+
+class JoinOperator(TimedOperator):
+    """What all joins do: keep two sides, count late rows, emit results."""
+
+    _backend: ColumnBackend
+
+    def __init__(self, spec: JoinSpec) -> None:
+        self._spec = spec
+        self._plan = spec.plan
+
+    def open(self, context: OperatorContext, output: Output) -> None:
+        """See ``Operator``."""
+        super().open(context, output)
+        spec = self._spec
+        self._backend = context.states.by_column(spec.keys, spec.descriptors, has_timers=spec.has_timers)
+        self._left, self._right = (Side(spec, name, self._backend) for name in (LEFT_INPUT, RIGHT_INPUT))
+        self._next = None if spec.next_timer is None else self._backend.values(spec.next_timer)
+        self._units = max(1 if side.time is None else side.time.units_per_ms for side in (self._left, self._right))
+
+    def _times(self, side: Side, columns: Columns) -> Slots:
+        """Return the times of rows in the finer unit of both sides."""
+        time = side.time
+        assert time is not None
+        return time.words(columns[time.column]) * time.ms_per_unit * (self._units // time.units_per_ms)
+
+    def _set_timers(self, slots: Slots, times_ms: Slots) -> None:
+        """Have a timer of each key for the earliest of its times; one for a later time may be left over."""
+        assert self._next is not None
+        assert self._backend.timers is not None
+        if len(slots):
+            changed = self._next.extreme(slots, pa.array(times_ms), is_min=True)
+            self._backend.timers.event_time.register(slots[changed], times_ms[changed])
+
+    def process_input(self, name: InputName, batch: pa.RecordBatch) -> None:
+        """See ``Operator``."""
+        self._begin_call()
+        self._backend.prepare()
+        side, other = (self._left, self._right) if name == LEFT_INPUT else (self._right, self._left)
+        batch = self._in_time(side, batch)
+        if batch.num_rows:
+            slots = self._backend.slots([batch.column(key) for key in side.keys])
+            self._arrived(side, other, batch, slots)
+
+    def _in_time(self, side: Side, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows that are not late."""
+        if not self._spec.has_timers:
+            return batch
+        last_ms = self._last_ms(side, batch)
+        is_late = last_ms <= self._watermark_ms
+        if not is_late.any():
+            return batch
+        count_late(self.context.metrics, self._watermark_ms + 1 - last_ms[is_late])
+        return batch.filter(pa.array(~is_late))
+
+    @abstractmethod
+    def _last_ms(self, side: Side, batch: pa.RecordBatch) -> Slots:
+        """Return, for each row, up to which watermark it must have come."""
+
+    @abstractmethod
+    def _arrived(self, side: Side, other: Side, batch: pa.RecordBatch, slots: Slots) -> None:
+        """Take over rows of ``side`` that are not late."""
+
+    def on_watermark(self, watermark_ms: int) -> None:
+        """See ``Operator``. What is emitted at the end alone makes nothing late that comes after it."""
+        self._begin_call()
+        is_end = watermark_ms == WATERMARK_MAX_MS
+        if not is_end:
+            watermark_ms -= self.context.event_delay_ms
+            self._watermark_ms = watermark_ms
+        self._fire_until(watermark_ms)
+        self.output.emit_watermark(watermark_ms if is_end else watermark_ms - self._plan.hold_back_ms)
+
+    def _fire_some(self, kind: TimeKind, until_ms: int) -> int:
+        """See ``TimedOperator``."""
+        assert self._backend.timers is not None
+        self._backend.prepare()
+        slots, _ = self._backend.timers.of(kind).take(until_ms, _TIMERS_MAX)
+        if len(slots):
+            self._fired(slots, until_ms)
+        return len(slots)
+
+    @abstractmethod
+    def _fired(self, slots: Slots, until_ms: int) -> None:
+        """Timers of these keys have fired."""
+
+    def _end_firing(self) -> None:
+        """See ``TimedOperator``."""
+
+    def _rewrite(self, lists: ListColumns, stay: Mask, owners: Slots, elements: pa.Array) -> None:
+        """Have the lists of ``owners``, of which these are all elements, without those that do not stay."""
+        if stay.all():
+            return
+        changed = np.unique(owners[~stay])
+        kept = stay & np.isin(owners, changed)
+        lists.clear(changed)
+        lists.append(owners[kept], elements.filter(pa.array(kept)))
+
+    def _emit(self, left: Columns | None, right: Columns | None, count: int) -> None:
+        results = self._plan.results(left, right, count)
+        for start in range(0, count, PAIRS_MAX):
+            self.output.emit(results.slice(start, PAIRS_MAX))
+
+    def _emit_unmatched(self, side: Side, columns: Columns, count: int) -> None:
+        if count:
+            left, right = (columns, None) if side.name == LEFT_INPUT else (None, columns)
+            self._emit(left, right, count)
+
+
+class PairJoinOperator(JoinOperator):
+    """Emits a pair as soon as both rows are there."""
+
+    def open(self, context: OperatorContext, output: Output) -> None:
+        """See ``Operator``."""
+        super().open(context, output)
+        bound = self._plan.bound
+        if isinstance(bound, Within):
+            self._lower, self._upper = bound.lower_ms * self._units, bound.upper_ms * self._units
+            self._slack_ms = max((bound.upper_ms - bound.lower_ms) // 4, _SLACK_MS)
+
+    def _last_ms(self, side: Side, batch: pa.RecordBatch) -> Slots:
+        return self._times(side, _columns_of(batch)) // self._units
+
+    def _expiries_ms(self, side: Side, times: Slots) -> Slots:
+        """Return from which watermark on no partner can come."""
+        return (times + (self._upper if side is self._left else -self._lower)) // self._units
+
+    def _arrived(self, side: Side, other: Side, batch: pa.RecordBatch, slots: Slots) -> None:
+        columns = _columns_of(batch)
+        times = None if self._next is None else self._times(side, columns)
+        matched = np.zeros(len(slots), np.bool_)
+        if other.rows is not None:
+            self._probe(side, columns, slots, times, other, other.rows, matched)
+        if other.waiting is not None:
+            hit, owners, elements = self._probe(side, columns, slots, times, other, other.waiting, matched)
+            if hit.any():
+                self._match(other, hit, owners, elements)
+        if self._plan.how == "semi" and side is self._left and matched.any():
+            found = taken(columns, np.flatnonzero(matched))
+            self._emit(found, None, int(matched.sum()))
+        self._keep(side, batch, slots, times, matched)
+
+    def _probe(
+        self,
+        side: Side,
+        columns: Columns,
+        slots: Slots,
+        times: Slots | None,
+        other: Side,
+        lists: ListColumns,
+        matched: Mask,
+    ) -> tuple[Mask, Slots, pa.Array]:
+        """Emit the pairs of arrived rows with those in ``lists``; mark those that match in ``matched``.
+
+        Returns:
+            Of the rows of these keys in ``lists``: which of them match, their slots, and they themselves.
+        """
+        asking = np.flatnonzero(lists.counts(slots))
+        if len(asking) == 0:
+            return np.zeros(0, np.bool_), asking, pa.array([], side.dtype)
+        distinct, inverse = np.unique(slots[asking], return_inverse=True)
+        owners, elements = lists.explode(distinct)
+        hit = np.zeros(len(elements), np.bool_)
+        counts = np.bincount(owners, minlength=len(distinct))
+        starts, counts = (np.cumsum(counts) - counts)[inverse], counts[inverse]
+        stored = other.columns(elements)
+        stored_times = None if times is None else self._times(other, stored)
+        for part in pair_slices(counts):
+            rows, found = ranges(starts[part], counts[part])
+            rows = asking[part][rows]
+            if times is not None and stored_times is not None:
+                apart = stored_times[found] - times[rows] if side is self._left else times[rows] - stored_times[found]
+                near = (apart >= self._lower) & (apart <= self._upper)
+                rows, found = rows[near], found[near]
+            matched[rows] = True
+            hit[found] = True
+            if self._plan.has_right_columns and len(rows):
+                wanted = {name: columns[name] for name in side.kept}
+                pairs = taken(wanted, rows), taken(stored, found)
+                left, right = pairs if side is self._left else pairs[::-1]
+                self._emit(left, right, len(rows))
+        return hit, distinct[owners], elements
+
+    def _match(self, side: Side, hit: Mask, owners: Slots, elements: pa.Array) -> None:
+        """Rows of ``side`` that waited have matched."""
+        assert side.waiting is not None
+        self._rewrite(side.waiting, ~hit, owners, elements)
+        found = elements.filter(pa.array(hit))
+        if side.rows is not None:
+            side.rows.append(owners[hit], found)
+        elif self._plan.how == "semi":
+            self._emit(side.columns(found), None, len(found))
+
+    def _keep(self, side: Side, batch: pa.RecordBatch, slots: Slots, times: Slots | None, matched: Mask) -> None:
+        """Keep rows that have arrived, as long as a partner can come."""
+        elements = side.elements(batch)
+        expiries_ms = None if times is None else self._expiries_ms(side, times)
+        for lists, chosen in self._places(side, matched):
+            if expiries_ms is not None:
+                over = chosen & (expiries_ms <= self._watermark_ms)
+                if over.any():
+                    chosen &= ~over
+                    if lists is side.waiting and side.emits_unmatched:
+                        found = elements.filter(pa.array(over))
+                        self._emit_unmatched(side, side.columns(found), len(found))
+            if chosen.all():
+                lists.append(slots, elements)
+                self._wait(side, lists, slots, expiries_ms)
+            elif chosen.any():
+                lists.append(slots[chosen], elements.filter(pa.array(chosen)))
+                self._wait(side, lists, slots[chosen], None if expiries_ms is None else expiries_ms[chosen])
+
+    @staticmethod
+    def _places(side: Side, matched: Mask) -> list[tuple[ListColumns, Mask]]:
+        """Return which rows go to which state."""
+        if side.waiting is None:
+            assert side.rows is not None
+            return [(side.rows, np.ones(len(matched), np.bool_))]
+        found = [(side.waiting, ~matched)]
+        return found if side.rows is None else [(side.rows, matched.copy()), *found]
+
+    def _wait(self, side: Side, lists: ListColumns, slots: Slots, expiries_ms: Slots | None) -> None:
+        """Have a timer for rows that are in ``lists`` now."""
+        if expiries_ms is None:
+            return
+        if not (lists is side.waiting and side.emits_unmatched):
+            expiries_ms = -(-expiries_ms // self._slack_ms) * self._slack_ms
+        self._set_timers(slots, expiries_ms)
+
+    def _fired(self, slots: Slots, until_ms: int) -> None:
+        """Emit and forget the rows of these keys for which no partner can come any more."""
+        assert self._next is not None
+        self._next.clear(slots)
+        for side in (self._left, self._right):
+            for lists in side.lists:
+                owners, elements = lists.explode(slots)
+                if len(elements) == 0:
+                    continue
+                expiries_ms = self._expiries_ms(side, self._times(side, side.columns(elements)))
+                stay = expiries_ms > until_ms
+                if lists is side.waiting and side.emits_unmatched and not stay.all():
+                    found = elements.filter(pa.array(~stay))
+                    self._emit_unmatched(side, side.columns(found), len(found))
+                self._rewrite(lists, stay, slots[owners], elements)
+                self._wait(side, lists, slots[owners][stay], expiries_ms[stay])
+
+    def _fire_event_time(self, watermark_ms: int, timers_count: int) -> None:
+        """See ``TimedOperator``. At the end of the input rows are kept: more input may come after a restore."""
+        emits = self._left.emits_unmatched or self._right.emits_unmatched
+        if watermark_ms < WATERMARK_MAX_MS or emits:
+            super()._fire_event_time(watermark_ms, timers_count)
+
+
+def pair_slices(counts: Slots) -> Iterator[slice]:
+    """Yield slices of rows that have together not many more than ``PAIRS_MAX`` pairs."""
+    ends = np.cumsum(counts)
+    start = 0
+    while start < len(counts):
+        before = int(ends[start - 1]) if start else 0
+        end = max(int(np.searchsorted(ends, before + PAIRS_MAX, side="right")), start + 1)
+        yield slice(start, end)
+        start = end
+
+
+class WindowJoinOperator(JoinOperator):
+    """Keeps the rows of each window and key, and joins them when the window has ended."""
+
+    def _last_ms(self, side: Side, batch: pa.RecordBatch) -> Slots:
+        return self._end_ms(batch.column(WINDOW_COLUMN).to_numpy()) - 1
+
+    def _end_ms(self, windows: Slots) -> Slots:
+        assert isinstance(self._plan.bound, SameWindow)
+        return self._plan.bound.ends_ms(windows)
+
+    def _arrived(self, side: Side, other: Side, batch: pa.RecordBatch, slots: Slots) -> None:
+        assert side.rows is not None
+        assert other.rows is not None
+        assert self._backend.timers is not None
+        is_new = (side.rows.counts(slots) == 0) & (other.rows.counts(slots) == 0)
+        if is_new.any():
+            ends_ms = self._end_ms(batch.column(WINDOW_COLUMN).to_numpy()[is_new])
+            self._backend.timers.event_time.register(slots[is_new], ends_ms - 1)
+        side.rows.append(slots, side.elements(batch))
+
+    def _fired(self, slots: Slots, until_ms: int) -> None:
+        assert self._left.rows is not None
+        assert self._right.rows is not None
+        windows = self._backend.key_columns(slots)[-1].to_numpy()
+        left_of, left = self._left.rows.explode(slots)
+        right_of, right = self._right.rows.explode(slots)
+        self._left.rows.clear(slots)
+        self._right.rows.clear(slots)
+        left_columns, right_columns = self._left.columns(left), self._right.columns(right)
+        counts = np.bincount(right_of, minlength=len(slots))
+        starts, partners = (np.cumsum(counts) - counts)[left_of], counts[left_of]
+        how = self._plan.how
+        if self._plan.has_right_columns:
+            for part in pair_slices(partners):
+                rows, found = ranges(starts[part], partners[part])
+                rows += part.start
+                self._send(taken(left_columns, rows), taken(right_columns, found), windows[left_of[rows]])
+        if how == "semi":
+            self._send_rows(left_columns, np.flatnonzero(partners > 0), windows[left_of])
+        if self._left.emits_unmatched:
+            self._send_rows(left_columns, np.flatnonzero(partners == 0), windows[left_of])
+        if self._right.emits_unmatched:
+            alone = np.flatnonzero(np.bincount(left_of, minlength=len(slots))[right_of] == 0)
+            self._send(None, taken(right_columns, alone), windows[right_of[alone]])
+
+    def _send_rows(self, left: Columns, rows: Slots, windows: Slots) -> None:
+        self._send(taken(left, rows), None, windows[rows])
+
+    def _send(self, left: Columns | None, right: Columns | None, windows: Slots) -> None:
+        results = with_window(self._plan, self._plan.results(left, right, len(windows)), windows)
+        for start in range(0, len(windows), PAIRS_MAX):
+            self.output.emit(results.slice(start, PAIRS_MAX))
+
+
+LATE_VERSIONS = "late_versions"
+"""Counter of right rows of as-of joins that came when the watermark had passed them."""
+
+
+class AsOfJoinOperator(JoinOperator):
+    """Keeps left rows until the watermark has passed them, and right rows as long as they may be the latest."""
+
+    def _last_ms(self, side: Side, batch: pa.RecordBatch) -> Slots:
+        return self._times(side, _columns_of(batch)) // self._units
+
+    def _in_time(self, side: Side, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows that are not late; a late right row is there for left rows that come after it."""
+        if side is self._left:
+            return super()._in_time(side, batch)
+        late = np.count_nonzero(self._last_ms(side, batch) <= self._watermark_ms)
+        if late:
+            self.context.metrics.add(LATE_VERSIONS, int(late))
+        return batch
+
+    @property
+    def _tolerance(self) -> int | None:
+        assert isinstance(self._plan.bound, AsOf)
+        tolerance_ms = self._plan.bound.tolerance_ms
+        return None if tolerance_ms is None else tolerance_ms * self._units
+
+    def _arrived(self, side: Side, other: Side, batch: pa.RecordBatch, slots: Slots) -> None:
+        assert side.rows is not None
+        side.rows.append(slots, side.elements(batch))
+        times = self._times(side, _columns_of(batch))
+        if side is self._left:
+            self._set_timers(slots, times // self._units)
+        else:
+            to_come = (max(self._watermark_ms, 0) + 1) * self._units
+            self._wait_for_versions(slots, np.maximum(times, to_come), self._watermark_ms)
+
+    def _wait_for_versions(self, slots: Slots, times: Slots, passed_ms: int) -> None:
+        """Have timers, after ``passed_ms``, for right rows that will not be needed for ever."""
+        assert self._right.rows is not None
+        if self._tolerance is None:  # the latest one stays
+            is_one_of_several = self._right.rows.counts(slots) > 1
+            slots, times = slots[is_one_of_several], times[is_one_of_several]
+        else:
+            times = times + self._tolerance
+        times_ms = -(-(times // self._units) // _SLACK_MS) * _SLACK_MS
+        is_to_come = times_ms > passed_ms
+        self._set_timers(slots[is_to_come], times_ms[is_to_come])
+
+    def _fired(self, slots: Slots, until_ms: int) -> None:
+        assert self._next is not None
+        assert self._left.rows is not None
+        assert self._right.rows is not None
+        self._next.clear(slots)
+        left_of, left = self._left.rows.explode(slots)
+        right_of, right = self._right.rows.explode(slots)
+        left_columns, right_columns = self._left.columns(left), self._right.columns(right)
+        left_times, right_times = self._times(self._left, left_columns), self._times(self._right, right_columns)
+        due = left_times // self._units <= until_ms
+        latest = _latest(left_of[due], left_times[due], right_of, right_times)
+        deleted = self._deleted(right_columns, len(right))
+        if len(right):
+            is_found = latest >= 0
+            is_found &= ~deleted[latest]
+            if self._tolerance is not None:
+                is_found &= left_times[due] - right_times[latest] <= self._tolerance
+            latest[~is_found] = -1
+        self._emit_latest(taken(left_columns, np.flatnonzero(due)), right_columns, latest)
+        self._rewrite(self._left.rows, ~due, slots[left_of], left)
+        self._set_timers(slots[left_of][~due], left_times[~due] // self._units)
+        # the end alone makes no version forgotten: more left rows may come after a restore
+        passed_ms = min(until_ms, self._watermark_ms)
+        stay = right_times // self._units > passed_ms
+        order = np.lexsort((right_times, right_of))
+        order = order[~stay[order]]
+        is_last = np.diff(right_of[order], append=-1) != 0
+        stay[order[is_last]] = True
+        stay &= ~(deleted & (right_times // self._units <= passed_ms))
+        if self._tolerance is not None:
+            stay &= (right_times + self._tolerance) // self._units > passed_ms
+        self._rewrite(self._right.rows, stay, slots[right_of], right)
+        self._wait_for_versions(slots[right_of][stay], right_times[stay], until_ms)
+
+    def _deleted(self, right: Columns, count: int) -> Mask:
+        assert isinstance(self._plan.bound, AsOf)
+        if not self._plan.bound.has_changes:
+            return np.zeros(count, np.bool_)
+        found: Mask = pc.equal(right[OP], DELETE).to_numpy(zero_copy_only=False)
+        return found
+
+    def _emit_latest(self, left: Columns, right: Columns, latest: Slots) -> None:
+        """Emit left rows, each with the right row of this number; -1: it has none."""
+        if self._plan.how == "inner":
+            chosen = np.flatnonzero(latest >= 0)
+            left, latest = taken(left, chosen), latest[chosen]
+        places = pa.array(latest, mask=latest < 0)
+        if len(latest):
+            self._emit(left, {name: column.take(places) for name, column in right.items()}, len(latest))
+
+
+def _latest(left_of: Slots, left_times: Slots, right_of: Slots, right_times: Slots) -> Slots:
+    """Return, for each left row, the number of the last right row of its key that is not later; -1: none."""
+    owners, times = np.concatenate([right_of, left_of]), np.concatenate([right_times, left_times])
+    count = len(right_of)
+    order = np.lexsort((np.arange(len(owners)) >= count, times, owners))
+    is_right = order < count
+    place = np.maximum.accumulate(np.where(is_right, np.arange(len(order)), -1))
+    found = np.where(place >= 0, order[place], -1)
+    found[(found >= 0) & (owners[found] != owners[order])] = -1
+    latest = np.empty(len(left_of), np.int64)
+    latest[order[~is_right] - count] = found[~is_right]
+    return latest

@@ -1,0 +1,1 @@
+"""Windows: which records belong to one, and when its result is emitted."""

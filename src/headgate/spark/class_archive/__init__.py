@@ -1,0 +1,1 @@
+"""The archive of classes by which Spark's Java starts sooner."""

@@ -1,0 +1,363 @@
+"""Queries in SQL: results against DuckDB on the same rows, and what is refused."""
+
+from __future__ import annotations
+
+import datetime as dt
+import random
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import duckdb
+import polars as pl
+import pyarrow as pa
+import pytest
+from tests.nexmark.tables import table_of
+
+import headgate as hg
+from headgate.errors import UsageError
+from headgate.testing import Collect, run
+
+SCHEMA = pa.schema(
+    {
+        "id": pa.int64(),
+        "auction": pa.int64(),
+        "price": pa.int64(),
+        "change": pa.float64(),
+        "text": pa.string(),
+        "flag": pa.bool_(),
+        "ts": pa.timestamp("us"),
+    }
+)
+START = dt.datetime(2020, 2, 28, 23, 58)
+
+PATIENCE_S = 900
+"""For all queries in one run, on a machine that does much else."""
+
+
+def rows() -> pa.Table:
+    rng = random.Random(7)
+    texts = ["abc", "Bc", None, "dé/x/y", "", "a/b", "x%y_z", "channel_id=42&b", "AbC "]
+    found = []
+    for i in range(400):
+        values = [rng.randrange(7), rng.choice([None, rng.randrange(-50, 1_000)]), rng.choice([None, rng.random()])]
+        at = START + dt.timedelta(seconds=i * 0.7 - rng.random() * 3)
+        found.append(
+            dict(zip(SCHEMA.names, [i, *values, rng.choice(texts), rng.choice([True, False, None]), at], strict=True))
+        )
+    return pa.Table.from_pylist(found, schema=SCHEMA)
+
+
+ROWS = rows()
+
+
+def bids(pipeline: hg.Pipeline) -> hg.Stream:
+    source = hg.FromRows(ROWS, splits=2, batch_rows=37)
+    return pipeline.source(source, name="bids").with_timestamps("ts", out_of_orderness="5s")
+
+
+SCALARS = [
+    "price + 1", "price - auction", "-price", "price * 0.908", "price / 7", "price % 7",
+    "MOD(price, -7)", "price % (auction - 3)", "change * 2.5", "price > 100", "price > 100 AND flag",
+    "price > 100 OR flag", "NOT flag", "price IS NULL", "price IS NOT NULL", "flag IS TRUE",
+    "price BETWEEN 10 AND 500", "price NOT BETWEEN 10 AND 500", "auction IN (1, 2, 3)", "auction NOT IN (1, 2)",
+    "text IN ('abc', NULL)", "text LIKE 'a%'", "text LIKE '_b_'", "text LIKE 'x\\%y%'", "text ILIKE 'ab%'",
+    "text NOT LIKE '%c'", "CASE WHEN price > 500 THEN 'high' WHEN price > 100 THEN 'middle' ELSE 'low' END",
+    "CASE auction WHEN 1 THEN 'one' WHEN 2 THEN 'two' END", "IF(flag, 1, 0)", "COALESCE(price, auction, 0)",
+    "NULLIF(auction, 3)", "GREATEST(price, 100)", "LEAST(price, 100)", "CAST(price AS DOUBLE)",
+    "CAST(auction AS VARCHAR)", "TRY_CAST(text AS BIGINT)", "CAST(price AS DECIMAL(12, 2))", "text || '!'",
+    "CONCAT(text, '-', auction)", "LOWER(text)", "UPPER(text)", "LENGTH(text)", "TRIM(text)", "SUBSTRING(text, 2, 3)",
+    "REPLACE(text, 'b', 'xx')", "SPLIT_PART(text, '/', 2)", "ABS(price)", "FLOOR(change * 10)", "CEIL(change * 10)",
+    "ROUND(change, 2)", "SQRT(ABS(price))", "POWER(auction, 2)", "YEAR(ts)", "MONTH(ts)", "DAY(ts)", "HOUR(ts)",
+    "MINUTE(ts)", "SECOND(ts)", "EXTRACT(HOUR FROM ts)", "DATE_TRUNC('minute', ts)", "STRFTIME(ts, '%Y-%m-%d %H:%M')",
+    "ts + INTERVAL '90' SECOND", "ts > TIMESTAMP '2020-02-29 00:00:00'", "CAST(ts AS DATE)", "starts_with(text, 'a')",
+    "(price + 1) * 2", "price IS DISTINCT FROM auction", "text = 'abc'", "price <> 5", "1.5", "'it''s'",
+    "CAST(NULL AS BIGINT)",
+]  # fmt: skip
+
+TUMBLE = "FROM TABLE(TUMBLE(TABLE bids, DESCRIPTOR(ts), INTERVAL '10' SECOND)) GROUP BY"
+BUCKET = "time_bucket(INTERVAL '10' SECOND, ts, TIMESTAMP '2000-01-01')"
+
+HOP = "FROM TABLE(HOP(TABLE bids, DESCRIPTOR(ts), INTERVAL '2' SECOND, INTERVAL '10' SECOND)) GROUP BY"
+HOPS = (
+    "(SELECT *, time_bucket(INTERVAL '2' SECOND, ts, TIMESTAMP '2000-01-01') - to_seconds(2 * k) AS w FROM bids, "
+    "range(5) AS r(k))"
+)
+
+QUERIES: dict[str, tuple[str, str | None]] = {
+    "scalars": (f"SELECT id, {', '.join(f'{e} AS c{i}' for i, e in enumerate(SCALARS))} FROM bids", None),
+    "where": ("SELECT b.id, Price AS p FROM bids AS b WHERE b.price > 100 AND NOT flag", None),
+    "star": ("SELECT *, price + 1 AS more FROM bids WHERE price >= 900", None),
+    "nested": (
+        "WITH a AS (SELECT id, price * 2 AS twice FROM bids), c(x) AS (SELECT twice FROM a) "
+        "SELECT x FROM c WHERE x > 50 UNION ALL SELECT s.id FROM (SELECT id FROM bids WHERE auction = 1) AS s",
+        None,
+    ),
+    "quoted": (
+        """SELECT "price" AS "the price", `id` FROM "bids" WHERE text = 'a/b'""",
+        """
+        SELECT price AS "the price", id FROM bids WHERE text = 'a/b'""",
+    ),
+    "index": (
+        "SELECT id, SPLIT_INDEX(text, '/', 1) AS a, REGEXP_EXTRACT(text, 'channel_id=([^&]*)', 1) AS b, "
+        "DATE_FORMAT(ts, 'yyyy-MM-dd HH:mm') AS c, CHAR_LENGTH(text) AS d FROM bids",
+        "SELECT id, string_split(text, '/')[2], nullif(regexp_extract(text, 'channel_id=([^&]*)', 1), ''), "
+        "strftime(ts, '%Y-%m-%d %H:%M'), length(text) FROM bids",
+    ),
+    "tumble": (
+        "SELECT auction, COUNT(*) AS n, COUNT(price) AS p, SUM(price) AS s, AVG(change) AS a, MIN(price) AS lo, "
+        "MAX(ts) AS hi, COUNT(DISTINCT text) AS d, COUNT(*) FILTER (WHERE price > 100) AS c, SUM(price) FILTER (WHERE "
+        "flag) AS f, MAX(price) - MIN(price) + 1 AS r, window_start, window_end "
+        f"{TUMBLE} auction, window_start, window_end",
+        "SELECT auction, COUNT(*), COUNT(price), SUM(price), AVG(change), MIN(price), MAX(ts), COUNT(DISTINCT text), "
+        "COUNT(*) FILTER (WHERE price > 100), SUM(price) FILTER (WHERE flag), MAX(price) - MIN(price) + 1, "
+        f"{BUCKET} AS w, w + INTERVAL '10' SECOND FROM bids GROUP BY auction, w",
+    ),
+    "having": (
+        f"SELECT COUNT(*) AS n, window_end AS e {TUMBLE} window_start, window_end HAVING MAX(price) > 950",
+        f"SELECT COUNT(*), {BUCKET} + INTERVAL '10' SECOND AS w FROM bids GROUP BY w HAVING MAX(price) > 950",
+    ),
+    "function": (
+        "SELECT auction % 2 AS odd, COUNT(*) AS n, TUMBLE_START(ts, INTERVAL '1' MINUTE) AS w FROM bids "
+        "WHERE price IS NOT NULL GROUP BY 1, TUMBLE(ts, INTERVAL '1' MINUTE)",
+        "SELECT auction % 2, COUNT(*), date_trunc('minute', ts) AS w FROM bids WHERE price IS NOT NULL GROUP BY ALL",
+    ),
+    "twice": (
+        f"SELECT MAX(n) AS m, w FROM (SELECT auction, COUNT(*) AS n, window_start AS w {TUMBLE} auction, window_start, "
+        "window_end) GROUP BY w",
+        f"SELECT MAX(n), w FROM (SELECT auction, COUNT(*) AS n, {BUCKET} AS w FROM bids GROUP BY ALL) GROUP BY w",
+    ),
+    "zero": (
+        "SELECT id, price / (auction - 3) AS c FROM bids",
+        """
+        SELECT id, price / nullif(auction - 3, 0) FROM bids""",
+    ),
+    "hop": (
+        f"SELECT auction, COUNT(*) AS n, window_start, window_end {HOP} auction, window_start, window_end",
+        f"SELECT auction, COUNT(*), w, w + INTERVAL '10' SECOND FROM {HOPS} GROUP BY auction, w",
+    ),
+    "hop twice": (
+        f"SELECT MAX(n) AS m, w, e FROM (SELECT COUNT(*) AS n, window_start AS w, window_end AS e {HOP} auction, "
+        "window_start, window_end) GROUP BY w, e",
+        f"SELECT MAX(n), w, w + INTERVAL '10' SECOND FROM (SELECT COUNT(*) AS n, w FROM {HOPS} GROUP BY auction, w) "
+        "GROUP BY w",
+    ),
+    "session": (
+        "SELECT auction, COUNT(*) AS n, SESSION_START(ts, INTERVAL '4' SECOND) AS a, SESSION_END(ts, INTERVAL '4' "
+        "SECOND) AS e FROM bids GROUP BY auction, SESSION(ts, INTERVAL '4' SECOND)",
+        "SELECT auction, COUNT(*), MIN(ts), MAX(ts) + INTERVAL '4' SECOND FROM (SELECT *, SUM(CAST(gap AS INT)) OVER "
+        "(PARTITION BY auction ORDER BY ts) AS s FROM (SELECT *, coalesce(ts - lag(ts) OVER (PARTITION BY auction "
+        "ORDER BY ts) >= INTERVAL '4' SECOND, false) AS gap FROM bids)) GROUP BY auction, s",
+    ),
+    "join": (
+        "SELECT a.id, b.price AS p, b.text FROM bids AS a JOIN bids AS b ON a.id = b.auction AND b.price > 3",
+        None,
+    ),
+    "join using": (
+        "SELECT a.id, b.twice FROM bids AS a JOIN (SELECT id, price * 2 AS twice FROM bids) AS b USING (id)",
+        None,
+    ),
+    "join near in time": (
+        "SELECT a.id, b.id AS other FROM bids AS a JOIN bids AS b ON a.auction = b.auction AND b.ts BETWEEN "
+        "a.ts - INTERVAL '3' SECOND AND a.ts + INTERVAL '1' SECOND AND a.id <> b.id",
+        None,
+    ),
+    "join near in time in WHERE": (
+        "SELECT a.id, b.id AS other FROM bids AS a JOIN bids AS b ON a.auction = b.auction WHERE a.ts < b.ts AND "
+        "a.ts > b.ts - INTERVAL '5' SECOND AND b.flag",
+        None,
+    ),
+    "left join near in time": (
+        "SELECT a.id, b.id AS other FROM bids AS a LEFT JOIN bids AS b ON a.id = b.auction AND (b.ts) >= a.ts AND "
+        "b.ts <= a.ts + INTERVAL '1' MINUTE",
+        None,
+    ),
+    "full join near in time": (
+        "SELECT a.id, b.id AS other FROM bids AS a FULL JOIN (SELECT id, auction * 3 AS x, ts AS at FROM bids) AS b "
+        "ON a.id = b.x AND a.ts - b.at <= INTERVAL '1' SECOND AND a.ts > b.at - INTERVAL '40' SECOND AND b.at > a.ts "
+        "- INTERVAL '1' SECOND",
+        None,
+    ),
+    "left join": (
+        "SELECT a.id, b.id AS other FROM bids AS a LEFT JOIN (SELECT id, auction FROM bids WHERE flag) AS b ON a.id = "
+        "b.auction",
+        None,
+    ),
+    "join of tables": (
+        "SELECT a.auction, a.n, b.m FROM (SELECT auction, COUNT(*) AS n FROM bids GROUP BY auction) AS a FULL JOIN "
+        "(SELECT auction * 2 AS x, MAX(price) AS m FROM bids GROUP BY auction * 2) AS b ON a.auction = b.x",
+        None,
+    ),
+    "join of windows": (
+        f"SELECT a.auction, a.n, b.most FROM (SELECT auction, COUNT(*) AS n, window_start AS w, window_end AS e {HOP} "
+        "auction, window_start, window_end) AS a JOIN (SELECT MAX(n) AS most, w, e FROM (SELECT COUNT(*) AS n, "
+        f"window_start AS w, window_end AS e {HOP} auction, window_start, window_end) GROUP BY w, e) AS b ON a.w = b.w "
+        "AND a.e = b.e AND a.n >= b.most",
+        "SELECT auction, n, most FROM (SELECT *, MAX(n) OVER (PARTITION BY w) AS most FROM "
+        f"(SELECT auction, COUNT(*) AS n, w FROM {HOPS} GROUP BY auction, w)) WHERE n = most",
+    ),
+    "top of windows": (
+        "SELECT n, window_end, rn FROM (SELECT *, ROW_NUMBER() OVER (PARTITION BY window_start, window_end ORDER BY n "
+        f"DESC) AS rn FROM (SELECT auction, COUNT(*) AS n, window_start, window_end {TUMBLE} auction, window_start, "
+        "window_end)) WHERE rn <= 2",
+        "SELECT n, w + INTERVAL '10' SECOND, rn FROM (SELECT *, ROW_NUMBER() OVER (PARTITION BY w ORDER BY n DESC) AS "
+        f"rn FROM (SELECT COUNT(*) AS n, {BUCKET} AS w FROM bids GROUP BY auction, w)) WHERE rn <= 2",
+    ),
+    "running": (
+        "SELECT auction, COUNT(*) AS n, SUM(price) AS s, COUNT(DISTINCT text) AS d, COUNT(*) FILTER (WHERE flag) AS f, "
+        "MAX(price) AS m FROM bids GROUP BY auction",
+        None,
+    ),
+    "running twice": (
+        "SELECT n % 2 AS odd, COUNT(*) AS c, MAX(s) AS s FROM (SELECT auction, COUNT(*) AS n, SUM(price) AS s FROM "
+        "bids GROUP BY auction) GROUP BY n % 2",
+        None,
+    ),
+    "last": (
+        "SELECT id, auction, ts FROM (SELECT *, ROW_NUMBER() OVER (PARTITION BY auction ORDER BY ts DESC) AS rn FROM "
+        "bids) WHERE rn = 1",
+        None,
+    ),
+    "top": (
+        "SELECT auction, id, rn FROM (SELECT *, ROW_NUMBER() OVER (PARTITION BY auction ORDER BY price DESC, ts) AS rn "
+        "FROM bids WHERE price IS NOT NULL) WHERE rn <= 3 AND auction > 2",
+        None,
+    ),
+    "distinct": (
+        f"SELECT auction, window_start {TUMBLE} auction, window_start, window_end",
+        f"SELECT DISTINCT auction, {BUCKET} FROM bids",
+    ),
+    "no group": (
+        "SELECT id, window_end FROM TABLE(TUMBLE(TABLE bids, DESCRIPTOR(ts), INTERVAL '10' SECOND)) WHERE price > 500",
+        f"SELECT id, {BUCKET} + INTERVAL '10' SECOND FROM bids WHERE price > 500",
+    ),
+}
+
+
+def normal(frame: pl.DataFrame) -> list[str]:
+    """Return rows as text: DuckDB has other widths of numbers."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, float):
+            return f"{value:.6g}"
+        if isinstance(value, bool) or value is None or isinstance(value, str | dt.datetime | dt.date):
+            return value
+        return f"{float(value):.9g}"
+
+    def number(value: Any) -> Any:
+        return float(value) if isinstance(value, str) and value.replace(".", "").lstrip("-").isdecimal() else value
+
+    return sorted(str([number(plain(value)) for value in row]) for row in frame.rows())
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], pl.DataFrame]:
+    """The results of all queries, of one run."""
+    pipeline = hg.Pipeline("queries", parallelism=2)
+    stream, sinks, keys = bids(pipeline), {}, {}
+    for name, (query, _) in QUERIES.items():
+        sinks[name] = Collect(tmp_path_factory.mktemp("results"))
+        found = hg.sql(query, bids=stream)
+        keys[name] = found._change_keys
+        found.sink(sinks[name])
+    run(pipeline, timeout_s=PATIENCE_S)
+
+    def read(name: str) -> pl.DataFrame:
+        rows, key = sinks[name].rows(), keys[name]
+        return pl.DataFrame(rows if key is None else table_of(rows, key), infer_schema_length=None)
+
+    return read
+
+
+@pytest.mark.xdist_group("sql")  # one run of all queries
+@pytest.mark.parametrize("name", QUERIES)
+def test_results_are_those_of_duckdb(name: str, results: Callable[[str], pl.DataFrame]) -> None:
+    query, other = QUERIES[name]
+    connection = duckdb.connect(config={"error_on_division_by_zero": "false"})
+    connection.register("bids", ROWS)
+    expected = connection.sql(other or query).pl()
+    assert len(expected)
+    assert normal(results(name)) == normal(expected)
+
+
+def test_the_result_is_a_stream_with_event_time_that_mixes_with_python() -> None:
+    pipeline = hg.Pipeline("mixed")
+    cheap = hg.sql("SELECT auction, price, ts AS at FROM bids WHERE price < 10", bids=bids(pipeline))
+    counted = cheap.key_by("auction").window(hg.Tumbling("1m")).agg(n=pl.len())
+    again = hg.sql("SELECT auction, n FROM counted WHERE n > 1", counted=counted)
+    assert cheap.columns == ["auction", "price", "at"]
+    assert again.columns == ["auction", "n"]
+
+
+def test_a_join_near_in_time_has_event_time_and_another_one_has_none() -> None:
+    stream = bids(hg.Pipeline("near"))
+    text = "SELECT a.id AS id, a.ts AS ts FROM bids AS a JOIN bids AS b ON a.id = b.auction AND b.ts >= a.ts"
+    near = hg.sql(f"{text} AND b.ts < a.ts + INTERVAL '5' SECOND", bids=stream)
+    near.key_by("id").window(hg.Tumbling("1m")).agg(n=pl.len())
+    with pytest.raises(UsageError, match="with_timestamps"):
+        hg.sql(text, bids=stream).key_by("id").window(hg.Tumbling("1m")).agg(n=pl.len())
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("SELECT FROM", "sql: Expected"),
+        ("SELECT 1; SELECT 2", "sql takes one query, not 2"),
+        ("DELETE FROM bids", "DELETE is not there yet"),
+        ("SELECT 1", "a query needs FROM"),
+        ("SELECT cost FROM bids", "there is no column 'cost'; there are id, auction"),
+        ("SELECT * FROM asks", r"there is no table 'asks' \(there are: bids\); give sql\(..., asks=stream\)"),
+        ("SELECT DISTINCT id FROM bids", "SELECT DISTINCT is not there yet"),
+        ("SELECT id FROM bids ORDER BY id", "ORDER BY is not there yet; a stream has no end to sort at"),
+        ("SELECT id FROM bids LIMIT 3", "LIMIT is not there yet"),
+        ("SELECT id, id FROM bids", "two result columns are called 'id'; give one another name with AS"),
+        ("SELECT id FROM bids UNION SELECT id FROM bids", "UNION without ALL is not there yet; write UNION ALL"),
+        ("SELECT id FROM bids WHERE COUNT(*) > 1", "WHERE cannot have an aggregate; use HAVING"),
+        ("SELECT id FROM bids WHERE id IN (SELECT 1)", "a subquery in an expression is not there yet"),
+        ("SELECT SOUNDEX(text) FROM bids", "the function SOUNDEX is not there yet; use with_columns"),
+        ("SELECT MEDIAN(price) AS m FROM TABLE(TUMBLE(TABLE bids, DESCRIPTOR(ts), INTERVAL '1' HOUR)) GROUP BY "
+         "window_start", "the aggregate MEDIAN is not there yet"),
+        ("SELECT id FROM TABLE(TUMBLE(TABLE bids, DESCRIPTOR(price), INTERVAL '1' HOUR))", "the event time of"),
+        ("SELECT id FROM TABLE(TUMBLE(TABLE bids, DESCRIPTOR(ts), INTERVAL '1' MONTH))", "INTERVAL in MONTH is not"),
+        ("SELECT id FROM TABLE(TUMBLE(TABLE bids, DESCRIPTOR(ts), 10))", "write a length as INTERVAL '10' SECOND"),
+        ("SELECT id, COUNT(*) AS n FROM TABLE(TUMBLE(TABLE bids, DESCRIPTOR(ts), INTERVAL '1' HOUR)) GROUP BY auction, "
+         "window_start", "column 'id' is neither in GROUP BY nor in an aggregate"),
+        ("SELECT price FROM bids WHERE text LIKE text", "LIKE with a pattern that is no literal is not there yet"),
+        ("SELECT NULL AS nothing FROM bids", "NULL needs a type to be column 'nothing'; write CAST"),
+        ("SELECT text + 1 AS c FROM bids", "is about numbers and texts; arithmetic is of numbers and of times"),
+        ("SELECT a.id FROM bids AS a LEFT JOIN bids AS b ON a.id = b.auction AND b.ts > a.ts", "with a condition that"),
+    ],
+)  # fmt: skip
+def test_what_is_not_there_is_one_sentence(query: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said) as raised:
+        hg.sql(query, bids=bids(hg.Pipeline("refused")))
+    assert "\n" not in str(raised.value)
+
+
+def test_a_query_that_is_refused_leaves_nothing_in_the_pipeline() -> None:
+    pipeline = hg.Pipeline("refused")
+    stream = bids(pipeline)
+    with pytest.raises(UsageError, match="WHERE cannot have an aggregate"):
+        hg.sql("SELECT id FROM (SELECT id FROM bids WHERE id > 1) WHERE COUNT(id) > 1", bids=stream)
+    hg.sql("SELECT id FROM bids", bids=stream).sink(hg.Discard())
+    assert "filter" not in pipeline.describe()
+
+
+def test_tables_are_streams_with_event_time_where_windows_are() -> None:
+    stream = bids(hg.Pipeline("tables"))
+    with pytest.raises(UsageError, match="bids must be a stream without a key, not KeyedStream"):
+        hg.sql("SELECT * FROM bids", bids=stream.key_by("id"))  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="TUMBLE needs event times; call"):
+        hg.sql("SELECT * FROM TABLE(TUMBLE(TABLE bids, DESCRIPTOR(id), INTERVAL '1' HOUR))", bids=stream.select("id"))
+    with pytest.raises(UsageError, match="sql takes the text of a query"):
+        hg.sql(stream)  # type: ignore[arg-type]
+
+
+def test_without_sqlglot_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    from headgate.api.sql.query import expressions as sql_expressions
+
+    sql_expressions.exp.cache_clear()
+    monkeypatch.setitem(sys.modules, "sqlglot.expressions", None)
+    with pytest.raises(UsageError, match=r"pip install 'headgate-streams\[sql\]'"):
+        hg.sql("SELECT 1")
+    sql_expressions.exp.cache_clear()

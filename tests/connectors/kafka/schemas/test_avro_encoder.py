@@ -1,0 +1,181 @@
+"""Values of Avro that the sink writes; fastavro and our own decoder read them."""
+
+from __future__ import annotations
+
+import datetime as dt
+import io
+import json
+from decimal import Decimal
+from typing import Any
+
+import fastavro
+import pyarrow as pa
+import pytest
+from tests.servers.schema_registry import schema_registry
+
+from headgate.codec.arrow import LOCAL_TIME, MOMENT
+from headgate.codec.avro import decode_values, parse_schema
+from headgate.connectors.kafka.schemas.avro_encoder import AvroEncoder, made_schema
+from headgate.connectors.kafka.schemas.schema_registry import SchemaRegistry
+from headgate.connectors.kafka.schemas.schema_values import SchemaValues
+from headgate.connectors.kafka.sink import KafkaSink
+from headgate.environment import SYSTEM_ENVIRONMENT
+from headgate.errors import UsageError
+
+ENTRY = pa.struct([("key", pa.large_string()), ("value", pa.int64())])
+COLUMNS = pa.schema(
+    [
+        ("i", pa.int32()),
+        ("small", pa.uint8()),
+        ("l", pa.int64()),
+        ("f", pa.float32()),
+        ("d", pa.float64()),
+        ("b", pa.bool_()),
+        ("s", pa.large_string()),
+        ("raw", pa.large_binary()),
+        ("money", pa.decimal128(38, 4)),
+        ("at", MOMENT),
+        ("local", LOCAL_TIME),
+        ("day", pa.date32()),
+        ("time", pa.time64("ns")),
+        ("nested", pa.struct([("x", pa.large_list(pa.struct([("at", MOMENT)]))), ("y", pa.large_string())])),
+        ("map", pa.large_list(ENTRY)),
+        ("nothing", pa.null()),
+    ]
+)
+AT = dt.datetime(2026, 1, 2, 3, 4, 5, 678_901, dt.UTC)
+ROW: dict[str, Any] = {
+    "i": -1,
+    "small": 255,
+    "l": 2**63 - 1,
+    "f": 0.5,
+    "d": 0.1,
+    "b": True,
+    "s": "é\n",
+    "raw": b"\0\xff",
+    "money": Decimal("-1234567890123456789012345678901234.5678"),
+    "at": AT,
+    "local": AT.replace(tzinfo=None),
+    "day": dt.date(1969, 12, 31),
+    "time": dt.time(23, 59, 59, 999_999),
+    "nested": {"x": [{"at": AT}, None, {"at": None}], "y": None},
+    "map": [{"key": "a", "value": 1}, {"key": "b", "value": None}],
+    "nothing": None,
+}
+ROWS = [ROW, dict.fromkeys(ROW), {**ROW, "nested": {"x": [], "y": ""}, "map": []}, {**ROW, "nested": {"x": None}}]
+
+
+def batch(rows: list[dict[str, Any]], columns: pa.Schema = COLUMNS) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist(rows, schema=columns)
+
+
+def read_back(text: str, values: pa.Array, skip: int) -> pa.Array:
+    found = decode_values(values, skip, parse_schema(text, "a test"), parse_schema(text, "a test"))
+    assert not found.problems
+    return found.column
+
+
+def record(**fields: Any) -> str:
+    return json.dumps(
+        {"type": "record", "name": "r", "fields": [{"name": name, "type": one} for name, one in fields.items()]}
+    )
+
+
+def test_both_readers_get_the_columns_back() -> None:
+    text, head = made_schema(COLUMNS, "my-topic"), b"\0\0\0\0\x07"
+    given = batch([dict.fromkeys(ROW), *ROWS]).slice(1)
+    values = AvroEncoder(text, COLUMNS).encode(given, head)
+    values.validate(full=True)
+    own = read_back(text, values, len(head))
+    assert own.to_pylist() == given.to_pylist()
+    schema = fastavro.parse_schema(json.loads(text))
+    assert schema["name"] == "my_topic"
+    for value, row in zip(values.to_pylist(), given.to_pylist(), strict=True):
+        assert value[: len(head)] == head
+        assert fastavro.schemaless_reader(io.BytesIO(value[len(head) :]), schema, None) == row
+    assert len(AvroEncoder(text, COLUMNS).encode(given.slice(0, 0), b"")) == 0
+
+
+def test_a_schema_of_the_user_may_have_maps_enums_and_times_of_another_unit() -> None:
+    columns = pa.schema([("m", pa.large_list(ENTRY)), ("e", pa.large_string()), ("at", MOMENT), ("t", pa.time64("ns"))])
+    text = record(
+        m={"type": "map", "values": ["null", "long"]},
+        e={"type": "enum", "name": "e", "symbols": ["A", "B"]},
+        at={"type": "long", "logicalType": "timestamp-millis"},
+        t={"type": "int", "logicalType": "time-millis"},
+    )
+    row = {"m": ROW["map"], "e": "B", "at": AT.replace(microsecond=5_000), "t": dt.time(1, 2, 3, 4_000)}
+    encoder = AvroEncoder(text, columns)
+    values = encoder.encode(batch([row], columns), b"")
+    assert read_back(text, values, 0).to_pylist() == [row]
+    for wrong, problem in [
+        ({"m": [{"key": "a", "value": 1}] * 2}, "column 'm' has a map with a key that is null or there twice"),
+        ({"m": None}, "column 'm' has a null"),
+        ({"e": "C"}, "does not allow a record"),
+        ({"at": AT}, "column 'at' has a time that the schema of KafkaSink cannot hold"),
+        ({"t": dt.time(0, 0, 0, 1)}, "column 't' has a time"),
+    ]:
+        with pytest.raises(UsageError, match=problem):
+            encoder.encode(batch([row | wrong], columns), b"")
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "problem"),
+    [
+        ("a", pa.duration("us"), "column 'a' has type duration.us., which Avro cannot hold"),
+        ("a", pa.struct([("b", pa.uint64())]), "column 'a.b' has type uint64"),
+        ("a b", pa.int64(), "column 'a b' has a name that Avro does not allow; rename it"),
+    ],
+)
+def test_columns_that_avro_does_not_have_are_refused(name: str, dtype: pa.DataType, problem: str) -> None:
+    with pytest.raises(UsageError, match=problem):
+        made_schema(pa.schema([(name, dtype)]), "t")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('"long"', "is of kind long, not a record"),
+        ("{", "is not a schema of Avro"),
+        (record(b="long"), "has no field for column 'a'; drop it, or add the field"),
+        (record(a="long", b="long"), "has a field 'b' without a default"),
+        (record(a="int"), "has the type int for column 'a', which is of type int64; cast it"),
+        (record(a=["long", {"type": "enum", "name": "e", "symbols": ["A"]}]), "a union of several types"),
+    ],
+)
+def test_schemas_that_records_do_not_fit_are_refused(text: str, problem: str) -> None:
+    with pytest.raises(UsageError, match=problem):
+        AvroEncoder(text, pa.schema([("a", pa.int64())]))
+
+
+def test_a_schema_is_registered_once_and_values_begin_with_its_id() -> None:
+    columns = pa.schema([("a", pa.int64())])
+    with schema_registry() as registry:
+        registry.register("other", "{}")
+        where = SchemaRegistry(registry.url)
+        for _ in range(2):  # two subtasks
+            values = SchemaValues("orders", None, where, SYSTEM_ENVIRONMENT)
+            for _ in range(2):
+                (value,) = values(batch([{"a": 3}], columns)).to_pylist()
+                assert value == b"\0\0\0\0\x02" + b"\x02\x06"
+        assert registry.asked == ["/subjects/orders-value/versions"] * 2
+        registry.refusal = "incompatible"
+        with pytest.raises(UsageError, match=r"/subjects/orders-value/versions refuses the schema: .*incompatible"):
+            SchemaValues("orders", None, where, SYSTEM_ENVIRONMENT).begin(columns)
+    without = SchemaValues("orders", None, None, SYSTEM_ENVIRONMENT)
+    (value,) = without(batch([{"a": 3}], columns)).to_pylist()
+    assert value == b"\x02\x06"
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"format": "xml"}, "must be 'json', 'avro', 'protobuf' or 'debezium-json'"),
+        ({"registry": "http://r"}, "are for format='avro' and 'protobuf' only"),
+        ({"format": "avro", "value": "a"}, "leave value= out"),
+        ({"format": "avro", "registry": SchemaRegistry("http://r"), "topic_column": "t"}, "leave topic_column= out"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(options: dict[str, Any], problem: str) -> None:
+    with pytest.raises(UsageError, match=problem):
+        KafkaSink("kafka:9092", "orders", **options)
