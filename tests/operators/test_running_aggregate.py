@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
@@ -119,6 +120,27 @@ def test_a_row_that_did_not_come_is_not_taken_back() -> None:
     row = {"k": 1, "g": "a", "n": 1, "x": 1.0, "t": "u", "op": "delete"}
     with pytest.raises(hg.UsageError, match="takes back a row that did not come"):
         harness.send(pa.RecordBatch.from_pylist([row], SCHEMA.append(OP_FIELD)))
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("backend", ["memory", "rocksdb-in-files"])
+def test_numbers_that_are_not_finite_are_taken_back(backend: str, odd: float) -> None:
+    schema = SCHEMA.append(OP_FIELD)
+    aggregates = (pl.col("x").sum().alias("sum"), pl.col("x").mean().alias("mean"))
+    spec = running_aggregate_spec(RunningAggregate(("k",), aggregates, has_changes=True), schema, "node")
+    rows = [
+        {"k": 1, "g": "", "n": 0, "x": x, "t": "", "op": op}
+        for x, op in [(1.0, "insert"), (odd, "insert"), (-odd, "insert"), (-odd, "delete"), (odd, "delete")]
+    ]
+    with choose(backend):
+        subtasks, found = Subtasks(spec, ("k",), 2), []
+        for row in rows:
+            subtasks.send(pa.RecordBatch.from_pylist([row], schema))
+            found += subtasks.rows()
+            subtasks = Subtasks(spec, ("k",), 1, subtasks.snapshot())
+    expected = [1.0, odd, math.nan, odd, 1.0]
+    assert [repr(row["sum"]) for row in found] == [repr(value) for value in expected]
+    assert [repr(row["mean"] * n) for row, n in zip(found, (1, 2, 3, 2, 1), strict=True)] == list(map(repr, expected))
 
 
 def test_an_unchanged_result_is_not_sent_again() -> None:

@@ -141,6 +141,18 @@ class RunningAggregateSpec:
         }
 
     @property
+    def not_finite(self) -> dict[str, tuple[str, str, str]]:
+        """By sum of floating numbers that change: how many NaN, inf and -inf there are, which no sum could forget."""
+        if not self.has_changes:
+            return {}
+        names = [
+            self.measure_name(i)
+            for i, measure in enumerate(self.plan.measures)
+            if measure.accumulator.kind is Kind.ADD and measure.accumulator.dtype == "float64"
+        ]
+        return {name: (f"nan_{name}", f"inf_{name}", f"minus_inf_{name}") for name in names}
+
+    @property
     def distinct_bags(self) -> list[StateDescriptor]:
         """How often each value is there of what counts distinct ones."""
         return [
@@ -162,6 +174,7 @@ class RunningAggregateSpec:
         fields = [pa.field(ROWS, pa.int64())]
         for i, measure in enumerate(self.plan.measures):
             fields.append(pa.field(self.measure_name(i), measure.accumulator.type))
+        fields += [pa.field(name, pa.int64()) for names in self.not_finite.values() for name in names]
         fields += [pa.field(one.result_name, pa.float64()) for one in self.ranked]
         for one in self.distincts:
             fields.append(pa.field(f"distinct_{_text_name(str(one.inner))}", pa.int64()))
@@ -353,6 +366,9 @@ class RunningAggregateOperator(ChangeOperator):
             self._accumulators[f"distinct_{name}"] = self._accumulators[f"nulls_{name}"] = Accumulator(
                 Kind.ADD, "int64"
             )
+        self._not_finite = spec.not_finite
+        for names in self._not_finite.values():
+            self._accumulators |= dict.fromkeys(names, Accumulator(Kind.ADD, "int64"))
         for one in spec.ranked:
             self._accumulators[one.result_name] = Accumulator(Kind.MAX, "float64")
         self._measures_only = set(self._names) - {self._names[i] for one in spec.plan.results for i in one.measures}
@@ -456,6 +472,12 @@ class RunningAggregateOperator(ChangeOperator):
         name = self._names[i]
         accumulator, target = self._accumulators[name], totals.values[name]
         if accumulator.kind is Kind.ADD:
+            if name in self._not_finite:
+                assert not isinstance(values, int)
+                for one, found in zip(self._not_finite[name], _not_finite(values), strict=True):
+                    np.add.at(totals.values[one], where[found], change[found])
+                finite = np.isfinite(values)
+                where, values, change = where[finite], values[finite], change[finite]
             add_values(target, where, values, change)
             return
         assert not isinstance(values, int)
@@ -583,8 +605,16 @@ class RunningAggregateOperator(ChangeOperator):
                 found |= seen != after.seen[name]
         return found
 
+    def _measured(self, totals: _Totals, name: str) -> Array:
+        values = totals.values[name]
+        if name not in self._not_finite:
+            return values
+        nan, inf, minus_inf = (totals.values[one] > 0 for one in self._not_finite[name])
+        values = np.where(inf, np.inf, np.where(minus_inf, -np.inf, values))
+        return np.where(nan | (inf & minus_inf), np.nan, values)
+
     def _results(self, totals: _Totals) -> list[pa.Array]:
-        measured = tuple(totals.values[name] for name in self._names)
+        measured = tuple(self._measured(totals, name) for name in self._names)
         table = FrozenTable(totals.rows, measured, tuple(totals.seen.get(name) for name in self._names))
         names = [result.name for result in self._plan.results]
         found = dict(zip(names, results(self._plan, table), strict=True))
@@ -598,6 +628,11 @@ class RunningAggregateOperator(ChangeOperator):
             found[ranked.name] = accumulated_column(values, seen).cast(ranked.dtype)
         columns: Sequence[str] = self._spec.output.names[len(self._spec.keys) : -1]
         return [found[name] for name in columns]
+
+
+def _not_finite(values: Array) -> tuple[Mask, Mask, Mask]:
+    """Return which numbers are NaN, which inf and which -inf."""
+    return np.isnan(values), np.isposinf(values), np.isneginf(values)
 
 
 def numbers_of_ranks(found: npt.NDArray[np.int64], dtype: pa.DataType) -> npt.NDArray[np.float64]:

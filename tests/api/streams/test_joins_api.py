@@ -209,9 +209,14 @@ def test_upserts_are_joined_by_their_key_alone() -> None:
     table = orders.select("order", "item", op=pl.lit("insert")).records_as_changes("order", retractions=False)
     payments.join(table, left_on="id", right_on="order", ttl=None)
     with pytest.raises(
-        UsageError, match=r"only a join by their key \(order\) can take them; join by that, or give 'changes'"
+        UsageError, match=r"only a join by exactly their key \(order\) can take them; join by that, or give 'changes'"
     ):
         payments.select(item=pl.lit("tea")).join(table, on="item", ttl=None)
+    wider = payments.select("id", item=pl.lit("tea"))
+    with pytest.raises(UsageError, match="only a join by exactly their key"):  # an update may have another item
+        wider.join(table, left_on=["id", "item"], right_on=["order", "item"], ttl=None)
+    with pytest.raises(UsageError, match="only a join by exactly their key"):
+        table.join(wider, left_on=["order", "item"], right_on=["id", "item"], ttl=None)
 
 
 @pytest.mark.parametrize("is_as_of", [False, True])

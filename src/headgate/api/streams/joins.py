@@ -114,12 +114,12 @@ def _input(node: NodeName, side: Records, keys: tuple[str, ...]) -> Input:
         raise UsageError(f"operator '{node}': column 'op' says what changes, and cannot be a key")
     if side._changes.retractions:
         return "retractions"
-    if set(side._changes.keys) <= set(keys):
+    if set(side._changes.keys) == set(keys):  # by more columns an update may reach another row than the one it replaces
         return "upserts"
     upstream = side._all_edges[0].upstream
     raise UsageError(
         f"operator '{node}': the changes of '{upstream}' do not say which row they replace, so that only a join by "
-        f"their key ({', '.join(side._changes.keys)}) can take them; join by that, or give '{upstream}' "
+        f"exactly their key ({', '.join(side._changes.keys)}) can take them; join by that, or give '{upstream}' "
         "retractions=True"
     )
 
