@@ -235,3 +235,75 @@ def test_files_of_a_sink_are_read_as_they_were(tmp_path: Path) -> None:
     for dtype in (pa.list_(pa.int64()), pa.duration("us"), pa.large_binary()):
         with pytest.raises(UsageError, match="which CSV cannot hold"):
             check_format("csv", pa.schema([("a", dtype)]))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "text", "good"),
+    [
+        (pa.float64(), "1e400", "1e300"),
+        (pa.float32(), "-1e400", "-Infinity"),
+        (pa.int8(), "0xFF", "7"),
+        (pa.int64(), "0XFFFFFFFFFFFFFFFF", "007"),
+        (pa.decimal128(5, 2), "1000", "999.99"),
+        (pa.decimal128(38, 2), "9" * 38, "9" * 36),
+        (pa.decimal128(38, 2), "89372036854775807000000000000000000000", "1"),
+    ],
+)
+def test_a_number_that_its_type_cannot_hold_is_a_bad_record(
+    dtype: pa.DataType, text: str, good: str, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "a.csv", f"a,b\n{good},1\n{text},2\n,3\n{good},4\n")
+    rows, bad = read(CsvFiles(path, {"a": dtype, "b": pa.int64()}))
+    assert [row["b"] for row in rows] == [1, 3, 4]
+    assert [row["record"] for row in bad] == [f"{text},2"]
+    assert f"'a' is {dtype}, which cannot hold" in bad[0]["problem"]
+
+
+@pytest.mark.parametrize(
+    ("form", "texts", "wrong"),
+    [
+        ("%d/%m/%Y", ["28/02/2023", "1/3/2023", "29/02/2024"], ["31/02/2023", "29/02/2023", "31/04/2023"]),
+        ("%d.%m.%y %H:%M:%S", ["31.12.24 23:59:59"], ["31.12.24 23:59:60"]),
+        ("%d %b %Y %I:%M %p", ["01 jan 2024  1:30 PM", "1 Mar 2024 12:00 am"], ["30 Feb 2024 1:00 AM"]),
+        ("%d.%m.%Y %H:%M %z", ["28.02.2023 10:00 +0200", "1.3.2023 0:30 +0200"], ["29.02.2023 10:00 +0200"]),
+        ("%Y %j", ["2024 366"], []),
+        ("%s", ["1704067200"], []),
+        ("%G-%V-%u", [], ["2024-10-3"]),
+    ],
+)
+def test_a_day_that_is_not_in_the_calendar_is_a_bad_record(
+    form: str, texts: list[str], wrong: list[str], tmp_path: Path
+) -> None:
+    lines = [f"{text},{number}" for number, text in enumerate([*texts, "", "2026-01-02T03:04:05Z", *wrong])]
+    path = write(tmp_path / "a.csv", "\n".join(["a,b", *lines]))
+    zone = "UTC" if "%z" in form else None
+    iso = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC if zone else None)
+    rows, bad = read(CsvFiles(path, {"a": pa.timestamp("us", zone), "b": pa.int64()}, timestamp_formats=[form]))
+    assert [row["record"].rpartition(",")[0] for row in bad] == wrong
+    found = [row["a"] for row in rows]
+    assert found[len(texts) :] == [None, iso]
+    plain = [datetime.strptime(text, form) if form != "%s" else datetime(2024, 1, 1) for text in texts]
+    assert found[: len(texts)] == plain
+
+
+def test_offsets_in_a_format_of_the_user_are_converted_where_times_are_local(tmp_path: Path) -> None:
+    rows = read_text(
+        tmp_path, "t\n01.01.2024 10:00 +0200\n", {"t": pa.timestamp("us")}, timestamp_formats=["%d.%m.%Y %H:%M %z"]
+    )
+    assert rows == [{"t": datetime(2024, 1, 1, 8)}]
+    with pytest.raises(UsageError, match="names of zones are not read"):
+        CsvFiles(tmp_path, {"t": pa.timestamp("us")}, timestamp_formats=["%d.%m.%Y %Z"])
+
+
+def test_a_mark_of_byte_order_is_text_where_no_file_begins(tmp_path: Path) -> None:
+    rows = read_text(tmp_path, "\ufeffa,b\n\ufeffx,1\n\ufeffy,2\n")
+    assert [row["a"] for row in rows] == ["\ufeffx", "\ufeffy"]
+
+
+def test_a_file_with_carriage_returns_alone_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", "a,b\rx,1\ry,2\r")
+    with pytest.raises(UsageError, match="its lines end with carriage returns alone"):
+        read(CsvFiles(path, SCHEMA))
+    assert read_text(tmp_path, '"a",b,"c\rd"\r\nx,1,2\r\n') == [{"a": "x", "b": 1}]
+    rows, bad = read(CsvFiles(write(path, "x,1\ry,2\r"), SCHEMA, header=False))
+    assert (rows, len(bad)) == ([], 1)

@@ -131,3 +131,21 @@ def found_in(decoder: JsonDecoder, lines: list[bytes], cuts: Sequence[int]) -> l
         )
         base += len(data)
     return sorted(found, key=lambda each: each[0])
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ('{"a":1,"a":2}', "field 'a' is there twice"),
+        ('{"s":{"x":1,"x":2}}', "field 's.x' is there twice"),
+        ('{"a":1,"other":"\\ud800"}', "The surrogate pair in string is invalid"),
+        ('{"a":1,"other":1e400}', "Number too big to be stored in double"),
+        ('{"a":"x"}', "field 'a' is int64, which cannot hold \"x\""),
+    ],
+)
+def test_a_problem_names_what_is_wrong(line: str, problem: str) -> None:
+    schema = pa.schema([("a", pa.int64()), ("s", pa.struct([("x", pa.int64())]))])
+    values = pa.array([line.encode(), b'{"a":3}'], pa.large_binary())
+    decoded = JsonDecoder(schema).decode(Lines(values, np.arange(2)))
+    assert decoded.batch.column("a").to_pylist() == [3]
+    assert decoded.refused.problems == [problem]

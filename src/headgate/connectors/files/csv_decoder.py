@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,7 +29,7 @@ from headgate.connectors.files.line_decoders import (
 )
 from headgate.connectors.files.line_file import Lines
 from headgate.errors import UsageError
-from headgate.operators.schemas import canonical_schema, schema_text, to_canonical
+from headgate.operators.schemas import DECIMAL_DIGITS_MAX, canonical_schema, schema_text, to_canonical
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class CsvParser:
                 is_misfit = _MISFIT.search(str(error)) is not None
                 if (
                     is_misfit
-                    and _ZONE.search(str(error))
+                    and (_ZONE.search(str(error)) or self._may_have_zones(column))
                     and column not in toggled
                     and self._wide.field(column).type.tz is None
                 ):
@@ -106,6 +106,7 @@ class CsvParser:
                     raise
         if table.num_rows != rows:
             raise pa.ArrowInvalid("it is not one row of CSV")
+        self._refuse_changed(table, text, names)
         columns = [table[f.name].cast(f.type) if f.name in found else pa.nulls(rows, f.type) for f in self._wide]
         table = pa.Table.from_arrays(columns, schema=self._wide).combine_chunks()
         return to_canonical(one_batch(table, self._wide), self.schema)
@@ -127,9 +128,60 @@ class CsvParser:
                 table = table.append_column(name, more[name])
         return table
 
-    def _columns(self, text: pa.Buffer, names: list[str], wanted: list[str], *, quoted_can_be_null: bool) -> pa.Table:
+    def _may_have_zones(self, column: str) -> bool:
+        """Whether an offset may be what is wrong: with formats of the user's Arrow does not say it."""
+        is_time = column in self._wide.names and pa.types.is_timestamp(self._wide.field(column).type)
+        return is_time and bool(self._options.timestamp_formats)
+
+    def _refuse_changed(self, table: pa.Table, text: pa.Buffer, names: list[str]) -> None:
+        """Refuse what Arrow reads as another value than the text says, without a word.
+
+        Raises:
+            MisfitError: an integer in base 16, whose sign would be lost; a number that is too large for a float, or has
+                more digits than its decimal; a day or a second that is not in the calendar.
+        """
+        fields = [self.schema.field(name) for name in table.column_names]
+        floats = [f for f in fields if pa.types.is_floating(f.type) and pc.any(pc.is_inf(table[f.name])).as_py()]
+        wholes = [f for f in fields if pa.types.is_integer(f.type)] if _has_base_16(text) else []
+        times = [f for f in fields if self._options.timestamp_formats and pa.types.is_timestamp(f.type)]
+        decimals = [f for f in fields if pa.types.is_decimal(f.type)]
+        for field in decimals:
+            try:
+                table[field.name].validate(full=True)
+            except pa.ArrowInvalid:
+                raise _misfit(table[field.name], pa.scalar(True), field) from None
+        large = [f for f in decimals if f.type.precision + f.type.scale > DECIMAL_DIGITS_MAX]
+        wanted = {f.name: pa.large_string() for f in [*floats, *wholes, *times]} | {f.name: pa.float64() for f in large}
+        if not wanted:
+            return
+        again = self._columns(text, names, list(wanted), quoted_can_be_null=self._has_quoted_nulls, types=wanted)
+        for field in floats:
+            is_named = pc.match_substring(again[field.name], "inf", ignore_case=True)
+            is_changed = pc.and_not(pc.is_inf(table[field.name]), is_named)
+            _refuse(is_changed, again[field.name], field)
+        for field in wholes:
+            _refuse(pc.match_substring(again[field.name], "0x", ignore_case=True), again[field.name], field)
+        for field in times:
+            _refuse(_is_rolled_over(again[field.name], self._options.timestamp_formats), again[field.name], field)
+        for field in large:
+            limit = 1.01 * 10.0 ** (field.type.precision - field.type.scale)  # less is found by its precision
+            _refuse(pc.greater(pc.abs(again[field.name]), limit), again[field.name], field)
+
+    def _columns(
+        self,
+        text: pa.Buffer,
+        names: list[str],
+        wanted: list[str],
+        *,
+        quoted_can_be_null: bool,
+        types: Mapping[str, pa.DataType] | None = None,
+    ) -> pa.Table:
+        """Read the columns ``wanted``. ``types``: None for those of the schema."""
         options = self._options
-        types = {f.name: pa.timestamp("us", "UTC") if f.name in self._zoned else f.type for f in self._wide}
+        if types is None:
+            types = {f.name: pa.timestamp("us", "UTC") if f.name in self._zoned else f.type for f in self._wide}
+        if bytes(memoryview(text)[: len(_BOM)]) == _BOM:  # the reader leaves one out, and this one is text
+            text = pa.py_buffer(_BOM + text.to_pybytes())
         return pv.read_csv(
             pa.BufferReader(text),
             read_options=pv.ReadOptions(use_threads=False, block_size=len(text) + 64, column_names=names),
@@ -253,6 +305,52 @@ def _bytes_of(values: pa.LargeStringArray) -> pa.Buffer:
     """Return the values, which follow each other in memory, as one text."""
     offsets = np.frombuffer(values.buffers()[1], np.int64, len(values) + 1, values.offset * 8)
     return values.buffers()[2].slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
+
+
+_BOM = b"\xef\xbb\xbf"
+
+
+def _has_base_16(text: pa.Buffer) -> bool:
+    data = text.to_pybytes()
+    return b"0x" in data or b"0X" in data
+
+
+def _refuse(is_changed: pa.ChunkedArray, column: pa.ChunkedArray, field: pa.Field) -> None:
+    if pc.any(is_changed).as_py():
+        raise _misfit(column, is_changed, field)
+
+
+def _misfit(column: pa.ChunkedArray, is_changed: pa.ChunkedArray | pa.Scalar, field: pa.Field) -> MisfitError:
+    index = pc.index(is_changed, True).as_py() if isinstance(is_changed, pa.ChunkedArray) else 0
+    return MisfitError(index, field.name, column[index].as_py(), field.type)
+
+
+def _is_rolled_over(column: pa.ChunkedArray, forms: Sequence[str]) -> pa.ChunkedArray:
+    """Return which texts have the form of a time, but a 31 February or a second 60, which would become another day.
+
+    A text is compared with the time that it became, written in its form.
+    """
+    texts = pc.fill_null(column, "")
+    has_form = is_same = pa.chunked_array([pa.repeat(False, len(column))])
+    for form in forms:
+        if "%s" in form:  # seconds since 1970: all of them are in the calendar
+            continue
+        local, form = (texts, form) if "%z" not in form else (_without_zone(texts), form.replace("%z", "").rstrip())
+        found = pc.strptime(local, form, "s", error_is_null=True)
+        written = pc.strftime(found, form)
+        has_form = pc.or_(has_form, found.is_valid())
+        is_same = pc.or_(is_same, pc.fill_null(pc.equal(_plain(local), _plain(written)), False))
+    return pc.and_not(has_form, is_same)
+
+
+def _without_zone(texts: pa.ChunkedArray) -> pa.ChunkedArray:
+    return pc.replace_substring_regex(texts, r"\s*(?:Z|[+-]\d\d(?::?\d\d)?)$", "")
+
+
+def _plain(texts: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return texts of times without what their form leaves open: zeros in front, white space, and case."""
+    texts = pc.replace_substring_regex(pc.utf8_lower(texts), r"(^|\D)0+(\d)", r"\1\2")
+    return pc.replace_substring_regex(texts, r"\s+", "")
 
 
 _FAULT = re.compile(r"In CSV column #(\d+): (?:Row #\d+: )?(?:CSV conversion error to .*?: )?")

@@ -9,6 +9,7 @@ crashes it.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
@@ -185,11 +186,14 @@ class JsonDecoder:
         """Return what is wrong with one line; which field it is, the field says that cannot be read alone."""
         if len(values) > 1:
             return "one of several"
+        if twice := _TWICE.search(str(error)):
+            return f"field '{twice[1].replace('/', '.')}' is there twice"
+        line = values[0].as_py()
+        is_sound = _is_readable(pa.schema([]), values)  # else each field alone cannot be read in this line
         for one in self.schema:
-            try:
-                JsonDecoder(pa.schema([one]))._parse(joined(values), 1)
-            except (pa.ArrowInvalid, MisfitError):
-                return _misfit(values[0].as_py(), one) or _reason(error)
+            alone = values if is_sound else _alone(line, one.name)
+            if not _is_readable(pa.schema([one]), alone):
+                return _misfit(line, one) or _reason(error)
         return _reason(error)
 
     def _check_required(self, batch: pa.RecordBatch, values: pa.Array, starts: Starts, refused: Refused) -> Decoded:
@@ -323,6 +327,27 @@ def wide_type(dtype: pa.DataType) -> pa.DataType:
     if pa.types.is_struct(dtype):
         return pa.struct([pa.field(f.name, wide_type(f.type)) for f in dtype])
     return pa.float64() if pa.types.is_float32(dtype) else dtype
+
+
+def _is_readable(schema: pa.Schema, values: pa.LargeStringArray) -> bool:
+    try:
+        JsonDecoder(schema)._parse(joined(values), 1)
+    except (pa.ArrowInvalid, MisfitError):
+        return False
+    return True
+
+
+def _alone(line: str, name: str) -> pa.LargeStringArray:
+    """Return the line with one of its fields, or as it is, if it is no JSON."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return pa.array([line], pa.large_string())
+    kept = {name: found[name]} if name in found else {}
+    return pa.array([json.dumps(kept).replace("Infinity", "1e400")], pa.large_string())
+
+
+_TWICE = re.compile(r"Column\(/(.*)\) was specified twice")
 
 
 def _misfit(line: str, named: pa.Field) -> str:

@@ -418,9 +418,13 @@ class LineFile:
             UsageError: the file was truncated or replaced, or has no header although it should.
             StorageError: it cannot be read.
         """
+        needed = self._needs_header
         found = self._step()
-        if isinstance(found, RefusedLine) and self._needs_header:
-            raise UsageError(f"{self.path} does not begin with a header: {found.problem}; correct the file")
+        problem = found.problem if isinstance(found, RefusedLine) and self._needs_header else ""
+        if needed and self._csv is not None and _has_return(self._header or b"", self._csv.quote):
+            problem = "its lines end with carriage returns alone, not with line feeds"
+        if problem:
+            raise UsageError(f"{self.path} does not begin with a header: {problem}; correct the file")
         return found
 
     def _step(self) -> Lines | RefusedLine | None:
@@ -728,6 +732,12 @@ def record_ends(block: bytes, newlines: Offsets, form: CsvForm, previous: bytes,
         return ends, QUOTED
     is_closed = len(quotes) > 0 and quotes[-1] == len(data) - 1
     return ends, CLOSED if is_closed else OUTSIDE
+
+
+def _has_return(record: bytes, quote: int | None) -> bool:
+    """Whether a record of CSV has a carriage return in it, outside of quotes."""
+    parts = [record.rstrip(b"\r\n")] if quote is None else record.rstrip(b"\r\n").split(bytes([quote]))[::2]
+    return any(b"\r" in part for part in parts)
 
 
 def _opening_or_closing(quotes: Offsets, may_open: np.ndarray[Any, np.dtype[np.bool_]], state: int) -> list[int]:

@@ -339,6 +339,12 @@ class CsvFiles(_FieldSource):
             raise UsageError("CsvFiles: delimiter, quote and decimal_point must differ")
         if isinstance(null_values, str) or isinstance(timestamp_formats, str):
             raise UsageError("CsvFiles: null_values and timestamp_formats are lists of texts")
+        named = next((form for form in timestamp_formats if "%Z" in form), None)
+        if named is not None:
+            raise UsageError(
+                f"CsvFiles(timestamp_formats=) has {named!r}, and names of zones are not read: leave %Z out, or read "
+                "offsets with %z"
+            )
         self._schema, self._required = arrow_schema(schema), tuple(required)
         self._csv = CsvOptions(delimiter, quote, tuple(null_values), tuple(timestamp_formats), decimal_point)
         form = CsvForm(ord(delimiter), None if quote is None else ord(quote), header)
