@@ -282,3 +282,80 @@ def test_named_types_are_known_after_they_are_defined() -> None:
     schema = record({"name": "a", "type": NESTED}, {"name": "b", "type": "inner"}, {"name": "c", "type": "a.b.inner"})
     row = {"a": {"x": 1, "y": None}, "b": {"x": 2, "y": "q"}, "c": {"x": 3, "y": None}}
     assert decode(encoded(schema, [row]), schema).column.to_pylist() == [row]
+
+
+def logical(kind: str, meaning: str, **more: Any) -> dict[str, Any]:
+    return {"type": kind, "logicalType": meaning, **more}
+
+
+def of_x(kind: Any, name: str = "x", **more: Any) -> dict[str, Any]:
+    return record({"name": name, "type": kind, **more})
+
+
+MILLIS, MICROS = logical("long", "timestamp-millis"), logical("long", "timestamp-micros")
+LOCAL_MILLIS, LOCAL_MICROS = logical("long", "local-timestamp-millis"), logical("long", "local-timestamp-micros")
+
+
+@pytest.mark.parametrize("nullable", [False, True])
+@pytest.mark.parametrize(
+    ("writer", "reader"), [(MICROS, LOCAL_MILLIS), (LOCAL_MILLIS, MICROS), (MILLIS, LOCAL_MICROS), (MILLIS, MICROS)]
+)
+def test_times_are_in_the_unit_that_they_were_written_in(writer: Any, reader: Any, nullable: bool) -> None:
+    at = datetime(2024, 1, 2, 3, 4, 5, 678_000)
+    data = encoded(
+        of_x("long"),
+        [{"x": int(at.replace(tzinfo=UTC).timestamp() * (1_000_000 if "micros" in str(writer) else 1_000))}],
+    )
+    if nullable:
+        data, writer, reader = [b"\2" + data[0]], ["null", writer], ["null", reader]
+    found = decode(data, of_x(writer), of_x(reader)).column.to_pylist()[0]["x"]
+    assert found.replace(tzinfo=None) == at
+
+
+@pytest.mark.parametrize(
+    ("writer", "reader", "problem"),
+    [
+        (logical("int", "date"), MILLIS, r"date32\[day\] cannot be read as timestamp"),
+        (MICROS, logical("long", "time-micros"), "timestamp.* cannot be read as time64"),
+        (
+            logical("bytes", "decimal", precision=5, scale=2),
+            logical("bytes", "decimal", precision=7, scale=4),
+            r"decimal128\(5, 2\) cannot be read as decimal128\(7, 4\)",
+        ),
+        (
+            logical("fixed", "decimal", precision=5, scale=2, name="f", size=4),
+            logical("fixed", "decimal", precision=5, scale=1, name="f", size=4),
+            r"decimal128\(5, 2\) cannot be read as decimal128\(5, 1\)",
+        ),
+        (logical("bytes", "decimal", precision=5, scale=2), "string", "cannot be read as large_string"),
+    ],
+)
+def test_a_number_is_not_read_with_another_meaning(writer: Any, reader: Any, problem: str) -> None:
+    with pytest.raises(UnreadableSchemaError, match=problem):
+        decode([b"\0"], of_x(writer), of_x(reader))
+
+
+def test_decimals_may_have_more_digits_and_bytes_than_they_need() -> None:
+    narrow, wide = (logical("bytes", "decimal", precision=digits, scale=2) for digits in (5, 38))
+    value = {"x": Decimal("-1.23")}
+    assert decode(encoded(of_x(narrow), [value]), of_x(narrow), of_x(wide)).column.to_pylist() == [value]
+    long = logical("fixed", "decimal", precision=38, scale=2, name="f", size=20)
+    found = decode(encoded(of_x(long), [value]), of_x(long))
+    assert (found.column.to_pylist(), found.problems) == ([value], {})
+    found = decode(
+        encoded(of_x(narrow), [value, {"x": Decimal("999.99")}]), of_x(narrow), of_x({**narrow, "precision": 4})
+    )
+    assert list(found.problems) == [1]
+
+
+def test_a_time_that_overflows_is_a_problem_of_its_value() -> None:
+    data = encoded(of_x("long"), [{"x": -(2**63)}, {"x": 2**62}, {"x": -1}])
+    assert list(decode(data, of_x("long"), of_x(MILLIS)).problems) == [0, 1]
+
+
+def test_a_name_comes_before_an_alias() -> None:
+    both = record({"name": "b", "type": "int", "aliases": ["a"]}, {"name": "a", "type": "int", "default": 0})
+    assert decode(encoded(both, [{"a": 1, "b": 2}]), both).column.to_pylist() == [{"b": 2, "a": 1}]
+    older = record({"name": "a", "type": "int"})
+    only = record({"name": "b", "type": "int", "aliases": ["a"]})
+    assert decode(encoded(older, [{"a": 1}]), older, only).column.to_pylist() == [{"b": 1}]

@@ -15,7 +15,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from headgate.codec.arrow import LOCAL_TIME, MOMENT
 from headgate.errors import UsageError
@@ -262,10 +261,12 @@ class _Steps:
             case "boolean":
                 return self._boolean(rows)
             case "bytes" | "string":
+                _refuse_other_decimals(writer, reader)
                 return self._bytes(self._length(rows), reader, rows)
             case "fixed":
                 if writer.size != reader.size:
                     raise UnreadableSchemaError(f"{_named(writer)} has {writer.size} bytes, not {reader.size}")
+                _refuse_other_decimals(writer, reader)
                 return self._bytes(np.full(len(rows), writer.size, np.int64), reader, rows)
             case "enum":
                 return self._enum(writer, reader, rows)
@@ -334,9 +335,12 @@ class _Steps:
     def _scaled(self, numbers: _Ints, writer: AvroType, reader: AvroType, rows: _Ints) -> pa.Array:
         if reader.scale is None:
             return pa.array(numbers).cast(_NUMBERS[reader.kind], safe=False)
-        factor, divisor = writer.scale if writer.scale and writer.column == reader.column else reader.scale
+        if writer.scale is not None and _time_kind(writer) != _time_kind(reader):
+            raise UnreadableSchemaError(f"{writer.column} cannot be read as {reader.column}")
+        factor, divisor = writer.scale or reader.scale
         if factor > 1:
-            is_wide = np.abs(numbers) > (2**63 - 1) // factor
+            limit = (2**63 - 1) // factor
+            is_wide = (numbers > limit) | (numbers < -limit)
             if is_wide.any():
                 self.fail(rows[is_wide], "a time that no column can hold")
                 numbers = np.where(is_wide, 0, numbers)
@@ -388,11 +392,8 @@ class _Steps:
             return pa.array(texts, pa.large_string())
 
     def _decimals(self, column: pa.Array, dtype: pa.DataType, rows: _Ints) -> pa.Array:
-        """Return numbers of big-endian bytes, up to 16 of which a column can hold."""
-        size = pc.binary_length(column).to_numpy()
-        wide = rows[(size > 16) & ~self.is_bad[rows]]
-        self.fail(wide, f"a decimal that {dtype} cannot hold")
-        numbers = [int.from_bytes(one[-16:], "big", signed=True) for one in column.to_pylist()]
+        """Return numbers of big-endian bytes, of any length."""
+        numbers = [int.from_bytes(one, "big", signed=True) for one in column.to_pylist()]
         limit = 10**dtype.precision
         out = np.array([abs(one) >= limit for one in numbers], np.bool_)
         self.fail(rows[out], f"a decimal that {dtype} cannot hold")
@@ -416,7 +417,9 @@ class _Steps:
         return found
 
     def _record(self, writer: AvroType, reader: AvroType, rows: _Ints) -> pa.Array:
-        wanted = {name: one for one in reversed(reader.fields) for name in (*one.aliases, one.name)}
+        written = {one.name for one in writer.fields}
+        wanted = {name: one for one in reversed(reader.fields) if one.name not in written for name in one.aliases}
+        wanted.update({one.name: one for one in reader.fields})
         columns: dict[str, pa.Array] = {}
         for one in writer.fields:
             target = wanted.get(one.name)
@@ -543,6 +546,24 @@ def _branch(writer: AvroType, reader: AvroType) -> AvroType:
     if not found:
         raise UnreadableSchemaError(f"{_named(writer)} cannot be read as {_named(reader)}")
     return found[0]
+
+
+def _time_kind(of: AvroType) -> str:
+    """Return whether numbers are days, times of a day, or moments and local times, which differ in their unit only."""
+    return "date" if pa.types.is_date32(of.column) else "time" if pa.types.is_time(of.column) else "timestamp"
+
+
+def _refuse_other_decimals(writer: AvroType, reader: AvroType) -> None:
+    """Refuse a decimal that is read with another scale, as the specification demands, or as a text.
+
+    Raises:
+        UnreadableSchemaError
+    """
+    if not pa.types.is_decimal(writer.column):
+        return
+    is_other = pa.types.is_decimal(reader.column) and writer.column.scale != reader.column.scale
+    if is_other or pa.types.is_large_string(reader.column):
+        raise UnreadableSchemaError(f"{writer.column} cannot be read as {reader.column}")
 
 
 def _takes_null(reader: AvroType) -> bool:
