@@ -126,7 +126,8 @@ def test_a_row_that_did_not_come_is_not_taken_back() -> None:
 @pytest.mark.parametrize("backend", ["memory", "rocksdb-in-files"])
 def test_numbers_that_are_not_finite_are_taken_back(backend: str, odd: float) -> None:
     schema = SCHEMA.append(OP_FIELD)
-    aggregates = (pl.col("x").sum().alias("sum"), pl.col("x").mean().alias("mean"))
+    x = pl.col("x")
+    aggregates = (x.sum().alias("sum"), x.mean().alias("mean"), x.min().alias("min"), x.max().alias("max"))
     spec = running_aggregate_spec(RunningAggregate(("k",), aggregates, has_changes=True), schema, "node")
     rows = [
         {"k": 1, "g": "", "n": 0, "x": x, "t": "", "op": op}
@@ -141,6 +142,35 @@ def test_numbers_that_are_not_finite_are_taken_back(backend: str, odd: float) ->
     expected = [1.0, odd, math.nan, odd, 1.0]
     assert [repr(row["sum"]) for row in found] == [repr(value) for value in expected]
     assert [repr(row["mean"] * n) for row, n in zip(found, (1, 2, 3, 2, 1), strict=True)] == list(map(repr, expected))
+
+
+@pytest.mark.parametrize("backend", ["memory", "rocksdb-in-files"])
+def test_the_extremes_of_nothing_but_nan_are_nan(backend: str) -> None:
+    schema = SCHEMA.append(OP_FIELD)
+    aggregates = (pl.col("x").min().alias("min"), pl.col("x").max().alias("max"), pl.len().alias("n"))
+    spec = running_aggregate_spec(RunningAggregate(("k",), aggregates, has_changes=True), schema, "node")
+    steps = [
+        (math.nan, "insert"),
+        (None, "insert"),
+        (-0.0, "insert"),
+        (math.nan, "insert"),
+        (0.0, "insert"),
+        (0.0, "delete"),
+        (-0.0, "delete"),
+        (math.nan, "delete"),
+        (math.nan, "delete"),
+        (2.0, "insert"),
+    ]
+    with choose(backend):
+        subtasks, found = Subtasks(spec, ("k",), 2), []
+        for x, op in steps:
+            row = {"k": 1, "g": "", "n": 0, "x": x, "t": "", "op": op}
+            subtasks.send(pa.RecordBatch.from_pylist([row], schema))
+            found += subtasks.rows()
+            subtasks = Subtasks(spec, ("k",), 1, subtasks.snapshot())
+    for name in ("min", "max"):
+        values = [None if row[name] is None else row[name] + 0.0 for row in found]
+        assert str(values) == "[nan, nan, 0.0, 0.0, 0.0, 0.0, nan, nan, None, 2.0]"
 
 
 def test_an_unchanged_result_is_not_sent_again() -> None:

@@ -482,20 +482,12 @@ class RunningAggregateOperator(ChangeOperator):
             return
         assert not isinstance(values, int)
         seen = totals.seen[name]
-        is_min = accumulator.kind is Kind.MIN
-        if accumulator.dtype == "float64":
-            numbers = ~np.isnan(values)
-            where, values, change = where[numbers], values[numbers], change[numbers]
-        bag, combine = self._bags[i], np.minimum if is_min else np.maximum
+        bag, combine = self._bags[i], np.fmin if accumulator.kind is Kind.MIN else np.fmax  # NaN if there is no other
         places, column, _, counts = self._counted(bag, slots, where, pa.array(values), change)
         found = column.to_numpy(zero_copy_only=False)
-        missing = Accumulator(accumulator.kind, accumulator.dtype).start
-        if accumulator.dtype == "float64":
-            missing = np.inf if is_min else -np.inf
-        target[~seen] = missing
-        lost = (counts == 0) & seen[places] & (found == target[places])
+        lost = (counts == 0) & seen[places] & ((found == target[places]) | (target[places] != target[places]))
         again = np.unique(places[lost])
-        target[again], seen[again] = missing, False
+        target[again], seen[again] = accumulator.start, False
         there = counts > 0
         combine.at(target, places[there], found[there])
         seen[places[there]] = True
@@ -503,7 +495,6 @@ class RunningAggregateOperator(ChangeOperator):
             rows, map_keys, _ = bag.items(slots[again])
             combine.at(target, again[rows], map_keys.to_numpy(zero_copy_only=False))
             seen[again[rows]] = True
-        target[~seen] = accumulator.start
 
     def _counted(
         self, bag: MapColumns, slots: Slots, where: Slots, values: pa.Array, change: npt.NDArray[np.int64] | None
