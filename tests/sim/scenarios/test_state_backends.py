@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 
 from headgate.model.config import RocksState
-from headgate.sim.__main__ import main
 from headgate.sim.scenarios.state_backends import (
     BOUNDS,
     CHUNKS_KINDS,
@@ -30,7 +31,9 @@ SMOKE = (3, 6, 9)
 
 
 def test_kinds_made_of_two_run_in_other_processes() -> None:
-    assert main(["--rocksdb", "--seeds", "2", "--jobs", "2"]) == 0
+    command = [sys.executable, "-m", "headgate.sim", "--rocksdb", "--seeds", "2", "--jobs", "2"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert "2 seeds of rocksdb, 0 violations" in done.stdout, done.stderr
 
 
 def test_state_is_in_rocksdb(monkeypatch: pytest.MonkeyPatch) -> None:
