@@ -90,8 +90,8 @@ kill-drivers: setup-java ## kill drivers under --supervised and --standby for MI
 lost-machines: setup-test ## cut machines off and delete their disks TIMES times, on a cluster in network namespaces, too
 	for n in $$(seq $(TIMES)); do HEADGATE_TEST_CLUSTERS=1 $(PYTHON_ENV) -m pytest -q tests/crash/test_lost_machines.py || exit 1; done
 
-kill-chain: setup-test ## kill workers and drivers of two pipelines in a row, and Kafka's broker, each MINUTES minutes: CHAIN="kafka and spark"
-	HEADGATE_TEST_MINUTES=$(MINUTES) $(PYTHON_ENV) -m pytest -q -s tests/crash/test_chains.py tests/crash/test_kafka_kills.py \
+kill-chain: setup-test ## kill workers and drivers of two pipelines in a row, Kafka's broker, PostgreSQL, each MINUTES minutes: CHAIN="tables and spark"
+	HEADGATE_TEST_MINUTES=$(MINUTES) $(PYTHON_ENV) -m pytest -q -s tests/crash/test_chains.py tests/crash/test_kafka_kills.py tests/crash/test_table_chains.py \
 		-k "test_a_chain and $(CHAIN)"
 
 lint: setup ## format, lint, import layering, types, names and words, rules of the architecture

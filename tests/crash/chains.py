@@ -1,6 +1,7 @@
-"""Two pipelines in a row that are kept running, as two programs, over streams or over topics of Kafka.
+"""Two pipelines in a row that are kept running, as two programs, over streams, topics of Kafka, or tables.
 
-Over streams one goes on by positions, one by a reader group. Over topics one counts by key, and one has windows.
+Over streams one goes on by positions, one by a reader group. Over topics one counts by key, and one has windows. Over
+tables one reads changes of PostgreSQL into Delta and Iceberg, and one follows the table of Delta into PostgreSQL.
 """
 
 from __future__ import annotations
@@ -95,6 +96,28 @@ else:
     windows = timed.key_by("key").window(hg.Tumbling("1s"))
     summed = windows.agg(records=pl.len(), ids=pl.col("id").sum(), counts=pl.col("n").sum())
     summed.sink(hg.FileSink(files, roll_interval=0), name="out")
+"""
+
+TABLES_PROGRAM = """
+import sys
+import headgate as hg
+
+name, url, lake, checkpoints = sys.argv[1:]
+pipeline = hg.Pipeline(
+    name,
+    parallelism=2,
+    checkpointing=hg.Checkpointing(interval="1s", dir=checkpoints),
+    restart=hg.FixedDelay(delay="50ms"),
+)
+if name == "first":
+    changes = pipeline.source(hg.PostgresChanges(url, ["orders", "customers"]), name="in")
+    spread = changes.rebalance()
+    spread.sink(hg.DeltaSink(f"{lake}/changes", create=True), name="delta")
+    catalog = {"type": "sql", "uri": f"sqlite:///{lake}/catalog.db", "warehouse": f"file://{lake}/warehouse"}
+    spread.sink(hg.IcebergSink("lake.changes", properties=catalog, create=True), name="iceberg")
+else:
+    followed = pipeline.source(hg.Delta(f"{lake}/changes", follow=True, poll_interval="200ms"), name="in")
+    followed.sink(hg.PostgresSink(url, "log", commit="prepared"), name="out")
 """
 
 

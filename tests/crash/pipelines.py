@@ -521,8 +521,20 @@ def kafka(spec: dict[str, Any]) -> Pipeline:
     return pipeline
 
 
+def tables(spec: dict[str, Any]) -> Pipeline:
+    """The changes of two tables of PostgreSQL: all of them appended to a log, and one table kept up to date."""
+    pipeline, url = make(spec), spec["url"]
+    changes = pipeline.source(hg.PostgresChanges(url, ["orders", "customers"]), name="in")
+    changes.select("table", "op", "id", "n").sink(hg.PostgresSink(url, "log", commit="prepared"), name="log")
+    orders = changes.filter(pl.col("table") == "public.orders").select("op", "id", "n")
+    orders = orders.records_as_changes("id", retractions=True)
+    orders.sink(hg.PostgresSink(url, "copied", upsert="id"), name="copied")
+    return pipeline
+
+
 BUILDERS = {
     "kafka": kafka,
+    "tables": tables,
     "own_sinks": own_sinks,
     "processors": processors,
     "publishing": publishing,
