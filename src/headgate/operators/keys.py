@@ -14,6 +14,7 @@ from headgate.operators.base import Operator
 from headgate.operators.schemas import require_columns
 from headgate.operators.user_functions import bad_records, described_rows, shortened
 from headgate.state.key_hash import hash_columns, is_key_type, key_groups
+from headgate.state.vectors import Mask
 
 
 @dataclass(frozen=True)
@@ -67,18 +68,10 @@ class KeyCheckOperator(Operator):
         self._keys = keys
 
     def process(self, batch: pa.RecordBatch) -> None:
-        bad = None
-        for key in self._keys:
-            column = batch.column(key)
-            if column.null_count:
-                bad = _either(bad, column.is_null().to_numpy(zero_copy_only=False))
-            if pa.types.is_floating(column.type):
-                is_nan = pc.is_nan(column).fill_null(False).to_numpy(zero_copy_only=False)
-                if is_nan.any():
-                    bad = _either(bad, is_nan)
-        if bad is not None:
-            self._divert(batch.filter(pa.array(bad)))
-            batch = batch.filter(pa.array(np.logical_not(bad)))
+        whole = whole_keys(batch, self._keys)
+        if whole is not None:
+            self._divert(batch.filter(pa.array(~whole)))
+            batch = batch.filter(pa.array(whole))
         self.output.emit(batch)
 
     def _divert(self, batch: pa.RecordBatch) -> None:
@@ -96,10 +89,17 @@ class KeyCheckOperator(Operator):
         raise AssertionError("a record without a broken key was refused")
 
 
-def _either(
-    left: np.ndarray[tuple[int], np.dtype[np.bool_]] | None, right: np.ndarray[tuple[int], np.dtype[np.bool_]]
-) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    return right if left is None else left | right
+def whole_keys(batch: pa.RecordBatch, keys: Sequence[str]) -> Mask | None:
+    """Return which rows have a key without null and NaN; None: all."""
+    whole: Mask | None = None
+    for key in keys:
+        column = batch.column(key)
+        is_float = pa.types.is_floating(column.type)
+        if column.null_count or is_float:
+            valid = column.is_valid() if not is_float else pc.invert(column.is_null(nan_is_null=True))
+            found = valid.to_numpy(zero_copy_only=False)
+            whole = found if whole is None else whole & found
+    return None if whole is None or whole.all() else whole
 
 
 _TAKES_MAX = 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -202,6 +203,19 @@ def test_tables_that_change_are_joined(rows: Rows) -> None:
         )
 
     assert table_of(rows(joined)) == [(False, 1), (True, 2)]
+
+
+@pytest.mark.parametrize("dtype", [pl.Float32, pl.Float64])
+@pytest.mark.parametrize("is_table", [False, True])
+def test_no_nan_is_equal_to_another(dtype: Any, is_table: bool, tmp_path: Path) -> None:
+    p, sink = hg.Pipeline("nan"), Collect(tmp_path / "rows")
+    keys = pl.DataFrame({"k": [math.nan, -0.0, None, 1.0]}, schema={"k": dtype})
+    left = p.source(hg.FromRows(keys.with_row_index("left")), name="left")
+    right = p.source(hg.FromRows(keys.with_row_index("right").with_columns(pl.col("k") + 0.0)), name="right")
+    bound: Any = {} if is_table else {"ttl": None}
+    left.join(right.broadcast() if is_table else right, on="k", how="semi", **bound).sink(sink)
+    testing.run(p, timeout_s=300)
+    assert sorted(row["left"] for row in sink.rows()) == [1, 3]
 
 
 def test_upserts_are_joined_by_their_key_alone() -> None:

@@ -21,6 +21,7 @@ from headgate.model.schema_evolution import Misfit
 from headgate.model.state_schema import StateIdentity
 from headgate.operators.base import Operator, OperatorContext, Output, RestoredState
 from headgate.operators.changes import DELETE, OP, UPDATE_BEFORE
+from headgate.operators.keys import whole_keys
 from headgate.operators.process.broadcast_process import BroadcastOrderOperator, BroadcastOrderSpec
 from headgate.operators.process.broadcast_state import BroadcastMap, BroadcastSide
 from headgate.operators.schemas import frame_of, schema_text
@@ -44,7 +45,7 @@ _NO_KEY = KeyColumns((), ())
 
 @dataclass(frozen=True)
 class TableOrderSpec(BroadcastOrderSpec):
-    """Bring the rows of a table in one order, without those that have a null key; mark their end with a row of nulls.
+    """Bring the rows of a table in one order, without those that have no whole key; mark their end with a row of nulls.
 
     ``keys``: the join columns of the table; ``schema``: of its rows.
     """
@@ -73,13 +74,9 @@ class TableOrderOperator(BroadcastOrderOperator):
 
 
 def _with_keys(batch: pa.RecordBatch, keys: Sequence[str]) -> pa.RecordBatch:
-    """Return the rows of ``batch`` that have no null among ``keys``."""
-    if not any(batch.column(key).null_count for key in keys):
-        return batch
-    kept = np.ones(batch.num_rows, np.bool_)
-    for key in keys:
-        kept &= np.asarray(batch.column(key).is_valid())
-    return batch.filter(pa.array(kept))
+    """Return the rows of ``batch`` that have no null and no NaN among ``keys``."""
+    whole = whole_keys(batch, keys)
+    return batch if whole is None else batch.filter(pa.array(whole))
 
 
 @dataclass(frozen=True)

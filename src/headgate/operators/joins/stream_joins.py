@@ -9,7 +9,7 @@ docs/spec/joins.md.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, TypeAlias, get_args
@@ -22,7 +22,7 @@ from headgate.errors import UsageError
 from headgate.model.graph import MAIN, InputName, OutputTag
 from headgate.operators.base import WATERMARK_MAX_MS, Operator, OperatorContext, Output
 from headgate.operators.changes import DELETE, INSERT, OP, OP_FIELD, UPDATE_BEFORE, Signs, signs
-from headgate.operators.keys import check_keys
+from headgate.operators.keys import check_keys, whole_keys
 from headgate.operators.process.timers import TimedOperator
 from headgate.operators.timestamps import EventTime
 from headgate.operators.windows.lateness import count_late
@@ -311,7 +311,7 @@ class JoinInputOperator(Operator):
         bound = self._plan.bound
         if isinstance(bound, AsOf) and bound.has_changes and self._input == RIGHT_INPUT:
             batch = batch.filter(pc.not_equal(batch.column(OP), UPDATE_BEFORE))
-        whole = _whole_keys(batch, self._side.keys)
+        whole = whole_keys(batch, self._side.keys)
         if whole is not None:
             if self._plan.emits_unmatched(self._input):
                 self._emit_unmatched(batch.filter(pa.array(~whole)))
@@ -341,19 +341,6 @@ class JoinInputOperator(Operator):
             sign = np.ones(len(batch), np.int64) if self._plan.op(self._input) is None else signs(batch.column(OP))
             results = with_op(self._plan, results, sign)
         self.output.emit_to(NULL_KEYS, results)
-
-
-def _whole_keys(batch: pa.RecordBatch, keys: Sequence[str]) -> Mask | None:
-    """Return which rows have a key without null and NaN; None: all."""
-    whole: Mask | None = None
-    for key in keys:
-        column = batch.column(key)
-        is_float = pa.types.is_floating(column.type)
-        if column.null_count or is_float:
-            valid = column.is_valid() if not is_float else pc.invert(column.is_null(nan_is_null=True))
-            found = valid.to_numpy(zero_copy_only=False)
-            whole = found if whole is None else whole & found
-    return None if whole is None or whole.all() else whole
 
 
 def with_window(plan: JoinPlan, results: pa.RecordBatch, windows: Slots) -> pa.RecordBatch:
