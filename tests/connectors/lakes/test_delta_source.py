@@ -11,11 +11,14 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from lake_program import PATIENCE_S, ROW, until
+from tests.servers.objects import BUCKET, object_server
 
 import headgate as hg
 from headgate import testing
 from headgate.connectors.base import SourceContext
-from headgate.errors import UsageError
+from headgate.connectors.lakes.delta_sink import DeltaLog
+from headgate.connectors.lakes.table_source import TableHistory
+from headgate.errors import StorageError, UsageError
 from headgate.testing import check_source
 
 deltalake = pytest.importorskip("deltalake")
@@ -167,6 +170,53 @@ def test_the_change_feed_is_a_stream_with_changes(fed: Path, tmp_path: Path) -> 
     p = hg.Pipeline("p", checkpointing=hg.Checkpointing(dir=tmp_path / "c"))
     counts = p.source(hg.Delta(fed, after=0, feed=True, key="number")).changes_as_records()
     assert counts.columns[-1] == "op"
+
+
+def test_a_change_feed_whose_files_are_gone_is_an_error_with_a_remedy(fed: Path) -> None:
+    for path in (fed / "_change_data").iterdir():
+        path.unlink()
+    source = hg.Delta(fed, after=0, feed=True)
+    with pytest.raises(UsageError, match=r"changes of version \d+ of .* cannot be read: .* give the source another name"):
+        read_all(source)
+
+
+@pytest.mark.long
+def test_a_server_that_is_gone_between_two_versions_is_a_passing_error(tmp_path: Path) -> None:
+    url, options = f"s3://{BUCKET}/followed", {"max_retries": "0"}
+
+    class Known(hg.Delta):
+        """Knows the table as it was before the server ended."""
+
+        def log(self, version: int | None) -> DeltaLog:
+            return tables[self.feed]
+
+    with object_server(tmp_path) as objects:
+        if not objects.keeps:
+            pytest.skip("this server of objects forgets them when it ends")
+        for number in range(2):
+            table = pa.table({"number": [number]})
+            properties = {"delta.enableChangeDataFeed": "true"}
+            deltalake.write_deltalake(
+                url,
+                table,
+                mode="append",
+                configuration=properties,
+                storage_options={"aws_conditional_put": "etag"},
+            )
+        tables: dict[bool, DeltaLog] = {}
+        histories: list[TableHistory] = []
+        for feed in (False, True):
+            tables[feed] = hg.Delta(url, storage_options=options).log(None)
+            source = Known(url, feed=feed, storage_options=options)
+            histories.append(source.history(source.schema()))
+        files, changes = histories
+        (change,) = changes.added(1)
+        objects.fail()
+        for step in (lambda: files.added(1), lambda: list(changes.read(change, 0))):
+            with pytest.raises(StorageError, match=f"version 1 of Delta table {url}.*error sending request") as caught:
+                step()
+            assert caught.value.is_transient
+            assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

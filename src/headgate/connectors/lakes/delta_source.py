@@ -19,6 +19,7 @@ from headgate.connectors.lakes.delta_sink import (
     checked_storage_options,
     delta_errors,
     delta_library,
+    in_one_line,
     table_locations,
 )
 from headgate.connectors.lakes.table_source import BATCH_ROWS, SPLITS, TableFile, TableHistory, TableSource
@@ -33,6 +34,9 @@ OP = "op"
 FEATURES = frozenset({"timestampNtz", "deletionVectors", "v2Checkpoint", "vacuumProtocolCheck", "variantType"})
 """What a table may ask of its readers. Rows that deletion vectors delete are refused where they occur; the library
 names variants in tables without them."""
+
+_MISSING_FILE = "Object at location"
+"""How the library begins to say that a file is not there."""
 
 _OPS = {"insert": "insert", "update_preimage": "update_before", "update_postimage": "update_after", "delete": "delete"}
 
@@ -238,15 +242,17 @@ class DeltaHistory:
         return sorted(files, key=lambda file: file.path)
 
     def _actions(self, version: int) -> list[dict[str, Any]]:
-        try:
-            with self._files.open_input_stream(f"_delta_log/{version:020d}.json") as stream:
-                return [json.loads(line) for line in stream.read().splitlines() if line.strip()]
-        except FileNotFoundError as error:
-            raise UsageError(
-                f"version {version} of {self._source.where} is not in its log any more, and was not read: raise "
-                "delta.logRetentionDuration above the longest time for which the pipeline may be down. To go on, give "
-                "the source another name, which reads the whole table"
-            ) from error
+        with delta_errors(f"read version {version} of", self._source.where):
+            try:
+                with self._files.open_input_stream(f"_delta_log/{version:020d}.json") as stream:
+                    entry = stream.read()
+            except FileNotFoundError as error:
+                raise UsageError(
+                    f"version {version} of {self._source.where} is not in its log any more, and was not read: raise "
+                    "delta.logRetentionDuration above the longest time for which the pipeline may be down. To go on, "
+                    "give the source another name, which reads the whole table"
+                ) from error
+        return [json.loads(line) for line in entry.splitlines() if line.strip()]
 
     def read(self, file: TableFile, row: int) -> Iterator[pa.RecordBatch]:
         """See ``TableHistory``. The change feed of a version is one batch, since its order may differ each time."""
@@ -289,12 +295,15 @@ class DeltaHistory:
     def _feed(self, version: int) -> Iterator[pa.RecordBatch]:
         where = self._source.where
         with delta_errors(f"read the changes of version {version} of", where):
+            table = self._source.log(None).table
             try:
-                found = pa.table(self._source.log(None).table.load_cdf(version, version))
-            except delta_library().exceptions.DeltaError as error:
+                found = pa.table(table.load_cdf(version, version))
+            except (delta_library().exceptions.DeltaError, pa.ArrowInvalid) as error:
+                if _may_pass(error):
+                    raise
                 raise UsageError(
-                    f"the changes of version {version} of {where} cannot be read: {str(error).partition(chr(10))[0]}; "
-                    "to go on without them, give the source another name, which reads the whole table"
+                    f"the changes of version {version} of {where} cannot be read: {in_one_line(error)}; to go on "
+                    "without them, give the source another name, which reads the whole table"
                 ) from error
         if not found.num_rows:
             return
@@ -307,6 +316,13 @@ class DeltaHistory:
         changes = whole.append_column(OP, ops)
         in_order = pa.concat_tables([changes.filter(goes), changes.filter(pc.invert(goes))])  # a row goes, then comes
         yield from in_order.select(self._schema.names).combine_chunks().to_batches()
+
+
+def _may_pass(error: Exception) -> bool:
+    """Whether reading changes failed because of the store, which has all files: the library says so in words alone."""
+    said = str(error)
+    is_of_store = "object store" in said.lower() or "HTTP error" in said
+    return is_of_store and not (_MISSING_FILE in said and " not found" in said)
 
 
 def _text(value: Any) -> str | None:
