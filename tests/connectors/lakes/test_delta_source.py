@@ -176,7 +176,9 @@ def test_a_change_feed_whose_files_are_gone_is_an_error_with_a_remedy(fed: Path)
     for path in (fed / "_change_data").iterdir():
         path.unlink()
     source = hg.Delta(fed, after=0, feed=True)
-    with pytest.raises(UsageError, match=r"changes of version \d+ of .* cannot be read: .* give the source another name"):
+    with pytest.raises(
+        UsageError, match=r"changes of version \d+ of .* cannot be read: .* give the source another name"
+    ):
         read_all(source)
 
 

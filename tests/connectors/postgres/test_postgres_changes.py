@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import polars as pl
+import psycopg
 import pyarrow as pa
 import pytest
 import sqlalchemy as sa
@@ -219,8 +223,6 @@ def test_a_connection_that_is_lost_in_the_snapshot_is_a_passing_error(url: str, 
 
 
 def test_a_server_that_crashes_is_waited_for(db: Any, url: str, table: str, postgres: PostgresServer) -> None:
-    import psycopg
-
     reader = PostgresChanges(url, table).open(context())
     take(reader, 0)
     db.execute(f"INSERT INTO {table} VALUES (1, 'a')")
@@ -541,8 +543,6 @@ def test_a_position_of_another_slot_or_server_is_refused(url: str, db: Any, tabl
 def test_a_slot_that_was_invalidated_is_named() -> None:
     settings = f"{SETTINGS}max_slot_wal_keep_size = 1MB\nmin_wal_size = 32MB\nmax_wal_size = 32MB\n"
     with postgres_server(settings=settings) as server:
-        import psycopg
-
         url = server.url().partition("?")[0]
         with psycopg.connect(url, autocommit=True) as db:
             db.execute("CREATE TABLE t (id int PRIMARY KEY, name int)")
@@ -559,6 +559,77 @@ def test_a_slot_that_was_invalidated_is_named() -> None:
                 db.execute("CHECKPOINT")
             with pytest.raises(UsageError, match="max_slot_wal_keep_size allows; start the pipeline over"):
                 fails(source.open(context(positions)))
+
+
+def test_a_standby_that_has_not_all_changes_that_were_read_is_refused() -> None:
+    """A copy of the server is promoted, which lacks what was written later. Its catalogue says that slots go with it,
+    as servers from 17 on can."""
+    with postgres_server(settings=f"{SETTINGS}restore_command = 'false'\n") as server:
+        url = f"{server.url().partition('?')[0]}?options=-csearch_path%3Dpublic,pg_catalog"
+        promote_copy = copy_of(server, url)
+        with psycopg.connect(url, autocommit=True) as db:
+            db.execute("CREATE TABLE t (id int PRIMARY KEY, name int)")
+            db.execute(
+                "CREATE VIEW pg_replication_slots AS SELECT *, true failover FROM pg_catalog.pg_replication_slots"
+            )
+        source = PostgresChanges(url, "t")
+        early = positions_after(source, url, None, 1)
+        promote = promote_copy()
+        late = positions_after(source, url, early, 2)
+        promote()
+        with psycopg.connect(url, autocommit=True) as db:
+            db.execute("INSERT INTO t VALUES (3)")
+            db.execute("SELECT pg_logical_emit_message(true, 'x', repeat('x', 5000000))")
+            db.execute("INSERT INTO t VALUES (4)")
+        reader = source.open(context(late))
+        with pytest.raises(UsageError, match=r"did not have all changes that were read.*start the pipeline over"):
+            take(reader, 1)
+        reader.close()
+        reader = source.open(context(early))
+        assert [row["id"] for row in take(reader, 2)] == [3, 4]
+        now = reader.positions()
+        reader.close()
+        positions_after(source, url, now, 5)
+
+
+def positions_after(source: PostgresChanges, url: str, positions: dict[str, bytes] | None, id: int) -> dict[str, bytes]:
+    """Insert a row, and return the positions with which it was read."""
+    reader = source.open(context(positions))
+    take(reader, 0)
+    with psycopg.connect(url, autocommit=True) as db:
+        db.execute("INSERT INTO t VALUES (%s)", (id,))
+    assert [row["id"] for row in take(reader, 1)] == [id]
+    found = reader.positions()
+    reader.close()
+    return found
+
+
+def copy_of(server: PostgresServer, url: str) -> Callable[[], Callable[[], None]]:
+    """Return what copies the files of a server, and returns what puts the copy in place, as a new primary."""
+    with psycopg.connect(url) as db:
+        (place,) = db.execute("SHOW data_directory").fetchone() or ("",)
+
+    def copy() -> Callable[[], None]:
+        server.crash()
+        subprocess.run(["cp", "-a", place, f"{place}.copy"], check=True)
+        server.start()
+        return promote
+
+    def promote() -> None:
+        server.crash()
+        shutil.rmtree(place)
+        Path(f"{place}.copy").rename(place)
+        signal = Path(place, "recovery.signal")
+        signal.touch()
+        owner = Path(place).stat()
+        os.chown(signal, owner.st_uid, owner.st_gid)
+        server.start()
+        until = time.monotonic() + PATIENCE_S
+        with psycopg.connect(url, autocommit=True) as db:
+            while db.execute("SELECT pg_is_in_recovery()").fetchone() == (True,):
+                assert time.monotonic() < until
+
+    return copy
 
 
 def test_two_pipelines_on_one_slot_are_refused(url: str, db: Any, table: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -582,6 +653,7 @@ def test_two_pipelines_on_one_slot_are_refused(url: str, db: Any, table: str, mo
         ("ALTER TABLE {} REPLICA IDENTITY DEFAULT", {}, "lack large values of column 'name'.*REPLICA IDENTITY FULL"),
         ("ALTER TABLE {} REPLICA IDENTITY NOTHING", {}, "do not say which row changes"),
         ("ALTER TABLE {} ADD op text", {}, "has a column 'op'"),
+        ("ALTER TABLE {} SET UNLOGGED", {}, "is unlogged.*SET LOGGED"),
         ("", {"publication": "nothing"}, "there is no publication"),
         ("CREATE PUBLICATION e_{}", {"publication": "e_{}"}, "does not have table"),
         (
@@ -600,6 +672,21 @@ def test_a_table_that_cannot_be_read_is_refused_when_the_pipeline_is_built(
     options = {name: value.replace("{}", table) if isinstance(value, str) else value for name, value in options.items()}
     with pytest.raises(UsageError, match=problem):
         hg.Pipeline("p").source(PostgresChanges(url, table, **options))
+
+
+def test_a_partition_that_is_not_in_the_log_is_refused(url: str, db: Any, table: str) -> None:
+    db.execute(f"CREATE TABLE all_{table} (id int PRIMARY KEY) PARTITION BY RANGE (id)")
+    db.execute(f"CREATE TABLE low_{table} PARTITION OF all_{table} FOR VALUES FROM (0) TO (10)")
+    PostgresChanges(url, f"all_{table}").schema()
+    db.execute(f"CREATE UNLOGGED TABLE high_{table} PARTITION OF all_{table} FOR VALUES FROM (10) TO (20)")
+    with pytest.raises(UsageError, match=rf"public.all_{table} .*public.high_{table}, which is unlogged"):
+        PostgresChanges(url, f"all_{table}").schema()
+    db.execute(f"DROP TABLE high_{table}")
+    db.execute(f"CREATE FOREIGN DATA WRAPPER w_{table}; CREATE SERVER s_{table} FOREIGN DATA WRAPPER w_{table}")
+    foreign = f"CREATE FOREIGN TABLE high_{table} PARTITION OF all_{table} FOR VALUES FROM (10) TO (20)"
+    db.execute(f"ALTER TABLE all_{table} DROP CONSTRAINT all_{table}_pkey; {foreign} SERVER s_{table}")
+    with pytest.raises(UsageError, match=rf"public.all_{table} .*public.high_{table}, which is foreign"):
+        PostgresChanges(url, f"all_{table}").schema()
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,7 @@ def look_up(connection: Any, url: str, name: Name, as_text: Sequence[str], publi
     oid, identity, kind = found
     if kind not in ("r", "p"):
         raise UsageError(f"{where} is no table, and has no changes; read the tables that it is made of")
+    _check_logged(connection, where, oid)
     rows = connection.execute(
         "SELECT a.attname, t.typname, a.atttypid, a.atttypmod, a.attstorage IN ('x', 'e'), "
         "COALESCE(a.attnum = ANY(i.indkey), false) FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid "
@@ -113,6 +114,25 @@ def look_up(connection: Any, url: str, name: Name, as_text: Sequence[str], publi
     if publication:
         _check_published(connection, url, name, publication, [column.name for column in columns])
     return Table(*name, with_texts(columns, as_text), is_whole)
+
+
+def _check_logged(connection: Any, where: str, oid: int) -> None:
+    """Check that the log of the server has all changes of a table: of each partition."""
+    found = connection.execute(
+        "SELECT n.nspname || '.' || c.relname, c.relkind = 'f' FROM pg_class c JOIN pg_namespace n "
+        "ON n.oid = c.relnamespace WHERE (c.oid = %s OR c.oid IN (SELECT relid FROM pg_partition_tree(%s))) "
+        "AND (c.relpersistence <> 'p' OR c.relkind = 'f') ORDER BY c.oid LIMIT 1",
+        (oid, oid),
+    ).fetchone()
+    if found is not None:
+        name, is_foreign = found
+        kind, remedy = (
+            ("foreign", "detach that partition") if is_foreign else ("unlogged", f"ALTER TABLE {name} SET LOGGED")
+        )
+        raise UsageError(
+            f"table {where} has rows in {name}, which is {kind}, so that the log of the server lacks their changes; "
+            f"{remedy}"
+        )
 
 
 def _publication(connection: Any, url: str, publication: str) -> bool:

@@ -741,7 +741,7 @@ class _ChangesThread:
         assert position is not None, "changes come after the snapshot"
         if self._link is None:
             self._connect()
-        self._check(position)
+        position = self._position = self._checked(position)
         options = [
             "proto_version '1'",
             f"publication_names '{identifier(self._publication())}'",
@@ -785,8 +785,8 @@ class _ChangesThread:
         if is_end:
             raise _ClosedError
 
-    def _check(self, position: Position) -> None:
-        """Check that slot and server are those that the position is of.
+    def _checked(self, position: Position) -> Position:
+        """Check that slot and server are those that the position is of; return it in the server's timeline.
 
         Raises:
             UsageError: they are not; the message says what to do.
@@ -814,6 +814,12 @@ class _ChangesThread:
                 f"{where} was restored from a backup or replaced by a standby since the position was taken (timeline "
                 f"{timeline}, not {position.timeline}), and may not have all changes that were read; {over}"
             )
+        if timeline != position.timeline and self._end_of_timeline(position.timeline, timeline) < position.lsn:
+            raise UsageError(
+                f"{where} was replaced by a standby that did not have all changes that were read: their log ends where "
+                f"timeline {position.timeline} does, and differs after that; have the primary wait for the standby "
+                f"(synchronized_standby_slots), and {over}"
+            )
         if _lsn(end) < position.lsn:
             raise UsageError(f"the log of {where} ends before the restored position: it was set back; {over}")
         publication = self._publication().replace("'", "''")
@@ -832,6 +838,13 @@ class _ChangesThread:
                 f"slot '{slot}' of {where} was confirmed beyond the restored position, by another reader or because it "
                 f"was removed and created again, so changes are lost; {over}"
             )
+        return msgspec.structs.replace(position, timeline=timeline)
+
+    def _end_of_timeline(self, former: int, now: int) -> int:
+        """Return where a former timeline of the server ends; 0: it is not one."""
+        history = self._command(f"TIMELINE_HISTORY {now}").get_value(0, 1) or b""
+        entries = [line.split() for line in history.decode().splitlines()]  # number, end, reason
+        return next((_lsn(entry[1]) for entry in entries if len(entry) > 1 and entry[0] == str(former)), 0)
 
     def _receive(self, pending: list[bytes]) -> int | None:
         """Append messages; return how far the server has read if it said so after them."""
