@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import sqlite3
 import threading
@@ -14,7 +15,7 @@ from tests.servers.postgres import postgres_server
 
 import headgate as hg
 from headgate import testing
-from headgate.connectors.lookup import Lookup
+from headgate.connectors.lookup import Lookup, LookupTable
 from headgate.errors import StorageError, UsageError
 
 PATIENCE_S = 300.0
@@ -146,6 +147,14 @@ def test_a_database_that_cannot_be_asked_is_a_failure() -> None:
     stream = hg.Pipeline("p").source(hg.FromRows(ROWS))
     with pytest.raises(StorageError):
         stream.lookup("postgresql://nobody@127.0.0.1:1/nothing", "people", "who")
+
+
+def test_a_database_that_is_away_when_a_subtask_begins_is_a_passing_error() -> None:
+    pytest.importorskip("psycopg")
+    table = LookupTable("postgresql://nobody@127.0.0.1:1/nothing", "people", {"who": "name"}, {})
+    with pytest.raises(StorageError, match=r"cannot look at postgresql.*refused") as caught:
+        asyncio.run(Lookup(table, "left", 0, 0, 1).open())
+    assert caught.value.is_transient
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from tests.operators.harness import BORN_MS, Harness, Recorder, encoded
 
 from headgate.environment import SystemThreads
-from headgate.errors import BadRecord, UsageError
+from headgate.errors import BadRecord, StorageError, UsageError
 from headgate.operators.async_map import AsyncFunction, AsyncMapSpec
 from headgate.operators.base import OperatorContext, RestoredState
 from headgate.operators.keys import partition
@@ -363,6 +363,16 @@ def test_a_client_that_cannot_be_opened_fails_the_subtask() -> None:
 
     with pytest.raises(UserFunctionError, match="no route"):
         Subtask(AsyncMapSpec(Broken(), SCHEMA))
+
+
+def test_a_store_that_is_away_when_a_client_is_opened_may_come_back() -> None:
+    class Away(Client):
+        async def open(self) -> None:
+            raise StorageError("look at", "a table", "no route")
+
+    with pytest.raises(StorageError, match="cannot look at a table: no route") as caught:
+        Subtask(AsyncMapSpec(Away(), SCHEMA))
+    assert caught.value.is_transient
 
 
 def test_calls_run_side_by_side_in_one_thread_of_their_own() -> None:

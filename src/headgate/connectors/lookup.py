@@ -73,11 +73,7 @@ def lookup_table(
             raise UsageError(f"lookup: the records have no column '{name}'; they have {', '.join(schema.names)}")
     engine = _engine(url)
     try:
-        found = _reflected(engine, table)
-    except sa.exc.NoSuchTableError:
-        raise UsageError(f"lookup: there is no table {table} in {_shown(url)}") from None
-    except sa.exc.SQLAlchemyError as error:
-        raise StorageError("look at", _shown(url), str(error).splitlines()[0]) from error
+        found = _reflected(engine, table, url)
     finally:
         engine.dispose()
     names = [column.name for column in found.columns]
@@ -117,9 +113,14 @@ def _shown(url: str) -> str:
     return sa.engine.make_url(url).render_as_string(hide_password=True)
 
 
-def _reflected(engine: sa.Engine, table: str) -> sa.Table:
+def _reflected(engine: sa.Engine, table: str, url: str) -> sa.Table:
     schema, dot, name = table.rpartition(".")
-    return sa.Table(name, sa.MetaData(), schema=schema if dot else None, autoload_with=engine)
+    try:
+        return sa.Table(name, sa.MetaData(), schema=schema if dot else None, autoload_with=engine)
+    except sa.exc.NoSuchTableError:
+        raise UsageError(f"lookup: there is no table {table} in {_shown(url)}") from None
+    except sa.exc.SQLAlchemyError as error:
+        raise StorageError("look at", _shown(url), str(error).splitlines()[0]) from error
 
 
 def _arrow(kind: sa.types.TypeEngine[Any]) -> pa.DataType:
@@ -164,7 +165,7 @@ class Lookup(AsyncFunction):
 
     def _prepare(self) -> None:
         self._sql = _engine(self._table.url)
-        table = _reflected(self._sql, self._table.table)
+        table = _reflected(self._sql, self._table.table, self._table.url)
         self._keys = [table.columns[name] for name in self._table.on.values()]
         self._query = sa.select(*self._keys, *(table.columns[name] for name in self._table.columns))
 

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from headgate.codec.snapshot import Buffer, decode_sections, encode_sections
-from headgate.errors import UsageError
+from headgate.errors import StorageError, UsageError
 from headgate.model.state_schema import Form
 from headgate.operators.base import Operator, OperatorContext, Output, RestoredState
 from headgate.operators.functions import Refused, Row, RowWriter, divert_refused, failure, paused_gc, rows_of
@@ -200,6 +200,8 @@ class AsyncMapOperator(Operator):
         self._loop = context.threads.event_loop(f"headgate-async-{context.node}")
         if isinstance(function, AsyncFunction):
             error = self._awaited(function.open, None)
+            if isinstance(error, StorageError):  # says itself whether waiting may help
+                raise error
             if error is not None:
                 raise UserFunctionError(context.node, "open()", user_traceback(error))
             self._is_opened = True
