@@ -38,6 +38,15 @@ def kept(rows: Rows, keep: str, by: str | None) -> Rows:
     return [found[key] for key in sorted(found)]
 
 
+@pytest.mark.parametrize(("keep", "by"), [("first", None), ("last", None), ("first", "there"), ("last", "there")])
+def test_any_column_may_be_called_as_one_of_the_state(keep: str, by: str | None) -> None:
+    schema = pa.schema([("k", pa.int64()), ("there", pa.large_string())])
+    harness = Harness(DeduplicateSpec(("k",), schema, keep == "last", by, False, None))
+    for there in ("a", "b"):
+        harness.send(pa.RecordBatch.from_pylist([{"k": 1, "there": there}], schema))
+    assert harness.out.rows()[-1]["there"] == ("a" if keep == "first" else "b")
+
+
 @pytest.mark.parametrize("backend", ["memory", "rocksdb-in-files"])
 @pytest.mark.parametrize("retractions", [False, True])
 @pytest.mark.parametrize(("keep", "by"), [("first", None), ("last", None), ("first", "t"), ("last", "t")])

@@ -96,6 +96,20 @@ def test_sums_of_kept_records_that_fit_are_exact(values: pa.Array, found: Any, t
     assert [row["s"] for row in summed("window", values, tmp_path, m=pl.len() + 0)] == [found]
 
 
+@pytest.mark.parametrize("way", KEPT)
+def test_a_pattern_means_no_key(way: str, tmp_path: Path) -> None:
+    rows = pa.table({"k": ["a", "a", "b"], "x": [1, 2, 3], "y": [0.5, 1.0, 2.0]})
+    pipeline, sink = hg.Pipeline("patterns"), Collect(tmp_path)
+    stream = pipeline.source(hg.FromRows(rows.append_column("ts", TIMES))).with_timestamps("ts")
+    windows = {**KEPT, "count": lambda keyed: keyed.window(hg.Count(1))}[way](stream.key_by("k"))
+    windows.agg(pl.all().exclude("ts").sum()).sink(sink)
+    run(pipeline, timeout_s=300)
+    found = sorted((row["k"], row["x"], row["y"]) for row in sink.rows())
+    assert found == (
+        [("a", 1, 0.5), ("a", 2, 1.0), ("b", 3, 2.0)] if way == "count" else [("a", 3, 1.5), ("b", 3, 2.0)]
+    )
+
+
 def test_large_unsigned_sums_are_exact(tmp_path: Path) -> None:
     assert [row["s"] for row in summed("window", pa.array([2**63, 2**62, 1], pa.uint64()), tmp_path)] == [3 * 2**62 + 1]
 

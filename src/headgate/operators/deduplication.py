@@ -66,15 +66,16 @@ class DeduplicateSpec:
         return schema.append(OP_FIELD)
 
     @property
+    def kept(self) -> list[pa.Field]:
+        """The columns that are kept of the record of each key."""
+        if self.retractions and not self.is_append_only:
+            return [field for field in self.schema if field.name not in self.keys]
+        return [] if self.by is None else [self.schema.field(self.by)]
+
+    @property
     def descriptor(self) -> StateDescriptor:
         """What is known of the record of each key."""
-        if self.retractions and not self.is_append_only:
-            fields = [field for field in self.schema if field.name not in self.keys]
-            fields = fields or [pa.field("there", pa.bool_())]
-        elif self.by is not None:
-            fields = [self.schema.field(self.by)]
-        else:
-            fields = [pa.field("there", pa.bool_())]
+        fields = self.kept or [pa.field("there", pa.bool_())]
         return StateDescriptor("record", StateKind.VALUE, pa.struct(fields), ttl=self.ttl)
 
     def state_text(self) -> str:
@@ -178,7 +179,7 @@ class DeduplicateOperator(ChangeOperator):
 
     def _stored(self, found: pa.RecordBatch) -> pa.StructArray:
         fields = list(self._spec.descriptor.type)
-        if fields[0].name == "there" and "there" not in found.schema.names:
+        if not self._spec.kept:
             return pa.StructArray.from_arrays([pa.array(np.ones(found.num_rows, np.bool_))], fields=fields)
         return pa.StructArray.from_arrays([found.column(field.name) for field in fields], fields=fields)
 

@@ -625,7 +625,7 @@ class WindowBufferOperator(WindowOperator[list[pa.RecordBatch]]):
 
     def __init__(self, spec: WindowBufferSpec) -> None:
         self._spec = spec
-        self._aggregates = RecordAggregates(spec.aggregates, spec.kept)
+        self._aggregates = RecordAggregates(spec.aggregates, spec.kept, spec.shape.keys)
         super().__init__(spec.shape, WindowRows(Section("records", spec.kept, spec.shape.keys), self._panes))
 
     def _new_backend(self, states: StateFactory, keys: KeyColumns) -> WindowBackend[list[pa.RecordBatch]]:

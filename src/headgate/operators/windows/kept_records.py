@@ -33,21 +33,26 @@ _REACHES: Mapping[object, float] = {
 
 
 class RecordAggregates:
-    """Computes ``aggregates`` of records of ``schema``, by key columns that the caller gives."""
+    """Computes ``aggregates`` of records of ``schema`` with the key columns ``keys``."""
 
-    def __init__(self, aggregates: Sequence[pl.Expr], schema: pa.Schema) -> None:
+    def __init__(self, aggregates: Sequence[pl.Expr], schema: pa.Schema, keys: Sequence[str]) -> None:
         self._aggregates = aggregates
-        self._checks = _checks(aggregates, empty_frame(schema))
+        self._keys = [key for key in keys if any(one.meta.has_multiple_outputs() for one in aggregates)]
+        """Grouped by, because no pattern such as ``pl.all()`` means what is grouped by."""
+        self._checks = _checks(aggregates, empty_frame(schema), keys)
 
-    def of(self, frame: pl.DataFrame, keys: Sequence[str], node: str) -> pl.DataFrame:
-        """Return the keys, ascending, and the aggregates of each. ``node`` is for messages.
+    def of(self, frame: pl.DataFrame, group: Sequence[str], node: str) -> pl.DataFrame:
+        """Return the columns ``group``, ascending, and the aggregates of each group of records of one key.
+
+        ``node`` is for messages.
 
         Raises:
             UsageError: a sum is larger than its type holds.
             UserFunctionError: Polars cannot compute an aggregate.
         """
         try:
-            found = frame.group_by(keys).agg(*self._aggregates, *self._checks).sort(keys)
+            by = list(dict.fromkeys([*group, *self._keys]))
+            found = frame.group_by(by).agg(*self._aggregates, *self._checks).sort(group)
         except pl.exceptions.PolarsError as error:
             raise batch_error(node, frame.height, error) from None
         for name in [name for name in found.columns if name.startswith(_SUM)]:
@@ -55,14 +60,14 @@ class RecordAggregates:
         return found.drop(cs.starts_with(_SUM, _NEAR)) if self._checks else found
 
 
-def _checks(aggregates: Sequence[pl.Expr], frame: pl.DataFrame) -> list[pl.Expr]:
+def _checks(aggregates: Sequence[pl.Expr], frame: pl.DataFrame, keys: Sequence[str]) -> list[pl.Expr]:
     """Return the sums that may wrap, and beside each the one of floating numbers."""
     sums: list[pl.Expr] = []
     for one in aggregates:
         sums += [found for found in _sums_in(one) if not any(found.meta.eq(known) for known in sums)]
     checks = []
     for i, found in enumerate(sums):
-        dtypes = frame.group_by(pl.lit(0).alias(_SUM)).agg(found).dtypes[1:]
+        dtypes = frame.group_by(keys).agg(found).dtypes[len(keys) :]
         if any(_reach(dtype) for dtype in dtypes):
             near = found.meta.pop()[0].cast(pl.Float64).sum()
             checks += [found.name.prefix(f"{_SUM}{i}_"), near.name.prefix(f"{_NEAR}{i}_")]

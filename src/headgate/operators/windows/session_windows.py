@@ -154,7 +154,8 @@ class SessionMergeOperator(KeyedOperator):
 
     def __init__(self, spec: SessionMergeSpec) -> None:
         self._spec, self._shape = spec, spec.shape
-        self._aggregates = RecordAggregates(spec.aggregates, spec.kept) if spec.plan is None else None
+        kept = (spec.aggregates, spec.kept, spec.shape.keys)
+        self._aggregates = RecordAggregates(*kept) if spec.plan is None else None
         measures = () if spec.plan is None else spec.plan.measures
         self._accumulators = tuple(measure.accumulator for measure in measures)
         self._emission = spec.shape.emission

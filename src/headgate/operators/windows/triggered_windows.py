@@ -206,7 +206,8 @@ class TriggeredWindowOperator(TimedOperator):
     def __init__(self, spec: TriggeredWindowSpec) -> None:
         self._spec, self._shape, self._trigger = spec, spec.shape, spec.trigger
         self._reader = None if spec.plan is None else InputReader(spec.plan)
-        self._aggregates = RecordAggregates(spec.aggregates, spec.kept) if spec.plan is None else None
+        kept = (spec.aggregates, spec.kept, spec.shape.keys)
+        self._aggregates = RecordAggregates(*kept) if spec.plan is None else None
         self._accumulators = [] if spec.plan is None else [measure.accumulator for measure in spec.plan.measures]
         self._measures = pa.schema(_measure_fields(self._accumulators))
         fields = [pa.field(_DUE, pa.int64()), pa.field(_SINCE, pa.int64()), *self._measures]
