@@ -96,6 +96,11 @@ def test_sums_of_kept_records_that_fit_are_exact(values: pa.Array, found: Any, t
     assert [row["s"] for row in summed("window", values, tmp_path, m=pl.len() + 0)] == [found]
 
 
+def test_a_sum_of_what_the_key_is_has_another_name(tmp_path: Path) -> None:
+    total = (pl.col("k") + pl.col("x")).sum()
+    assert [row["s"] for row in summed("window", pa.array([1, 2, 3]), tmp_path, total, m=pl.len() + 0)] == [9]
+
+
 @pytest.mark.parametrize("way", KEPT)
 def test_a_pattern_means_no_key(way: str, tmp_path: Path) -> None:
     rows = pa.table({"k": ["a", "a", "b"], "x": [1, 2, 3], "y": [0.5, 1.0, 2.0]})

@@ -67,7 +67,7 @@ def _checks(aggregates: Sequence[pl.Expr], frame: pl.DataFrame, keys: Sequence[s
         sums += [found for found in _sums_in(one) if not any(found.meta.eq(known) for known in sums)]
     checks = []
     for i, found in enumerate(sums):
-        dtypes = frame.group_by(keys).agg(found).dtypes[len(keys) :]
+        dtypes = frame.group_by(keys).agg(found.name.prefix(_SUM)).dtypes[len(keys) :]
         if any(_reach(dtype) for dtype in dtypes):
             near = found.meta.pop()[0].cast(pl.Float64).sum()
             checks += [found.name.prefix(f"{_SUM}{i}_"), near.name.prefix(f"{_NEAR}{i}_")]
