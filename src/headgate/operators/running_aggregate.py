@@ -303,7 +303,8 @@ def _ranked(expression: pl.Expr, schema: pa.Schema, output: pa.Schema, *, has_ch
         return None
     dtype = schema_of_frame(frame.select(found.inner.alias("x"))).field(0).type
     is_number = pa.types.is_floating(dtype) or pa.types.is_integer(dtype) or pa.types.is_boolean(dtype)
-    return Ranked(name, found, output.field(name).type, dtype) if is_number else None
+    made = output.field(name).type  # no quantile of booleans is one
+    return Ranked(name, found, made, dtype) if is_number and not pa.types.is_boolean(made) else None
 
 
 def _distinct(expression: pl.Expr, schema: pa.Schema, output: pa.Schema) -> Distinct | None:
