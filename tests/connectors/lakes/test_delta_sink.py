@@ -271,6 +271,29 @@ def test_files_are_as_large_as_asked_and_hold_what_was_written_early(tmp_path: P
     assert numbers_in(sink) == list(range(6_000))
 
 
+def test_a_disk_that_fails_while_output_is_prepared_loses_none_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was written early is not in memory any more, so that a snapshot that tries again must not have the rest."""
+    sink = made(tmp_path / "t", buffer_bytes=20)
+    writer = sink.open(SinkContext("p", "out", 0, 1, Generation(1), SCHEMA))
+    writer.write(pa.record_batch([[1, 2], ["1", "2"]], schema=SCHEMA))
+    writer.write(pa.record_batch([[3], ["3"]], schema=SCHEMA))
+    sealed = writer.seal(CheckpointId(1))
+
+    def fails(path: Path) -> None:
+        raise OSError("no room")
+
+    with monkeypatch.context() as disk:
+        disk.setattr("headgate.connectors.lakes.data_files.sync_file", fails)
+        with pytest.raises(StorageError, match="no room"):
+            sealed.prepare()
+    with pytest.raises(StorageError, match="no room") as caught:
+        sealed.prepare()
+    assert not caught.value.is_transient
+    writer.close()
+
+
 def test_what_is_abandoned_leaves_no_file(tmp_path: Path) -> None:
     sink = made(tmp_path / "t", buffer_bytes=10)
     writer = sink.open(SinkContext("p", "out", 0, 1, Generation(1), SCHEMA))

@@ -11,8 +11,9 @@ from tests.connectors.committing import commit, records, recovered, written
 from tests.servers.postgres import PostgresServer, postgres_server
 
 import headgate as hg
-from headgate.errors import FencedError
-from headgate.model.ids import CheckpointId
+from headgate.connectors.base import SinkContext
+from headgate.errors import FencedError, StorageError
+from headgate.model.ids import CheckpointId, Generation
 
 Execute = Callable[[str], list[Any]]
 
@@ -67,6 +68,28 @@ def test_a_transaction_that_is_gone_is_lost_unless_its_row_is_there(
     with pytest.raises(hg.UsageError, match="neither prepared nor committed in PostgreSQL at") as caught:
         commit(committer, two)
     assert caught.value.is_output_gone
+
+
+def test_output_that_could_not_be_prepared_is_not_prepared_without_its_rows() -> None:
+    """The server rolls the rows back; a later try would find the name of the output alone to prepare."""
+    with postgres_server(settings="max_prepared_transactions = 1\n") as server:
+        sink = hg.PostgresSink(server.url().partition("?")[0], "t", create=True, commit="prepared")
+        batch = records([{"id": 1}])
+        sink.make_target(batch.schema)
+        committer = recovered(sink)
+        one = written(sink, batch, 1)
+        writer = sink.open(SinkContext("p", "out", 1, 2, Generation(1), batch.schema))
+        writer.write(batch)
+        sealed = writer.seal(CheckpointId(1))
+        with pytest.raises(StorageError, match="maximum number of prepared transactions") as caught:
+            sealed.prepare()
+        assert caught.value.is_transient
+        commit(committer, one)  # which makes room
+        with pytest.raises(StorageError, match="was rolled back when that failed") as caught:
+            sealed.prepare()
+        assert not caught.value.is_transient
+        writer.close()
+        commit(recovered(sink, 2), written(sink, batch, 1, 2, 1))
 
 
 def test_a_worker_and_a_driver_of_an_older_generation_do_nothing(

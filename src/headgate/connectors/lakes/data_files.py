@@ -313,12 +313,20 @@ class _Sealed(SealedTransaction):
     def __init__(self, writer: TableWriter, name: str, files: FileSet | None, batches: list[pa.RecordBatch]) -> None:
         self._writer, self._name, self._files, self._batches = writer, name, files, batches
         self._payload: bytes | None = None
+        self._failure: StorageError | None = None
         self.is_over = files is None and not batches
         """Whether it was prepared, or there is nothing to prepare."""
 
     def prepare(self) -> bytes | None:
+        """See ``SealedTransaction``. Records that were in files that failed are gone: no later try is without them."""
+        if self._failure is not None:
+            raise self._failure
         if not self.is_over:
-            self._payload = self._writer.output(self._name, self._files, self._batches)
+            try:
+                self._payload = self._writer.output(self._name, self._files, self._batches)
+            except StorageError as error:
+                self._failure = None if error.is_transient else error
+                raise
             self.is_over = True
             self._files, self._batches = None, []
         return self._payload

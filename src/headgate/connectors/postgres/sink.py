@@ -330,7 +330,7 @@ class CopyTransaction:
     def __init__(self, connection: Any, sink: PostgresSink, key: tuple[str, int]) -> None:
         """``key``: what the connection was made with, and where."""
         self.connection, self._sink, self._key = connection, sink, key
-        self.is_prepared = False
+        self.is_prepared = self.is_rolled_back = False
         self._columns: dict[str, TableColumn] = {}
         self._is_staged = False
 
@@ -424,6 +424,9 @@ class PreparedTransactions(TwoPhaseSink[CopyTransaction]):
         """See ``TwoPhaseSink``. No lock is kept on the row of the owner, which the next generation has to change."""
         if transaction.is_prepared:  # and the answer was lost
             return
+        if transaction.is_rolled_back:
+            raise StorageError("prepare output of", self._sink.place, "it was rolled back when that failed", False)
+        transaction.is_rolled_back = True  # by the server, unless all that follows succeeds
         commits, sinks = self._sink.ledger.commits, self._sink.ledger.sinks
         with self._sink.translated("prepare output of"):
             rows = transaction.rows(sa.select(sinks.c.generation).where(sinks.c.owner == fence.owner))
@@ -431,7 +434,7 @@ class PreparedTransactions(TwoPhaseSink[CopyTransaction]):
             transaction.run(sa.insert(commits).values(owner=fence.owner, name=name))
             database = transaction.query("select current_database()")[0][0]
             transaction.execute(f"prepare transaction '{self._gid(database, name)}'")
-            transaction.is_prepared = True
+            transaction.is_prepared, transaction.is_rolled_back = True, False
 
     def close(self, transaction: CopyTransaction) -> None:
         """See ``TwoPhaseSink``. A connection with nothing open is kept for the next checkpoint."""
