@@ -14,6 +14,7 @@ import headgate as hg
 from headgate.connectors.base import SinkContext
 from headgate.connectors.files.file_committer import committed_files, read_committed
 from headgate.connectors.files.file_sink import FileSink
+from headgate.connectors.files.partitions import NULL, divided, values_of
 from headgate.connectors.files.publish_log import StagedFile, decode_files, encode_files
 from headgate.errors import CorruptionError, UsageError
 from headgate.model.ids import CheckpointId, Generation
@@ -122,3 +123,10 @@ def test_a_column_named_twice_and_a_value_too_long_are_refused(tmp_path: Path) -
         FileSink(tmp_path, partition_by=["n", "n"])
     with pytest.raises(UsageError, match=r"it has 305 bytes, and at most 240 are possible"):
         prepared(FileSink(tmp_path, partition_by="name", roll_interval=0), 1, [{"n": 1, "name": "x" * 300}])
+
+
+def test_a_text_like_the_directory_of_nulls_is_no_null() -> None:
+    table = pa.table({"p": [NULL, None, ""], "n": [1, 2, 3]})
+    found = {place: part["n"].to_pylist() for place, part in divided(table, ["p"])}
+    assert list(found.values()) == [[1], [2, 3]]
+    assert [values_of(f"{place}/file")["p"] for place in found] == [NULL, None]

@@ -94,6 +94,8 @@ def _directory(frame: pl.DataFrame, name: str) -> pl.Expr:
 
 def _escaped(name: str, text: str | None) -> str:
     value = _ESCAPED.sub(lambda match: f"%{ord(match[0]):02X}", text or NULL)
+    if text == NULL:  # the text, not a null
+        value = f"%{ord(value[0]):02X}{value[1:]}"
     if value[-1] in " .":  # some file systems drop them
         value = f"{value[:-1]}%{ord(value[-1]):02X}"
     directory = f"{name}={value}"

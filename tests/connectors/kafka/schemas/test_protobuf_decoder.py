@@ -145,3 +145,63 @@ def test_without_the_package_the_error_names_the_extra(monkeypatch: pytest.Monke
     monkeypatch.setitem(__import__("sys").modules, "ptars", None)
     with pytest.raises(UsageError, match=r"needs the package ptars: pip install 'headgate-streams\[protobuf\]'"):
         Kafka("kafka:9092", "orders", format="protobuf", schema=Order)
+
+
+def odd() -> Any:
+    """Return classes: of an odd message, of one with a group, and of one with the first in it."""
+    from google.protobuf import descriptor_pb2, descriptor_pool, duration_pb2, message_factory
+
+    kinds = descriptor_pb2.FieldDescriptorProto
+    durations = descriptor_pb2.FileDescriptorProto()
+    duration_pb2.DESCRIPTOR.CopyToProto(durations)
+    file = descriptor_pb2.FileDescriptorProto(name="odd.proto", package="shop", dependency=[durations.name])
+    message = file.message_type.add(name="Odd")
+    message.oneof_decl.add(name="choice")
+    entry = message.nested_type.add(name="MEntry")
+    entry.options.map_entry = True
+    entry.field.add(name="key", number=1, type=kinds.TYPE_STRING, label=1)
+    entry.field.add(name="value", number=2, type=kinds.TYPE_INT64, label=1)
+    message.field.add(name="a", number=1, type=kinds.TYPE_INT64, label=1, oneof_index=0)
+    message.field.add(name="b", number=2, type=kinds.TYPE_STRING, label=1, oneof_index=0)
+    message.field.add(name="m", number=3, type=kinds.TYPE_MESSAGE, type_name=".shop.Odd.MEntry", label=3)
+    message.field.add(name="d", number=4, type=kinds.TYPE_MESSAGE, type_name=".google.protobuf.Duration", label=1)
+    message.field.add(name="inner", number=5, type=kinds.TYPE_MESSAGE, type_name=".shop.Odd", label=1)
+    grouped = file.message_type.add(name="Grouped")
+    grouped.nested_type.add(name="G").field.add(name="x", number=1, type=kinds.TYPE_INT64, label=1)
+    grouped.field.add(name="g", number=1, type=kinds.TYPE_GROUP, type_name=".shop.Grouped.G", label=1)
+    outer = file.message_type.add(name="Outer")
+    outer.field.add(name="odds", number=1, type=kinds.TYPE_MESSAGE, type_name=".shop.Odd", label=3)
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(durations)
+    pool.Add(file)
+    return [
+        message_factory.GetMessageClass(pool.FindMessageTypeByName(f"shop.{n}")) for n in ("Odd", "Grouped", "Outer")
+    ]
+
+
+def test_what_would_become_another_value_is_a_bad_record() -> None:
+    kind, _, around = odd()
+    values = [
+        kind(a=1, m={"k": 1, "l": 1}, d={"seconds": 9_223_372_036}),
+        kind(a=1).SerializeToString() + kind(b="x").SerializeToString(),
+        kind(m={"k": 1}).SerializeToString() * 2,
+        kind(d={"seconds": 315_576_000_000}),
+        kind(b="x", m={"": 0}, d={"seconds": -1, "nanos": -1}),
+    ]
+    values = [one if isinstance(one, bytes) else one.SerializeToString() for one in values]
+    found = decode(*values, schema=kind)
+    assert [(one["a"], one["b"], len(one["m"])) for one in found.batch.to_pylist()] == [(1, None, 2), (None, "x", 1)]
+    assert problems(found) == [
+        "1: it has several of the fields a, b, of which it may have one",
+        "2: field 'm' has a key that is there twice",
+        "3: field 'd' has a duration that no column can hold",
+    ]
+    nested = [b"\x0a" + bytes([len(one)]) + one for one in values]
+    found = decode(*nested, nested[0] + nested[2] + nested[4], schema=around)
+    assert found.batch.num_rows == 2
+    assert problems(found)[-1] == "5: field 'odds.m' has a key that is there twice"
+
+
+def test_a_group_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"message shop.Grouped has a group, field 'g', which a Kafka source"):
+        decode(schema=odd()[1])

@@ -333,3 +333,31 @@ def test_what_a_pipeline_writes_as_protobuf_another_one_reads(
     testing.run(reading)
     found = [json.loads(line) for file in (tmp_path / "out").glob("*.jsonl") for line in file.open()]
     assert sorted(found, key=lambda row: row["int64"]) == rows
+
+
+def recursive() -> Any:
+    """Return the class of a message within itself, with a message of Protobuf's that is so too."""
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, struct_pb2
+
+    kinds = descriptor_pb2.FieldDescriptorProto
+    structs = descriptor_pb2.FileDescriptorProto()
+    struct_pb2.DESCRIPTOR.CopyToProto(structs)
+    file = descriptor_pb2.FileDescriptorProto(name="tree.proto", package="shop", dependency=[structs.name])
+    tree = file.message_type.add(name="Tree")
+    tree.field.add(name="v", number=1, type=kinds.TYPE_INT64, label=1)
+    tree.field.add(name="left", number=2, type=kinds.TYPE_MESSAGE, type_name=".shop.Tree", label=1)
+    tree.field.add(name="any", number=3, type=kinds.TYPE_MESSAGE, type_name=".google.protobuf.Struct", label=1)
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(structs)
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("shop.Tree"))
+
+
+def test_a_message_within_itself_is_refused_and_not_left_out() -> None:
+    tree = recursive()
+    assert [one.v for one in read([{"v": 1}], {"v": pa.int64()}, tree)] == [1]
+    for name, dtype in (("left", pa.binary()), ("any", pa.struct([("fields", pa.list_(pa.int64()))]))):
+        with pytest.raises(
+            UsageError, match=f"field '{name}' of message shop.Tree is of a message that contains itself"
+        ):
+            read([{"v": 1, name: None}], {"v": pa.int64(), name: dtype}, tree)

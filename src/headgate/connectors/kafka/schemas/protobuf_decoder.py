@@ -7,6 +7,7 @@ have numbers, so that values of older and newer schemas are read without asking 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TypeAlias
 
 import numpy as np
@@ -54,6 +55,7 @@ class ProtobufDecoder:
         def parse(low: int, high: int) -> str | None:
             try:
                 found = self._handler.array_to_record_batch(pa.concat_arrays([messages.slice(low, high - low)]))
+                self._refuse_changed(found)
                 batches.append(to_canonical(found, self.schema))
             except ValueError as error:
                 return str(error).removeprefix("failed to decode Protobuf message: ")
@@ -62,6 +64,33 @@ class ProtobufDecoder:
         isolate(len(values), parse, values, rows, refused, good)
         whole = pa.Table.from_batches(batches, self.schema).combine_chunks()
         return Decoded(one_batch(whole, self.schema), rows[good], refused)
+
+    def _refuse_changed(self, batch: pa.RecordBatch) -> None:
+        """Refuse what ptars reads as something else than the message says, without a word.
+
+        Raises:
+            ValueError: two fields of one choice, where the last one counts; a map with a key that is there twice, where
+                the last one counts; a duration that is too long.
+        """
+        whole = pa.StructArray.from_arrays(batch.columns, fields=list(batch.schema))
+        for path, column in _columns_within("", whole):
+            if pa.types.is_duration(column.type):
+                number = column.cast(pa.int64()).drop_null()
+                if pc.any(pc.is_in(number, _LIMITS)).as_py():
+                    raise ValueError(f"field '{path}' has a duration that no column can hold")
+            elif pa.types.is_map(column.type):
+                sizes = np.diff(column.offsets.to_numpy())
+                pairs = pa.table({"row": np.repeat(np.arange(len(column)), sizes), "key": column.keys})
+                if (sizes > 1).any() and pairs.group_by(["row", "key"]).aggregate([]).num_rows < len(pairs):
+                    raise ValueError(f"field '{path}' has a key that is there twice")
+            elif pa.types.is_struct(column.type):
+                for where, names in self._message.choices:
+                    if where == path:
+                        is_there = [column.field(name).is_valid().to_numpy(zero_copy_only=False) for name in names]
+                        if (np.sum(is_there, axis=0, dtype=np.int64) > 1).any():
+                            raise ValueError(
+                                f"it has several of the fields {', '.join(names)}, of which it may have one"
+                            )
 
     def _without_frame(
         self, values: pa.Array, rows: _Rows, headers: pa.Array | None, refused: Refused
@@ -97,3 +126,21 @@ class ProtobufDecoder:
         named = pc.struct_field(headers.flatten(), "value").filter(is_id).to_pylist()
         indexes = [one[_HEADER_BYTES.get(one[0], len(one)) :] if one else b"" for one in named]
         return which, np.array([bool(one) and one not in self._message.indexes for one in indexes], np.bool_)
+
+
+_LIMITS = pa.array([-(2**63), 2**63 - 1], pa.int64())
+"""What ptars makes of times that are too long."""
+
+
+def _columns_within(path: str, column: pa.Array) -> Iterator[tuple[str, pa.Array]]:
+    """Yield a column and all within it, with the paths of their fields."""
+    yield path, column
+    dtype = column.type
+    if pa.types.is_struct(dtype):
+        begin = f"{path}." if path else ""
+        for field in dtype:
+            yield from _columns_within(f"{begin}{field.name}", column.field(field.name))
+    elif pa.types.is_map(dtype):
+        yield from _columns_within(f"{path}.value", column.items)
+    elif pa.types.is_large_list(dtype):
+        yield from _columns_within(path, column.values)

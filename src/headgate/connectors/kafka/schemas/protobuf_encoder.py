@@ -64,6 +64,11 @@ class ProtobufEncoder:
             path = f"{begin}{column.name}"
             if column.name not in wanted:
                 raise UsageError(f"message {name} has no field for column '{path}'; drop it, or add the field")
+            if path in self._message.cycles:
+                raise UsageError(
+                    f"field '{path}' of message {name} is of a message that contains itself, which KafkaSink cannot "
+                    "write; drop the column"
+                )
             self._check_type(column.type, wanted[column.name].type, path)
         there = {column.name for column in given}
         for path in self._message.required:

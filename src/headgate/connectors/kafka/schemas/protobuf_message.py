@@ -13,6 +13,9 @@ from headgate.errors import UsageError
 _WELL_KNOWN = "google/protobuf/"
 """Files whose names begin like this come with Protobuf."""
 
+_WELL_KNOWN_CYCLES = ("google.protobuf.Struct", "google.protobuf.Value", "google.protobuf.ListValue")
+"""Messages that come with Protobuf and contain themselves."""
+
 
 @dataclass(frozen=True, slots=True)
 class ProtobufFile:
@@ -44,6 +47,7 @@ class ProtobufMessage:
         enums: path of each field with names for values, and the names.
         required: paths of the fields without which a value cannot be read.
         choices: path of a message, and fields of it of which a value has at most one.
+        cycles: paths of fields with messages that contain themselves, which are bytes in a column.
     """
 
     name: str
@@ -53,6 +57,7 @@ class ProtobufMessage:
     enums: tuple[tuple[str, tuple[str, ...]], ...]
     required: tuple[str, ...]
     choices: tuple[tuple[str, tuple[str, ...]], ...]
+    cycles: tuple[str, ...]
 
 
 def message_of(generated: object, where: str = "a Kafka source") -> ProtobufMessage:
@@ -70,6 +75,12 @@ def message_of(generated: object, where: str = "a Kafka source") -> ProtobufMess
     _add(descriptor.file, files)
     indexes = _indexes_of(descriptor)
     fields = list(_fields_in(descriptor, "", ()))
+    group = next((path for path, field in fields if field.type == field.TYPE_GROUP), None)
+    if group is not None:
+        raise UsageError(
+            f"message {descriptor.full_name} has a group, field '{group}', which {where} does not know; make it a "
+            "message"
+        )
     enums = [(path, tuple(one.name for one in field.enum_type.values)) for path, field in fields if field.enum_type]
     choices = {
         (path.rpartition(".")[0], tuple(one.name for one in field.containing_oneof.fields)): None
@@ -84,6 +95,7 @@ def message_of(generated: object, where: str = "a Kafka source") -> ProtobufMess
         tuple(enums),
         tuple(path for path, field in fields if field.is_required),
         tuple(choices),
+        tuple(path for path, field in fields if _is_cycle(descriptor, path, field)),
     )
 
 
@@ -112,6 +124,17 @@ def _fields_in(descriptor: Any, begin: str, around: Sequence[str]) -> Iterator[t
         inner = field.message_type
         if inner is not None and inner.full_name not in around and not inner.file.name.startswith(_WELL_KNOWN):
             yield from _fields_in(inner, f"{path}.", (*around, descriptor.full_name))
+
+
+def _is_cycle(descriptor: Any, path: str, field: Any) -> bool:
+    """Whether the message of a field contains itself, or is that of one of the messages around it."""
+    if field.message_type is None:
+        return False
+    around = [descriptor.full_name]
+    for name in path.split(".")[:-1]:
+        descriptor = descriptor.fields_by_name[name].message_type
+        around.append(descriptor.full_name)
+    return field.message_type.full_name in (*around, *_WELL_KNOWN_CYCLES)
 
 
 def _indexes_of(descriptor: Any) -> tuple[bytes, ...]:
