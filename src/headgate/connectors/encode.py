@@ -6,6 +6,7 @@ Counterpart: ``files.sink`` and ``memory.Print``. Never touches a single row in 
 from __future__ import annotations
 
 import io
+import re
 from typing import Literal, TypeAlias
 
 import polars as pl
@@ -48,15 +49,32 @@ def _has_empty_struct(dtype: pa.DataType) -> bool:
 
 
 def encode(file_format: str, table: pa.Table) -> bytes | memoryview:
-    """Return the content of a file that holds ``table``."""
+    """Return the content of a file that holds ``table``.
+
+    Raises:
+        UsageError: it is CSV, and a line would be blank.
+    """
     if file_format == "jsonl":
         return json_lines(table)
     sink = pa.BufferOutputStream()
     if file_format == "csv":
         pv.write_csv(table, sink)
+        if table.num_columns == 1 and table.column(0).null_count:
+            return _without_blank_lines(table, bytes(sink.getvalue()))
     else:
         pq.write_table(table, sink, compression="zstd")
     return memoryview(sink.getvalue())
+
+
+def _without_blank_lines(table: pa.Table, data: bytes) -> bytes:
+    """Return CSV of one column with ``""`` for nulls: readers leave blank lines out. It would be an empty text, too."""
+    field = table.schema.field(0)
+    if pa.types.is_string(field.type) or pa.types.is_large_string(field.type):
+        raise UsageError(
+            f"column '{field.name}' has a null, and is the only column: its line in CSV would be blank, and readers "
+            "leave it out; fill it, add a column, or write JSON lines or Parquet"
+        )
+    return re.sub(rb"(?m)^\n", b'""\n', data)
 
 
 def decode(file_format: str, data: bytes) -> pl.DataFrame:

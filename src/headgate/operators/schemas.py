@@ -53,7 +53,7 @@ def canonical_type(dtype: pa.DataType, what: str = "column") -> pa.DataType:
     if pa.types.is_map(dtype):
         entries = zip(MAP_FIELDS, (dtype.key_type, dtype.item_type), strict=True)
         return pa.large_list(pa.struct([pa.field(name, canonical_type(inner, what)) for name, inner in entries]))
-    if pa.types.is_decimal(dtype) and dtype.precision <= DECIMAL_DIGITS_MAX:
+    if pa.types.is_decimal(dtype) and 0 <= dtype.scale <= dtype.precision <= DECIMAL_DIGITS_MAX:  # as Polars has them
         return pa.decimal128(dtype.precision, dtype.scale)
     if pa.types.is_time(dtype):
         return pa.time64("ns")

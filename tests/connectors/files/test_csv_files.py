@@ -307,3 +307,25 @@ def test_a_file_with_carriage_returns_alone_is_refused(tmp_path: Path) -> None:
     assert read_text(tmp_path, '"a",b,"c\rd"\r\nx,1,2\r\n') == [{"a": "x", "b": 1}]
     rows, bad = read(CsvFiles(write(path, "x,1\ry,2\r"), SCHEMA, header=False))
     assert (rows, len(bad)) == ([], 1)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "values"),
+    [
+        (pa.int64(), [1, None, 3, None]),
+        (pa.timestamp("us"), [None, datetime(2026, 1, 2)]),
+        (pa.decimal128(5, 2), [None, None]),
+        (pa.bool_(), [True, None]),
+        (pa.large_string(), ["", "a\n\nb"]),
+    ],
+    ids=["int", "time", "decimal", "bool", "text"],
+)
+def test_one_column_of_a_sink_has_all_its_rows(dtype: pa.DataType, values: list[Any], tmp_path: Path) -> None:
+    table = pa.table({"x": pa.array(values, dtype)})
+    write(tmp_path / "a.csv", bytes(encode("csv", table)))
+    assert [row["x"] for row in read(CsvFiles(tmp_path, table.schema))[0]] == values
+
+
+def test_one_column_of_text_with_a_null_is_no_csv() -> None:
+    with pytest.raises(UsageError, match="its line in CSV would be blank"):
+        encode("csv", pa.table({"x": pa.array(["a", None])}))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from lake_program import (
     KILLED,
@@ -397,3 +400,66 @@ def test_going_back_writes_what_follows(tmp_path: Path) -> None:
     pipeline.complete(done)
     run.commit(done)
     assert sorted(row["number"] for row in target.read()) == list(range(9))
+
+
+def written(where: Path, table: pa.Table, **options: Any) -> Any:
+    sink = made(where, table.schema, **options)
+    writer = sink.open(SinkContext("p", "out", 0, 1, Generation(1), table.schema))
+    writer.write(table.combine_chunks().to_batches()[0])
+    payload = writer.seal(CheckpointId(1)).prepare()
+    committer(sink).commit(permit(1), [Committable("out", CheckpointId(1), 0, Generation(1), payload)])
+    return deltalake.DeltaTable(str(where)).to_pyarrow_dataset()
+
+
+AT = dt.datetime(2024, 1, 1, 0, 0, 0, 999_999)
+LONG = "x" * 100
+
+
+@pytest.mark.parametrize(
+    ("dtype", "values"),
+    [
+        (pa.float64(), [1.5, float("nan")]),
+        (pa.float64(), [-0.0, float("inf")]),
+        (pa.bool_(), [True, None]),
+        (pa.timestamp("us"), [AT, dt.datetime(1, 1, 1)]),
+        (
+            pa.timestamp("us", "UTC"),
+            [AT.replace(tzinfo=dt.UTC), dt.datetime(1969, 12, 31, 23, 59, 59, 1, tzinfo=dt.UTC)],
+        ),
+        (pa.timestamp("us"), [dt.datetime.max, None]),
+        (pa.decimal128(9, 2), [Decimal("1.23"), Decimal("-9999999.99")]),
+        (pa.decimal128(37, 2), [Decimal("1.23"), Decimal(-(10**34))]),
+        (pa.large_string(), [LONG, LONG + "z"]),
+        (pa.large_string(), ["\U0010ffff" * 40, "a"]),
+        (pa.large_string(), [None, None]),
+        (pa.large_binary(), [b"a", b""]),
+        (pa.struct([("x", pa.int64())]), [{"x": 1}, {"x": None}]),
+        (pa.struct([("x", pa.float64())]), [{"x": 1.0}, None]),
+        (pa.struct([("x", pa.large_list(pa.int64()))]), [{"x": [1]}, None]),
+        (pa.large_list(pa.struct([("x", pa.int64())])), [[{"x": 1}], None]),
+        (pa.date32(), [dt.date(1, 1, 1), dt.date.max]),
+    ],
+    ids=lambda value: str(value) if isinstance(value, pa.DataType) else "",
+)
+def test_readers_that_look_at_statistics_miss_no_row(dtype: pa.DataType, values: list[Any], tmp_path: Path) -> None:
+    table = pa.table({"number": pa.array([1, 2]), "x": pa.array(values, dtype)})
+    found = written(tmp_path / "t", table)
+    assert found.to_table(filter=pc.field("number") == 1).num_rows == 1
+    if pa.types.is_nested(dtype):
+        return
+    for value in values:
+        if value is not None and value == value:
+            literal = pa.scalar(value, found.schema.field("x").type)
+            assert found.to_table(filter=pc.field("x") == literal).num_rows == 1, value
+            by_polars = pl.scan_delta(str(tmp_path / "t")).filter(pl.col("x") == pl.lit(value)).collect()
+            assert by_polars.height == 1, value
+
+
+def test_times_of_all_years_and_dates_of_later_ones_are_written(tmp_path: Path) -> None:
+    moments = [dt.datetime(1, 1, 1), dt.datetime(999, 1, 1)]
+    written(tmp_path / "t", pa.table({"at": pa.array(moments, pa.timestamp("us")), "n": [1, 2]}), partition_by="at")
+    assert sorted(pl.read_delta(str(tmp_path / "t"))["at"].to_list()) == moments
+    far = pa.array([3_000_000], pa.int32()).cast(pa.date32())
+    assert written(tmp_path / "far", pa.table({"day": far})).to_table().column("day").cast(pa.int32()).to_pylist() == [
+        3_000_000
+    ]

@@ -388,3 +388,27 @@ def test_a_catalog_that_is_configured_nowhere_is_not_asked_again() -> None:
     with pytest.raises(StorageError, match=r"cannot read Iceberg table shop.orders of catalog nowhere") as caught:
         IcebergSink("shop.orders", catalog="nowhere").load()
     assert not caught.value.is_transient
+
+
+@pytest.mark.parametrize("partition", ["text", "truncate(4, text)"])
+def test_a_null_and_the_text_null_are_partitions_of_their_own(properties: dict[str, str], partition: str) -> None:
+    sink = IcebergSink("shop.t", properties=properties, create=True, partition_by=partition)
+    sink.check(SCHEMA)
+    sink.make_target(SCHEMA)
+    writer = sink.open(SinkContext("p", "out", 0, 1, Generation(1), SCHEMA))
+    writer.write(pa.record_batch([[1, 2, 3], ["null", None, "null"]], schema=SCHEMA))
+    payload = writer.seal(CheckpointId(1)).prepare()
+    committer(sink).commit(permit(1), [Committable("out", CheckpointId(1), 0, Generation(1), payload)])
+    assert sorted(table_of(sink).scan("text = 'null'").to_arrow().column("number").to_pylist()) == [1, 3]
+    assert table_of(sink).scan("text is null").to_arrow().column("number").to_pylist() == [2]
+
+
+def test_a_date_that_the_library_does_not_know_is_refused_by_name(properties: dict[str, str]) -> None:
+    schema = pa.schema([("day", pa.date32())])
+    sink = IcebergSink("shop.t", properties=properties, create=True)
+    sink.check(schema)
+    sink.make_target(schema)
+    writer = sink.open(SinkContext("p", "out", 0, 1, Generation(1), schema))
+    writer.write(pa.record_batch([pa.array([3_000_000], pa.int32()).cast(pa.date32())], schema=schema))
+    with pytest.raises(UsageError, match="is not in the years 1 to 9999"):
+        writer.seal(CheckpointId(1)).prepare()

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from lake_program import PATIENCE_S, ROW
 
@@ -16,6 +17,7 @@ from headgate.errors import UsageError
 from headgate.testing import check_source
 
 catalogs = pytest.importorskip("pyiceberg.catalog")
+LongType = pytest.importorskip("pyiceberg.types").LongType
 
 
 class Place:
@@ -116,3 +118,63 @@ def test_what_cannot_be_is_refused(place: Place) -> None:
         place.source(snapshot=1, after=2)
     with pytest.raises(UsageError, match="has a secret"):
         hg.Iceberg("a.b", properties={"token": "hidden"})
+
+
+def test_columns_are_followed_by_their_ids(place: Place) -> None:
+    place.append(1)
+    source = place.source(follow=True, poll_interval="1ms")
+    schema = source.schema()
+
+    def read(positions: dict[str, bytes] | None) -> tuple[list[int | None], dict[str, bytes]]:
+        reader = source.open(SourceContext("p", "in", 0, 1, positions, schema=schema))
+        found: list[int | None] = []
+        while (batch := reader.poll()) is not None:
+            found += [row["number"] for row in batch.batch.to_pylist()]  # type: ignore[union-attr]
+        return found, dict(reader.positions())
+
+    found, positions = read(None)
+    assert found == [1]
+    with place.table.update_schema() as update:
+        update.rename_column("number", "renamed")
+    place.table.append(pa.table({"renamed": [2]}))
+    found, positions = read(positions)
+    assert found == [2]
+    with place.table.update_schema() as update:
+        update.add_column("number", LongType())
+    place.table.append(pa.table({"renamed": [3], "number": [99]}))
+    found, positions = read(positions)
+    assert found == [3]
+    with place.table.update_schema(allow_incompatible_changes=True) as update:
+        update.delete_column("renamed")
+    place.table.append(pa.table({"number": [99]}))
+    assert read(positions)[0] == [None]
+
+
+def test_a_value_wider_than_the_column_was_is_an_error_with_a_remedy(place: Place) -> None:
+    table = place.catalog.create_table("shop.narrow", pa.schema([("number", pa.int32())]))
+    source = hg.Iceberg("shop.narrow", properties=place.properties, follow=True)
+    reader = source.open(SourceContext("p", "in", 0, 1, None, schema=source.schema()))
+    with table.update_schema() as update:
+        update.update_column("number", LongType())
+    table.append(pa.table({"number": [2**40]}))
+    with pytest.raises(
+        UsageError, match="'number' is int32, which cannot hold int 1099511627776; if the table was given"
+    ):
+        reader.poll()
+
+
+def test_lists_and_maps_that_are_null_stay_so(place: Place, tmp_path: Path) -> None:
+    inner = pa.struct([("x", pa.list_(pa.struct([("y", pa.int64())])))])
+    schema = pa.schema([("l", pa.list_(inner)), ("m", pa.map_(pa.string(), inner))])
+    rows = [
+        {"l": None, "m": None},
+        {"l": [], "m": []},
+        {"l": [{"x": None}, {"x": []}, None], "m": [("k", {"x": None}), ("l", None)]},
+        {"l": [{"x": [{"y": 1}, None]}], "m": [("k", {"x": [{"y": 1}]})]},
+    ]
+    pq.write_table(pa.Table.from_pylist(rows, schema), tmp_path / "rows.parquet")
+    place.catalog.create_table("shop.nested", schema).add_files([str(tmp_path / "rows.parquet")])
+    source = hg.Iceberg("shop.nested", properties=place.properties, splits=1)
+    found = check_source(lambda: source, parallelisms=(1,))
+    as_entries = [{**row, "m": row["m"] and [{"key": key, "value": value} for key, value in row["m"]]} for row in rows]
+    assert found == as_entries

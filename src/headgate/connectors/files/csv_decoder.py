@@ -354,7 +354,7 @@ def _plain(texts: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 _FAULT = re.compile(r"In CSV column #(\d+): (?:Row #\d+: )?(?:CSV conversion error to .*?: )?")
-_MISFIT = re.compile("CSV conversion error")
+_MISFIT = re.compile("CSV conversion error|Empty string cannot be converted")
 _ZONE = re.compile("expected (a|no) zone offset")
 _WIDTH = re.compile(r"Expected (\d+) columns?, got (\d+)")
 

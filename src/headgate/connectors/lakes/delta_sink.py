@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 
 from headgate.connectors.fenced_sink import Fence
 from headgate.connectors.lakes.data_files import DataFile, FileFormat, Part, TableOutput, grouped
+from headgate.connectors.lakes.delta_statistics import delta_stats
 from headgate.connectors.lakes.table_sink import (
     BUFFER_BYTES,
     FENCE_PREFIX,
@@ -47,9 +48,6 @@ RETENTION = "delta.setTransactionRetentionDuration"
 
 NAMES_KEY = "headgate"
 """In the commit info: the names of the outputs that the commit shows."""
-
-TEXT_MAX = 32
-"""Longer texts have no minimum and maximum in the log."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -575,42 +573,6 @@ def partition_text(value: Any) -> str | None:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, datetime.datetime):
-        return (value.astimezone(datetime.UTC) if value.tzinfo else value).strftime("%Y-%m-%d %H:%M:%S.%f")
+        plain = (value.astimezone(datetime.UTC) if value.tzinfo else value).replace(tzinfo=None)
+        return plain.isoformat(" ", "microseconds")
     return str(value)
-
-
-def delta_stats(metadata: pq.FileMetaData, schema: pa.Schema) -> str:
-    """Return the statistics of a file, as far as they are exact: rows, nulls, minima and maxima."""
-    nulls: dict[str, int] = {}
-    lowest: dict[str, Any] = {}
-    highest: dict[str, Any] = {}
-    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-    for index in range(metadata.num_columns):
-        chunks = [group.column(index) for group in groups]
-        name = chunks[0].path_in_schema if chunks else ""
-        if name not in schema.names or any(not chunk.is_stats_set for chunk in chunks):
-            continue
-        found = [chunk.statistics for chunk in chunks]
-        if any(not one.has_null_count for one in found):
-            continue
-        nulls[name] = sum(one.null_count for one in found)
-        bounded = [one for one in found if one.num_values]
-        if not bounded or not all(one.has_min_max for one in bounded):
-            continue
-        low = bound_in_stats(min(one.min for one in bounded), schema.field(name).type)
-        high = bound_in_stats(max(one.max for one in bounded), schema.field(name).type)
-        if low is not None and high is not None:
-            lowest[name], highest[name] = low, high
-    stats = {"numRecords": metadata.num_rows, "minValues": lowest, "maxValues": highest, "nullCount": nulls}
-    return json.dumps(stats)
-
-
-def bound_in_stats(value: Any, dtype: pa.DataType) -> Any:
-    """Return a minimum or maximum in the form of the log; None: it has none."""
-    if pa.types.is_integer(dtype):
-        return int(value)
-    if pa.types.is_string(dtype):
-        return value if isinstance(value, str) and len(value) <= TEXT_MAX else None
-    if pa.types.is_date(dtype):
-        return value.isoformat()
-    return None  # of floating-point numbers Parquet leaves NaN out, and readers may not

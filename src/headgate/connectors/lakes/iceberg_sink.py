@@ -573,9 +573,9 @@ class IcebergFiles:
         for values, rows in grouped(pa.table(keys)):
             raw = [PartitionFieldValue(part, value) for part, value in zip(self._spec.fields, values, strict=True)]
             key = PartitionKey(raw, self._spec, self._schema)
-            path = key.to_path()
-            self._keys[path] = key
-            yield Part(path, {"path": path}, records.take(rows))
+            path, identity = key.to_path(), repr(values)  # a null and the text 'null' have one path
+            self._keys[path] = self._keys[identity] = key
+            yield Part(path, {"key": identity}, records.take(rows))
 
     def create(self, directory: str, name: str) -> tuple[str, Any]:
         """See ``FileFormat``."""
@@ -599,13 +599,19 @@ class IcebergFiles:
             parquet_path_to_id_mapping,
         )
 
-        found = data_file_statistics_from_parquet_metadata(
-            parquet_metadata=metadata,
-            stats_columns=compute_statistics_plan(self._schema, self._table.metadata.properties),
-            parquet_column_mapping=parquet_path_to_id_mapping(self._schema),
-        ).to_serialized_dict()
+        try:
+            found = data_file_statistics_from_parquet_metadata(
+                parquet_metadata=metadata,
+                stats_columns=compute_statistics_plan(self._schema, self._table.metadata.properties),
+                parquet_column_mapping=parquet_path_to_id_mapping(self._schema),
+            ).to_serialized_dict()
+        except OverflowError as error:
+            raise UsageError(
+                f"a date or time in a record for {path} is not in the years 1 to 9999, which the library of Iceberg "
+                "cannot describe; correct it before"
+            ) from error
         types = [one.field_type for one in self._spec.partition_type(self._schema).fields]
-        values = self._keys[part.directory].partition if part.directory else []
+        values = self._keys[identity].partition if (identity := part.values.get("key")) is not None else []
         partition = [None if values[at] is None else to_bytes(kind, values[at]) for at, kind in enumerate(types)]
         del found["record_count"]
         stats = _Stats(spec=self._spec.spec_id, partition=partition, **found)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from headgate.connectors.lakes.iceberg_projection import keep_null_lists
 from headgate.connectors.lakes.iceberg_sink import IcebergLog, check_catalog, iceberg_errors, iceberg_library, load_log
 from headgate.connectors.lakes.table_source import SPLITS, TableFile, TableHistory, TableSource
 from headgate.errors import UsageError
@@ -47,6 +48,8 @@ class Iceberg(TableSource):
     splits: int = SPLITS
     newest: int | None = field(default=None, repr=False, compare=False)
     """Set by Headgate: the newest snapshot when the pipeline was built."""
+    column_ids: Mapping[str, int] | None = field(default=None, repr=False, compare=False)
+    """Set by Headgate: the ids of the columns then. A column may get another name later, and another one its name."""
 
     def __post_init__(self) -> None:
         """Check the options.
@@ -93,6 +96,7 @@ class Iceberg(TableSource):
             raise UsageError(f"{self.where} has no snapshot {first}; it may have expired")
         current = table.current_snapshot()
         object.__setattr__(self, "newest", NO_SNAPSHOT if current is None else current.snapshot_id)
+        object.__setattr__(self, "column_ids", {one.name: one.field_id for one in table.schema().fields})
         return canonical_schema(table.schema().as_arrow())
 
     def start(self) -> tuple[int, bool]:
@@ -128,6 +132,8 @@ class IcebergHistory:
 
     def __init__(self, source: Iceberg, schema: pa.Schema) -> None:
         self._source, self._schema, self._table = source, schema, source.log().table
+        self._ids = source.column_ids or {one.name: one.field_id for one in self._table.schema().fields}
+        keep_null_lists()
 
     def _ancestors(self) -> list[Any]:
         """Return the snapshots of the table, the newest first, as far as they have not expired."""
@@ -204,15 +210,19 @@ class IcebergHistory:
         from pyiceberg.expressions import AlwaysTrue
         from pyiceberg.io.pyarrow import ArrowScan
 
-        names = [name for name in self._schema.names if name in self._table.schema().column_names]
-        scan = ArrowScan(self._table.metadata, self._table.io, self._table.schema().select(*names), AlwaysTrue())
+        ids = {one.field_id: one.name for one in self._table.schema().fields}
+        names = {name: ids[self._ids[name]] for name in self._schema.names if self._ids.get(name) in ids}
+        columns_now = self._table.schema()
+        if names:  # else rows are all that is read
+            columns_now = columns_now.select(*names.values())
+        scan = ArrowScan(self._table.metadata, self._table.io, columns_now, AlwaysTrue())
         before = 0
         for batch in scan.to_record_batches([file.data]):
             rest = batch.slice(max(row - before, 0))
             before += batch.num_rows
             if rest.num_rows:
                 columns = [
-                    rest.column(column.name) if column.name in names else pa.nulls(rest.num_rows, column.type)
+                    rest.column(names[column.name]) if column.name in names else pa.nulls(rest.num_rows, column.type)
                     for column in self._schema
                 ]
                 yield pa.RecordBatch.from_arrays(columns, names=self._schema.names)

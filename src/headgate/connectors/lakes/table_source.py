@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import msgspec
 import pyarrow as pa
 
+from headgate.codec.exact_values import MisfitError
 from headgate.connectors.base import FailStopReader, Source, SourceBatch, SourceContext, owner_of_split
 from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.model.config import Duration, duration_ms
@@ -247,7 +248,13 @@ class TableReader(FailStopReader):
             return None
         rows = position.row + batch.num_rows
         split.position = _Position(position.version, position.is_snapshot, position.file, rows)
-        return to_canonical(batch, self._schema)
+        try:
+            return to_canonical(batch, self._schema)
+        except MisfitError as error:
+            raise UsageError(
+                f"{file.path} of {self._source.where}: column {error}; if the table was given another type for it "
+                "while the pipeline ran, start the pipeline again"
+            ) from error
 
     def _files_of(self, split: _Split) -> Sequence[TableFile]:
         """Return the split's share of the version at its position."""
