@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import datetime as dt
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -242,3 +245,20 @@ def test_progress_is_the_rows_read_of_the_files_that_are_open(tmp_path: Path) ->
     again = source.open(context(positions={path: ParquetPosition(group=1, row=6).encode()}))
     again.poll()
     assert again.progress() == {path: SplitPosition(20, 25)}
+
+
+def test_times_of_int96_that_are_finer_than_microseconds_are_refused(tmp_path: Path) -> None:
+    far, fine = dt.datetime(9999, 12, 31, 23, 59, 59, 999_999), np.datetime64(1_001, "ns")
+    path = tmp_path / "a.parquet"
+
+    def read(column: pa.Array) -> list[Any]:
+        pq.write_table(pa.table({"x": column, "n": range(len(column))}), path, use_deprecated_int96_timestamps=True)
+        source = ParquetFiles(tmp_path, batch_rows=1)
+        source.schema()
+        return [row["x"] for row in read_all(source.open(context()))[0]]
+
+    plain = [dt.datetime(1, 1, 1), dt.datetime(1969, 12, 31, 23, 59, 59, 999_999), None, far]
+    assert read(pa.array(plain, pa.timestamp("us"))) == [one and one.replace(tzinfo=dt.UTC) for one in plain]
+    for column in (pa.array([np.datetime64(0, "ns"), fine]), pa.array([[fine], None], pa.list_(pa.timestamp("ns")))):
+        with pytest.raises(UsageError, match="column 'x' has a time with a part of a microsecond"):
+            read(column)

@@ -17,6 +17,7 @@ from itertools import accumulate
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import xxhash
@@ -341,12 +342,17 @@ class _File:
                 coerce_int96_timestamp_unit="us",  # nanoseconds end in the year 2262
                 pre_buffer=self._is_afar,
             )
+            names = schema.names
+            exact = _with_nanoseconds(file, opened, names)
             rows = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
             self._rows_before = [0, *accumulate(rows)]
             for group in range(first_group, file.num_row_groups):
                 row = 0
-                for batch in file.iter_batches(batch_rows, row_groups=[group], columns=schema.names, use_threads=False):
+                finer = None if exact is None else exact.iter_batches(batch_rows, [group], names, use_threads=False)
+                for batch in file.iter_batches(batch_rows, row_groups=[group], columns=names, use_threads=False):
                     batch.validate(full=True)
+                    if finer is not None:
+                        _refuse_cut(batch, next(finer), self.path)
                     row += batch.num_rows
                     rest = row - skip if group == first_group else batch.num_rows
                     if rest > 0:
@@ -460,6 +466,54 @@ class ParquetOfObject:
 
 def _opened_object(file: StoredFile, fetcher: Fetcher, path: str) -> pa.NativeFile:
     return pa.PythonFile(ObjectStream(file, fetcher), mode="r")
+
+
+def _with_nanoseconds(file: pq.ParquetFile, opened: pa.NativeFile, names: Sequence[str]) -> pq.ParquetFile | None:
+    """Return a reader of the same file with INT96 in nanoseconds; None: no column of ``names`` may have any.
+
+    Spark has microseconds, and writes them as INT96.
+    """
+    columns = [file.schema.column(at) for at in range(len(file.schema))]
+    is_read = any(one.physical_type == "INT96" and one.path.split(".")[0] in names for one in columns)
+    return pq.ParquetFile(opened) if is_read and _SPARK not in (file.metadata.metadata or {}) else None
+
+
+_SPARK = b"org.apache.spark.version"
+_RANGE_US = (2**63 - 1) // 1_000
+"""So far from 1970 may times in nanoseconds be."""
+
+
+def _refuse_cut(batch: pa.RecordBatch, finer: pa.RecordBatch, path: str) -> None:
+    """Refuse times that are finer than a microsecond: as INT96 they would be cut.
+
+    Raises:
+        UsageError: a column has one.
+    """
+    for name in batch.schema.names:
+        for coarse, exact in zip(_moments(batch.column(name)), _moments(finer.column(name)), strict=True):
+            if exact.type.unit != "ns" or coarse.type.unit != "us":
+                continue
+            number, nanos = coarse.cast(pa.int64()), exact.cast(pa.int64())
+            is_cut = pc.not_equal(pc.multiply(number, 1_000), nanos)  # wraps where nanoseconds do
+            if pc.any(pc.and_(is_cut, pc.less(pc.abs(number), _RANGE_US))).as_py():
+                raise UsageError(
+                    f"{path}: column '{name}' has a time with a part of a microsecond, which columns do not have; "
+                    "round or cast the column before"
+                )
+
+
+def _moments(column: pa.Array) -> Iterator[pa.Array]:
+    """Yield the timestamps in a column."""
+    if pa.types.is_timestamp(column.type):
+        yield column
+    elif pa.types.is_map(column.type):
+        yield from _moments(column.keys)
+        yield from _moments(column.items)
+    elif pa.types.is_struct(column.type):
+        for at in range(column.type.num_fields):
+            yield from _moments(column.field(at))
+    elif column.type.num_fields:
+        yield from _moments(column.values)
 
 
 def _with_zones(file: pq.ParquetFile) -> pa.Schema:
