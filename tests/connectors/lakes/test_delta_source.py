@@ -141,6 +141,24 @@ def test_new_columns_are_left_out_and_missing_ones_are_null(tmp_path: Path) -> N
     assert {row["number"]: row["more"] for row in rows} == {1: None, 2: "x"}
 
 
+def test_a_split_far_behind_goes_on_although_another_waits_at_the_newest_version(tmp_path: Path) -> None:
+    """The second split has all files: the first one passes all versions, and asks for more whenever it may."""
+    append(tmp_path / "t", 0)
+    source = hg.Delta(tmp_path / "t", after=0, follow=True, splits=2, poll_interval="1s")
+    schema = source.schema()
+    for version in range(1, 21, 2):
+        append(tmp_path / "t", version)
+        deltalake.DeltaTable(str(tmp_path / "t")).alter.set_table_properties({"delta.appendOnly": "false"})
+    clock_ms = [0]
+    reader = source.open(SourceContext("p", "in", 0, 1, None, clock_ms=lambda: clock_ms[0], schema=schema))
+    found: list[Any] = []
+    for _ in range(30):
+        found.append(reader.poll())
+        clock_ms[0] += 1_000
+    rows = [row["number"] for one in found if one is not None for row in one.batch.to_pylist()]
+    assert rows == list(range(1, 21, 2))
+
+
 # -- the change feed -------------------------------------------------------------------------------------------------
 
 

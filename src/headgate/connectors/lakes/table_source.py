@@ -30,6 +30,9 @@ BATCH_ROWS = 16_384
 VERSIONS_MAX = 8
 """Versions with their files that a reader remembers: its splits are at different ones."""
 
+SUCCESSORS_MAX = 1_024
+"""Versions of which a reader remembers the next one."""
+
 
 @dataclass(frozen=True, slots=True)
 class TableFile:
@@ -170,7 +173,8 @@ class TableReader(FailStopReader):
         self._versions: dict[tuple[int, bool], Sequence[TableFile]] = {}
         self._next: dict[int, int] = {}
         self._interval_ms = duration_ms(source.poll_interval, "poll_interval")
-        self._looked_ms: int | None = None
+        self._newest: tuple[int, int] | None = None
+        """A version that had none after it, and when the table was asked."""
 
     def splits(self) -> Sequence[str]:
         """See ``SourceReader``."""
@@ -268,17 +272,20 @@ class TableReader(FailStopReader):
         return [file for number, file in enumerate(files) if (number + version) % count == split.number]
 
     def _after(self, version: int) -> int | None:
-        """Return the next version. The table is not asked again before the interval has passed."""
+        """Return the next version. For one after the newest the table is asked once an interval.
+
+        A split that is behind is not held back: others that wait at the newest version ask again and again.
+        """
         if version not in self._next:
             now_ms = self._clock_ms()
-            if self._looked_ms is not None and now_ms - self._looked_ms < self._interval_ms:
+            if self._newest is not None and self._newest[0] == version and now_ms - self._newest[1] < self._interval_ms:
                 return None
             found = self._history.next(version)
             if found is None:
-                self._looked_ms = now_ms
+                self._newest = version, now_ms
                 return None
             self._next[version] = found
-            while len(self._next) > VERSIONS_MAX:
+            while len(self._next) > SUCCESSORS_MAX:
                 del self._next[next(iter(self._next))]
         return self._next[version]
 
