@@ -105,11 +105,11 @@ def test_what_a_task_of_spark_prepared_is_not_committed_by_itself(store: Store) 
 
 def test_leases_that_are_over_are_looked_at_by_hand(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:  # TX8
     assert run("expire", STREAM) == f"no lease of stream {STREAM} is over\n"
-    left = begun(store, ("x", 1), lease="100ms")
+    left, lease_ms = begun(store, ("x", 1), lease="10 minutes"), 600_000
     at = store._core.clock.wall_ms()
-    monkeypatch.setattr(type(store._core.clock), "wall_ms", lambda self: at + 200)
+    monkeypatch.setattr(type(store._core.clock), "wall_ms", lambda self: at + 2 * lease_ms)
     assert f"the lease of transaction {left.id} is over: a look in" in run("expire", STREAM)
     assert "over" in run("list")
-    monkeypatch.setattr(type(store._core.clock), "wall_ms", lambda self: at + 300)
+    monkeypatch.setattr(type(store._core.clock), "wall_ms", lambda self: at + 3 * lease_ms)
     assert run("expire", STREAM) == f"transaction {left.id} is aborted: its lease was over\n"
     assert "aborted, its lease was over" in run("list", "--all")

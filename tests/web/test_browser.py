@@ -100,7 +100,7 @@ def test_a_run_is_seen_as_it_goes(browser: Any, tmp_path: Path) -> None:
         shown.story.set_end("failed", "worker 1 was lost <b>twice</b>", NOW_MS)
         shown.until("#message", "worker 1 was lost <b>twice</b>")
         assert shown.text("#state") == "failed"
-    assert shown.complaints() == []
+        assert shown.complaints() == []
 
 
 def test_sources_show_their_splits_the_most_lagging_first(browser: Any, tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_sources_show_their_splits_the_most_lagging_first(browser: Any, tmp_path
         shown.story.set_progress(progress(2_500.0, sources=()), NOW_MS, 0)
         shown.until("#graph [data-operator='orders']", "2.50 k records/s")
         assert not browser.find_element("id", "sources-section").is_displayed()
-    assert shown.complaints() == []
+        assert shown.complaints() == []
 
 
 def test_edges_say_who_waits_and_expressions_that_they_run_as_one(browser: Any, tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_edges_say_who_waits_and_expressions_that_they_run_as_one(browser: Any, 
         shown.story.set_progress(progress(edges=(), nodes=()), NOW_MS, 0)  # between two generations nothing is known
         shown.until("#graph [data-operator='orders']", "source")
         assert shown.text("#graph [data-edge='orders → tries']") == ""
-    assert shown.complaints() == []
+        assert shown.complaints() == []
 
 
 def colours(browser: Any, scheme: str) -> tuple[str, str]:
@@ -211,7 +211,7 @@ def test_workers_their_logs_and_alignments_are_seen(browser: Any, tmp_path: Path
         shown.until("#log .warning", "it is late")
         assert "worker</b> 0" not in shown.text("#log")
         assert str(tmp_path) in shown.text("#log-place")
-    assert shown.complaints() == []
+        assert shown.complaints() == []
 
 
 def test_no_operator_lies_on_another(browser: Any, tmp_path: Path) -> None:

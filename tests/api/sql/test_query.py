@@ -354,7 +354,7 @@ def test_tables_are_streams_with_event_time_where_windows_are() -> None:
 
 
 def test_without_sqlglot_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    from headgate.api.sql.query import expressions as sql_expressions
+    from headgate.api.sql import expressions as sql_expressions
 
     sql_expressions.exp.cache_clear()
     monkeypatch.setitem(sys.modules, "sqlglot.expressions", None)

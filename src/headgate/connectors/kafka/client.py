@@ -171,6 +171,8 @@ class KafkaClient:
                     raise self._refused(f"see topic '{one.name}'", code)
                 if code is ErrorCode.INVALID_TOPIC_EXCEPTION:
                     raise self._refused(f"have a topic '{one.name}'", code)
+                if code is ErrorCode.NONE and not one.partitions:  # it is being made
+                    raise _AskAgainError(f"topic '{one.name}' has no partitions yet")
                 if code is ErrorCode.NONE and one.name is not None and (names is not None or not one.is_internal):
                     leaders = {part.partition_index: part.leader_id for part in one.partitions}
                     found[one.name] = Topic(one.name, one.topic_id, leaders)

@@ -33,6 +33,7 @@ class Iceberg(TableSource):
         skip_changes: skip snapshots that delete or rewrite rows, instead of stopping there.
         poll_interval: how often the table is asked for a new snapshot.
         splits: how many parts are read side by side.
+        newest: set by Headgate, as ``column_ids`` is; not for users.
     """
 
     versions_rise = False
