@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from tests.runtime.runs.test_object_stores import WAIT_S, Watching, numbers_at, pipeline
 from tests.servers.hdfs import HdfsCluster, hdfs_cluster
+from tests.servers.postgres import postgres_server
+from tests.store.traffic import SCHEMA, all_rounds, flowing, per_key
 
+import headgate as hg
 from headgate import testing
 from headgate.storage.urls import open_storage
+from headgate.store.store import Store
 
 pytestmark = pytest.mark.xdist_group("hdfs")
 
@@ -48,3 +54,35 @@ def test_a_savepoint_in_hdfs_is_begun_from_at_another_parallelism(cluster: HdfsC
     result = testing.run(pipeline(place, 3, 8_000), restore=f"{place}/savepoint")
     assert result.is_finished
     assert numbers_at(place) == list(range(8_000))
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("server", ["name_node", "data_node"])
+def test_events_of_a_store_in_hdfs_go_through_once_while_a_server_is_killed(
+    cluster: HdfsCluster, tmp_path: Path, server: str
+) -> None:
+    with postgres_server() as postgres:
+        url, watching, is_over = postgres.url(server), Watching(), threading.Event()
+        with Store.open(url, chunks=f"{cluster.url}/store {server}") as store:
+            store.create_stream("in", SCHEMA, segments=2, routing_key="key")
+            checkpointing = hg.Checkpointing(interval="200ms", dir=tmp_path, tolerable_failures=1_000)
+            made = hg.Pipeline("p", parallelism=2, checkpointing=checkpointing)
+            source = made.source(hg.StreamSource("in", store=url), name="source")
+            source.sink(hg.StreamSink("out", store=url, routing_key="key", segments=2), name="out")
+            with (
+                flowing(store, is_over, "in", rounds=20, most=2, pause_s=0.1) as traffic,
+                testing.running(made, observer=watching) as run,
+            ):
+                watching.wait_checkpoints(2)
+                with traffic.at_work:  # an append that meets the outage may be there or not
+                    cluster.kill(server)
+                    cluster.start(server)
+                    while not cluster.is_writable():  # the NameNode is in safe mode first
+                        continue
+                watching.wait_checkpoints(2)
+                is_over.set()
+                result = run.wait(WAIT_S)
+            assert result is not None
+            assert result.is_finished
+            assert per_key(store) == all_rounds(traffic)
+            assert [problem for problem in store.fsck() if not problem.is_harmless] == []
