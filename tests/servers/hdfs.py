@@ -1,4 +1,4 @@
-"""HDFS for tests: one NameNode and one DataNode, each a process, on loopback.
+"""HDFS for tests, on loopback: one NameNode and one DataNode, or an HA pair with a JournalNode; each is a process.
 
 ``scripts/setup.sh servers`` gets them. Each can be killed and started again with the data that it has.
 """
@@ -12,9 +12,11 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from tests.servers.kafka import java
+from tests.servers.objects import in_environment
 from tests.servers.processes import LOOPBACK, Port, ServerProcess, answers
 
 VERSION = "3.5.0"
@@ -22,6 +24,18 @@ LIBRARIES = Path(__file__).parents[2] / ".cache" / f"hadoop-{VERSION}"
 """Where ``scripts/setup.sh servers`` puts Hadoop's jars."""
 
 SERVERS = ("name_node", "data_node")
+NAME_NODE, DATA_NODE = "server.namenode.NameNode", "server.datanode.DataNode"
+JOURNAL_NODE, ADMIN = "qjournal.server.JournalNode", "tools.DFSHAAdmin"
+
+COMMON = {
+    "dfs.replication": "1",
+    "dfs.namenode.fs-limits.min-block-size": "4096",
+    "dfs.namenode.safemode.extension": "0",
+    "dfs.heartbeat.interval": "1",
+    "dfs.namenode.heartbeat.recheck-interval": "2000",
+    "dfs.datanode.failed.volumes.tolerated": "0",
+    "dfs.datanode.du.reserved": "0",
+}
 
 LOG4J = """
 log4j.rootLogger=WARN, stdout
@@ -44,48 +58,49 @@ class HdfsCluster:
         self._ports = [Port() for _ in range(5)]
         name, name_http, data, data_http, data_ipc = (place.number for place in self._ports)
         self.port, self.url = name, f"hdfs://{LOOPBACK}:{name}"
-        self.configuration = directory / "conf"
-        for web in ("hdfs", "datanode"):  # pages that the jars lack, and the servers want to have
-            (self.configuration / "webapps" / web).mkdir(parents=True)
-        (self.configuration / "log4j.properties").write_text(LOG4J)
-        (self.configuration / "core-site.xml").write_text(_xml({"fs.defaultFS": self.url}))
-        hdfs = {
-            "dfs.namenode.name.dir": f"file://{directory}/name",
-            "dfs.datanode.data.dir": f"file://{directory}/data",
-            "dfs.namenode.http-address": f"{LOOPBACK}:{name_http}",
-            "dfs.datanode.address": f"{LOOPBACK}:{data}",
-            "dfs.datanode.http.address": f"{LOOPBACK}:{data_http}",
-            "dfs.datanode.ipc.address": f"{LOOPBACK}:{data_ipc}",
-            "dfs.replication": "1",
-            "dfs.namenode.fs-limits.min-block-size": "4096",
-            "dfs.namenode.safemode.extension": "0",
-            "dfs.heartbeat.interval": "1",
-            "dfs.namenode.heartbeat.recheck-interval": "2000",
-            "dfs.datanode.failed.volumes.tolerated": "0",
-            "dfs.datanode.du.reserved": "0",
-            **settings,
-        }
-        (self.configuration / "hdfs-site.xml").write_text(_xml(hdfs))
-        self._java = [
-            java(), "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
-            "-cp", f"{self.configuration}:{LIBRARIES}/*",
-        ]  # fmt: skip
-        self.log = directory / "log"
-        name_node = [*self._java, "org.apache.hadoop.hdfs.server.namenode.NameNode"]
-        data_node = [*self._java, "org.apache.hadoop.hdfs.server.datanode.DataNode"]
+        self._configure(
+            directory,
+            {
+                "dfs.namenode.name.dir": f"file://{directory}/name",
+                "dfs.namenode.http-address": f"{LOOPBACK}:{name_http}",
+                **_data_node(directory, data, data_http, data_ipc),
+                **settings,
+            },
+        )
+        name_node = self._server(NAME_NODE)
         self._processes = {
             "name_node": ServerProcess(name_node, self.log, lambda: answers(name)),
-            "data_node": ServerProcess(data_node, self.log, lambda: answers(data) and self.is_writable()),
+            "data_node": ServerProcess(self._server(DATA_NODE), self.log, lambda: answers(data) and self.is_writable()),
         }
-        formatted = subprocess.run([*name_node, "-format", "-force"], capture_output=True, text=True)
-        if formatted.returncode:
-            raise RuntimeError(f"the NameNode cannot be formatted: {formatted.stdout}{formatted.stderr}")
         try:
+            self._run(*name_node, "-format", "-force")
             for server in SERVERS:
                 self.start(server)
         except BaseException:
             self.end()
             raise
+
+    def _configure(self, directory: Path, hdfs: dict[str, str]) -> None:
+        """Write Hadoop's configuration for ``url``."""
+        self.configuration, self.log = directory / "conf", directory / "log"
+        for web in ("hdfs", "datanode", "journal"):  # pages that the jars lack, and the servers want to have
+            (self.configuration / "webapps" / web).mkdir(parents=True)
+        (self.configuration / "log4j.properties").write_text(LOG4J)
+        (self.configuration / "core-site.xml").write_text(_xml({"fs.defaultFS": self.url}))
+        (self.configuration / "hdfs-site.xml").write_text(_xml({**COMMON, **hdfs}))
+
+    def _server(self, name: str, *options: str) -> list[str]:
+        """Return the command that runs a class of Hadoop."""
+        return [
+            java(), "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
+            "-cp", f"{self.configuration}:{LIBRARIES}/*", f"org.apache.hadoop.hdfs.{name}", *options,
+        ]  # fmt: skip
+
+    def _run(self, *command: str) -> None:
+        """Run a command of Hadoop to its end."""
+        ended = subprocess.run(command, capture_output=True, text=True)
+        if ended.returncode:
+            raise RuntimeError(f"{' '.join(command[-3:])} failed: {ended.stdout}{ended.stderr}")
 
     def kill(self, server: str) -> None:
         """End a server by SIGKILL."""
@@ -124,6 +139,69 @@ class HdfsCluster:
             place.close()
 
 
+class HdfsPair(HdfsCluster):
+    """A cluster with two NameNodes, ``name_node_1`` and ``name_node_2``, of which the first is active at first.
+
+    Their edits are in one JournalNode. ``url`` names both, as ``configuration`` says.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        """Format and start a cluster."""
+        self._ports = [Port() for _ in range(9)]
+        rpc_1, http_1, rpc_2, http_2, journal, journal_http, *of_data = (place.number for place in self._ports)
+        self.url = "hdfs://pair"
+        pair = {
+            "dfs.nameservices": "pair",
+            "dfs.ha.namenodes.pair": "1,2",
+            "dfs.namenode.shared.edits.dir": f"qjournal://{LOOPBACK}:{journal}/pair",
+            "dfs.client.failover.proxy.provider.pair": (
+                "org.apache.hadoop.hdfs.server.namenode.ha.ConfiguredFailoverProxyProvider"
+            ),
+            "dfs.ha.fencing.methods": "shell(true)",
+            "dfs.journalnode.edits.dir": f"{directory}/journal",
+            "dfs.journalnode.rpc-address": f"{LOOPBACK}:{journal}",
+            "dfs.journalnode.http-address": f"{LOOPBACK}:{journal_http}",
+        }
+        for number, rpc, http in ((1, rpc_1, http_1), (2, rpc_2, http_2)):
+            pair[f"dfs.namenode.rpc-address.pair.{number}"] = f"{LOOPBACK}:{rpc}"
+            pair[f"dfs.namenode.http-address.pair.{number}"] = f"{LOOPBACK}:{http}"
+            pair[f"dfs.namenode.name.dir.pair.{number}"] = f"file://{directory}/name-{number}"
+        self._configure(directory, {**pair, **_data_node(directory, *of_data)})
+        first, second = (self._server(NAME_NODE, "-D", f"dfs.ha.namenode.id={number}") for number in (1, 2))
+        self._processes = {
+            "journal_node": ServerProcess(self._server(JOURNAL_NODE), self.log, lambda: answers(journal)),
+            "name_node_1": ServerProcess(first, self.log, lambda: answers(rpc_1)),
+            "name_node_2": ServerProcess(second, self.log, lambda: answers(rpc_2)),
+            "data_node": ServerProcess(
+                self._server(DATA_NODE), self.log, lambda: answers(of_data[0]) and self.is_writable()
+            ),
+        }
+        try:
+            self.start("journal_node")
+            self._run(*first, "-format", "-force")
+            self.start("name_node_1")
+            self._run(*second, "-bootstrapStandby", "-force")
+            self.start("name_node_2")
+            self.activate(1)
+            self.start("data_node")
+        except BaseException:
+            self.end()
+            raise
+
+    def activate(self, number: int) -> None:
+        """Have a NameNode take over; the other one is a standby, or gone."""
+        self._run(*self._server(ADMIN, "-transitionToActive", "--forceactive", str(number)))
+
+
+def _data_node(directory: Path, port: int, http: int, ipc: int) -> dict[str, str]:
+    return {
+        "dfs.datanode.data.dir": f"file://{directory}/data",
+        "dfs.datanode.address": f"{LOOPBACK}:{port}",
+        "dfs.datanode.http.address": f"{LOOPBACK}:{http}",
+        "dfs.datanode.ipc.address": f"{LOOPBACK}:{ipc}",
+    }
+
+
 def _xml(settings: dict[str, str]) -> str:
     properties = (f"<property><name>{name}</name><value>{value}</value></property>" for name, value in settings.items())
     return f"<configuration>{''.join(properties)}</configuration>"
@@ -141,15 +219,34 @@ def missing() -> str | None:
 @contextmanager
 def hdfs_cluster(**settings: str) -> Iterator[HdfsCluster]:
     """Give a cluster, or skip the test that asks for one."""
+    with _directory() as directory:
+        yield from _until_used(HdfsCluster(directory, **settings))
+
+
+@contextmanager
+def hdfs_pair() -> Iterator[HdfsPair]:
+    """Give a cluster with two NameNodes, and its configuration in the environment, or skip the test."""
+    with _directory() as directory, in_environment({"HADOOP_CONF_DIR": str(directory / "conf")}):
+        yield from _until_used(HdfsPair(directory))
+
+
+_Cluster = TypeVar("_Cluster", bound=HdfsCluster)
+
+
+def _until_used(cluster: _Cluster) -> Iterator[_Cluster]:
+    try:
+        yield cluster
+    finally:
+        cluster.end()
+
+
+@contextmanager
+def _directory() -> Iterator[Path]:
     if (problem := missing()) is not None:
         pytest.skip(problem)
     pytest.importorskip("hdfs_native", reason="hdfs-native is not installed (pip install -e '.[dev]')")
     directory = Path(tempfile.mkdtemp(prefix="headgate-hdfs-"))
     try:
-        cluster = HdfsCluster(directory, **settings)
-        try:
-            yield cluster
-        finally:
-            cluster.end()
+        yield directory
     finally:
         shutil.rmtree(directory, ignore_errors=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.runtime.runs.test_object_stores import WAIT_S, Watching, numbers_at, pipeline
-from tests.servers.hdfs import HdfsCluster, hdfs_cluster
+from tests.servers.hdfs import HdfsCluster, hdfs_cluster, hdfs_pair
 from tests.servers.postgres import postgres_server
 from tests.store.traffic import SCHEMA, all_rounds, flowing, per_key
 
@@ -40,6 +40,26 @@ def test_a_pipeline_goes_on_after_a_server_of_hdfs_was_killed(cluster: HdfsClust
     assert result.is_finished
     assert numbers_at(place) == list(range(5_000))
     assert open_storage(f"{place}/out").list("_staging") == []
+
+
+@pytest.mark.deep
+def test_a_pipeline_goes_on_with_the_other_name_node_of_a_pair() -> None:
+    with hdfs_pair() as pair:
+        place, watching = f"{pair.url}/failover", Watching()
+        with testing.running(pipeline(place, 2, 10_000), observer=watching) as run:
+            for active, other in ((1, 2), (2, 1)):
+                watching.wait_checkpoints(2)
+                watching.notes.clear()
+                pair.kill(f"name_node_{active}")
+                watching.wait_outage("hdfs://")
+                pair.activate(other)
+                pair.start(f"name_node_{active}")
+            watching.wait_checkpoints(2)
+            result = run.wait(WAIT_S)
+        assert result is not None
+        assert result.is_finished
+        assert numbers_at(place) == list(range(10_000))
+        assert open_storage(f"{place}/out").list("_staging") == []
 
 
 @pytest.mark.deep
