@@ -273,11 +273,13 @@ class HdfsStorage:
                 self._ask(RPC_S, lambda client: client.rename(source, target, overwrite=overwrite))
                 return
             except Exception as error:
-                is_moved = self._status(source) is None  # before the target: the request may still be under way
+                is_gone = self._status(source) is None  # before the target: the request may still be under way
                 there = self._status(target)
-                if there is not None and _identity(there) == _identity(before):
-                    return
-                if is_moved:  # nothing but the rename takes it away
+                if there is not None and not is_gone:
+                    is_gone = self._status(source) is None
+                if is_gone:  # nothing but the rename takes it away
+                    if there is not None and _identity(there) == _identity(before):
+                        return
                     if there is not None and not overwrite:
                         raise AlreadyExists(path) from None
                     raise StorageError(

@@ -274,7 +274,7 @@ class TableReader(FailStopReader):
     def _after(self, version: int) -> int | None:
         """Return the next version. For one after the newest the table is asked once an interval.
 
-        A split that is behind is not held back: others that wait at the newest version ask again and again.
+        This limits only splits at the newest version: one that lags would wait for ever if their questions counted.
         """
         if version not in self._next:
             now_ms = self._clock_ms()

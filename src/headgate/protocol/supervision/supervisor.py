@@ -414,7 +414,7 @@ class Supervisor(Machine):
         return [Ignored("the job of the failed generation ended")]
 
     def _hold_end(self, event: JobEnded) -> list[Effect]:  # G15
-        """Wait for the last words of the workers: Spark's may be heard before them."""
+        """Wait for what the workers say last: the end of their job may be heard before it."""
         assert self._generation is not None, "workers serve a claimed generation (G3)"
         self._blames.job_ended(_end_of(event))
         return [ArmTimer(PeerTimer(self._generation), self.PEER_WORD_MS)]
