@@ -757,18 +757,16 @@ class _ChangesThread:
             ignores_truncate=self._source.truncate == "ignore",
             end_lsn=position.end,
         )
-        pending: list[bytes] = []
+        pending = _Pending()
         self._trouble_ms = 0
         while True:
             alive_lsn = self._receive(pending)
             self.server_lsn = max(self.server_lsn, alive_lsn or 0)
-            whole = _whole_transactions(pending)
-            if whole:
-                decoded = decoder.decode(pending[:whole])
-                del pending[:whole]
+            if whole := pending.take():
+                decoded = decoder.decode(whole)
                 self._hear(decoded.messages)
                 self._deliver(decoder.point, decoded.batch, decoded.commit_ms)
-            if alive_lsn is not None and not pending:
+            if alive_lsn is not None and not pending.messages:
                 decoder.passed(alive_lsn)
                 self._deliver(decoder.point, self._empty(), None)
             self._send_status()
@@ -846,11 +844,11 @@ class _ChangesThread:
         entries = [line.split() for line in history.decode().splitlines()]  # number, end, reason
         return next((_lsn(entry[1]) for entry in entries if len(entry) > 1 and entry[0] == str(former)), 0)
 
-    def _receive(self, pending: list[bytes]) -> int | None:
+    def _receive(self, pending: _Pending) -> int | None:
         """Append messages; return how far the server has read if it said so after them."""
         pg = self._link.pgconn
-        get, has_waited = pg.get_copy_data, False
-        while len(pending) < MESSAGES_MAX:
+        get, messages, has_waited = pg.get_copy_data, pending.messages, False
+        while len(messages) < MESSAGES_MAX:
             count, data = get(1)
             if count == 0:
                 if has_waited:
@@ -864,8 +862,11 @@ class _ChangesThread:
                 self._raise_end(pg)
             kind = data[0]
             if kind == 0x77:  # w
-                if data[HEADER] != 0x4D or data[HEADER + 1]:  # no message outside of transactions
-                    pending.append(data)
+                what = data[HEADER]
+                if what != 0x4D or data[HEADER + 1]:  # no message outside of transactions
+                    messages.append(bytes(data))  # a view of it would be one more object to collect
+                    if what == COMMIT:
+                        pending.whole = len(messages)
             elif kind == 0x6B:  # k
                 lsn, _, wants_reply = struct.unpack("!QQ?", data[1:18])
                 if wants_reply:
@@ -901,12 +902,27 @@ class _ChangesThread:
         pg.flush()
 
 
-def _whole_transactions(messages: Sequence[bytes]) -> int:
-    """Return how many messages are up to the last end of a transaction; all, if it is too large to wait for."""
-    for at in range(len(messages) - 1, -1, -1):
-        if messages[at][HEADER] == COMMIT:
-            return at + 1
-    return len(messages) if len(messages) >= MESSAGES_MAX else 0
+class _Pending:
+    """Messages that came and are not decoded yet.
+
+    Attributes:
+        messages: in order.
+        whole: so many of them are up to the last end of a transaction.
+    """
+
+    __slots__ = ("messages", "whole")
+
+    def __init__(self) -> None:
+        self.messages: list[bytes] = []
+        self.whole = 0
+
+    def take(self) -> list[bytes]:
+        """Return whole transactions and forget them; all messages, if one is too large to wait for its end."""
+        count = self.whole or (len(self.messages) if len(self.messages) >= MESSAGES_MAX else 0)
+        taken = self.messages[:count]
+        del self.messages[:count]
+        self.whole = 0
+        return taken
 
 
 def _one(connection: Any, query: str, *values: Any) -> Any:

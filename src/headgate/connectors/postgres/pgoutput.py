@@ -448,14 +448,18 @@ def _tuples(data: Bytes, begins: Numbers, count: int) -> _Tuples:
 
 
 def _texts(data: Bytes, kinds: Bytes, starts: Numbers, lengths: Numbers) -> pa.Array:
-    """Copy texts out of ``data``; what is no text is null."""
-    offsets = np.zeros(len(kinds) + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    places = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
-    is_there = kinds == _TEXT
-    validity = None if is_there.all() else pa.array(is_there).buffers()[1]
-    buffers = [validity, pa.py_buffer(offsets), pa.py_buffer(data[places])]
-    return pa.Array.from_buffers(TEXT, len(kinds), buffers)
+    """Copy texts out of ``data``; what is no text is null.
+
+    All of ``data`` is seen as texts: one that is wanted, what follows it, the next one, and so on. Every second one
+    is taken.
+    """
+    rows = np.arange(len(starts))
+    if not (starts[1:] > starts[:-1]).all():  # what an update left as it was is where its old row has it
+        starts, first, rows = np.unique(starts, return_index=True, return_inverse=True)
+        lengths = lengths[first]
+    offsets = np.stack([starts, starts + lengths], axis=1)
+    texts = pa.Array.from_buffers(TEXT, 2 * len(starts) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+    return texts.take(pa.array(2 * rows, mask=kinds != _TEXT))
 
 
 def _integers(data: Bytes, at: Numbers, size: int) -> Numbers:
