@@ -52,6 +52,8 @@ def test_values_arrive_in_a_table_that_was_created_with_odd_names(url: str, exec
         found, empty = execute(f'select * from {quoted}."odd Table" order by id')
         assert list(found) == [*VALUES.values(), 2**64 - 1, -128]
         assert list(empty) == [2] + [None] * (batch.num_columns - 1)
+    options = execute("select reloptions from pg_class where relname = 'odd Table' order by oid desc limit 2")
+    assert options == [(["fillfactor=70"],), (None,)]
     columns = "select column_name, data_type from information_schema.columns where table_schema = "
     kinds = dict(execute(columns + "'" + schema.replace("'", "''") + "'"))
     assert [kinds[name] for name in ("small", "large", "place", "places", "tags", "span")] == [

@@ -107,7 +107,8 @@ class PostgresSink(SqlSink):
             appended.
         commit: ``"ledger"``, or ``"prepared"``: for appended records only, and the server must allow prepared
             transactions (``max_prepared_transactions``). Each subtask's rows become visible by themselves.
-        create: create the table if it is missing, with ``upsert`` as its primary key.
+        create: create the table if it is missing, with ``upsert`` as its primary key and room for rows that are
+            replaced (``fillfactor = 70``).
         secret: where the password is found: ``"env:NAME"`` or ``"file:/path"``; "": where libpq finds it.
         takes_changes: whether the stream has changes; set by Headgate.
     """
