@@ -64,6 +64,13 @@ def test_several_rows_give_several_records_and_inner_drops_the_others(database: 
     assert pairs == [(1, "cat"), (1, "dog"), (5, "cat"), (5, "dog")]
 
 
+def test_a_table_without_further_columns_keeps_the_records_that_it_has(database: str, tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "people.db") as connection:
+        connection.execute("CREATE TABLE known (who TEXT)")
+        connection.execute("INSERT INTO known VALUES ('a')")
+    assert [row["id"] for row in results(tmp_path, database, "known", "who", how="inner")] == [1, 5]
+
+
 def test_keys_of_several_columns(database: str, tmp_path: Path) -> None:
     rows = [{"who": "a", "id": 100}, {"who": "a", "id": 200}]
     found = results(tmp_path, database, "people", {"who": "name", "id": "id"}, columns=["age"], rows=rows)
@@ -89,6 +96,37 @@ def test_one_query_asks_for_many_keys_and_a_cache_for_none(
     assert sum(asked) == 2 if cache else 4 <= sum(asked) < 200
 
 
+@pytest.mark.parametrize(("connections", "limit"), [(1, 10_000), (3, 40), (2, 1)])
+def test_many_keys_are_asked_for_over_few_connections(tmp_path: Path, connections: int, limit: int) -> None:
+    path = tmp_path / "squares.db"
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE squares (n INTEGER PRIMARY KEY, square INTEGER)")
+        connection.executemany("INSERT INTO squares VALUES (?, ?)", [(n, n * n) for n in range(0, 6_000, 2)])
+    rows = [{"n": n % 6_000} for n in range(0, 7 * min(300 * limit, 8_000), 7)]
+    options: dict[str, Any] = {"connections": connections, "limit": limit, "cache": 50}
+    found = results(tmp_path, f"sqlite:///{path}", "squares", "n", rows=rows, **options)
+    assert found == [row | {"square": None if row["n"] % 2 else row["n"] ** 2} for row in rows]
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_a_value_that_does_not_fit_is_a_bad_record_and_the_others_go_on(
+    database: str, tmp_path: Path, ordered: bool
+) -> None:
+    with sqlite3.connect(tmp_path / "people.db") as connection:
+        connection.execute("INSERT INTO people VALUES ('c', 'old', 300)")
+    rows = [{"n": n, "who": "abc"[n % 3]} for n in range(12)]
+    collected, letters = testing.Collect(tmp_path / "out"), testing.Collect(tmp_path / "letters")
+    pipeline = hg.Pipeline("p", bad_records=hg.DeadLetter(letters, exceptions=True))
+    options: dict[str, Any] = {"retries": 0, "ordered": ordered, "columns": ["age"], "limit": 16}
+    pipeline.source(hg.FromRows(rows)).lookup(database, "people", {"who": "name"}, **options).sink(collected)
+    testing.run(pipeline, timeout_s=PATIENCE_S, parallelism=1)
+    numbers = [row["n"] for row in collected.rows()]
+    assert (numbers if ordered else sorted(numbers)) == [n for n in range(12) if n % 3 < 2]
+    problems = [row["problem"] for row in letters.rows()]
+    assert len(problems) == 4
+    assert all("table people has str 'old' in column 'age', which is int64" in problem for problem in problems)
+
+
 @pytest.mark.parametrize(
     ("arguments", "options", "problem"),
     [
@@ -100,12 +138,13 @@ def test_one_query_asks_for_many_keys_and_a_cache_for_none(
         (("people", {"who": "name"}), {"how": "outer"}, "'left' or 'inner'"),
         (("people", {"who": "name"}), {"cache": -1}, "cache=-1"),
         (("people", ()), {}, "needs on="),
+        (("people", {"tags": "name"}), {}, "column 'tags' is large_list"),
     ],
 )
 def test_a_lookup_that_cannot_be_is_refused(
     database: str, arguments: tuple[Any, ...], options: dict[str, Any], problem: str
 ) -> None:
-    stream = hg.Pipeline("p").source(hg.FromRows(ROWS))
+    stream = hg.Pipeline("p").source(hg.FromRows([{"id": 1, "who": "a", "tags": ["x"]}]))
     with pytest.raises(UsageError, match=problem):
         stream.lookup(database, *arguments, **options)
 

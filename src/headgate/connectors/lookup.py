@@ -11,15 +11,19 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Literal
+from itertools import islice
+from typing import Any, Literal, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import sqlalchemy as sa
 
+from headgate.codec.exact_values import MisfitError, described, exact_array
 from headgate.environment import SYSTEM_CLOCK
 from headgate.errors import StorageError, UsageError
-from headgate.operators.async_map import AsyncFunction, Result
-from headgate.operators.functions import Row
+from headgate.operators.async_map import AsyncBatchFunction
+from headgate.operators.schemas import as_schema, frame_of
 
 KEYS_MAX = 500
 """Keys in one query: databases bound the number of parameters."""
@@ -27,7 +31,10 @@ KEYS_MAX = 500
 GATHER_S = 0.002
 """How long a key waits for others to be asked for together."""
 
-Key = tuple[Any, ...]
+Key: TypeAlias = tuple[Any, ...]
+Found: TypeAlias = tuple[Any, ...]
+"""A row of the table: the values of its columns."""
+
 _DIGITS_MAX = 38
 
 
@@ -71,6 +78,10 @@ def lookup_table(
     for name in pairs:
         if name not in schema.names:
             raise UsageError(f"lookup: the records have no column '{name}'; they have {', '.join(schema.names)}")
+        if pa.types.is_nested(schema.field(name).type):
+            raise UsageError(
+                f"lookup: column '{name}' is {schema.field(name).type}, by which no row is found; take a part"
+            )
     engine = _engine(url)
     try:
         found = _reflected(engine, table, url)
@@ -142,7 +153,7 @@ def _arrow(kind: sa.types.TypeEngine[Any]) -> pa.DataType:
     return pa.large_string()
 
 
-class Lookup(AsyncFunction):
+class Lookup(AsyncBatchFunction):
     """Adds the rows of a table to records. Records that are asked for at one time share queries."""
 
     def __init__(
@@ -155,12 +166,13 @@ class Lookup(AsyncFunction):
     async def open(self) -> None:
         """Connect, and look at the table."""
         self._threads = ThreadPoolExecutor(self._connections, "headgate-lookup")
-        self._free = asyncio.Semaphore(self._connections)
-        self._cache: OrderedDict[Key, tuple[int, list[Row]]] = OrderedDict()
-        self._waiting: dict[Key, asyncio.Future[list[Row]]] = {}
-        self._asked: dict[Key, asyncio.Future[list[Row]]] = {}
+        self._cache: OrderedDict[Key, tuple[int, list[Found]]] = OrderedDict()
+        self._waiting: dict[Key, asyncio.Future[list[Found]]] = {}
+        self._asked: dict[Key, asyncio.Future[list[Found]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._nothing = {result: None for result, _ in self._table.columns.values()}
+        self._askers = 0
+        """Of the tasks, those that will look at ``_waiting`` again: one per connection at most."""
+        self._schema = as_schema("lookup", pa.schema([pa.field(*one) for one in self._table.columns.values()]))
         await asyncio.get_running_loop().run_in_executor(self._threads, self._prepare)
 
     def _prepare(self) -> None:
@@ -169,59 +181,95 @@ class Lookup(AsyncFunction):
         self._keys = [table.columns[name] for name in self._table.on.values()]
         self._query = sa.select(*self._keys, *(table.columns[name] for name in self._table.columns))
 
-    async def call(self, row: Row) -> Result:
-        """Return the record with each row of its key; a record without one as ``how`` says."""
-        key = tuple(row[name] for name in self._table.on)
-        found = [] if any(value is None for value in key) else await self._rows(key)
-        if not found and self._how == "left":
-            return {**row, **self._nothing}
-        return [{**row, **one} for one in found]
+    async def call_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return each record with each row of its key; a record without one as ``how`` says."""
+        keys, numbers = distinct(batch.select(list(self._table.on)))
+        found = await self._found(keys)
+        counts = np.array([len(rows) for rows in found], np.int64)
+        of_records = counts[numbers]
+        repeated = np.maximum(of_records, 1) if self._how == "left" else of_records
+        records = np.repeat(np.arange(len(numbers)), repeated)
+        within = np.arange(len(records)) - (np.cumsum(repeated) - repeated)[records]
+        places = (np.cumsum(counts) - counts)[numbers][records] + within
+        taken = pa.array(places, mask=(of_records == 0)[records])
+        added = [column.take(taken) for column in self._columns([row for rows in found for row in rows])]
+        schema = pa.schema([*batch.schema, *self._schema])
+        return pa.RecordBatch.from_arrays([*batch.take(pa.array(records)).columns, *added], schema=schema)
 
-    async def _rows(self, key: Key) -> list[Row]:
-        kept = self._cache.get(key)
-        if kept is not None and kept[0] > SYSTEM_CLOCK.monotonic_ms():
-            self._cache.move_to_end(key)
-            return kept[1]
-        future = self._waiting.get(key) or self._asked.get(key)
-        if future is None:
-            loop = asyncio.get_running_loop()
-            future = self._waiting[key] = loop.create_future()
-            if len(self._waiting) == 1:
-                task = loop.create_task(self._ask())
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
-        return await asyncio.shield(future)
+    def _columns(self, rows: Sequence[Found]) -> list[pa.Array]:
+        """Return rows of the table as columns.
+
+        Raises:
+            ValueError: a value does not fit, as SQLite allows.
+        """
+        columns = zip(*rows, strict=True) if rows else [()] * len(self._schema)
+        found = []
+        for name, field, values in zip(self._table.columns, self._schema, columns, strict=True):
+            try:
+                found.append(exact_array(values, field.type))
+            except MisfitError as error:
+                raise ValueError(
+                    f"table {self._table.table} has {described(error.value)} in column '{name}', which is {field.type}"
+                ) from None
+        return found
+
+    async def _found(self, keys: Sequence[Key]) -> list[list[Found]]:
+        """Return the rows of each key; of one with a null, none."""
+        now_ms, loop = SYSTEM_CLOCK.monotonic_ms(), asyncio.get_running_loop()
+        found: list[list[Found]] = [[] for _ in keys]
+        asked: dict[int, asyncio.Future[list[Found]]] = {}
+        for at, key in enumerate(keys):
+            if None in key:
+                continue
+            kept = self._cache.get(key)
+            if kept is not None and kept[0] > now_ms:
+                self._cache.move_to_end(key)
+                found[at] = kept[1]
+                continue
+            future = self._waiting.get(key) or self._asked.get(key)
+            if future is None:
+                future = self._waiting[key] = loop.create_future()
+            asked[at] = future
+        while self._askers < min(self._connections, -(-len(self._waiting) // KEYS_MAX)):
+            self._askers += 1
+            task = loop.create_task(self._ask())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        if asked:
+            await asyncio.wait(set(asked.values()))  # which are not cancelled with this: others may wait for them
+        for at, future in asked.items():
+            found[at] = future.result()
+        return found
 
     async def _ask(self) -> None:
-        """Ask for the keys that wait, when a connection is free."""
+        """Ask for keys while some wait."""
         await asyncio.sleep(GATHER_S)
-        async with self._free:
-            waiting, self._waiting = self._waiting, {}
-            self._asked |= waiting
-            keys = list(waiting)
-            parts = [keys[first : first + KEYS_MAX] for first in range(0, len(keys), KEYS_MAX)]
-            for part in parts:
-                try:
-                    found = await asyncio.get_running_loop().run_in_executor(self._threads, self._fetch, part)
-                except Exception as error:
-                    for key in part:
-                        _fail(self._asked.pop(key), error)
-                    continue
-                until_ms = SYSTEM_CLOCK.monotonic_ms() + self._ttl_ms
-                for key in part:
-                    answered = self._asked.pop(key)
-                    if not answered.done():
-                        answered.set_result(found[key])
-                    if self._cache_rows and self._ttl_ms:
-                        self._cache[key] = (until_ms, found[key])
-                        self._cache.move_to_end(key)
-                while len(self._cache) > self._cache_rows:
-                    self._cache.popitem(last=False)
+        while self._waiting:
+            part = {key: self._waiting.pop(key) for key in list(islice(self._waiting, KEYS_MAX))}
+            self._asked |= part
+            try:
+                found = await asyncio.get_running_loop().run_in_executor(self._threads, self._fetch, list(part))
+            except Exception as error:
+                for key, future in part.items():
+                    del self._asked[key]
+                    future.set_exception(error)
+                    future.exception()  # a request that timed out does not look at it
+                continue
+            until_ms = SYSTEM_CLOCK.monotonic_ms() + self._ttl_ms
+            for key, future in part.items():
+                del self._asked[key]
+                future.set_result(found[key])
+                if self._cache_rows and self._ttl_ms:
+                    self._cache[key] = (until_ms, found[key])
+                    self._cache.move_to_end(key)
+            while len(self._cache) > self._cache_rows:
+                self._cache.popitem(last=False)
+        self._askers -= 1
 
-    def _fetch(self, keys: Sequence[Key]) -> dict[Key, list[Row]]:
+    def _fetch(self, keys: Sequence[Key]) -> dict[Key, list[Found]]:
         """Return the rows of keys. In a thread."""
-        found: dict[Key, list[Row]] = {key: [] for key in keys}
-        wanted: dict[Key, list[list[Row]]] = {}
+        found: dict[Key, list[Found]] = {key: [] for key in keys}
+        wanted: dict[Key, list[list[Found]]] = {}
         for key, rows in found.items():
             wanted.setdefault(self._compared(key), []).append(rows)
         if len(self._keys) == 1:
@@ -233,7 +281,7 @@ class Lookup(AsyncFunction):
         with self._sql.connect() as connection:
             for one in connection.execute(self._query.where(chosen)):
                 values = zip(one[width:], names, strict=True)
-                row = {name: _value(value, kind) for value, (name, kind) in values}
+                row = tuple(_value(value, kind) for value, (_, kind) in values)
                 for rows in wanted.get(self._compared(one[:width]), ()):  # a database may find texts of other case
                     rows.append(row)
         return found
@@ -257,10 +305,13 @@ class Lookup(AsyncFunction):
         self._threads.shutdown(wait=False)
 
 
-def _fail(future: asyncio.Future[list[Row]], error: Exception) -> None:
-    if not future.done():
-        future.set_exception(error)
-        future.exception()  # a request that timed out does not look at it
+def distinct(keys: pa.RecordBatch) -> tuple[list[Key], npt.NDArray[np.int64]]:
+    """Return the different rows, and for each row which of them it is."""
+    frame = frame_of(keys)
+    frame.columns = names = [f"{number}" for number in range(frame.width)]
+    different = frame.unique(maintain_order=True)
+    numbered = frame.join(different.with_row_index("at"), names, "left", nulls_equal=True, maintain_order="left")
+    return different.rows(), numbered["at"].to_numpy().astype(np.int64)
 
 
 def _value(value: Any, kind: pa.DataType) -> Any:

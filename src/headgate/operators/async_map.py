@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
-from itertools import takewhile
+from itertools import chain, groupby, takewhile
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -25,7 +25,14 @@ from headgate.operators.base import Operator, OperatorContext, Output, RestoredS
 from headgate.operators.functions import Refused, Row, RowWriter, divert_refused, failure, paused_gc, rows_of
 from headgate.operators.keys import partition
 from headgate.operators.schemas import SchemaLike, as_schema, schema_text
-from headgate.operators.user_functions import UserFunctionError, copied, divert_unreadable, user_error, user_traceback
+from headgate.operators.user_functions import (
+    UserFunctionError,
+    batch_error,
+    copied,
+    divert_unreadable,
+    user_error,
+    user_traceback,
+)
 from headgate.state.snapshot import FrozenState, decode_stream, encode_batches
 
 Result: TypeAlias = Row | Iterable[Row] | None
@@ -33,6 +40,9 @@ Result: TypeAlias = Row | Iterable[Row] | None
 
 _SECTION = "requests"
 _CLOSE_S = 5.0
+
+BATCHES_MIN = 4
+"""So many batches at least the limit of records is divided into, so that several are asked for at a time."""
 
 
 class AsyncFunction:
@@ -59,6 +69,14 @@ class AsyncFunction:
         """
 
 
+class AsyncBatchFunction(AsyncFunction):
+    """One that is called with many records at a time."""
+
+    async def call_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return what becomes of the records, in the schema of the results."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
 class AsyncMapSpec:
     """Ask for each record.
@@ -68,7 +86,7 @@ class AsyncMapSpec:
         input_schema: of the records, canonical.
         schema: of the results; None: that of the records.
         keys: by which the records are distributed; () if they have no key.
-        limit: so many requests at most are sent and not answered, per subtask.
+        limit: so many records at most are asked for and not answered, per subtask.
         timeout_ms: of one attempt.
         retries: how often a request is repeated that failed or timed out.
         retry_delay_ms: before the first repetition; it doubles each time.
@@ -116,6 +134,8 @@ def check_async_function(node: str, function: object) -> None:
     Raises:
         UsageError
     """
+    if isinstance(function, AsyncBatchFunction):
+        return
     if isinstance(function, AsyncFunction):
         if type(function).call is AsyncFunction.call:
             raise UsageError(f"operator '{node}': {type(function).__name__} has no method 'async def call(self, row)'")
@@ -144,11 +164,11 @@ def check_async_function(node: str, function: object) -> None:
 
 @dataclass(eq=False, slots=True)
 class _Request:
-    """A record on its way.
+    """A record on its way, or several that are asked for together.
 
     Attributes:
-        batch, index: where the record is.
-        row: it, as a dict that nothing has changed; None: to be made from ``batch``.
+        batch, first, count: where the records are.
+        row: the record, as a dict that nothing has changed; None: to be made from ``batch``.
         attempt: number of the attempt that is waited for; 0: none was made yet.
         cancel: ends that attempt; None: none runs.
         results: the answer; None: there is none yet.
@@ -156,12 +176,17 @@ class _Request:
     """
 
     batch: pa.RecordBatch
-    index: int
-    row: Row | None
+    first: int
+    row: Row | None = None
+    count: int = 1
     attempt: int = 0
     cancel: Callable[[], None] | None = None
-    results: list[Any] | None = None
+    results: list[Any] | pa.RecordBatch | None = None
     refused: Refused | None = None
+
+    @property
+    def records(self) -> pa.RecordBatch:
+        return self.batch.slice(self.first, self.count)
 
 
 @dataclass(eq=False, slots=True)
@@ -181,7 +206,7 @@ class AsyncMapOperator(Operator):
         self._unsent: deque[tuple[int, _Request]] = deque()
         self._sent: dict[int, _Request] = {}
         self._open_count = 0
-        """Requests that were sent at least once and have not left: the limit is about these."""
+        """Records that were asked for at least once and have not left: the limit is about these."""
         self._answers: deque[tuple[int, int, Any, BaseException | None]] = deque()
         self._deadlines: deque[tuple[int, int, int]] = deque()
         self._repeats: list[tuple[int, int, int]] = []
@@ -193,10 +218,13 @@ class AsyncMapOperator(Operator):
 
     def open(self, context: OperatorContext, output: Output) -> None:
         super().open(context, output)
-        self._writer = RowWriter(self._spec.output_schema(self._spec.input_schema, context.node))
+        self._schema = self._spec.output_schema(self._spec.input_schema, context.node)
+        self._writer = RowWriter(self._schema)
         function = copied(context.node, self._spec.function)
         self.user_object = function
-        self._call: Callable[[Row], Coroutine[Any, Any, Any]] = getattr(function, "call", function)
+        self._is_batched = isinstance(function, AsyncBatchFunction)
+        name = "call_batch" if self._is_batched else "call"
+        self._call: Callable[[Any], Coroutine[Any, Any, Any]] = getattr(function, name, function)
         self._loop = context.threads.event_loop(f"headgate-async-{context.node}")
         if isinstance(function, AsyncFunction):
             error = self._awaited(function.open, None)
@@ -230,11 +258,22 @@ class AsyncMapOperator(Operator):
         if self._segments[-1].signals:
             self._segments.append(_Segment())
         requests = self._segments[-1].requests
+        if self._is_batched:
+            size, rows = max(1, self._spec.limit // BATCHES_MIN), batch.num_rows
+            found = [_Request(batch, first, count=min(size, rows - first)) for first in range(0, rows, size)]
+            for number, request in self._numbered(found):
+                requests[number] = request
+                self._unsent.append((number, request))
+            return
         with paused_gc():
             for index, row in enumerate(rows_of(batch)):
                 request = requests[self._next_number] = _Request(batch, index, row)
                 self._unsent.append((self._next_number, request))
                 self._next_number += 1
+
+    def _numbered(self, requests: Sequence[_Request]) -> list[tuple[int, _Request]]:
+        first, self._next_number = self._next_number, self._next_number + len(requests)
+        return list(enumerate(requests, first))
 
     def on_watermark(self, watermark_ms: int) -> None:
         self._signal(self.output.emit_watermark, watermark_ms)
@@ -295,11 +334,11 @@ class AsyncMapOperator(Operator):
         while self._unsent and self._may_send:
             number, request = self._unsent.popleft()
             self._sent[number] = request
-            self._open_count += 1
+            self._open_count += request.count
             self._send(number, request)
 
     def _send(self, number: int, request: _Request) -> None:
-        row = self._row(request)
+        asked = request.records if self._is_batched else self._row(request)
         request.attempt += 1
         attempt = request.attempt
 
@@ -308,12 +347,12 @@ class AsyncMapOperator(Operator):
             self.context.wake()
 
         self._deadlines.append((self.context.clock_ms() + self._spec.timeout_ms, number, attempt))
-        request.cancel = self._loop.submit(partial(self._call, row), done)
+        request.cancel = self._loop.submit(partial(self._call, asked), done)
 
     def _row(self, request: _Request) -> Row:
         """Return the record as a dict of its own."""
         row, request.row = request.row, None
-        return row if row is not None else rows_of(request.batch.slice(request.index, 1))[0]
+        return row if row is not None else rows_of(request.batch.slice(request.first, 1))[0]
 
     def _on_answer(self, number: int, attempt: int, value: Any, error: BaseException | None) -> None:
         if not self._is_current(number, attempt):
@@ -327,7 +366,7 @@ class AsyncMapOperator(Operator):
 
     def _answer(self, number: int, request: _Request, value: Any) -> None:
         try:
-            request.results = results_of(value)
+            request.results = value if self._is_batched else results_of(value)
         except Exception as error:
             self._fail(number, request, error)
         else:
@@ -367,11 +406,27 @@ class AsyncMapOperator(Operator):
             self._fail(number, request, other)
 
     def _fail(self, number: int, request: _Request, error: BaseException) -> None:
+        if request.count > 1:
+            if not self._spec.diverts_exceptions or not isinstance(error, Exception):
+                raise batch_error(self.context.node, request.count, error) from None
+            self._split(number, request)
+            return
         row = self._row(request)
         if not self._spec.diverts_exceptions or not isinstance(error, Exception):
             raise user_error(self.context.node, row, error) from None
         request.results, request.refused = [], failure(row, error)
         self._leave(number)
+
+    def _split(self, number: int, failed: _Request) -> None:
+        """Ask for the records of a failed request one by one, to find those that fail."""
+        rows = range(failed.first, failed.first + failed.count)
+        singles = self._numbered([_Request(failed.batch, first) for first in rows])
+        segment = next(segment for segment in self._segments if number in segment.requests)
+        pairs = (singles if one is failed else [(key, one)] for key, one in segment.requests.items())
+        segment.requests = OrderedDict(chain.from_iterable(pairs))
+        del self._sent[number]
+        self._open_count -= failed.count
+        self._unsent.extendleft(reversed(singles))
 
     # -- output -------------------------------------------------------------------------------------------------
 
@@ -381,10 +436,9 @@ class AsyncMapOperator(Operator):
         while True:
             segment = self._segments[0]
             leaving = self._leaving(segment)
-            self._open_count -= len(leaving)
-            results = [row for request in leaving for row in request.results or ()]
-            batch, misfits = self._writer.batch(results)
-            divert_refused(self, [r.refused for r in leaving if r.refused is not None] + misfits)
+            self._open_count -= sum(request.count for request in leaving)
+            batch, refused = self._results(leaving)
+            divert_refused(self, [r.refused for r in leaving if r.refused is not None] + refused)
             self.output.emit(batch)
             if segment.requests:
                 return
@@ -394,6 +448,13 @@ class AsyncMapOperator(Operator):
             if len(self._segments) == 1:
                 return
             self._segments.popleft()
+
+    def _results(self, leaving: Sequence[_Request]) -> tuple[pa.RecordBatch, list[Refused]]:
+        """Return the answers as a batch, and those that do not fit."""
+        if not self._is_batched:
+            return self._writer.batch([row for request in leaving for row in request.results or ()])
+        batches = [request.results for request in leaving if isinstance(request.results, pa.RecordBatch)]
+        return (pa.concat_batches(batches) if batches else pa.RecordBatch.from_pylist([], self._schema)), []
 
     def _leaving(self, segment: _Segment) -> list[_Request]:
         """Take the answered requests that may leave out of ``segment``."""
@@ -419,7 +480,7 @@ class AsyncMapOperator(Operator):
 
     def freeze(self) -> FrozenState | None:
         """Return the records that have not left: no answer is in the state."""
-        found = [(r.batch, r.index) for segment in self._segments for r in segment.requests.values()]
+        found = [(r.batch, r.first, r.count) for segment in self._segments for r in segment.requests.values()]
         return FrozenRequests(self._spec.input_schema, found)
 
     def restore(self, states: Sequence[RestoredState]) -> None:
@@ -492,23 +553,20 @@ def results_of(value: Any) -> list[Any]:
 class FrozenRequests(FrozenState):
     """Records without an answer at a barrier, in their order."""
 
-    def __init__(self, schema: pa.Schema, found: list[tuple[pa.RecordBatch, int]]) -> None:
+    def __init__(self, schema: pa.Schema, found: list[tuple[pa.RecordBatch, int, int]]) -> None:
         super().__init__()
         self._schema = schema
         self._found = found
 
     def _rows(self) -> Mapping[str, int]:
-        return {_SECTION: len(self._found)}
+        return {_SECTION: sum(count for _, _, count in self._found)}
 
     def _encode(self) -> Sequence[Buffer]:
-        batches: list[pa.RecordBatch] = []
-        start = 0
-        while start < len(self._found):
-            batch, end = self._found[start][0], start
-            while end < len(self._found) and self._found[end][0] is batch:
-                end += 1
-            batches.append(batch.take(pa.array([index for _, index in self._found[start:end]])))
-            start = end
+        batches = []
+        for _, some in groupby(self._found, lambda one: id(one[0])):
+            parts = list(some)
+            rows = np.concatenate([np.arange(first, first + count) for _, first, count in parts])
+            batches.append(parts[0][0].take(pa.array(rows)))
         return encode_sections({_SECTION: encode_batches(self._schema, batches)})
 
     def _forget(self) -> None:

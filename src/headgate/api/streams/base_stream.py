@@ -402,7 +402,7 @@ class StatelessVerbs(Records):
         cache: int = 10_000,
         ttl: Duration = "1m",
         connections: int = 2,
-        limit: int = 1_000,
+        limit: int = 10_000,
         timeout: Duration = "30s",
         retries: int = 3,
         retry_delay: Duration = "100ms",
@@ -427,8 +427,9 @@ class StatelessVerbs(Records):
             connections: how many queries a subtask has running at most.
             limit: how many records wait for answers at most, per subtask. Then input waits.
             timeout: how long a record waits for one answer.
-            retries: how often a record is asked for again after a failure. After that it fails the pipeline, or is a
-                bad record with ``DeadLetter(sink, exceptions=True)``.
+            retries: how often records are asked for again after a failure. After that it fails the pipeline; with
+                ``DeadLetter(sink, exceptions=True)`` they are asked for one by one, and those that fail are bad
+                records.
             retry_delay: the pause before the first repetition; each further one takes twice as long.
             ordered: results leave in the order of the records. False: as they come.
             name: name of the operator.
