@@ -2,7 +2,7 @@
 # Makes .venv with everything that development needs, unless it is up to date. Used by the Makefile.
 # Usage: scripts/setup.sh [java] [browser] [servers] [pravega] [azure] [docs]     with "java": also require Java 17 or newer; with "browser": also get
 # Chromium where apt-get may, for the tests that look at a page; with "servers": get PostgreSQL and a server of objects,
-# for the tests of stores that machines share, promtool, a Kafka broker and HDFS, where that needs nobody's leave; with "pravega": get
+# for the tests of stores that machines share, promtool, a Kafka broker, HDFS and Kerberos, where that needs nobody's leave; with "pravega": get
 # a Pravega server for its tests, and with "azure" Azurite, which run with the deep ones; with "docs": also install what builds the documentation
 # Environment: PYTHON: a Python to use, or a version such as 3.13, which must then be there; VENV: another place than .venv
 set -euo pipefail
@@ -79,6 +79,28 @@ get_promtool() {
     rm -rf "$found"
 }
 
+# Takes the programs out of Debian's packages of Kerberos, because installing them starts a server.
+get_kerberos() {
+    if command -v krb5kdc >/dev/null || [ -x .venv-servers/kerberos/usr/sbin/krb5kdc ]; then return; fi
+    local there=$PWD/.venv-servers/kerberos packages="krb5-kdc krb5-admin-server krb5-user" found one
+    found=$(mktemp -d)
+    echo "Getting a KDC, for the test of HDFS with Kerberos, into .venv-servers …" >&2
+    mkdir -p "$PWD/.venv-servers"
+    (
+        cd "$found"
+        # shellcheck disable=SC2086
+        wanted() {
+            apt-cache depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks --no-replaces --no-enhances $packages |
+                grep -E '^(krb5-(kdc|admin-server|user)|lib(kadm5(srv|clnt)-mit12|kdb5-10|gssrpc4|verto1|verto-libev1|ev4)(t64)?)$' | sort -u
+        }
+        # shellcheck disable=SC2046
+        { apt-get download -qq $(wanted) || { apt-get update -qq && apt-get download -qq $(wanted); }; } &&
+            for one in *.deb; do dpkg-deb -x "$one" there; done &&
+            test -x there/usr/sbin/krb5kdc && mv there "$there"
+    ) >/dev/null 2>&1 || echo "There is no KDC: the test of HDFS with Kerberos is skipped (on Debian: $packages)." >&2
+    rm -rf "$found"
+}
+
 # Has Maven copy the jars of a pom into a directory. Arguments: what they are, the pom, the directory.
 get_jars() {
     local what=$1 pom=$2 there=$3
@@ -126,6 +148,7 @@ get_azurite() {
 
 get_servers() {
     get_promtool
+    get_kerberos
     get_jars "a Kafka broker" scripts/kafka-pom.xml .cache/kafka-4.3.1
     get_jars "an HDFS cluster" scripts/hdfs-pom.xml .cache/hadoop-3.5.0
     local how="apt-get install postgresql"

@@ -9,13 +9,15 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from tests.servers import kerberos
 from tests.servers.kafka import java
+from tests.servers.kerberos import REALM, Kdc
 from tests.servers.objects import in_environment
 from tests.servers.processes import LOOPBACK, Port, ServerProcess, answers
 
@@ -37,6 +39,12 @@ COMMON = {
     "dfs.datanode.du.reserved": "0",
 }
 
+SERVICE = "hdfs/localhost"
+"""The principal of NameNode and DataNode in a cluster with Kerberos."""
+
+USER = "headgate"
+"""Who has tickets there."""
+
 LOG4J = """
 log4j.rootLogger=WARN, stdout
 log4j.appender.stdout=org.apache.log4j.ConsoleAppender
@@ -52,6 +60,10 @@ class HdfsCluster:
         url: ``hdfs://host:port`` of the NameNode.
         configuration: the directory of its ``core-site.xml`` and ``hdfs-site.xml``, for ``HADOOP_CONF_DIR``.
     """
+
+    _core: Mapping[str, str] = {}
+    """What ``core-site.xml`` has beside the default file system."""
+    _java_options: Sequence[str] = ()
 
     def __init__(self, directory: Path, **settings: str) -> None:
         """Format and start a cluster; ``settings`` have ``_`` for the dots of Hadoop's names."""
@@ -86,13 +98,13 @@ class HdfsCluster:
         for web in ("hdfs", "datanode", "journal"):  # pages that the jars lack, and the servers want to have
             (self.configuration / "webapps" / web).mkdir(parents=True)
         (self.configuration / "log4j.properties").write_text(LOG4J)
-        (self.configuration / "core-site.xml").write_text(_xml({"fs.defaultFS": self.url}))
+        (self.configuration / "core-site.xml").write_text(_xml({"fs.defaultFS": self.url, **self._core}))
         (self.configuration / "hdfs-site.xml").write_text(_xml({**COMMON, **hdfs}))
 
     def _server(self, name: str, *options: str) -> list[str]:
         """Return the command that runs a class of Hadoop."""
         return [
-            java(), "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
+            java(), "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", *self._java_options,
             "-cp", f"{self.configuration}:{LIBRARIES}/*", f"org.apache.hadoop.hdfs.{name}", *options,
         ]  # fmt: skip
 
@@ -137,6 +149,56 @@ class HdfsCluster:
             process.end(signal.SIGKILL)
         for place in self._ports:
             place.close()
+
+
+class SecureHdfs(HdfsCluster):
+    """A cluster with Kerberos: who comes without a ticket of its KDC is refused.
+
+    Attributes:
+        tickets: the ticket cache of this process, for ``KRB5CCNAME``.
+    """
+
+    def __init__(self, directory: Path, kdc: Kdc, tickets: Path) -> None:
+        """Start a cluster in the environment that ``secure_hdfs`` makes."""
+        self.kdc, self.tickets = kdc, tickets
+        keytab = str(kdc.keytab(SERVICE))
+        kdc.keytab(USER)
+        self.log_in()
+        self._core = {"hadoop.security.authentication": "kerberos", "hadoop.security.authorization": "true"}
+        self._java_options = [f"-Djava.security.krb5.conf={kdc.configuration}"]
+        principals = {
+            f"dfs.{server}.{name}": value
+            for server in ("namenode", "datanode")
+            for name, value in (("kerberos.principal", f"{SERVICE}@{REALM}"), ("keytab.file", keytab))
+        }
+        super().__init__(
+            directory,
+            **principals,
+            **{
+                "dfs.block.access.token.enable": "true",
+                "dfs.data.transfer.protection": "authentication",
+                "ignore.secure.ports.for.testing": "true",  # the other ways need root, or certificates
+                "dfs.permissions.superusergroup": "root",
+                "dfs.permissions.enabled": "false",
+            },
+        )
+
+    def log_in(self, life_s: int = 3600) -> None:
+        """Put a new ticket into the cache, in the place of what is there."""
+        self.kdc.ticket(USER, self.tickets, life_s)
+
+    def log_in_for_a_moment(self) -> None:
+        """Put a ticket into the cache that has expired when this returns."""
+        self.log_in(1)
+        self.kdc.wait_until_expired(self.tickets)
+
+    def delegation_token(self, path: Path) -> None:
+        """Have the NameNode give a delegation token, into a file for ``HADOOP_TOKEN_FILE_LOCATION``."""
+        self._run(*self._server("tools.DelegationTokenFetcher", "--renewer", USER, str(path)))
+
+    def log_out(self) -> None:
+        """Remove the tickets."""
+        self.tickets.unlink(missing_ok=True)
 
 
 class HdfsPair(HdfsCluster):
@@ -228,6 +290,25 @@ def hdfs_pair() -> Iterator[HdfsPair]:
     """Give a cluster with two NameNodes, and its configuration in the environment, or skip the test."""
     with _directory() as directory, in_environment({"HADOOP_CONF_DIR": str(directory / "conf")}):
         yield from _until_used(HdfsPair(directory))
+
+
+@contextmanager
+def secure_hdfs() -> Iterator[SecureHdfs]:
+    """Give a cluster with Kerberos, and its configuration and a ticket in the environment, or skip the test."""
+    if (problem := kerberos.missing()) is not None:
+        pytest.skip(problem)
+    with _directory() as directory:
+        kdc = Kdc(directory)
+        try:
+            variables = {
+                "HADOOP_CONF_DIR": str(directory / "conf"),
+                "KRB5_CONFIG": str(kdc.configuration),
+                "KRB5CCNAME": f"FILE:{directory / 'tickets'}",
+            }
+            with in_environment(variables):
+                yield from _until_used(SecureHdfs(directory, kdc, directory / "tickets"))
+        finally:
+            kdc.end()
 
 
 _Cluster = TypeVar("_Cluster", bound=HdfsCluster)

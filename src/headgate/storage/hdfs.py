@@ -47,6 +47,7 @@ SETTINGS = {
 
 _URL = re.compile(r"(hdfs|viewfs)://([^/]*)(.*)", re.IGNORECASE | re.DOTALL)
 _REMOTE = re.compile(r'(?:Fatal)?RPCError\("([^"]*)", "(.*)', re.DOTALL)
+_KERBEROS = re.compile(r'GSSAPIError\(GssMajorCodes \{.*?\}, \d+, "(.*)"\)', re.DOTALL)
 _CLIENTS = re.compile(r'\w+\("(.*)', re.DOTALL)
 _PERMANENT = (
     "AccessControlException",
@@ -55,9 +56,9 @@ _PERMANENT = (
     "InvalidToken",
     "ParentNotDirectoryException",
     "UnresolvedPathException",
-    "GSSAPIError",
     "InvalidArgument",
     "InvalidPath",
+    "NoGssapi",
     "NoSASLMechanism",
     "SASLError",
     "UnsupportedErasureCodingPolicy",
@@ -426,6 +427,17 @@ def _told(error: Exception) -> tuple[str, str]:
     The client gives ``RPCError("org.apache.hadoop.ipc.StandbyException", "text\n\tat a.java...")`` as one text.
     """
     text = str(error) or type(error).__name__
+    if found := _KERBEROS.match(text):  # it passes: tickets are renewed, and a KDC comes back
+        why = found.group(1)
+        if "No credentials" in why or "expired" in why:
+            problem = "the Kerberos ticket has expired" if "expired" in why else "there is no Kerberos ticket"
+            return "Kerberos", (
+                f"{problem}; run kinit for the cache that KRB5CCNAME names, or set "
+                "KRB5_CLIENT_KTNAME to a keytab, from which tickets are taken and renewed"
+            )
+        return "Kerberos", f"Kerberos does not let this process log in ({why})"
+    if "Failed to load libgssapi" in text:
+        return "NoGssapi", "Kerberos needs the system's GSSAPI library; install it (on Debian libgssapi-krb5-2)"
     if found := _REMOTE.match(text):
         kind, text = found.group(1).rpartition(".")[2].rpartition("$")[2], found.group(2)
     elif found := _CLIENTS.match(text):
