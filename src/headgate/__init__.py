@@ -84,6 +84,7 @@ PUBLIC_NAMES = {
     ),
     "headgate.operators.process.timers": "Timer Timers",
     "headgate.operators.timestamps": "WatermarkGenerator",
+    "headgate.operators.windows.window_trigger": "Trigger TriggerContext TriggerResult",
     "headgate.spark.state_source": "register_state_source",
     "headgate.spark.stream_format": "register_streams",
     "headgate.state.descriptors": "Evolution",
@@ -236,6 +237,9 @@ if TYPE_CHECKING:
     from headgate.operators.process.timers import Timer as Timer
     from headgate.operators.process.timers import Timers as Timers
     from headgate.operators.timestamps import WatermarkGenerator as WatermarkGenerator
+    from headgate.operators.windows.window_trigger import Trigger as Trigger
+    from headgate.operators.windows.window_trigger import TriggerContext as TriggerContext
+    from headgate.operators.windows.window_trigger import TriggerResult as TriggerResult
     from headgate.spark.state_source import register_state_source as register_state_source
     from headgate.spark.stream_format import register_streams as register_streams
     from headgate.state.descriptors import Evolution as Evolution

@@ -24,7 +24,7 @@ from headgate.operators.changes import OP_FIELD
 from headgate.operators.running_aggregate import RunningAggregate, running_aggregate_spec
 from headgate.operators.windows.aligned_windows import WindowOperators, window_operators
 from headgate.operators.windows.session_windows import session_operators
-from headgate.operators.windows.triggered_windows import Trigger, triggered_operators
+from headgate.operators.windows.triggered_windows import Firing, triggered_operators
 from headgate.operators.windows.window_assigner import FixedWindows, tumbling
 from headgate.operators.windows.window_plan import WindowedAggregate
 
@@ -216,15 +216,15 @@ def test_sessions(backend: str, may_combine: bool) -> None:
 @pytest.mark.parametrize(
     "trigger",
     [
-        Trigger(records=4, fires_at_end=False),
-        Trigger(records=3, discards=False, fires_at_end=False),
-        Trigger(interval_ms=10_000_000, is_event_time=True),
-        Trigger(interval_ms=10_000_000, is_event_time=True, discards=False),
+        Firing(records=4, fires_at_end=False),
+        Firing(records=3, discards=False, fires_at_end=False),
+        Firing(interval_ms=10_000_000, is_event_time=True),
+        Firing(interval_ms=10_000_000, is_event_time=True, discards=False),
     ],
     ids=str,
 )
 @pytest.mark.parametrize("may_combine", [True, False])
-def test_windows_that_a_trigger_ends(backend: str, trigger: Trigger, may_combine: bool) -> None:
+def test_windows_that_a_trigger_ends(backend: str, trigger: Firing, may_combine: bool) -> None:
     operators = triggered_operators(
         ("key",), trigger, DECOMPOSED, SCHEMA, "node", time_column="ts", may_combine=may_combine
     )

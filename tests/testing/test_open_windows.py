@@ -187,7 +187,7 @@ def as_text(key: str, rows: pl.DataFrame) -> dict[str, Any]:
     [
         (lambda: hg.Count(0), "at least one record"),
         (lambda: hg.Count("10s"), "at least one record"),  # type: ignore[arg-type]
-        (lambda: hg.Global(), "needs every= or when="),
+        (lambda: clicks().key_by("user").window(hg.Global()), "needs every= or when="),
         (lambda: hg.Global(every=3, when=pl.col("n") > 1), "not both"),
         (lambda: hg.Global(every="0s"), "longer than zero"),
         (lambda: hg.Global(every=True), "at least one record"),

@@ -241,7 +241,7 @@ class MetaSection:
     name: str
     what: str
 
-    def encode(self, **facts: int) -> bytes:
+    def encode(self, **facts: int | str) -> bytes:
         """Return the facts as a section."""
         return json.dumps({"version": _FACTS_VERSION, **facts}).encode()
 

@@ -110,15 +110,18 @@ class TimersMeta:
         processing_time_ms: processing time at the barrier; it never goes back, not over a restore either.
         has_ended: all input had ended, and the last watermark has fired what it fires.
         watermark_ms: the last watermark before the end, of operators that drop late records.
+        fired: up to which watermark each key group has fired, of windows with triggers of the user.
     """
 
     processing_time_ms: int
     has_ended: bool
     watermark_ms: int = -(1 << 63)
+    fired: str = ""
 
     def encode(self) -> bytes:
         """Return it as a section."""
-        return _META.encode(ms=self.processing_time_ms, has_ended=self.has_ended, watermark_ms=self.watermark_ms)
+        now_ms, watermark_ms = self.processing_time_ms, self.watermark_ms
+        return _META.encode(ms=now_ms, has_ended=self.has_ended, watermark_ms=watermark_ms, fired=self.fired)
 
     @staticmethod
     def found_in(sections: Mapping[str, memoryview], path: str) -> TimersMeta | None:
@@ -128,7 +131,9 @@ class TimersMeta:
             CorruptionError: it is of a version that is not known here.
         """
         found = _META.found_in(sections, path)
-        return None if found is None else TimersMeta(found["ms"], found["has_ended"], found["watermark_ms"])
+        if found is None:
+            return None
+        return TimersMeta(found["ms"], found["has_ended"], found["watermark_ms"], found["fired"])
 
 
 @dataclass

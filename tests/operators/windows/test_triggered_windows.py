@@ -18,7 +18,7 @@ from tests.state.backends import EACH, IN_FILES, choose
 from headgate.errors import UsageError
 from headgate.operators.base import WATERMARK_MAX_MS
 from headgate.operators.windows.aligned_windows import WindowOperators
-from headgate.operators.windows.triggered_windows import Trigger, triggered_operators
+from headgate.operators.windows.triggered_windows import Firing, triggered_operators
 
 SCHEMA = pa.schema(
     [("key", pa.int64()), ("name", pa.large_string()), ("v", pa.int64()), ("f", pa.float64()), ("ts", pa.int64())]
@@ -36,15 +36,15 @@ KEPT = (pl.col("v").alias("in_order"), pl.col("v").n_unique().alias("distinct"),
 INTERVAL_MS = 1_000
 IS_ODD = pl.col("v") % 2 == 1
 TRIGGERS = [
-    Trigger(records=1),
-    Trigger(records=3, fires_at_end=False),
-    Trigger(records=3, discards=False),
-    Trigger(when=IS_ODD),
-    Trigger(when=IS_ODD, discards=False),
-    Trigger(interval_ms=INTERVAL_MS, has_bounds=True),
-    Trigger(interval_ms=INTERVAL_MS, discards=False),
-    Trigger(interval_ms=INTERVAL_MS, is_event_time=True),
-    Trigger(interval_ms=INTERVAL_MS, is_event_time=True, discards=False),
+    Firing(records=1),
+    Firing(records=3, fires_at_end=False),
+    Firing(records=3, discards=False),
+    Firing(when=IS_ODD),
+    Firing(when=IS_ODD, discards=False),
+    Firing(interval_ms=INTERVAL_MS, has_bounds=True),
+    Firing(interval_ms=INTERVAL_MS, discards=False),
+    Firing(interval_ms=INTERVAL_MS, is_event_time=True),
+    Firing(interval_ms=INTERVAL_MS, is_event_time=True, discards=False),
 ]
 
 
@@ -53,7 +53,7 @@ def batch_of(rows: list[dict[str, Any]]) -> pa.RecordBatch:
 
 
 def operators_of(
-    trigger: Trigger, aggregates: tuple[pl.Expr, ...], keys: tuple[str, ...] = ("key",), *, may_combine: bool = True
+    trigger: Firing, aggregates: tuple[pl.Expr, ...], keys: tuple[str, ...] = ("key",), *, may_combine: bool = True
 ) -> WindowOperators:
     return triggered_operators(keys, trigger, aggregates, SCHEMA, "node", time_column="ts", may_combine=may_combine)
 
@@ -61,7 +61,7 @@ def operators_of(
 class Model:
     """The open window of each key as a list of rows, one record at a time."""
 
-    def __init__(self, trigger: Trigger, keys: tuple[str, ...], aggregates: tuple[pl.Expr, ...]) -> None:
+    def __init__(self, trigger: Firing, keys: tuple[str, ...], aggregates: tuple[pl.Expr, ...]) -> None:
         self._trigger, self._keys, self._aggregates = trigger, keys, aggregates
         self._open: dict[Any, list[dict[str, Any]]] = {}
         self._since: dict[Any, int] = {}
@@ -154,7 +154,7 @@ def by_key(rows: list[dict[str, Any]], keys: tuple[str, ...]) -> dict[Any, list[
 def check_history(
     rows: list[dict[str, Any]],
     keys: tuple[str, ...],
-    trigger: Trigger,
+    trigger: Firing,
     aggregates: tuple[pl.Expr, ...],
     may_combine: bool,
     data: st.DataObject,
@@ -217,9 +217,9 @@ def test_an_end_that_is_restored_does_not_fire_again() -> None:
 
 
 def test_a_smaller_count_after_a_restore_fires_with_the_next_record() -> None:
-    pipeline = Shuffled(operators_of(Trigger(records=5), LIST), 1)
+    pipeline = Shuffled(operators_of(Firing(records=5), LIST), 1)
     pipeline.send(0, sent(1, 2, 3, 4))
-    again = Shuffled(operators_of(Trigger(records=2), LIST), 1, pipeline.snapshot())
+    again = Shuffled(operators_of(Firing(records=2), LIST), 1, pipeline.snapshot())
     again.send(0, sent(5, 6, 7, 8))
     assert [row["vs"] for row in again.take()] == [[1, 2, 3, 4, 5], [6, 7]]
 
@@ -234,18 +234,18 @@ def test_a_smaller_count_after_a_restore_fires_with_the_next_record() -> None:
 )
 def test_a_condition_is_of_one_record(when: pl.Expr, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        operators_of(Trigger(when=when), LIST)
+        operators_of(Firing(when=when), LIST)
 
 
 def test_only_the_key_may_be_aggregated() -> None:
-    pipeline = Shuffled(operators_of(Trigger(records=2), (pl.col("key").n_unique().alias("u"),)), 1)
+    pipeline = Shuffled(operators_of(Firing(records=2), (pl.col("key").n_unique().alias("u"),)), 1)
     pipeline.send(0, sent(1, 2, 3))
     assert pipeline.take() == [{"key": 1, "u": 1}]
 
 
 @pytest.mark.parametrize("discards", [True, False])
 def test_records_are_counted_over_batches(discards: bool) -> None:
-    pipeline = Shuffled(operators_of(Trigger(records=3, discards=discards), LIST), 1)
+    pipeline = Shuffled(operators_of(Firing(records=3, discards=discards), LIST), 1)
     for value in range(7):
         pipeline.send(0, sent(value))
     assert [row["vs"][-3:] for row in pipeline.take()] == [[0, 1, 2], [3, 4, 5]]

@@ -40,6 +40,7 @@ from headgate.operators.timestamps import WithTimestampsSpec
 from headgate.operators.windows.aligned_windows import window_operators
 from headgate.operators.windows.window_assigner import tumbling
 from headgate.operators.windows.window_plan import WindowedAggregate
+from headgate.operators.windows.window_trigger import Trigger, TriggerContext, TriggerResult, trigger_spec
 from headgate.runtime.checkpoints.channel_state import ChannelState, RestoredPart, named_channels, restored_records
 from headgate.runtime.wire.spill import SpillBudget
 from headgate.runtime.worker import loop_head
@@ -210,6 +211,23 @@ class TimersByRow(ProcessFunction):
 
     def on_timer(self, timer: Timer, context: ProcessContext) -> None:
         context.timers.register_processing_time(timer.time_ms)
+
+
+class Triggers(Trigger):
+    def open(self, state: StateHandle) -> None:
+        self.counts = state.map("counts", pa.int64(), pa.int64())
+
+    def on_element(self, row: dict[str, Any], context: TriggerContext) -> TriggerResult:
+        self.counts.put(row["n"] % 5, self.counts.get(row["n"] % 5, 0) + 1)
+        if row["n"] % 7 == 0:
+            self.counts.clear()
+        context.timers.register_event_time(row["ts"])
+        context.timers.register_processing_time(row["n"])
+        return TriggerResult.CONTINUE
+
+    def on_event_time(self, time_ms: int, context: TriggerContext) -> TriggerResult:
+        self.counts.put(0, time_ms)
+        return TriggerResult.FIRE
 
 
 class TimersByBatch(BatchProcessFunction):
@@ -527,6 +545,8 @@ CASES: dict[str, Callable[[], Live]] = {
     },
     "timers-by-row": lambda: Timed(row_process_spec("node", ("key",), TimersByRow(), SCHEMA)),
     "timers-by-batch": lambda: Timed(batch_process_spec("node", ("key",), TimersByBatch(), SCHEMA)),
+    "trigger": lambda: Timed(trigger_spec("node", ("key",), Triggers(), SCHEMA, SCHEMA)),
+    "rocksdb-trigger": lambda: OnDisk(trigger_spec("node", ("key",), Triggers(), SCHEMA, SCHEMA)),
     "with-timestamps": lambda: Holder(WithTimestampsSpec("ts")),
     "window-merge": lambda: Windows(pl.col("n").sum(), pl.col("n").max().alias("most"), may_combine=True),
     "window-buffer": lambda: Windows(pl.col("n").n_unique(), may_combine=False),

@@ -39,6 +39,7 @@ from headgate.operators.process.key_process import KeyFunctionOperator, KeyFunct
 from headgate.operators.process.row_process import ProcessOperator
 from headgate.operators.running_aggregate import RunningAggregateOperator, RunningAggregateSpec
 from headgate.operators.top_rows import TopOperator, TopSpec, WindowTopOperator, WindowTopSpec
+from headgate.operators.windows.commanded_windows import CommandedWindowOperator, CommandedWindowSpec
 from headgate.operators.windows.session_windows import SessionMergeOperator, SessionMergeSpec
 from headgate.operators.windows.triggered_windows import TriggeredWindowOperator, TriggeredWindowSpec
 from headgate.runtime.savepoint_writer.rows import WrittenRows
@@ -48,12 +49,14 @@ from headgate.state.snapshot import FrozenState
 
 BY_COLUMN: tuple[type[Operator], ...] = (
     *(DeduplicateOperator, RunningAggregateOperator, SessionMergeOperator, TriggeredWindowOperator),
+    CommandedWindowOperator,
     *(AsOfJoinOperator, ChangingJoinOperator, PairJoinOperator, WindowJoinOperator, TopOperator, WindowTopOperator),
 )
 """They have the states of functions by batch."""
 
 SPECS_BY_COLUMN = (
     *(DeduplicateSpec, RunningAggregateSpec, SessionMergeSpec, TriggeredWindowSpec),
+    CommandedWindowSpec,
     *(JoinSpec, ChangingJoinSpec, TopSpec, WindowTopSpec),
 )
 

@@ -29,7 +29,15 @@ from headgate.api.streams.changes import Changes, check_keys_of_changes
 from headgate.api.streams.connected_streams import ConnectedStreams, connected
 from headgate.api.streams.joins import UNSET, JoinOptions, joined, joined_as_of
 from headgate.api.streams.loops import Feedback, LoopOptions, Output, iterate
-from headgate.api.streams.windowed_stream import Sliding, Tumbling, Window, WindowedStream, trigger_of
+from headgate.api.streams.windowed_stream import (
+    Global,
+    Sliding,
+    Tumbling,
+    Window,
+    WindowedStream,
+    check_trigger,
+    trigger_of,
+)
 from headgate.api.unsupported import (
     KEYED_HINTS,
     STREAM_HINTS,
@@ -53,6 +61,7 @@ from headgate.operators.process.row_process import ProcessFunction
 from headgate.operators.schemas import SchemaLike, schema_text
 from headgate.operators.timestamps import event_time
 from headgate.operators.windows.window_plan import END_COLUMN, START_COLUMN, Emission
+from headgate.operators.windows.window_trigger import Trigger
 from headgate.state.descriptors import NO_EVOLUTION, Evolution, checked_evolution
 from headgate.state.ttl import TTL
 
@@ -732,6 +741,7 @@ class KeyedStream(Records):
         late_output: str | None = None,
         early: Duration | None = None,
         accumulate: bool = True,
+        trigger: Trigger | None = None,
         state: StateChoice | None = None,
     ) -> WindowedStream[Stream]:
         """Group the records of each key into windows, by event time unless the window says otherwise.
@@ -749,6 +759,8 @@ class KeyedStream(Records):
             late_output: the name of a side output that takes late records, as they came. The result has it:
                 ``counts.side_output("late")``. It has no event time. All records pass the shuffle then, instead of
                 partial results of them.
+            trigger: says when the windows emit their results, in place of their end: an instance of a class that
+                derives from ``Trigger``. It goes with tumbling and sliding windows of event time, and ``Global()``.
             state: where the windows are kept, if not in the state backend of the pipeline.
 
         Raises:
@@ -756,16 +768,20 @@ class KeyedStream(Records):
         """
         if not isinstance(window, Window):
             raise UsageError(f"window needs a window such as headgate.Tumbling('5m'), not {window!r}")
-        upstream, trigger = self._edges[0].upstream, trigger_of(window)
-        if trigger is not None and (allowed_lateness or late_output or early or not accumulate):
+        if trigger is not None:
+            check_trigger(window, trigger, is_early=early is not None or not accumulate)
+        elif isinstance(window, Global):
+            window.trigger()
+        upstream, firing, is_global = self._edges[0].upstream, trigger_of(window), isinstance(window, Global)
+        if (firing is not None or is_global) and (allowed_lateness or late_output or early or not accumulate):
             raise UsageError(
                 f"{type(window).__name__} windows like this have no late records, and emit when they say: leave out "
                 "allowed_lateness=, late_output=, early= and accumulate="
             )
         emission = _emission(window, allowed_lateness, late_output, early, accumulate)
-        if trigger is not None and self._pipeline._builder.loops_of(upstream):
+        if (firing or trigger) is not None and self._pipeline._builder.loops_of(upstream):
             not_there_yet(f"{type(window).__name__} windows inside loops", "use process with state, or leave the loop")
-        needs_time = trigger is None or trigger.is_event_time
+        needs_time = not is_global if firing is None else firing.is_event_time
         if needs_time and self._time_column is None and self._pipeline._builder.loops_of(upstream):
             raise UsageError(
                 f"window after '{upstream}' needs event times, which no loop carries round; call "
@@ -777,7 +793,7 @@ class KeyedStream(Records):
                 f".with_timestamps(column) before key_by and keep that column (the columns are "
                 f"{schema_text(self._schema)})"
             )
-        return WindowedStream(self, window, self._time_column, operator_state(state), Stream, emission)
+        return WindowedStream(self, window, self._time_column, operator_state(state), Stream, emission, trigger)
 
     def process(
         self,

@@ -19,16 +19,21 @@ from headgate.api.streams.base_stream import Records, expressions_of, function_o
 from headgate.api.streams.changes import Changes
 from headgate.errors import UsageError
 from headgate.model.config import Duration, StateConfig, duration_ms
-from headgate.model.graph import Edge, Partitioner, Role
+from headgate.model.graph import MAIN, MAIN_INPUT, Edge, Partitioner, Role
+from headgate.model.ids import NodeName
 from headgate.operators import catalog
 from headgate.operators.functions import Row
 from headgate.operators.schemas import SchemaLike, as_schema
+from headgate.operators.timestamps import event_time
 from headgate.operators.windows.aligned_windows import WindowOperators, window_operators
+from headgate.operators.windows.assigned_windows import BOUNDS, AssignWindowsSpec
+from headgate.operators.windows.commanded_windows import commanded_window
 from headgate.operators.windows.session_windows import session_operators
-from headgate.operators.windows.triggered_windows import Trigger, triggered_operators
+from headgate.operators.windows.triggered_windows import Firing, triggered_operators
 from headgate.operators.windows.window_assigner import AlignedWindows, CalendarWindows, FixedWindows, tumbling
 from headgate.operators.windows.window_function import WindowFunctionSpec, rows_of_window
 from headgate.operators.windows.window_plan import END_COLUMN, START_COLUMN, Emission, WindowedAggregate
+from headgate.operators.windows.window_trigger import Trigger, trigger_spec
 
 S = TypeVar("S", bound=Records)
 
@@ -62,11 +67,11 @@ class Tumbling:
         if self.time == "processing" and self.offset:
             raise UsageError("windows of processing time have no offset")
 
-    def trigger(self) -> Trigger | None:
+    def trigger(self) -> Firing | None:
         """Return what ends these windows, if it is processing time."""
         if self.time == "event":
             return None
-        return Trigger(interval_ms=_positive_ms(self.size, "size"), has_bounds=True)
+        return Firing(interval_ms=_positive_ms(self.size, "size"), has_bounds=True)
 
     def aligned(self) -> AlignedWindows:
         """Return how times fall into these windows."""
@@ -191,16 +196,17 @@ class Count:
     def __post_init__(self) -> None:
         _records("the size of a count window", self.size)
 
-    def trigger(self) -> Trigger:
+    def trigger(self) -> Firing:
         """Return what ends these windows."""
-        return Trigger(records=self.size, fires_at_end=False)
+        return Firing(records=self.size, fires_at_end=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Global:
     """All records of a key are one window, which a trigger has emit a result now and then. It needs no event time.
 
-    When the input ends, what has come since the last result is emitted, too.
+    When the input ends, what has come since the last result is emitted, too. ``Global()`` is for
+    ``window(Global(), trigger=...)``.
 
     Args:
         every: a number of records of the key, or an interval, such as ``"10s"``: a result comes at multiples of it, if
@@ -217,24 +223,28 @@ class Global:
     discard: bool = False
 
     def __post_init__(self) -> None:
-        self.trigger()
+        if self.every is not None or self.when is not None:
+            self.trigger()
 
-    def trigger(self) -> Trigger:
+    def trigger(self) -> Firing:
         """Return what has it emit results."""
         if self.time not in ("processing", "event"):
             raise UsageError(f"time= of a global window is 'processing' or 'event', not {self.time!r}")
         if (self.every is None) == (self.when is None):
-            raise UsageError("a global window needs every= or when=, and not both; for example Global(every='10s')")
+            raise UsageError(
+                "a global window needs every= or when=, and not both, or window(Global(), trigger=...); for example "
+                "Global(every='10s')"
+            )
         if self.when is not None:
             if not isinstance(self.when, pl.Expr):
                 raise UsageError(f"when= of a global window is a Polars expression, not {self.when!r}")
-            return Trigger(when=self.when, discards=self.discard)
+            return Firing(when=self.when, discards=self.discard)
         if isinstance(self.every, int):
-            return Trigger(records=_records("every= of a global window", self.every), discards=self.discard)
+            return Firing(records=_records("every= of a global window", self.every), discards=self.discard)
         interval_ms = duration_ms(self.every or 0, "every= of a global window")
         if interval_ms <= 0:
             raise UsageError("every= of a global window must be longer than zero")
-        return Trigger(interval_ms=interval_ms, is_event_time=self.time == "event", discards=self.discard)
+        return Firing(interval_ms=interval_ms, is_event_time=self.time == "event", discards=self.discard)
 
 
 def _records(what: str, count: int) -> int:
@@ -251,9 +261,42 @@ def _records(what: str, count: int) -> int:
 Window: TypeAlias = Tumbling | Sliding | Session | Count | Global
 
 
-def trigger_of(window: Window) -> Trigger | None:
-    """Return what ends windows that have no place in event time; None for all others."""
+def trigger_of(window: Window) -> Firing | None:
+    """Return what ends windows that have no place in event time; None for all others, and ``Global()``."""
+    if isinstance(window, Global) and window.every is None and window.when is None:
+        return None
     return window.trigger() if isinstance(window, Tumbling | Count | Global) else None
+
+
+def check_trigger(window: Window, trigger: object, *, is_early: bool) -> None:
+    """Refuse what a trigger of the user does not go with.
+
+    Raises:
+        UsageError
+    """
+    if not isinstance(trigger, Trigger):
+        given = trigger.__name__ if isinstance(trigger, type) else repr(trigger)
+        raise UsageError(
+            f"trigger= of window takes an instance of a class that derives from headgate.Trigger, not {given}"
+        )
+    kind = type(trigger)
+    if kind.on_element is Trigger.on_element and kind.on_batch is Trigger.on_batch:
+        raise UsageError(f"{kind.__name__} needs on_element or on_batch, which says what becomes of a window")
+    if is_early:
+        raise UsageError(
+            "a trigger says when results come and what they include, so early= and accumulate= do not go with it; "
+            "leave them out, and register timers in the trigger"
+        )
+    if isinstance(window, Session):
+        raise UsageError(
+            "session windows take no trigger=, because a record may join two of them; use early= and "
+            "allowed_lateness=, or a process function with timers"
+        )
+    if trigger_of(window) is not None:
+        raise UsageError(
+            f"a {type(window).__name__} window like this says by itself when it ends; a trigger= goes with "
+            "headgate.Global() without arguments, Tumbling and Sliding windows of event time"
+        )
 
 
 class WindowedStream(Generic[S]):
@@ -267,8 +310,10 @@ class WindowedStream(Generic[S]):
         state: StateConfig | None,
         stream: type[S],
         emission: Emission,
+        trigger: Trigger | None = None,
     ) -> None:
         """For ``KeyedStream.window`` only."""
+        self._trigger = trigger
         self._state = state
         self._stream = stream
         self._keyed = keyed
@@ -341,6 +386,9 @@ class WindowedStream(Generic[S]):
         keyed = self._keyed
         builder = keyed._pipeline._builder
         node = builder.claim_name("window", name)
+        if self._trigger is not None:
+            with builder.all_or_nothing():
+                return self._triggered(self._trigger, aggregates, node)
         operators, time_column = self._operators(aggregates, str(node))
         edges = keyed._edges
         if operators.combine is not None:
@@ -360,6 +408,60 @@ class WindowedStream(Generic[S]):
             result._changes = Changes((*keyed._keys, START_COLUMN), retractions=False)
         result._side_outputs = {
             str(tag): self._stream(keyed._pipeline, (Edge(node, tag=tag),), schema) for tag, schema in sides.items()
+        }
+        return result
+
+    def _triggered(self, trigger: Trigger, aggregates: tuple[pl.Expr, ...], node: NodeName) -> S:
+        """Add windows with a trigger of the user: what assigns them before the shuffle, the trigger, their content."""
+        keyed, window, lateness_ms, late = (self._keyed, self._window, self._emission.lateness_ms, self._emission.late)
+        builder, records, edges, keys = keyed._pipeline._builder, keyed._schema, keyed._edges, keyed._keys
+        windows = None if isinstance(window, Global) else window.aligned()  # type: ignore[union-attr]
+        content = commanded_window(
+            str(node),
+            keyed._keys,
+            aggregates,
+            records,
+            windows=windows,
+            lateness_ms=lateness_ms,
+            fires_at_end=trigger.fires_at_end,
+        )
+        schema = records
+        if windows is not None:
+            assert self._time_column is not None
+            keys = (*keys, *BOUNDS)
+            before = tuple(replace(edge, partitioner=Partitioner.FORWARD, keys=()) for edge in edges)
+            assign = builder.claim_name(f"{node}-assign", None, node)
+            assigning = AssignWindowsSpec(windows, event_time(str(node), records, self._time_column))
+            schema = catalog.output_schema(assigning, records, str(assign))
+            builder.add(assign, Role.OPERATOR, before, assigning, schema)
+            edges = (Edge(assign, Partitioner.HASH, keys),)
+        asked = builder.claim_name(f"{node}-trigger", None, node)
+        text = "" if windows is None else windows.text
+        spec = trigger_spec(
+            str(asked), keys, trigger, schema, records, lateness_ms=lateness_ms, late=late, windows_text=text
+        )
+        found = catalog.output_schemas(spec, {MAIN_INPUT: schema}, str(asked))
+        sides = {tag: side for tag, side in found.items() if tag != MAIN}
+        rules, identity = catalog.state_rules(spec), catalog.state_text(spec)
+        builder.add(
+            asked,
+            Role.OPERATOR,
+            edges,
+            spec,
+            found[MAIN],
+            state_text=identity,
+            state_rules=rules,
+            side_outputs=sides,
+            refuses=True,
+        )
+        output, identity = content.shape.output, catalog.state_text(content)
+        to_content = (Edge(asked, Partitioner.HASH, keys),)
+        builder.add(node, Role.OPERATOR, to_content, content, output, state_text=identity)
+        for one in (asked, node):
+            builder.keep_state(one, self._state)
+        result = self._stream(keyed._pipeline, (Edge(node),), output, None if windows is None else START_COLUMN)
+        result._side_outputs = {
+            str(tag): self._stream(keyed._pipeline, (Edge(asked, tag=tag),), side) for tag, side in sides.items()
         }
         return result
 

@@ -364,7 +364,8 @@ class TimedOperator(KeyedOperator):
     def freeze(self) -> FrozenState | None:
         self._begin_call()
         if self._backend.timers is not None:
-            self._backend.timers.meta = TimersMeta(
-                self._time.processing_time_ms, self._time.has_ended, self._watermark_ms
-            )
+            self._backend.timers.meta = self._timers_meta()
         return super().freeze()
+
+    def _timers_meta(self) -> TimersMeta:
+        return TimersMeta(self._time.processing_time_ms, self._time.has_ended, self._watermark_ms)

@@ -1,7 +1,8 @@
 """Windows of a key that a count, a condition or a clock ends, not their place in event time: one is open per key.
 
 They are count windows, tumbling windows of processing time, and the global window, which is all records of a key and
-fires by a trigger. Without partial results the records since the window began are kept in a list.
+fires by a trigger. Without partial results the records since the window began are kept in a list. Counterpart:
+``commanded_windows``, for triggers of the user.
 
 State: a value per key with the state of its trigger and the partial results, and timers. A key with a ``due`` time has
 a timer for it.
@@ -32,9 +33,7 @@ from headgate.operators.windows.kept_records import RecordAggregates
 from headgate.operators.windows.partial_sessions import measure_columns, merged, whole_values
 from headgate.operators.windows.window_assigner import tumbling
 from headgate.operators.windows.window_plan import (
-    END_COLUMN,
     ROWS_COLUMN,
-    START_COLUMN,
     Emission,
     InputReader,
     WindowedAggregate,
@@ -71,8 +70,8 @@ _GROUP = "__group"
 
 
 @dataclass(frozen=True)
-class Trigger:
-    """When the open window of a key fires; one of the first three is given.
+class Firing:
+    """When the open window of a key fires; at most one of the first three is given.
 
     Attributes:
         records: after so many records.
@@ -164,7 +163,7 @@ class KeyCombineOperator(Operator):
 
 @dataclass(frozen=True)
 class TriggeredWindowSpec:
-    """Keep the open window of each key and emit its result when ``trigger`` says so.
+    """Keep the open window of each key and emit its result when ``firing`` says so.
 
     Attributes:
         plan: None: records are kept, of which these columns are ``kept``.
@@ -173,7 +172,7 @@ class TriggeredWindowSpec:
     """
 
     shape: WindowShape
-    trigger: Trigger
+    firing: Firing
     plan: WindowPlan | None
     is_combined: bool
     aggregates: tuple[pl.Expr, ...]
@@ -195,7 +194,10 @@ class TriggeredWindowSpec:
             parts = [f"{f.name}: {f.type}" for f in self.kept]
         else:
             parts = [measure_text(self.plan, i) for i in range(len(self.plan.measures))]
-        return StateIdentity.of_open_windows(f"triggered, {self.trigger.text()}", keys, parts).text
+        return StateIdentity.of_open_windows(f"triggered, {self._kind_text()}", keys, parts).text
+
+    def _kind_text(self) -> str:
+        return self.firing.text()
 
 
 class TriggeredWindowOperator(TimedOperator):
@@ -204,7 +206,7 @@ class TriggeredWindowOperator(TimedOperator):
     _backend: ColumnBackend
 
     def __init__(self, spec: TriggeredWindowSpec) -> None:
-        self._spec, self._shape, self._trigger = spec, spec.shape, spec.trigger
+        self._spec, self._shape, self._firing = spec, spec.shape, spec.firing
         self._reader = None if spec.plan is None else InputReader(spec.plan)
         kept = (spec.aggregates, spec.kept, spec.shape.keys)
         self._aggregates = RecordAggregates(*kept) if spec.plan is None else None
@@ -233,7 +235,7 @@ class TriggeredWindowOperator(TimedOperator):
         slots = self._backend.slots([batch.column(key) for key in self._shape.keys])
         known, first, of = np.unique(slots, return_index=True, return_inverse=True)
         rows, values = self._read(batch)
-        if self._trigger.interval_ms:
+        if self._firing.interval_ms:
             self._hold(batch, known, first, of, rows, values)
         else:
             self._fire_within(batch, known, of, values)
@@ -253,14 +255,14 @@ class TriggeredWindowOperator(TimedOperator):
         inputs = [] if self._reader is None else self._reader.read(batch)
         return np.ones(batch.num_rows, np.int64), [whole_values(given, batch.num_rows) for given in inputs]
 
-    def _stored(self, slots: Slots) -> _Stored:
+    def _stored(self, slots: Slots) -> Stored:
         """Return the state of distinct keys."""
         held = self._values.get(slots)
         there = np.flatnonzero(held.is_valid().to_numpy(zero_copy_only=False))
         due, since, *measures = held.flatten()
         found = pa.RecordBatch.from_arrays([column.take(pa.array(there)) for column in measures], schema=self._measures)
         due, since = (column.fill_null(0).to_numpy(zero_copy_only=False).copy() for column in (due, since))
-        return _Stored(there, due, since, found.column(0).to_numpy(), partial_values(found, self._accumulators))
+        return Stored(there, due, since, found.column(0).to_numpy(), partial_values(found, self._accumulators))
 
     def _put(self, slots: Slots, due: npt.NDArray[np.int64], since: npt.NDArray[np.int64], table: FrozenTable) -> None:
         columns = [pa.array(due), pa.array(since), *measure_columns(table)]
@@ -291,14 +293,14 @@ class TriggeredWindowOperator(TimedOperator):
         np.add.at(since, of, rows)
         is_new = np.flatnonzero(stored.due == 0)
         if len(is_new):
-            interval_ms = self._trigger.interval_ms
+            interval_ms = self._firing.interval_ms
             now_ms: npt.NDArray[np.int64] | int = self._backend.time.now_ms
             if self._spec.time is not None:
                 time = self._spec.time
                 now_ms = time.values(batch)[first[is_new]] * time.ms_per_unit // time.units_per_ms
             stored.due[is_new] = (now_ms // interval_ms + 1) * interval_ms
-            early = 1 if self._trigger.is_event_time else 0
-            self._timers(self._trigger.kind).register(known[is_new], stored.due[is_new] - early)
+            early = 1 if self._firing.is_event_time else 0
+            self._timers(self._firing.kind).register(known[is_new], stored.due[is_new] - early)
         self._put(known, stored.due, since, table.freeze(len(known)))
         if self._lists is not None:
             self._lists.append(known[of], self._elements(batch))
@@ -317,11 +319,11 @@ class TriggeredWindowOperator(TimedOperator):
         before[stored.there] = True
         is_first = cut.rank == 0
         counts[is_first] += stored.since[cut.slots[is_first]]
-        if self._trigger.discards:
+        if self._firing.discards:
             firsts = np.flatnonzero(is_first & before[cut.slots])
             table = AggTable(self._accumulators)
             table.update(len(cut.slots), firsts, stored.rows, stored.values)
-            table.update(len(cut.slots), np.arange(len(cut.slots)), parts.rows, _values_of(parts))
+            table.update(len(cut.slots), np.arange(len(cut.slots)), parts.rows, values_of(parts))
             left = np.flatnonzero(~cut.fires)
             is_left = np.zeros(len(known), np.bool_)
             is_left[cut.slots[left]] = True
@@ -336,7 +338,7 @@ class TriggeredWindowOperator(TimedOperator):
             self._emit_within(batch, known, cut, order, fired)
 
     def _accumulate(
-        self, known: Slots, cut: _Cut, parts: FrozenTable, stored: _Stored, counts: npt.NDArray[np.int64], fired: Slots
+        self, known: Slots, cut: _Cut, parts: FrozenTable, stored: Stored, counts: npt.NDArray[np.int64], fired: Slots
     ) -> FrozenTable:
         """Add the parts of a batch one after the other to what there is; return what it was when each fired."""
         table, place = AggTable(self._accumulators), np.empty(len(cut.slots), np.int64)
@@ -346,7 +348,7 @@ class TriggeredWindowOperator(TimedOperator):
         for rank in range(int(cut.rank.max()) + 1):
             at = np.flatnonzero(cut.rank == rank)
             some = table_at(parts, at)
-            table.update(len(known), cut.slots[at], some.rows, _values_of(some))
+            table.update(len(known), cut.slots[at], some.rows, values_of(some))
             at = at[cut.fires[at]]
             taken.append(table.take(cut.slots[at]))
             place[at] = done + np.arange(len(at))
@@ -354,14 +356,14 @@ class TriggeredWindowOperator(TimedOperator):
         last = np.append(np.flatnonzero(cut.rank == 0)[1:], len(cut.rank)) - 1
         since = np.where(cut.fires[last], 0, counts[last])
         self._put(known, np.zeros(len(known), np.int64), since, table.freeze(len(known)))
-        return table_at(_joined(taken), place[fired])
+        return table_at(joined(taken), place[fired])
 
     def _cut(self, batch: pa.RecordBatch, of: Slots, order: Slots, since: npt.NDArray[np.int64]) -> _Cut:
         """Cut a batch, which is ordered by key, after each record that fires."""
         is_first = np.ones(len(of), np.bool_)
         is_first[1:] = of[1:] != of[:-1]
-        if self._trigger.when is None:
-            count = self._trigger.records
+        if self._firing.when is None:
+            count = self._firing.records
             firsts = np.flatnonzero(is_first)
             rank = np.arange(len(of)) - np.repeat(firsts, np.diff(firsts, append=len(of)))
             more = rank + 1 - np.maximum(count - since[of], 1)
@@ -378,7 +380,7 @@ class TriggeredWindowOperator(TimedOperator):
 
     def _is_true(self, batch: pa.RecordBatch) -> Mask:
         try:
-            found = frame_of(batch).select(self._trigger.when.alias(_GROUP))  # type: ignore[union-attr]
+            found = frame_of(batch).select(self._firing.when.alias(_GROUP))  # type: ignore[union-attr]
         except pl.exceptions.PolarsError as error:
             raise batch_error(self.context.node, batch.num_rows, error) from None
         return found[_GROUP].fill_null(False).to_numpy()
@@ -394,7 +396,7 @@ class TriggeredWindowOperator(TimedOperator):
         assert self._lists is not None
         elements = self._elements(batch.take(pa.array(order)))
         by_row = cut.slots[cut.of]
-        if not self._trigger.discards:
+        if not self._firing.discards:
             self._lists.append(known[by_row], elements)
             for rank in range(int(cut.rank.max()) + 1):
                 now = fired[cut.rank[fired] == rank]
@@ -434,20 +436,23 @@ class TriggeredWindowOperator(TimedOperator):
         frame = pl.DataFrame(pa.Table.from_arrays([*keys, *elements.flatten(), pa.array(groups)], names=names))
         assert self._aggregates is not None
         found = self._aggregates.of(frame, [_GROUP], self.context.node)
-        skipped = {*self._shape.keys, *((START_COLUMN, END_COLUMN) if self._trigger.has_bounds else ())}
-        values = pa.schema([field for field in self._shape.output if field.name not in skipped])
+        values = pa.schema(list(self._shape.output)[len(self._shape.keys) + 2 * self._firing.has_bounds :])
         self._send(slots, batch_of(found.drop(_GROUP), values).columns, ends_ms)
 
     def _send(self, slots: Slots, values: Sequence[pa.Array], ends_ms: npt.NDArray[np.int64] | None) -> None:
         bounds: list[pa.Array] = []
-        if self._trigger.has_bounds:
+        if self._firing.has_bounds:
             assert ends_ms is not None
-            starts_ms = ends_ms - self._trigger.interval_ms
-            bounds = [pa.array(ms * 1_000).view(pa.timestamp("us")) for ms in (starts_ms, ends_ms)]
-        arrays = [*self._backend.key_columns(slots), *bounds, *values]
+            starts_ms = ends_ms - self._firing.interval_ms
+            bounds = [moments(starts_ms), moments(ends_ms)]
+        arrays = [*self._key_columns(slots), *bounds, *values]
         batch = pa.RecordBatch.from_arrays(arrays, schema=self._shape.output)
         for start in range(0, batch.num_rows, _OUTPUT_ROWS):
             self.output.emit(batch.slice(start, _OUTPUT_ROWS))
+
+    def _key_columns(self, slots: Slots) -> list[pa.Array]:
+        """Return the keys as they are in results."""
+        return self._backend.key_columns(slots)
 
     def _timers(self, kind: TimeKind) -> ColumnTimers:
         assert self._backend.timers is not None
@@ -472,7 +477,7 @@ class TriggeredWindowOperator(TimedOperator):
             self._emit(slots, table, ends_ms)
         else:
             self._emit_records(slots, *self._lists.explode(slots), ends_ms)
-        if not self._trigger.discards:
+        if not self._firing.discards:
             nothing = np.zeros(len(slots), np.int64)
             self._put(slots, nothing, nothing, table)
             return
@@ -486,8 +491,8 @@ class TriggeredWindowOperator(TimedOperator):
     def on_watermark(self, watermark_ms: int) -> None:
         """See ``TimedOperator``. The end fires what has not fired yet."""
         self._begin_call()
-        if watermark_ms == WATERMARK_MAX_MS and self._trigger.fires_at_end:
-            while self._fire_some(self._trigger.kind, WATERMARK_MAX_MS):
+        if watermark_ms == WATERMARK_MAX_MS and self._firing.fires_at_end:
+            while self._fire_some(self._firing.kind, WATERMARK_MAX_MS):
                 pass
             slots = self._backend.all_slots()
             stored = self._stored(slots)
@@ -497,7 +502,7 @@ class TriggeredWindowOperator(TimedOperator):
 
 
 @dataclass(frozen=True, slots=True)
-class _Stored:
+class Stored:
     """The state of some keys: of those in ``there`` rows and values; of all, 0 where there is none, the trigger's."""
 
     there: Slots
@@ -526,11 +531,17 @@ class _Cut:
     rank: Slots
 
 
+def moments(times_ms: npt.NDArray[np.int64]) -> pa.Array:
+    """Return milliseconds since 1970 as timestamps."""
+    return pa.array(times_ms * 1_000).view(pa.timestamp("us"))
+
+
 def _valid(given: Values) -> Mask:
     return np.ones(len(np.asarray(given.values)), np.bool_) if given.valid is None else given.valid
 
 
-def _values_of(table: FrozenTable) -> list[Values]:
+def values_of(table: FrozenTable) -> list[Values]:
+    """Return a table as the input of accumulators."""
     return [Values(values, seen) for values, seen in zip(table.values, table.seen, strict=True)]
 
 
@@ -543,7 +554,8 @@ def table_at(table: FrozenTable, at: Slots) -> FrozenTable:
     )
 
 
-def _joined(tables: Sequence[FrozenTable]) -> FrozenTable:
+def joined(tables: Sequence[FrozenTable]) -> FrozenTable:
+    """Return the rows of all tables, one after the other."""
     first = tables[0]
     return FrozenTable(
         np.concatenate([table.rows for table in tables]),
@@ -557,7 +569,7 @@ def _joined(tables: Sequence[FrozenTable]) -> FrozenTable:
 
 def triggered_operators(
     keys: tuple[str, ...],
-    trigger: Trigger,
+    firing: Firing,
     aggregates: tuple[pl.Expr, ...],
     schema: pa.Schema,
     node: str,
@@ -571,20 +583,20 @@ def triggered_operators(
         UsageError: unknown column, wrong type, colliding names, or a condition that is none.
     """
     check_keys(node, schema, keys)
-    shape = _shape(node, schema, keys, aggregates, trigger.has_bounds)
-    if trigger.when is not None:
-        _check_condition(node, schema, trigger.when)
+    shape = shape_of_keys(node, schema, keys, aggregates, firing.has_bounds)
+    if firing.when is not None:
+        _check_condition(node, schema, firing.when)
     aggregate = WindowedAggregate(keys, "", tumbling(1), aggregates)
     plan = decompose(aggregate, shape, schema) if may_combine else None
-    time = event_time(node, schema, time_column) if trigger.is_event_time else None
-    is_combined = plan is not None and bool(trigger.interval_ms) and time is None
+    time = event_time(node, schema, time_column) if firing.is_event_time else None
+    is_combined = plan is not None and bool(firing.interval_ms) and time is None
     kept = kept_columns(aggregate, shape, schema)
-    window = TriggeredWindowSpec(shape, trigger, plan, is_combined, tuple(map(stable, aggregates)), kept, time)
+    window = TriggeredWindowSpec(shape, firing, plan, is_combined, tuple(map(stable, aggregates)), kept, time)
     combine = KeyCombineSpec(plan) if plan is not None and is_combined else None
     return WindowOperators(combine, window, keys, shape.output)
 
 
-def _shape(
+def shape_of_keys(
     node: str, schema: pa.Schema, keys: tuple[str, ...], aggregates: tuple[pl.Expr, ...], has_bounds: bool
 ) -> WindowShape:
     """Return what is known of windows without event time."""

@@ -1,0 +1,421 @@
+"""Triggers of the user: a function that says when the window of a key emits its result, and when it is emptied.
+
+``TriggerOperator`` has the trigger's state and timers, which are of a key and a window, and calls it: with each batch
+of records of one window of one key, and when a timer fires. It passes the records on, each with what becomes of its
+window after it, to ``triggered_windows``, which has the window's content. What a timer says travels as a record
+without content. Modelled on Flink's ``Trigger``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+import pyarrow as pa
+
+from headgate.model.graph import MAIN, MAIN_INPUT, InputName, OutputTag
+from headgate.operators.base import WATERMARK_MAX_MS, Operator, OperatorContext, Output, RestoredState, key_columns
+from headgate.operators.functions import Row, paused_gc, rows_of
+from headgate.operators.keys import check_keys
+from headgate.operators.process.row_process import ProcessOperator, StateHandle, timer_text
+from headgate.operators.process.row_state import CurrentKey, NoKey, RowHandleFactory, ValueState
+from headgate.operators.process.state_declaration import StatefulFunctionSpec, declare_states
+from headgate.operators.process.timers import Timer, Timers, milliseconds
+from headgate.operators.schemas import frame_of
+from headgate.operators.user_functions import UserFunctionError, copied, divert_unreadable, shortened, user_traceback
+from headgate.operators.windows.aligned_windows import FiredGroups
+from headgate.operators.windows.assigned_windows import BOUNDS, END_MS, IS_LAST
+from headgate.operators.windows.lateness import count_late
+from headgate.state.backend import TimeKind, TimersMeta
+from headgate.state.ttl import StateTime
+from headgate.state.worker_backends import MemoryStates
+
+COMMAND = "__command"
+"""The column that says what becomes of a record's window after the record: these bits."""
+
+FIRE, PURGE, IS_NO_RECORD, FIRE_IF_NEW = 1, 2, 4, 8
+
+_CLOSING = "headgate closes"
+"""The state that says that the trigger has a timer for when its window is forgotten."""
+
+
+class TriggerResult(Enum):
+    """What becomes of a window.
+
+    Attributes:
+        CONTINUE: nothing.
+        FIRE: its result is emitted, and its records stay.
+        PURGE: its records are forgotten.
+        FIRE_AND_PURGE: its result is emitted, then its records are forgotten.
+    """
+
+    CONTINUE = 0
+    FIRE = FIRE
+    PURGE = PURGE
+    FIRE_AND_PURGE = FIRE | PURGE
+
+
+class TriggerContext:
+    """The context of a call of a trigger: the key and the window, and their timers.
+
+    Attributes:
+        key: the key; a tuple if ``key_by`` named several columns.
+        window_start_ms: the start of the window in milliseconds since 1970; None: a global window.
+        window_end_ms: its end, excluded; None: a global window.
+    """
+
+    def __init__(self, timers: Timers) -> None:
+        """For Headgate only."""
+        self._timers = timers
+        self.key: Any = None
+        self.window_start_ms: int | None = None
+        self.window_end_ms: int | None = None
+
+    @property
+    def timers(self) -> Timers:
+        """The timers of this key and window, and the current times."""
+        return self._timers
+
+
+class Trigger:
+    """Base class of triggers: ``key_by("user").window(Tumbling("1m"), trigger=EveryTen()).agg(...)``.
+
+    Define ``on_element`` or, for many records in one call, ``on_batch``. Every subtask works on a copy of the
+    instance. What must survive a failure belongs in state, which is kept for each key and window, and forgotten with
+    the window.
+
+    Attributes:
+        fires_at_end: when bounded input ends, windows emit what has come since they fired last.
+    """
+
+    fires_at_end: ClassVar[bool] = True
+
+    def open(self, state: StateHandle) -> None:
+        """Declare state: ``self.count = state.value("count", pa.int64())``.
+
+        Called once per subtask, and once when the pipeline is built. State has no key and window yet.
+        """
+
+    def on_element(self, row: Row, context: TriggerContext) -> TriggerResult:
+        """Return what becomes of the window after a record, which is in it already."""
+        raise NotImplementedError
+
+    def on_batch(self, rows: pl.DataFrame, context: TriggerContext) -> TriggerResult | Sequence[TriggerResult]:
+        """Return what becomes of the window after some records of it.
+
+        By default ``on_element`` is called for each.
+
+        Args:
+            rows: records of one key and window, in the order in which they came. How records are divided into
+                batches is arbitrary, and must not matter.
+            context: of this key and window.
+
+        Returns:
+            One result, for after the last record, or as many as there are records.
+        """
+        return [self.on_element(row, context) for row in rows.to_dicts()]
+
+    def on_event_time(self, time_ms: int, context: TriggerContext) -> TriggerResult:
+        """Called when event time has reached a timer that the trigger registered."""
+        return TriggerResult.CONTINUE
+
+    def on_processing_time(self, time_ms: int, context: TriggerContext) -> TriggerResult:
+        """Called when processing time has reached a timer that the trigger registered."""
+        return TriggerResult.CONTINUE
+
+    def on_timer(self, timer: Timer, context: TriggerContext) -> TriggerResult:
+        """Call the method of the timer's time; for Headgate only."""
+        called = self.on_event_time if timer.is_event_time else self.on_processing_time
+        return called(timer.time_ms, context)
+
+
+class _WindowTimers(Timers):
+    """Timers that end with their window: one for the time when it is forgotten is noted in a state."""
+
+    closing: ValueState
+    closes_ms: int | None = None
+    """When the current window is forgotten; None: never."""
+
+    def _change(self, kind: TimeKind, time: Any, *, is_deletion: bool) -> None:
+        if kind is TimeKind.EVENT_TIME and self.closes_ms is not None:
+            time_ms = milliseconds(self._node, time)
+            if time_ms == self.closes_ms:
+                self.closing.put(None if is_deletion else True)
+            if time_ms >= self.closes_ms:
+                return
+        super()._change(kind, time, is_deletion=is_deletion)
+
+
+@dataclass(frozen=True)
+class TriggerSpec(StatefulFunctionSpec[Any]):
+    """Call a trigger. Made by ``trigger_spec``.
+
+    Attributes:
+        records: the schema of the records, without their windows.
+        lateness_ms: for so much longer than its end a window takes records.
+        late: the side output of records that come later; None: they are dropped.
+        windows_text: what the windows are; "": global.
+    """
+
+    records: pa.Schema = field(default_factory=lambda: pa.schema([]))
+    lateness_ms: int = 0
+    late: OutputTag | None = None
+    windows_text: str = ""
+
+    def build(self) -> Operator:
+        return TriggerOperator(self)
+
+    @property
+    def has_timers(self) -> bool:
+        """There are those of the windows' ends."""
+        return True
+
+    @property
+    def has_bounds(self) -> bool:
+        """Whether windows end, which global ones do not."""
+        return bool(self.windows_text)
+
+    def output_schema(self, schema: pa.Schema, node: str) -> pa.Schema:
+        """Return records, bounds and commands (internal: only ``TriggeredWindow`` reads it)."""
+        check_keys(node, schema, self.keys)
+        bounds = [schema.field(name) for name in BOUNDS if self.has_bounds]
+        return pa.schema([*self.records, *bounds, pa.field(COMMAND, pa.int8())])
+
+    def output_schemas(self, inputs: Mapping[InputName, pa.Schema], node: str) -> Mapping[OutputTag, pa.Schema]:
+        main = {MAIN: self.output_schema(inputs[MAIN_INPUT], node)}
+        return main if self.late is None else {**main, self.late: self.records}
+
+
+def trigger_spec(
+    node: str,
+    keys: tuple[str, ...],
+    trigger: Trigger,
+    schema: pa.Schema,
+    records: pa.Schema,
+    *,
+    lateness_ms: int = 0,
+    late: OutputTag | None = None,
+    windows_text: str = "",
+) -> TriggerSpec:
+    """Return the spec of a trigger, learning its states from a copy.
+
+    Args:
+        node: the name of the operator.
+        keys: the columns of the key, and of the window if it ends.
+        trigger: the user's.
+        schema: of the input.
+        records: see ``TriggerSpec``.
+        lateness_ms: see ``TriggerSpec``.
+        late: see ``TriggerSpec``.
+        windows_text: what the windows are; "": global.
+
+    Raises:
+        UsageError: a wrong declaration of state.
+        UserFunctionError: its ``open`` raised.
+    """
+    check_keys(node, schema, keys)
+    columns, states = key_columns(schema, keys), MemoryStates()  # these stay empty
+    handles = RowHandleFactory(node, CurrentKey(), lambda d: states.by_row(columns, [d]).cells(d), StateTime())
+    learning = StateHandle(node, handles)
+    learning.value(_CLOSING, pa.bool_())
+    descriptors = declare_states(node, copied(node, trigger), learning)
+    return TriggerSpec(
+        keys,
+        trigger,
+        schema,
+        descriptors,
+        learning.forgotten,
+        records=records,
+        lateness_ms=lateness_ms,
+        late=late,
+        windows_text=windows_text,
+    )
+
+
+class TriggerOperator(ProcessOperator):
+    """Calls the trigger once for each key and window of a batch."""
+
+    _spec: TriggerSpec  # type: ignore[assignment]
+    _function: Trigger  # type: ignore[assignment]
+    _timers: _WindowTimers
+
+    def __init__(self, spec: TriggerSpec) -> None:
+        super().__init__(spec)  # type: ignore[arg-type]
+        self._fired = FiredGroups()
+        self._former: list[tuple[RestoredState, bytes]] = []
+
+    def open(self, context: OperatorContext, output: Output) -> None:
+        """See ``Operator``. Opens a copy of the user's trigger."""
+        super().open(context, output)
+        self._timers = _WindowTimers(context.node, self._current, self._time, self._backend.timers)
+        self._timers.closing = self._closing
+        self._trigger_context = TriggerContext(self._timers)
+        self._output_schema = self._spec.output_schema(self._spec.schema, context.node)
+
+    def _handle(self, maker: RowHandleFactory) -> StateHandle:
+        handle = super()._handle(maker)
+        self._closing = handle.value(_CLOSING, pa.bool_())
+        return handle
+
+    def restore(self, states: Sequence[RestoredState]) -> None:
+        """See ``Operator``. What was late before is late again, whichever subtask had its key."""
+        super().restore(states)
+        former, self._former = self._former, []
+        if former:
+            self._watermark_ms = self._fired.restore(self.context, former)
+
+    def _restore_backend(
+        self, states: Sequence[RestoredState]
+    ) -> Iterator[tuple[RestoredState, Mapping[str, memoryview]]]:
+        for state, sections in super()._restore_backend(states):
+            meta = TimersMeta.found_in(sections, f"state of '{self.context.node}'")
+            if meta is not None and meta.fired:
+                self._former.append((state, meta.fired.encode()))
+            yield state, sections
+
+    def _timers_meta(self) -> TimersMeta:
+        return replace(super()._timers_meta(), fired=self._fired.encode(self._watermark_ms).decode())
+
+    # -- input ------------------------------------------------------------------------------------------------------
+
+    def process(self, batch: pa.RecordBatch) -> None:
+        self._begin_call()
+        self._backend.absorb()
+        self._fire_what_is_due()
+        batch = self._in_time(divert_unreadable(self, batch))
+        if batch.num_rows == 0:
+            return
+        keys = list(self._spec.keys)
+        self._backend.expect([batch.column(key) for key in keys])
+        frame = frame_of(batch.select(self._spec.records.names))
+        groups = frame_of(batch.select(keys)).with_row_index(COMMAND).group_by(keys, maintain_order=True).agg(COMMAND)
+        rows_by_key = groups[COMMAND].to_list()
+        found = rows_of(batch.select(keys).take(pa.array([rows[0] for rows in rows_by_key])))
+        commands = np.zeros(batch.num_rows, np.int8)
+        with paused_gc():
+            for key, rows in zip(map(self._key_of_row, found), rows_by_key, strict=True):
+                commands[rows] = self._call_batch(key, frame[rows])
+        columns = [batch.column(name) for name in self._output_schema.names[:-1]]
+        self.output.emit(pa.RecordBatch.from_arrays([*columns, pa.array(commands)], schema=self._output_schema))
+
+    def _fire_what_is_due(self) -> None:
+        """Fire what the next tick would: no record of this batch came before it."""
+        assert self._backend.timers is not None
+        now_ms, due_ms = self._backend.time.now_ms, self._backend.timers.processing_time.next_ms()
+        if due_ms is None or due_ms > now_ms:
+            return
+        while self._fire_some(TimeKind.PROCESSING_TIME, now_ms):
+            pass
+        self._end_firing()
+
+    def _call_batch(self, key: Any, rows: pl.DataFrame) -> npt.NDArray[np.int8]:
+        """Return what becomes of the window after each of its records."""
+        try:
+            self._enter(key)
+            if self._timers.closes_ms is not None:
+                self._held.register(key, self._timers.closes_ms)
+            results = self._function.on_batch(rows, self._trigger_context)
+            if isinstance(results, TriggerResult):
+                return np.array([0] * (rows.height - 1) + [results.value], np.int8)
+            commands = [_checked(result) for result in results]
+            if len(commands) != rows.height:
+                raise TypeError(f"on_batch returned {len(commands)} results for {rows.height} records")
+            return np.array(commands, np.int8)
+        except Exception as error:
+            record = f"{rows.height} records of key {shortened(self._trigger_context.key)}"
+            raise UserFunctionError(self.context.node, record, user_traceback(error)) from None
+        finally:
+            self._current.key = NoKey()
+
+    def _enter(self, key: Any) -> None:
+        """The calls that follow are of this key and window."""
+        self._current.key = key
+        context = self._trigger_context
+        context.key, context.window_start_ms, context.window_end_ms = key, None, None
+        if self._spec.has_bounds:
+            *of_user, context.window_start_ms, context.window_end_ms = key
+            context.key = tuple(of_user) if len(of_user) > 1 else of_user[0]
+            self._timers.closes_ms = context.window_end_ms - 1 + self._spec.lateness_ms
+
+    @property
+    def _held(self) -> Any:
+        assert self._backend.timers is not None
+        return self._backend.timers.event_time
+
+    def _in_time(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the records of windows that are not forgotten."""
+        if not self._spec.has_bounds:
+            return batch
+        ends = batch.column(END_MS).to_numpy() + self._spec.lateness_ms
+        late = ends - 1 <= self._watermark_ms
+        if self._fired.is_any_ahead:
+            late = late | self._fired.late(batch, self._spec.keys, ends)
+        if not late.any():
+            return batch
+        is_counted = late & batch.column(IS_LAST).to_numpy(zero_copy_only=False)
+        if is_counted.any():
+            count_late(self.context.metrics, np.maximum(self._watermark_ms + 2 - ends[is_counted], 1))
+            if self._spec.late is not None:
+                dropped = batch.filter(pa.array(is_counted)).select(self._spec.records.names)
+                self.output.emit_to(self._spec.late, dropped)
+        return batch.filter(pa.array(~late))
+
+    # -- time -------------------------------------------------------------------------------------------------------
+
+    def on_watermark(self, watermark_ms: int) -> None:
+        """See ``TimedOperator``. Windows are forgotten up to a watermark, but not for what only the end ended."""
+        self._fire_until(watermark_ms)
+        if watermark_ms < WATERMARK_MAX_MS:
+            self._watermark_ms = max(self._watermark_ms, watermark_ms)
+        self._fired.advance(watermark_ms)
+        self.output.emit_watermark(watermark_ms)
+
+    def _call_timer(self, timer: Timer, keys: list[Any], results: list[Any]) -> None:
+        """See ``ProcessOperator``. Results are records without content."""
+        self._timers.begin(timer)
+        nothing = dict.fromkeys(self._output_schema.names)
+        try:
+            for key in keys:
+                self._enter(key)
+                command = self._at_timer(timer)
+                if command:
+                    parts = key if len(self._spec.keys) > 1 else (key,)
+                    at = dict(zip(self._spec.keys, parts, strict=True))
+                    results.append({**nothing, **at, COMMAND: command | IS_NO_RECORD})
+        except Exception as error:
+            text = timer_text(timer).format(shortened(self._trigger_context.key))
+            raise UserFunctionError(self.context.node, text, user_traceback(error)) from None
+        finally:
+            self._current.key = NoKey()
+
+    def _at_timer(self, timer: Timer) -> int:
+        """Return what becomes of the current window at a timer; forget a window that takes no more records."""
+        closes_ms = self._timers.closes_ms
+        if closes_ms is None:
+            return _checked(self._function.on_timer(timer, self._trigger_context))
+        if timer.is_event_time and timer.time_ms == closes_ms:
+            command = PURGE
+            if self._closing.exists:
+                command |= _checked(self._function.on_timer(timer, self._trigger_context))
+            if self._time.event_time_ms == WATERMARK_MAX_MS and self._function.fires_at_end:
+                command |= FIRE_IF_NEW
+            for descriptor in self._spec.descriptors:
+                self._backend.cells(descriptor).remove(self._current.key)
+            return command
+        if self._watermark_ms >= closes_ms:
+            return 0
+        return _checked(self._function.on_timer(timer, self._trigger_context))
+
+    def on_round(self, round_: int) -> None:
+        """Triggers know of no rounds."""
+
+
+def _checked(result: object) -> int:
+    if not isinstance(result, TriggerResult):
+        raise TypeError(f"a trigger must return a TriggerResult, but returned {shortened(result)}")
+    return result.value
