@@ -75,8 +75,10 @@ class SlotArray:
         self._data, self._is_frozen = kept, False
 
     def _grow(self, size: int) -> None:
-        grown = np.full(max(size + size // 4, 2 * len(self._data)), self._fill, self._data.dtype)
+        grown = np.zeros(max(size + size // 4, 2 * len(self._data)), self._data.dtype)  # which touches no memory yet
         grown[: len(self._data)] = self._data
+        if self._fill:
+            grown[len(self._data) :] = self._fill
         self._data, self._is_frozen = grown, False
 
 
@@ -105,6 +107,13 @@ def ranges(starts: Slots, counts: Slots) -> tuple[Slots, Slots]:
 
 _HEAP_FREE = 4_096
 """So many dead values a heap may always have."""
+
+_MERGED = 8
+"""So many neighbours among the chunks of a heap become one: values are copied once for each time that it grows so
+many times as large."""
+
+CHUNK_BYTES = 1 << 26
+"""Chunks from this size on are left as they are: it is their number that must not grow, and copying them takes long."""
 
 
 class Vector(Protocol):
@@ -303,6 +312,8 @@ class HeapVector:
         self._dtype = dtype
         self._refs = SlotArray(np.int64)
         self._chunks: list[pa.Array] = []
+        self._levels: list[int] = []
+        """How often each chunk was merged; large ones have one that no other has."""
         self._size = 0
 
     def put(self, positions: Slots, values: pa.Array, size: int, *, is_fresh: bool = False) -> None:
@@ -318,21 +329,40 @@ class HeapVector:
         if len(values) == 0:
             return
         self._chunks.append(values)
+        self._levels.append(0)
         self._size += len(values)
-        # merging equals keeps the chunks few: each value is copied once for each doubling
-        while len(self._chunks) > 1 and len(self._chunks[-2]) < 2 * len(self._chunks[-1]):
-            self._chunks[-2:] = [pa.concat_arrays(self._chunks[-2:])]
+        while len(self._levels) >= _MERGED and len(set(self._levels[-_MERGED:])) == 1:
+            merged, level = pa.concat_arrays(self._chunks[-_MERGED:]), self._levels[-1] + 1
+            self._chunks[-_MERGED:] = [merged]
+            self._levels[-_MERGED:] = [level if merged.nbytes < CHUNK_BYTES else -len(self._chunks)]
 
     def take(self, positions: Slots, valid: Mask | None = None) -> pa.Array:
         refs = self._refs.read(int(positions.max()) + 1 if len(positions) else 0).take(positions)
         mask = None if valid is None or valid.all() else ~valid
-        found = pa.chunked_array(self._chunks, self._dtype).take(pa.array(refs, mask=mask))
-        return found.combine_chunks() if found.num_chunks != 1 else found.chunk(0)
+        if not self._chunks:
+            return pa.nulls(len(refs), self._dtype)
+        if len(self._chunks) == 1:
+            return self._chunks[0].take(pa.array(refs, mask=mask))
+        # Arrow's take of a chunked array would copy all chunks into one first
+        ends = np.cumsum([len(chunk) for chunk in self._chunks])
+        numbers = np.searchsorted(ends, refs, side="right")
+        if mask is not None:
+            numbers[mask] = len(self._chunks)
+        order = np.argsort(numbers, kind="stable")
+        bounds = np.searchsorted(numbers[order], np.arange(len(self._chunks) + 1))
+        places = np.empty(len(refs), np.int64)
+        places[order] = np.arange(len(refs))
+        found = [
+            chunk.take(pa.array(refs[order[begin:end]] - (last - len(chunk))))
+            for chunk, last, begin, end in zip(self._chunks, ends, bounds[:-1], bounds[1:], strict=True)
+            if begin < end
+        ]
+        return pa.concat_arrays(found or [self._chunks[0][:0]]).take(pa.array(places, mask=mask))
 
     def freeze(self, size: int) -> HeapVector:
         frozen = HeapVector.__new__(HeapVector)
         frozen._dtype, frozen._refs = self._dtype, self._refs.frozen(size)
-        frozen._chunks, frozen._size = list(self._chunks), self._size
+        frozen._chunks, frozen._levels, frozen._size = list(self._chunks), list(self._levels), self._size
         return frozen
 
     def renumber(self, old: Slots) -> None:
@@ -343,6 +373,7 @@ class HeapVector:
         refs = self._refs.written(int(living.max()) + 1 if len(living) else 0)
         refs[living] = np.arange(len(living))
         self._chunks, self._size = ([values] if len(values) else []), len(values)
+        self._levels = [-1] * len(self._chunks)
 
     def has_garbage(self, living: int) -> bool:
         return self._size > 2 * living + _HEAP_FREE

@@ -22,10 +22,12 @@ from headgate.state.vectors import (
     FixedVector,
     FrozenChanges,
     FrozenRows,
+    HeapVector,
     KeyedColumns,
     LastRows,
     Mask,
     SlotArray,
+    Vector,
     make_vector,
     ranges,
     to_numpy,
@@ -229,7 +231,8 @@ class MemoryLists:
         self._changed = changed
         self._is_queue = is_queue
         self._dtype = dtype
-        self._pool = make_vector(dtype)
+        # elements never change, so that a row needs one reference instead of one for each of its columns
+        self._pool: Vector = HeapVector(dtype) if pa.types.is_struct(dtype) else make_vector(dtype)
         self._end = 0
         self._used = 0
         self._starts = SlotArray(np.int64)
