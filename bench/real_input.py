@@ -1,8 +1,8 @@
-"""Windows of 5 s over files of bids: Headgate, Structured Streaming and Polars, in turns on the same files.
+"""Windows of 5 s over files of bids: Headgate, Structured Streaming, Flink SQL and Polars, in turns on the same files.
 
 Count, sum and maximum of the price per key, to files; all but Polars exactly once. Four files in each of the formats
 JSON lines, Parquet, CSV and gzip JSON; a text key of 10,000 values and a whole number of 100,000. ``s`` is measured
-from the first record to the end, without the start of Spark; ``cpu_s`` is the processor time of all processes
+from the first record to the end, without the start of Spark and Flink; ``cpu_s`` is the processor time of all processes
 of a system in that time, and what ratios come from: on a busy machine, the clock measures the others. Each run is a
 process of its own, and its results are compared with those of the other systems, row by row. Settings: ``bids``
 (4,000,000), ``turns`` (3), ``formats``, ``keys`` and ``systems`` (separated by commas).
@@ -22,12 +22,12 @@ import polars as pl
 
 from bench.bid_files import FORMATS, write_bids
 from bench.harness import Options, Result, Target, at_least, at_most, median
-from bench.peers.measure import run_peer
+from bench.peers.measure import NotInstalled, measure_files_flink, run_peer
 
 NAME = "real_input"
 
 KEYS = {"text": "user", "number": "auction"}
-PEERS = ("streaming", "polars-streaming", "polars-in-memory")
+PEERS = ("streaming", "flink", "polars-streaming", "polars-in-memory")
 BOUNDS = {"json": (6.0, 2.0), "parquet": (10.0, 3.0)}
 """How many times as fast as Structured Streaming, and at most how many times as long as Polars' streaming engine."""
 
@@ -50,6 +50,9 @@ def run(options: Options) -> Result:
                     for system in systems:
                         name, output = f"{form}/{key}/{system}", Path(directory) / "out"
                         one = measure(system, Path(directory) / form, output, KEYS[key])
+                        if isinstance(one, NotInstalled):
+                            print(f"{name}: {one.reason}", flush=True)
+                            continue
                         rows = results(output, KEYS[key])
                         check(name, rows, expected.setdefault(key, rows), is_last_missing=system == "streaming")
                         shutil.rmtree(output)
@@ -59,8 +62,10 @@ def run(options: Options) -> Result:
     return judged(found)
 
 
-def measure(system: str, files: Path, output: Path, key: str) -> dict[str, Any]:
+def measure(system: str, files: Path, output: Path, key: str) -> dict[str, Any] | NotInstalled:
     """Run one system in a process of its own."""
+    if system == "flink":
+        return measure_files_flink(files, key, output)
     arguments = [str(files), str(output), "--key", key]
     if system == "headgate":
         return run_peer(Path(sys.executable), "bench.headgate_real_input", arguments)

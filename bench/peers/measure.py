@@ -25,6 +25,7 @@ from bench.peers.install import (
     broker_of,
     environment_python,
     flink_connector,
+    flink_parquet,
     streaming_connector,
 )
 
@@ -197,6 +198,22 @@ def measure_kafka_flink(brokers: str, topic: str, target: str | None, records: i
     if not flink_is_installed(python) or not flink_connector():
         return NotInstalled("Flink SQL is not installed: run `make bench-peers`")
     return run_peer(python, "bench.peers.kafka_flink", _kafka_arguments(brokers, topic, target, records))
+
+
+def measure_files_flink(files: Path, key: str, output: Path) -> dict[str, Any] | NotInstalled:
+    """Have Flink SQL count, sum and find the maximum per ``key`` of the files, as ``bench/peers/real_input_flink.py``.
+
+    Returns:
+        ``s`` and ``cpu_s``, or ``NotInstalled``.
+
+    Raises:
+        PeerFailedError: it is installed and ended without a result.
+    """
+    python, jars = environment_python(), flink_parquet()
+    if not flink_is_installed(python) or not jars:
+        return NotInstalled("Flink SQL with Parquet is not installed: run `make bench-peers`")
+    arguments = [str(files), str(output), "--key", key, "--jars", *map(str, jars)]
+    return run_peer(python, "bench.peers.real_input_flink", arguments)
 
 
 def run_peer(
