@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from headgate.codec.exact_values import MisfitError, shortened_text
+from headgate.connectors.files.json_shape import ShapedReader
 from headgate.connectors.files.line_file import Lines, RawLines
 from headgate.errors import UsageError
 from headgate.operators.schemas import canonical_schema, schema_text, to_canonical
@@ -131,6 +132,7 @@ class JsonDecoder:
         self.schema = canonical_schema(schema)
         self._parsed = pa.schema([pa.field(f.name, _parsed_type(f.type, f.name)) for f in self.schema])
         self._cast = pa.schema([pa.field(f.name, wide_type(f.type)) for f in self.schema])
+        self._shaped = ShapedReader(self._cast)
         not_null = [f.name for f in schema if not f.nullable]
         self._required = list(dict.fromkeys([*not_null, *required]))
         self._nested = [f for f in schema if _requires_within(f.type)]
@@ -143,7 +145,10 @@ class JsonDecoder:
         refused = Refused()
         if lines.raw is not None and (whole := self._parse_whole(lines.raw)) is not None:
             return Decoded(whole, lines.starts, refused)
-        values, starts = _objects(*valid_text(lines, refused), refused)
+        values, starts = valid_text(lines, refused)
+        if (alike := self._read_alike(*_as_buffer(values))) is not None:
+            return self._check_required(alike, values, starts, refused)
+        values, starts = _objects(values, starts, refused)
         good = np.ones(len(values), np.bool_)
         batches: list[pa.RecordBatch] = []
 
@@ -164,12 +169,21 @@ class JsonDecoder:
         """Parse lines as they stand in the file; None if not each of them is one sound record."""
         if not (_are_objects(raw) and _is_utf8(raw.data)):
             return None
+        batch = self._read_alike(raw.data, raw.starts() - raw.base, raw.ends)
         try:
-            batch = self._parse(pa.py_buffer(raw.data), len(raw.ends))
+            batch = self._parse(pa.py_buffer(raw.data), len(raw.ends)) if batch is None else batch
         except (_SeveralValuesError, pa.ArrowInvalid, MisfitError):
             return None
         is_complete = not self._nested and not any(batch.column(name).null_count for name in self._required)
         return batch if is_complete else None
+
+    def _read_alike(self, data: bytes | pa.Buffer, starts: Starts, ends: Starts) -> pa.RecordBatch | None:
+        """Read objects that are all written alike; None: they are not, or have values that do not fit."""
+        batch = self._shaped.read(data, starts, ends)
+        try:
+            return None if batch is None else to_canonical(batch, self.schema)
+        except MisfitError:
+            return None
 
     def _parse(self, text: pa.Buffer, rows: int) -> pa.RecordBatch:
         table = pj.read_json(
@@ -282,6 +296,13 @@ def _is_utf8(data: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
+
+
+def _as_buffer(values: pa.LargeStringArray) -> tuple[pa.Buffer, Starts, Starts]:
+    """Return the bytes of texts that are not null, and where each begins and ends."""
+    _, offsets, data = values.buffers()
+    bounds = np.frombuffer(offsets, np.int64)[values.offset : values.offset + len(values) + 1]
+    return data or pa.py_buffer(b""), bounds[:-1], bounds[1:]
 
 
 def _is_object(values: pa.LargeStringArray) -> pa.BooleanArray:

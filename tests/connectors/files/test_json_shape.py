@@ -1,0 +1,212 @@
+"""Objects that are all written alike give what a parser gives, and so do those that only seem to be.
+
+Blocks of fewer than ``ROWS_MIN`` lines are parsed: these are the judge.
+"""
+
+from __future__ import annotations
+
+import json
+import string
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate.connectors.files.json_shape import ROWS_MIN, ShapedReader
+from headgate.connectors.files.line_decoders import Decoded, JsonDecoder
+from headgate.connectors.files.line_file import Lines, RawLines
+
+SCHEMA = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("small", pa.int16()),
+        ("name", pa.large_string()),
+        ("amount", pa.float64()),
+        ("on", pa.bool_()),
+    ]
+)
+PLAIN = b'{"id": 7, "name": "n\xc3\xa9", "amount": 0.25, "on": true, "more": -1e3}'
+
+
+def lines_of(texts: Sequence[bytes], begin: int = 0) -> Lines:
+    return Lines(pa.array(texts, pa.large_binary()), np.arange(begin, begin + len(texts)))
+
+
+def raw_lines_of(texts: Sequence[bytes]) -> Lines:
+    data = b"".join(text + b"\n" for text in texts)
+    ends = np.cumsum([len(text) + 1 for text in texts]) - 1
+    raw = RawLines(data, ends, 0)
+    return Lines(None, raw.starts(), raw=raw)
+
+
+def columns_of(texts: Sequence[bytes], schema: pa.Schema = SCHEMA) -> pa.RecordBatch | None:
+    """Return what is read without a parser."""
+    ends = np.cumsum([len(text) for text in texts])
+    return ShapedReader(schema).read(b"".join(texts), np.concatenate(([0], ends[:-1])), ends)
+
+
+def parsed(texts: Sequence[bytes], schema: pa.Schema, required: Sequence[str]) -> tuple[object, ...]:
+    few = ROWS_MIN - 1
+    decoder = JsonDecoder(schema, required)
+    parts = [decoder.decode(lines_of(texts[at : at + few], at)) for at in range(0, len(texts), few)]
+    rows = [row for part in parts for row in _exact(part)]
+    starts = [start for part in parts for start in part.starts.tolist()]
+    refused = [(s, p) for part in parts for s, p in zip(part.refused.starts, part.refused.problems, strict=True)]
+    return rows, starts, sorted(refused)
+
+
+def whole(decoded: Decoded) -> tuple[object, ...]:
+    refused = sorted(zip(decoded.refused.starts, decoded.refused.problems, strict=True))
+    return _exact(decoded), decoded.starts.tolist(), refused
+
+
+def _exact(decoded: Decoded) -> list[str]:
+    """Return rows as texts, which tell 0.0 from -0.0, and in which NaN is equal to itself."""
+    return [repr(row) for row in decoded.batch.to_pylist()]
+
+
+def test_lines_that_are_written_alike_need_no_parser() -> None:
+    texts = [PLAIN.replace(b"7", str(n).encode()) for n in range(ROWS_MIN)]
+    found = columns_of(texts)
+    assert found is not None
+    assert found.column("id").to_pylist() == list(range(ROWS_MIN))
+    assert found.column("name").to_pylist() == ["né"] * ROWS_MIN
+    assert found.column("amount").to_pylist() == [0.25] * ROWS_MIN
+    assert found.column("on").to_pylist() == [True] * ROWS_MIN
+    assert found.column("small").null_count == ROWS_MIN
+    assert columns_of(texts[1:]) is None
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        b"",
+        b"{}",
+        b"null",
+        b" " + PLAIN,
+        PLAIN + b" ",
+        PLAIN + PLAIN,
+        PLAIN[:-1],
+        PLAIN[1:],
+        PLAIN.replace(b"7", b"07"),
+        PLAIN.replace(b"7", b"-0"),
+        PLAIN.replace(b"7", b"-"),
+        PLAIN.replace(b"7", b"7.0"),
+        PLAIN.replace(b"7", b"0x7"),
+        PLAIN.replace(b"7", b"+7"),
+        PLAIN.replace(b"7", b"7 "),
+        PLAIN.replace(b"7", b"9223372036854775808"),
+        PLAIN.replace(b"7", b"null"),
+        PLAIN.replace(b"7", b"nul"),
+        PLAIN.replace(b"7", b"[7]"),
+        PLAIN.replace(b"7", b'"7"'),
+        PLAIN.replace(b"7", b'7, "id": 8'),
+        PLAIN.replace(b'"id"', b'"di"'),
+        PLAIN.replace(b'"id"', b'"i\\u0064"'),
+        PLAIN.replace(b"0.25", b".25"),
+        PLAIN.replace(b"0.25", b"1."),
+        PLAIN.replace(b"0.25", b"00.25"),
+        PLAIN.replace(b"0.25", b"1.2.3"),
+        PLAIN.replace(b"0.25", b"1e400"),
+        PLAIN.replace(b"0.25", b"5e-324"),
+        PLAIN.replace(b"0.25", b"nan"),
+        PLAIN.replace(b"0.25", b"inf"),
+        PLAIN.replace(b"0.25", b"0.1000000000000000055511151231257827"),
+        PLAIN.replace(b"true", b"True"),
+        PLAIN.replace(b"true", b"1"),
+        PLAIN.replace(b"true", b"false"),
+        PLAIN.replace(b"-1e3", b"01"),
+        PLAIN.replace(b"-1e3", b'"x"'),
+        PLAIN.replace(b"-1e3", b"{}"),
+        PLAIN.replace(b"n\xc3\xa9", b"\xff"),
+        PLAIN.replace(b"n\xc3\xa9", b"\x01"),
+        PLAIN.replace(b"n\xc3\xa9", b"a\nb"),
+        PLAIN.replace(b"n\xc3\xa9", b'a\\"b'),
+        PLAIN.replace(b"n\xc3\xa9", b'", "name": "'),
+        PLAIN.replace(b'"n\xc3\xa9"', b"null"),
+        PLAIN.replace(b'"n\xc3\xa9"', b"1"),
+        PLAIN.replace(b'"name"', b'"small": 40000, "name"'),
+    ],
+)
+@pytest.mark.parametrize(("at", "count"), [(5, 1), (0, ROWS_MIN)])
+def test_a_line_that_is_written_otherwise_is_read_or_refused_as_ever(other: bytes, at: int, count: int) -> None:
+    texts = [PLAIN] * ROWS_MIN
+    texts[at : at + count] = [other] * count
+    texts += [PLAIN] * 3
+    expected = parsed(texts, SCHEMA, ["amount"])
+    assert whole(JsonDecoder(SCHEMA, ["amount"]).decode(lines_of(texts))) == expected
+
+
+NAMES = ["id", "small", "name", "amount", "on", "more", "é", ""]
+TEXTS = st.text(string.printable + 'é€😀"\\\x01{}[]:,', max_size=6)
+VALUES = st.one_of(
+    st.integers(-(2**64), 2**64), st.integers(0, 300), st.floats(), TEXTS, st.booleans(), st.none(),
+    st.sampled_from([[], {}, [1], {"id": 1}]),
+)  # fmt: skip
+
+
+@st.composite
+def blocks(draw: st.DrawFn) -> list[bytes]:
+    """Draw lines of some shapes, each with values of a kind of its own, and damage some."""
+    like = {
+        "int": st.integers(-(10**19), 10**19) | st.integers(0, 9),
+        "float": st.floats(width=64) | st.floats(0, 10).map(lambda one: round(one, 2)),
+        "text": st.text(string.ascii_letters + "é, :{}", max_size=6),
+        "any": VALUES,
+        "truth": st.booleans() | st.none(),
+    }
+    names = draw(st.lists(st.sampled_from(NAMES), max_size=6))
+    kinds = [draw(st.sampled_from(sorted(like))) for _ in names]
+    spaces = draw(st.sampled_from([(", ", ": "), (",", ":"), (" , ", " : ")]))
+    some = [[draw(like[kind]) for kind in kinds] for _ in range(draw(st.integers(1, 4)))]
+    texts = [
+        "{"
+        + spaces[0].join(
+            json.dumps(n, ensure_ascii=False) + spaces[1] + json.dumps(v) for n, v in zip(names, row, strict=True)
+        )
+        + "}"
+        for row in some
+    ]
+    lines = [texts[n % len(texts)].encode("utf-8", "surrogatepass") for n in range(ROWS_MIN + 1)]
+    for _ in range(draw(st.integers(0, 2))):
+        at, place = draw(st.integers(0, ROWS_MIN)), draw(st.integers(0, 80))
+        lines[at] = (
+            lines[at][:place]
+            + draw(st.sampled_from([b"", b"0", b" ", b'"', b",", b"}", b"-", b"\xff"]))
+            + lines[at][place + 1 :]
+        )
+    return lines
+
+
+@given(blocks(), st.sampled_from([[], ["id"]]))
+def test_blocks_are_read_as_by_a_parser(lines: list[bytes], required: list[str]) -> None:
+    assert whole(JsonDecoder(SCHEMA, required).decode(lines_of(lines))) == parsed(lines, SCHEMA, required)
+
+
+@given(blocks())
+def test_files_are_read_as_by_a_parser(lines: list[bytes]) -> None:
+    lines = [line.replace(b"\n", b"") for line in lines]
+    raw = raw_lines_of(lines)
+    rows, starts, refused = whole(JsonDecoder(SCHEMA).decode(raw))
+    begins = {start: number for number, start in enumerate(raw.starts.tolist())}
+    assert isinstance(starts, list)
+    assert isinstance(refused, list)
+    found = (rows, [begins[start] for start in starts], sorted((begins[start], problem) for start, problem in refused))
+    assert found == parsed(lines, SCHEMA, [])
+
+
+def test_another_shape_is_found_again_after_some_blocks() -> None:
+    reader, alike = ShapedReader(SCHEMA), [PLAIN] * ROWS_MIN
+    other = [PLAIN, *[b"{}"] * ROWS_MIN]
+
+    def read(texts: Sequence[bytes]) -> bool:
+        ends = np.cumsum([len(text) for text in texts])
+        return reader.read(b"".join(texts), np.concatenate(([0], ends[:-1])), ends) is not None
+
+    assert read(alike)
+    assert not read(other)
+    assert [read(alike) for _ in range(3)] == [False, True, True]
+    assert read([b'{"id":1}'] * ROWS_MIN)
