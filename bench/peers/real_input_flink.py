@@ -68,6 +68,7 @@ def measure(files: Path, output: Path, key: str, jars: Sequence[str], parallelis
     )
     chosen["pipeline.jars"] = ";".join(f"file://{jar}" for jar in jars)
     chosen["table.local-time-zone"] = "UTC"
+    chosen["restart-strategy.type"] = "none"  # a file that cannot be read is an error, and not read for ever
     try:
         tables = environment(chosen)
         tables.execute_sql(source_sql(files))
