@@ -75,14 +75,15 @@ def on_spark(files: Path, output: Path, key: str) -> dict[str, float]:
     from pyspark import cloudpickle
 
     import bench
-    from headgate.spark.session import start_pipeline
+    from headgate.spark.session import make_session, start_pipeline
 
     cloudpickle.register_pickle_by_value(bench)  # the note: workers need not find this directory
     with tempfile.TemporaryDirectory(prefix="headgate-bench-") as directory:
         plain = pipeline(files, output, key, directory).definition()
         definition = wrapped(plain, "key-by", lambda spec: Noted(spec, directory))
         begun_s = time.monotonic()
-        handle = start_pipeline(definition)
+        spark = make_session("real-input", definition.plan.parallelism, None)  # its workers are there when all is read
+        handle = start_pipeline(definition, spark=spark)
         meter = CpuMeter()
         notes: list[Path] = []
         while not notes and time.monotonic() < begun_s + START_TIMEOUT_S:
@@ -93,7 +94,9 @@ def on_spark(files: Path, output: Path, key: str) -> dict[str, float]:
             raise RuntimeError(f"no record came within {START_TIMEOUT_S:g} s")
         first_s = min(float(note.read_text()) for note in notes)
         handle.wait()
-        return {"s": time.monotonic() - first_s, "cpu_s": meter.cpu_seconds(), "until_first_s": first_s - begun_s}
+        found = {"s": time.monotonic() - first_s, "cpu_s": meter.cpu_seconds(), "until_first_s": first_s - begun_s}
+        spark.stop()
+        return found
 
 
 def in_process(files: Path, output: Path, key: str, parallelism: int) -> dict[str, float]:

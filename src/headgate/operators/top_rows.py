@@ -161,9 +161,11 @@ class TopOperator(ChangeOperator):
         self._backend.prepare()
         spec = self._spec
         slots, places = self._distinct.of(self._backend.slots([batch.column(key) for key in spec.keys]))
-        new = self._order(places, [batch.column(name) for name in spec.order.columns])
-        new = new[_ranks(places[new]) < spec.count]  # no other row of the batch can be among them
-        places = places[new]
+        new = np.arange(len(places))
+        if len(places) > spec.count * len(slots):  # many rows cannot be among the first of the batch alone
+            new = self._order(places, [batch.column(name) for name in spec.order.columns])
+            new = new[_ranks(places[new]) < spec.count]
+            places = places[new]
         had = self._state.contains(slots)
         lists = self._state.get(slots[had])
         lengths = np.zeros(len(slots), np.int64)
