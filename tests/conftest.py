@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import unittest
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,9 @@ settings.load_profile("headgate")
 
 os.environ["HEADGATE_PREPARE"] = "never"
 """Nothing that a test starts outlives it."""
+
+os.environ.setdefault("POLARS_MAX_THREADS", "1")
+"""Of each process. More would only get in each other's way: there are more processes than cores."""
 
 IS_DEEP = "HEADGATE_TEST_DEEP" in os.environ
 """Set by ``make test-repeated``: Hypothesis draws all examples, not a part of them."""
@@ -56,6 +60,20 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         return True if is_quick(collection_path) else None
     marker = MARKED.get(collection_path.parent.relative_to(TESTS).as_posix())
     return True if marker is not None and is_left_out(marker, expression) else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Look for no circles among modules and tests, neither while they come nor later: they stay to the end.
+
+    There are some million objects in each worker, and some tests collect garbage often.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def is_quick(module: Path) -> bool:
@@ -119,6 +137,26 @@ def few(values: Iterable[Any], count: int) -> list[Any]:
 
 _FEWER: list[settings] = []
 """What :func:`fewer` made."""
+
+
+@pytest.fixture
+def some_interruptions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the kit for sinks fail each call at the target in one or two of its four ways, not in all of them.
+
+    ``make test-repeated`` has all four.
+    """
+    if IS_DEEP:
+        return
+    from headgate.testing.sinks import failures
+
+    check = failures.check_interruption
+
+    def check_some(target: Any, number: int, *, is_after: bool, is_killed: bool) -> bool:
+        if (number + is_after + 2 * is_killed) % 3:
+            return True
+        return check(target, number, is_after=is_after, is_killed=is_killed)
+
+    monkeypatch.setattr(failures, "check_interruption", check_some)
 
 
 @pytest.fixture(scope="session", autouse=True)

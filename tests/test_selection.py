@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import settings
 from tests.conftest import IS_DEEP, MARKED, SPARK_HALF, TESTS, few, fewer, is_left_out, is_quick
+
+from headgate.testing.sinks import failures
 
 UNIT = re.search(r"^UNIT := (.*)$", (Path(__file__).parents[1] / "Makefile").read_text(), re.MULTILINE)
 
@@ -34,6 +40,27 @@ def test_parameters_that_are_left_out_are_marked_and_the_others_spread_evenly() 
 @pytest.mark.parametrize(("named", "drawn"), [(100, 10), (20, 4), (3, 3)])
 def test_a_part_of_the_examples_is_drawn(named: int, drawn: int) -> None:
     assert fewer(settings(max_examples=named)).max_examples == (named if IS_DEEP else drawn)
+
+
+def test_each_call_at_a_target_fails_in_some_way_and_some_calls_in_each(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[int, bool, bool]] = []
+
+    def check(target: Any, number: int, *, is_after: bool, is_killed: bool) -> bool:
+        seen.append((number, is_after, is_killed))
+        return number <= 9
+
+    monkeypatch.setattr(failures, "check_interruption", check)
+    request.getfixturevalue("some_interruptions")
+    assert failures.check_interruptions(lambda: SimpleNamespace(failing=True, crash=None)) is None  # type: ignore
+    assert {number for number, *_ in seen} >= set(range(1, 10))
+    assert {tuple(way) for _, *way in seen} == set(itertools.product((False, True), repeat=2))
+
+
+def test_garbage_is_not_looked_for_among_tests() -> None:
+    assert gc.isenabled()
+    assert gc.get_freeze_count() > 10_000
 
 
 def test_the_spark_half_imports_the_modules_that_name_its_markers() -> None:

@@ -57,6 +57,7 @@ def target_at(path: Path, kind: Kind) -> Target:
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("some_interruptions")
 @each
 def test_the_sinks_of_the_guide_pass_the_conformance_kit(tmp_path: Path, kind: Kind) -> None:  # CS5
     numbers = itertools.count()

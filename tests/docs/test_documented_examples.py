@@ -92,6 +92,7 @@ def test_what_a_newcomer_copies_needs_no_file_that_is_not_there(
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("some_interruptions")
 def test_the_sink_of_the_guide_passes_the_conformance_kit(directory: Path) -> None:
     code = example_with("class Numbers")
     assert code[code.index("class Numbers") : code.index("\n\n\np = ")].count("\n") <= 40

@@ -25,6 +25,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("some_interruptions")
 def test_a_directory_that_others_read_passes(tmp_path: Path) -> None:
     numbers = itertools.count()
 
@@ -51,6 +52,7 @@ def test_a_directory_that_others_read_passes(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("some_interruptions")
 def test_a_document_passes(tmp_path: Path) -> None:
     numbers = itertools.count()
 

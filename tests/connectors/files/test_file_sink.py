@@ -100,7 +100,8 @@ def test_the_sink_survives_every_kill_point(file_format: str, roll_interval: Any
 
 
 @pytest.mark.long
-def test_the_sink_survives_kill_points_on_disk(tmp_path: Path) -> None:
+def test_the_sink_survives_kill_points_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda _: None)  # no power is cut here
     fresh = lambda: target(str(tmp_path / secrets.token_hex(8)), "jsonl")  # noqa: E731
     check_sink(fresh, rescales=[(2, 1)], overlaps=[2], rows=[3])
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from tests.conftest import few
 from tests.servers import kafka as servers
 from tests.servers.kafka import KafkaBroker
 
@@ -25,6 +26,8 @@ from headgate.environment import SYSTEM_ENVIRONMENT
 PATIENCE_MS = 300_000
 START_MS = 1_764_000_000_000
 COUNT = 2_000
+CODECS = [Compression.SNAPPY, Compression.NONE, Compression.GZIP, Compression.ZSTD, Compression.LZ4]
+"""The first and the last one are framed in ways of its own; librdkafka judges all of them."""
 PROGRAM = Path(servers.__file__).with_name("KafkaJudge.java")
 Java = Callable[..., list[str]]
 
@@ -62,7 +65,7 @@ def records() -> list[tuple[int, bytes | None, bytes | None, list[tuple[str, byt
     ]
 
 
-@pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
+@pytest.mark.parametrize("codec", few(["snappy", "none", "gzip", "zstd", "lz4"], 2))
 def test_what_java_writes_is_read(java: Java, kafka: KafkaBroker, topic: str, codec: str) -> None:
     java("write", kafka.address, topic, codec, str(COUNT))
     client = KafkaClient([kafka.address], patience_ms=PATIENCE_MS)
@@ -83,7 +86,7 @@ def test_what_java_writes_is_read(java: Java, kafka: KafkaBroker, topic: str, co
     client.close()
 
 
-@pytest.mark.parametrize("codec", list(Compression))
+@pytest.mark.parametrize("codec", few(CODECS, 2))
 def test_java_reads_what_is_written(java: Java, kafka: KafkaBroker, topic: str, codec: Compression) -> None:
     client = KafkaClient([kafka.address], patience_ms=PATIENCE_MS)
     producer = Producer(

@@ -17,7 +17,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
-from tests.conftest import few
+from tests.conftest import IS_DEEP, few
 from tests.docs.documentation import PREAMBLE, examples
 from tests.servers.kafka import KafkaBroker
 
@@ -37,6 +37,8 @@ from headgate.testing.source_kit import Growing, check_late_splits, check_source
 
 pytestmark = pytest.mark.xdist_group("kafka")
 """They share a broker."""
+
+PARALLELISMS = (1, 2) if IS_DEEP else (2,)
 
 PATIENCE_MS = 300_000
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -120,7 +122,7 @@ def test_a_restart_anywhere_delivers_what_followed(kafka: KafkaBroker, client: K
         put(client, topic, values, transaction=name, commit=number != 1)
     while client.list_offsets(client.topic(topic), {0: LATEST, 1: LATEST}) != {0: 18, 1: 18}:  # markers come later
         continue
-    found = check_source(lambda: PatientSource(kafka.address, topic, end="latest"), parallelisms=(1, 2))
+    found = check_source(lambda: PatientSource(kafka.address, topic, end="latest"), parallelisms=PARALLELISMS)
     expected = [b"%d/%d/%d" % (number, part, i) for number in (0, 2) for part in range(2) for i in range(5)]
     assert sorted(row["value"] for row in found) == sorted(expected)
 
@@ -142,7 +144,7 @@ def test_a_restart_anywhere_delivers_what_followed_in_each_format(
         put(client, topic, {part: values[begin + 3 * part : begin + 3 * part + 3] for part in range(2)})
     schema = {"text": None, "avro": AVRO}.get(form, {"value": str})
     options: dict[str, Any] = {"schema": schema, "format": form, "metadata": ["offset", "partition"], "end": "latest"}
-    found = check_source(lambda: PatientSource(kafka.address, topic, **options), parallelisms=(1, 2))
+    found = check_source(lambda: PatientSource(kafka.address, topic, **options), parallelisms=PARALLELISMS)
     assert sorted(row["value"] for row in found) == [str(n) for n in range(10, 40) if n % 5]
     assert len({(row["offset"], row["partition"]) for row in found}) == len(found)
 
@@ -196,7 +198,7 @@ def test_topics_that_come_later_are_read_once(kafka: KafkaBroker, client: KafkaC
 
         return Growing(source, add(), add)
 
-    check_late_splits(fresh, parallelisms=(1, 2))
+    check_late_splits(fresh, parallelisms=PARALLELISMS)
 
 
 def test_records_have_where_they_came_from(kafka: KafkaBroker, client: KafkaClient) -> None:

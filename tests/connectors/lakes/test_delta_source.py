@@ -11,6 +11,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from lake_program import PATIENCE_S, ROW, until
+from tests.conftest import IS_DEEP, few
 from tests.servers.objects import BUCKET, object_server
 
 import headgate as hg
@@ -22,6 +23,9 @@ from headgate.errors import StorageError, UsageError
 from headgate.testing import check_source
 
 deltalake = pytest.importorskip("deltalake")
+
+PARALLELISMS = (1, 2, 3) if IS_DEEP else (1, 2)
+ONE = PARALLELISMS if IS_DEEP else (2,)
 
 
 def append(path: Path, *numbers: int, **options: Any) -> None:
@@ -44,17 +48,19 @@ def read_all(source: hg.Delta, positions: dict[str, bytes] | None = None, polls:
     return rows, reader.positions()
 
 
-@pytest.mark.parametrize("partitions", [None, ["kind"]], ids=str)
+@pytest.mark.long
+@pytest.mark.parametrize("partitions", few([["kind"], None], 1), ids=str)
 def test_the_source_passes_the_kit(tmp_path: Path, partitions: list[str] | None) -> None:
-    for start in range(0, 200, 20):
+    versions = 10 if IS_DEEP else 4
+    for start in range(0, 20 * versions, 20):
         append(tmp_path / "t", *range(start, start + 20), partition_by=partitions)
-    rows = check_source(lambda: hg.Delta(tmp_path / "t", splits=4))
-    assert sorted(row["number"] for row in rows) == list(range(200))
+    rows = check_source(lambda: hg.Delta(tmp_path / "t", splits=4), parallelisms=PARALLELISMS)
+    assert sorted(row["number"] for row in rows) == list(range(20 * versions))
     assert all(row["kind"] == row["number"] % 3 for row in rows)
-    rows = check_source(lambda: hg.Delta(tmp_path / "t", version=1, splits=2))
+    rows = check_source(lambda: hg.Delta(tmp_path / "t", version=1, splits=2), parallelisms=ONE)
     assert sorted(row["number"] for row in rows) == list(range(40))
-    rows = check_source(lambda: hg.Delta(tmp_path / "t", after=1, splits=3))
-    assert sorted(row["number"] for row in rows) == list(range(40, 200))
+    rows = check_source(lambda: hg.Delta(tmp_path / "t", after=1, splits=3), parallelisms=ONE)
+    assert sorted(row["number"] for row in rows) == list(range(40, 20 * versions))
 
 
 def test_values_come_as_they_are(tmp_path: Path) -> None:
@@ -174,7 +180,7 @@ def fed(tmp_path: Path) -> Path:
 
 
 def test_the_change_feed_is_a_stream_with_changes(fed: Path, tmp_path: Path) -> None:
-    rows = check_source(lambda: hg.Delta(fed, version=None, after=0, feed=True))
+    rows = check_source(lambda: hg.Delta(fed, version=None, after=0, feed=True), parallelisms=ONE)
     assert [(row["op"], row["number"], row["kind"]) for row in rows] == [
         ("update_before", 2, 2),
         ("update_after", 2, 9),

@@ -37,6 +37,7 @@ def read(url: str, query: str) -> list[Any]:
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("some_interruptions")
 @pytest.mark.parametrize("kind", ["sqlite", pytest.param("duckdb", marks=pytest.mark.deep)])
 def test_it_passes_the_conformance_kit(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sa.event.listen(sa.pool.Pool, "checkout", no_disk)
