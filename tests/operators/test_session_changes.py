@@ -101,7 +101,7 @@ def test_changes_make_the_sessions_that_single_records_make(
     backend: str, emission: Emission, aggregates: tuple[pl.Expr, ...]
 ) -> None:
     operators = operators_of(emission, aggregates)
-    for seed in range(30 if IS_DEEP else 4):
+    for seed in range(30 if IS_DEEP else 2):
         with choose(backend):
             check_history(operators, emission, aggregates, random.Random(seed))
 

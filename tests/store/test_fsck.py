@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 import xxhash
 from tests.codec.test_arrow import BATCH, message, wild
+from tests.conftest import IS_DEEP
 from tests.store.catalogue.damaging import Damaged, columns, damages
 from tests.store.storing import KEYED, STREAM, database_of, keyed
 
@@ -133,7 +134,7 @@ def test_no_damage_to_a_store_is_read_as_fewer_or_other_events(
     original, expected = whole
     chance = random.Random(damage.__name__)
     files = [path.relative_to(original) for path in sorted(original.rglob("*.chunk"))]
-    for number in range(30):
+    for number in range(30 if IS_DEEP else 12):
         root = tmp_path / str(number)
         shutil.copytree(original, root)
         path = root / (CATALOGUE if number % 3 else chance.choice(files))

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+from tests.conftest import IS_DEEP
+
 from headgate.connectors.files import line_file
 from headgate.connectors.files.line_file import FilePosition
-from headgate.sim.product.run import Run, run_seed
+from headgate.sim.product.run import Run
 from headgate.sim.product.source import FileInputs
 
-SMOKE = (8, 23, 30, 37, 38, 41)
+SMOKE = (8, 23, 30, 37, 38, 41) if IS_DEEP else (8, 38)
 
 
 def test_seeds_that_read_files_pass() -> None:
+    """Some grow, and some are killed and renamed."""
     usual = line_file.BLOCK_BYTES
-    assert [(seed, str(found)) for seed in SMOKE if (found := run_seed(seed).violation)] == []
-    assert usual == line_file.BLOCK_BYTES
-
-
-def test_some_of_these_seeds_grow_and_some_are_killed_and_renamed() -> None:
     runs = [Run(seed) for seed in SMOKE]
     assert all(run.files.is_drawn for run in runs)
     assert any(run.settings.grows for run in runs)
-    assert runs[0].run() is None
+    assert [(seed, str(found)) for seed, run in zip(SMOKE, runs, strict=True) if (found := run.run())] == []
+    assert usual == line_file.BLOCK_BYTES
     assert len(runs[0].started) > 2
     assert any(not path.endswith(".jsonl") for path in runs[0].files.paths)
 

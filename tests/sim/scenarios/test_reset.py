@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from tests.conftest import IS_DEEP
+
 from headgate.sim.scenarios.reset import ResettingRun
 
 SMOKE = (2, 5, 9, 10, 13, 14, 16)
+"""Without ``IS_DEEP`` only until what they are for was reached."""
 
 
 def test_pipelines_start_over_whoever_runs_them() -> None:
@@ -17,6 +20,8 @@ def test_pipelines_start_over_whoever_runs_them() -> None:
             given_up + sum(newest for _, newest in run.history.given_up.values()),
         )
         carried_out, finished = carried_out + run.carried_out_count, finished + run.finished_count
+        if not IS_DEEP and steps > carried_out > 3 and finished > 0 and given_up > steps:
+            break
     assert steps > carried_out > 3, "some resets did not live to their end"
     assert finished > 0, "starts finish what was begun"
     assert given_up > steps, "there were checkpoints"

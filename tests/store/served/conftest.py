@@ -32,7 +32,9 @@ REPEATED = {
     "test_scaling_afar",
     "test_scaling_by_hand_afar",
     "test_schemas_afar",
+    "test_shared_transactions_afar",
     "test_truncation_afar",
+    "test_writers_afar",
 }
 """Modules that ``make test`` leaves out: what they do is Python around verbs, each of which is sent in tests here."""
 
