@@ -37,6 +37,12 @@ SPARK_IN_DEEP = [
 ]
 """For what supervisor, standby and driver decide among themselves: with Spark, each start costs twice the time."""
 
+PROCESSES_IN_DEEP = [
+    pytest.param(False, id="processes", marks=pytest.mark.deep),
+    pytest.param(True, id="spark", marks=pytest.mark.spark),
+]
+"""For what is shown with Spark, and happens in the same way where processes stand in for its workers."""
+
 PATIENT = "--silence=20s"
 """For a standby beside a driver that is not to be replaced while it lives, however busy the machine is."""
 

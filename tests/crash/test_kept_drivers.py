@@ -20,7 +20,7 @@ import pytest
 
 from crash.processes import STARTED_S, environment, kill
 from crash.results import assert_clean
-from crash.standing import SPARK_IN_DEEP, WITH_SPARK, Place, freeze_workers, thaw
+from crash.standing import PROCESSES_IN_DEEP, SPARK_IN_DEEP, Place, freeze_workers, thaw
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(1_800 + 120 * float(os.environ.get("HEADGATE_TEST_MINUTES", "0")))]
 
@@ -38,7 +38,8 @@ def place(tmp_path: Path) -> Iterator[Callable[..., Place]]:
         one.close()
 
 
-@pytest.mark.parametrize("with_spark", WITH_SPARK)
+@pytest.mark.parametrize("with_spark", PROCESSES_IN_DEEP)
+@pytest.mark.early
 def test_drivers_killed_at_random_are_started_again_and_nothing_is_lost_or_doubled(
     place: Callable[..., Place], dice: random.Random, with_spark: bool, tmp_path: Path
 ) -> None:  # KR1, KR2, KR10
@@ -69,7 +70,11 @@ def test_drivers_killed_at_random_are_started_again_and_nothing_is_lost_or_doubl
 @pytest.mark.parametrize(
     ("how", "with_spark"),
     [
-        *(pytest.param(how, False, id=f"{how}-processes") for how in ("SIGTERM", "SIGINT", "headgate stop", "SIGUSR1")),
+        *(pytest.param(how, False, id=f"{how}-processes") for how in ("SIGTERM", "SIGUSR1")),
+        *(
+            pytest.param(how, False, id=f"{how}-processes", marks=pytest.mark.deep)
+            for how in ("SIGINT", "headgate stop")  # Ctrl-C is the one; the other is asked of drivers that die over it
+        ),
         pytest.param("Ctrl-C", True, id="Ctrl-C-spark", marks=pytest.mark.spark),  # the JVM and its workers get it, too
         *(
             pytest.param(how, True, id=f"{how}-spark", marks=[pytest.mark.spark, pytest.mark.deep])
@@ -159,7 +164,8 @@ def test_a_driver_that_dies_while_it_drains_is_started_again_and_drains(
     assert_clean(tmp_path)
 
 
-@pytest.mark.parametrize("with_spark", WITH_SPARK)
+@pytest.mark.parametrize("with_spark", PROCESSES_IN_DEEP)
+@pytest.mark.early
 def test_a_killed_supervisor_leaves_nothing_running_and_the_next_start_goes_on(
     place: Callable[..., Place], with_spark: bool
 ) -> None:

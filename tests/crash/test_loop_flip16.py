@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.conftest import few
 
 from crash.loop_kills import TIMES, kill_and_finish
 from crash.loop_results import assert_flip16
@@ -21,7 +22,9 @@ RATE = 700
 
 
 @pytest.mark.parametrize(
-    ("parallelism", "repartitioned"), [(1, False), (2, False), (2, True)], ids=["p1", "p2", "p2-repartitioned"]
+    ("parallelism", "repartitioned"),
+    few([(2, True), (2, False), (1, False)], 1),
+    ids=["p2-repartitioned", "p2", "p1"],
 )
 def test_two_n_minus_n_is_n_whatever_is_killed(
     spec: Spec,
@@ -39,6 +42,8 @@ def test_two_n_minus_n_is_n_whatever_is_killed(
     assert_flip16(tmp_path, ROWS)
 
 
+@pytest.mark.early
+@pytest.mark.xdist_group("wide")
 def test_two_n_minus_n_is_n_with_four_heads(
     spec: Spec,
     run_wide: Callable[[dict[str, Any]], Life],

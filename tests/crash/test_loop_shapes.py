@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.conftest import few
 
 from crash.loop_kills import TIMES, kill_and_finish
 from crash.loop_results import assert_amplified, assert_drained, assert_flip16, assert_trips
@@ -55,7 +56,9 @@ PARALLELISMS = [1, 2, 1, 3, 1, 5, 2, 3, 2, 5, 3, 5, 1] if TIMES > 3 else [2, 5, 
 """The long form moves from each of 1, 2, 3 and 5 to each other one."""
 
 
-@pytest.mark.parametrize("pipeline", ["flip16", "trips", "nested"])
+@pytest.mark.early
+@pytest.mark.xdist_group("wide")
+@pytest.mark.parametrize("pipeline", few(["nested", "flip16", "trips"], 1))
 def test_a_loop_stopped_with_records_under_way_goes_on_at_another_parallelism(
     spec: Spec, run_wide: Run, tmp_path: Path, dice: random.Random, pipeline: str
 ) -> None:

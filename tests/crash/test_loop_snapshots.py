@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.conftest import few
 
 from crash.processes import STEP_S, Life, kill, until
 from headgate.codec.loop_log import decode_log
@@ -57,7 +58,7 @@ def newest(root: Path, name: str, after: int = 0) -> Contents:
     return found
 
 
-@pytest.mark.parametrize("circulating", [0, 40])
+@pytest.mark.parametrize("circulating", few([40, 0], 1))
 def test_a_checkpoint_holds_the_state_and_only_what_circulates(
     spec: Callable[..., dict[str, Any]], run: Callable[[dict[str, Any]], Life], tmp_path: Path, circulating: int
 ) -> None:

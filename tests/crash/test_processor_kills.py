@@ -8,6 +8,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+from tests.conftest import few
 
 from crash.pipelines import generated
 from crash.processes import Life, kill
@@ -20,7 +21,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(1_800)]
 ROWS = 60_000
 
 
-@pytest.mark.parametrize("state", ["memory", "rocksdb"])
+@pytest.mark.parametrize("state", few(["rocksdb", "memory"], 1))
 def test_a_killed_worker_and_another_parallelism_change_no_result(
     state: str, spec: Callable[..., dict[str, Any]], run: Callable[[dict[str, Any]], Life], tmp_path: Path
 ) -> None:

@@ -23,6 +23,7 @@ KILLS = 3
 """At least so many, and more as long as ``MINUTES`` are not over."""
 
 
+@pytest.mark.xdist_group("wide")
 def test_a_chain_of_pipelines_keeps_each_event_and_its_order_while_its_streams_are_scaled(
     spec: Callable[..., dict[str, Any]], run_wide: Callable[[dict[str, Any]], Life], tmp_path: Path
 ) -> None:

@@ -24,7 +24,6 @@ from crash.standing import (
     PATIENT,
     PROGRAM,
     SPARK_IN_DEEP,
-    WITH_SPARK,
     Place,
     Process,
     freeze_workers,
@@ -37,10 +36,11 @@ from crash.takeovers import Takeover, problem, told
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(1_800 + 120 * float(os.environ.get("HEADGATE_TEST_MINUTES", "0")))]
 
 
-def ways(spark_on: str | None) -> list[Any]:
+def ways(spark_on: str | None, *, only: str | None = None) -> list[Any]:
     """Return where checkpoints are, and whether Spark runs the workers.
 
-    `make test` has Spark on ``spark_on`` only, if anywhere, and plain processes on every other place.
+    `make test` has Spark on ``spark_on`` only, if anywhere, and plain processes on every other place; it has ``only``
+    one of the places, where that is given.
     """
     return [
         pytest.param(
@@ -49,7 +49,7 @@ def ways(spark_on: str | None) -> list[Any]:
             id=f"{place}-{'spark' if with_spark else 'processes'}",
             marks=[
                 *([pytest.mark.spark] if with_spark else []),
-                *([pytest.mark.deep] if with_spark != (place == spark_on) else []),
+                *([pytest.mark.deep] if with_spark != (place == spark_on) or only not in (None, place) else []),
             ],
         )
         for place in ("directory", "object store")
@@ -80,7 +80,8 @@ def took_over(heir: Process, since_s: float, record: Callable[[str, object], Non
     print(f"takeover: {took_ms} ms")
 
 
-@pytest.mark.parametrize(("is_object_store", "with_spark"), ways(spark_on="directory"))
+@pytest.mark.parametrize(("is_object_store", "with_spark"), ways(spark_on="directory", only="directory"))
+@pytest.mark.early
 def test_a_standby_takes_over_when_the_driver_is_killed(
     place: Callable[..., Place],
     with_spark: bool,
@@ -241,7 +242,7 @@ def test_of_two_standbys_one_takes_over_and_the_other_goes_on_waiting(
     assert_clean(tmp_path)
 
 
-@pytest.mark.parametrize("with_spark", WITH_SPARK)
+@pytest.mark.parametrize("with_spark", SPARK_IN_DEEP)
 def test_a_standby_ends_when_it_is_told_to(place: Callable[..., Place], with_spark: bool) -> None:  # SB6
     here = place(with_spark)
     alone = here.run("--standby")

@@ -12,7 +12,7 @@ import pytest
 
 from crash.processes import environment
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(1_800)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(1_800), pytest.mark.early]
 
 PROGRAM = Path(__file__).with_name("side_by_side.py")
 
