@@ -610,10 +610,9 @@ class LineFile:
         before = self._check_same(descriptor, status)
         self._open_at(descriptor, status, before)
         expected = self._bytes_before_known()
-        data = self._pread(descriptor, len(expected) + BLOCK_BYTES, at - len(expected))
-        if not data.startswith(expected):
+        if self._pread(descriptor, len(expected), at - len(expected)) != expected:
             raise self._moved(status, f"does not have the bytes before byte {at} any more that were read")
-        return data[len(expected) :]
+        return self._pread(descriptor, BLOCK_BYTES, at)  # by itself: to cut it off would copy it
 
     def _bytes_before_known(self) -> bytes:
         if self._skipped_to is not None:
