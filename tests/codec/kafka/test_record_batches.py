@@ -28,7 +28,7 @@ from headgate.codec.kafka.record_batch import (
     RECORDS_WITH_HEADERS,
     TRANSACTIONAL,
 )
-from headgate.codec.kafka.record_decoder import DecodedRecords, decode_records, next_offset_of
+from headgate.codec.kafka.record_decoder import DecodedRecords, decode_records, end_of
 from headgate.codec.kafka.record_encoder import ProducerState, RecordTooLargeError, encode_records
 from headgate.errors import CorruptionError
 
@@ -109,7 +109,8 @@ def encoded(records: Sequence[Record], **options: Any) -> bytes:
 
 def decoded(data: bytes, begin: int = 0, **options: Any) -> list[tuple[int, Record]]:
     found = decode_records(data, begin, PLACE, with_headers=True, **options)
-    assert found.next_offset == next_offset_of(data, begin)
+    assert (found.next_offset, found.next_epoch) == end_of(data, begin)
+    assert len(found.epochs) == len(found.batches)
     rows = []
     for batch in found.batches:
         batch.validate(full=True)
@@ -182,7 +183,7 @@ def test_a_last_batch_that_is_cut_off_waits_for_the_next_answer(records: list[Re
     found = decode_records((first + second)[: -cut - 1], 0, PLACE)
     assert found.next_offset == len(records)
     assert sum(batch.num_rows for batch in found.batches) == len(records)
-    assert decode_records(first[: -cut - 1], 5, PLACE) == DecodedRecords([], 5)
+    assert decode_records(first[: -cut - 1], 5, PLACE) == DecodedRecords([], [], 5, -1)
 
 
 def test_records_in_front_of_what_was_asked_for_are_left_out() -> None:

@@ -194,6 +194,25 @@ def test_a_cluster_that_names_no_broker_yet_is_asked_again(
     assert seen
 
 
+def test_a_topic_that_has_no_partitions_yet_is_asked_for_again(
+    client: KafkaClient, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that is being created: else a source would begin without its partitions."""
+    ask = Connection.ask
+    seen: list[MetadataAnswer] = []
+
+    def asked(self: Connection, request: Any, timeout_ms: int) -> Any:
+        answer = ask(self, request, timeout_ms)
+        if isinstance(answer, MetadataAnswer) and answer.topics and not seen:
+            seen.append(answer)
+            return replace(answer, topics=tuple(replace(one, partitions=()) for one in answer.topics))
+        return answer
+
+    monkeypatch.setattr(Connection, "ask", asked)
+    assert len(client.topics([topic])[topic].leaders) >= 1
+    assert seen
+
+
 SPELLS = [range(begin, end) for begin, end in ((0, 1), (0, 2), (0, 3), (0, 7), (1, 3), (1, 6), (2, 3))]
 
 

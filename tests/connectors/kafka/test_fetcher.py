@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,10 @@ import pyarrow as pa
 import pytest
 from tests.servers.kafka import KafkaBroker, kafka_broker
 
-from headgate.codec.kafka.messages import LATEST
+from headgate.codec.kafka.messages import LATEST, DivergingEpoch, FetchAnswer
 from headgate.connectors.kafka import fetcher as fetching
 from headgate.connectors.kafka.client import KafkaClient
+from headgate.connectors.kafka.connection import Connection
 from headgate.connectors.kafka.fetcher import Fetcher, Partition
 from headgate.environment import SYSTEM_ENVIRONMENT
 from headgate.errors import UsageError
@@ -109,6 +111,36 @@ def test_a_position_that_is_not_in_the_log_is_an_error(client: KafkaClient, topi
     fetcher = fetcher_of(client, {(topic, 0): 5})
     with pytest.raises(UsageError, match=r"offset 5 of partition 0 of topic .* is not in its log any more, or not yet"):
         fetcher.poll(PATIENCE_MS)
+    fetcher.close()
+
+
+@pytest.mark.parametrize("end", [4, 5])
+def test_what_a_leader_says_about_epochs_is_obeyed(
+    kafka: KafkaBroker, client: KafkaClient, topic: str, monkeypatch: pytest.MonkeyPatch, end: int
+) -> None:
+    """KIP-320: records are lost if the epoch ends in front of the position; else compaction left none of it."""
+    produce(kafka, topic, 0, range(10))
+    receive = Connection.receive
+    seen: list[FetchAnswer] = []
+
+    def received(self: Connection, timeout_ms: int) -> Any:
+        answer = receive(self, timeout_ms)
+        if not isinstance(answer, FetchAnswer) or seen:
+            return answer
+        seen.append(answer)
+        (of_topic,) = answer.responses
+        (part,) = of_topic.partitions
+        part = replace(part, records=b"", diverging_epoch=DivergingEpoch(0, end))
+        return replace(answer, responses=(replace(of_topic, partitions=(part,)),))
+
+    monkeypatch.setattr(Connection, "receive", received)
+    fetcher = fetcher_of(client, {(topic, 0): 5}, epochs={(topic, 0): 0})
+    if end < 5:
+        with pytest.raises(UsageError, match="lost records that this pipeline has read: all from offset 4 on"):
+            read(fetcher, {(topic, 0): 10})
+    else:
+        assert read(fetcher, {(topic, 0): 10}) == {(topic, 0): list(range(5, 10))}
+    assert seen
     fetcher.close()
 
 

@@ -19,13 +19,14 @@ import pyarrow as pa
 import pytest
 from tests.conftest import IS_DEEP, few
 from tests.docs.documentation import PREAMBLE, examples
-from tests.servers.kafka import KafkaBroker
+from tests.servers.kafka import KafkaBroker, kafka_broker
 
 import headgate as hg
 from headgate import testing
 from headgate.api.foreground import RunRequested, loading_only
 from headgate.codec.arrow import MOMENT
 from headgate.codec.kafka.messages import LATEST
+from headgate.codec.kafka.record_batch import HEADER, LENGTH_BEGIN, BatchHeader
 from headgate.connectors.base import SourceBatch, SourceContext, SplitPosition
 from headgate.connectors.kafka.client import KafkaClient, Topic
 from headgate.connectors.kafka.producer import Producer
@@ -97,6 +98,48 @@ def read_all(source: Kafka, positions: dict[str, bytes] | None = None) -> list[b
         rows += [] if found is None else found.batch.to_pylist()
     reader.close()
     return [row["value"] for row in rows]
+
+
+def cut_back(broker: KafkaBroker, topic: str, begin: int) -> None:
+    """Have a stopped broker forget the records of partition 0 from an offset on, which must begin a batch."""
+    (log,) = (broker.data / f"{topic}-0").glob("*.log")
+    data, position = log.read_bytes(), 0
+    while (header := BatchHeader._make(HEADER.unpack_from(data, position))).base_offset < begin:
+        position += LENGTH_BEGIN + header.batch_length
+    log.write_bytes(data[:position])
+
+
+@pytest.mark.crash
+def test_records_that_a_topic_lost_after_they_were_read_are_an_error() -> None:
+    """KIP-320: without the epoch of the leader, reading would go on in the middle of other records."""
+    with kafka_broker() as broker:
+        client = KafkaClient([broker.address], patience_ms=PATIENCE_MS)
+        topic = new_topic(client, 1)
+        for _ in range(2):
+            put(client, topic, {0: [b"old"] * 10})
+        source = Kafka(broker.address, topic)
+        reader = source.open(context())
+        take(reader, 20)
+        positions = reader.positions()
+        broker.kill()
+        cut_back(broker, topic, 10)
+        broker.start()
+        put(client, topic, {0: [b"new"] * 30})
+        problem = "partition 0 of topic .* lost records that this pipeline has read: all from offset 10 on"
+        with pytest.raises(UsageError, match=problem):
+            take(reader, 1)
+        again = source.open(context(positions))
+        with pytest.raises(UsageError, match=problem):
+            take(again, 1)
+        for one in (reader, again):
+            one.close()
+        # what was read before the records that are gone is as it was
+        position = Position(client.topic(topic).id.hex, 10, epoch=0)
+        sound = source.open(context({f"{topic}/0": position.encode()}))
+        assert [row["value"] for row in take(sound, 30)] == [b"new"] * 30
+        assert Position.decode("t/0", sound.positions()[f"{topic}/0"]).epoch > 0
+        sound.close()
+        client.close()
 
 
 class PatientReader(KafkaReader):
@@ -445,7 +488,7 @@ def test_damaged_positions_are_refused(data: bytes) -> None:
 
 def test_positions_of_another_version_are_refused() -> None:
     with pytest.raises(CorruptionError, match="expected version 1, found version 2"):
-        Position.decode("a/0", Position("0" * 32, 1, None, 2).encode())
+        Position.decode("a/0", Position("0" * 32, 1, version=2).encode())
 
 
 # -- in a pipeline -----------------------------------------------------------------------------------------------------
@@ -481,7 +524,7 @@ class SlowReader(KafkaReader):
             for row in range(0, one.batch.batch.num_rows, 20):
                 part = one.batch.batch.slice(row, 20)
                 offset = part.column("offset")[-1].as_py() + 1
-                self._ready.append(Delivery(one.partition, SourceBatch(one.batch.split, part), offset))
+                self._ready.append(Delivery(one.partition, SourceBatch(one.batch.split, part), offset, one.epoch))
 
     def poll(self) -> SourceBatch | None:
         time.sleep(0.001)  # slow work: not a wait for anything

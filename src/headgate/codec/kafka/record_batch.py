@@ -30,7 +30,7 @@ LENGTH_BEGIN = 12
 CODEC_MASK, APPEND_TIME, TRANSACTIONAL, CONTROL = 0x07, 0x08, 0x10, 0x20
 """Bits of the attributes."""
 
-NO_TIMESTAMP, NO_PRODUCER_ID, NO_SEQUENCE = -1, -1, -1
+NO_TIMESTAMP, NO_PRODUCER_ID, NO_SEQUENCE, NO_EPOCH = -1, -1, -1, -1
 SEQUENCES = 1 << 31
 """How many sequence numbers there are: after the last one comes 0."""
 

@@ -32,6 +32,7 @@ from headgate.codec.kafka.record_batch import (
     HEADERS_TYPE,
     LENGTH_BEGIN,
     MAGIC,
+    NO_EPOCH,
     NO_TIMESTAMP,
     RECORD_BYTES_MIN,
     RECORDS,
@@ -72,11 +73,15 @@ class DecodedRecords:
 
     Attributes:
         batches: records with columns ``RECORDS``, or ``RECORDS_WITH_HEADERS``, in the order of their offsets.
+        epochs: of each of ``batches``, the epoch of the leader that wrote its last record.
         next_offset: where to fetch on: after the last whole batch, also if all of its records were left out.
+        next_epoch: of the last whole batch; ``NO_EPOCH``: there is none.
     """
 
     batches: list[pa.RecordBatch]
+    epochs: list[int]
     next_offset: int
+    next_epoch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +114,13 @@ def decode_records(
         CorruptionError: a checksum is wrong, or records contradict themselves.
     """
     batches: list[pa.RecordBatch] = []
+    epochs: list[int] = []
     group: list[_Section] = []
-    size, next_offset = 0, begin
+    size, next_offset, next_epoch = 0, begin, NO_EPOCH
     isolation = None if aborted is None else _Isolation(aborted)
     for header, records in _whole_batches(memoryview(data), place):
         next_offset = max(next_offset, header.base_offset + header.last_offset_delta + 1)
+        next_epoch = header.partition_leader_epoch
         is_left_out = isolation is not None and isolation.leaves_out(header, records)
         if is_left_out or header.attributes & CONTROL or header.records_count == 0:
             continue
@@ -121,24 +128,26 @@ def decode_records(
         size += len(group[-1].data)
         if size >= GROUP_BYTES:
             batches.append(_columns(group, place, with_headers))
+            epochs.append(next_epoch)
             group, size = [], 0
     if group:
         batches.append(_columns(group, place, with_headers))
+        epochs.append(group[-1].header.partition_leader_epoch)
     if batches:
         batches = _from(begin, batches, next_offset, place)
-    return DecodedRecords(batches, next_offset)
+    return DecodedRecords(batches, epochs[len(epochs) - len(batches) :], next_offset, next_epoch)
 
 
-def next_offset_of(data: Buffer, begin: int) -> int:
-    """Return ``DecodedRecords.next_offset`` of the same bytes, without a look at the records."""
-    view, position = memoryview(data), 0
+def end_of(data: Buffer, begin: int) -> tuple[int, int]:
+    """Return ``next_offset`` and ``next_epoch`` of the same bytes, without a look at the records."""
+    view, position, epoch = memoryview(data), 0, NO_EPOCH
     while len(view) - position >= HEADER.size:
         header = BatchHeader._make(HEADER.unpack_from(view, position))
         position += LENGTH_BEGIN + header.batch_length
         if position > len(view) or header.batch_length <= 0:
             break
-        begin = max(begin, header.base_offset + header.last_offset_delta + 1)
-    return begin
+        begin, epoch = max(begin, header.base_offset + header.last_offset_delta + 1), header.partition_leader_epoch
+    return begin, epoch
 
 
 class _Isolation:

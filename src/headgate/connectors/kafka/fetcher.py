@@ -21,7 +21,8 @@ from headgate.codec.kafka.messages import (
     FetchPartition,
     FetchTopic,
 )
-from headgate.codec.kafka.record_decoder import DecodedRecords, decode_records, next_offset_of
+from headgate.codec.kafka.record_batch import NO_EPOCH
+from headgate.codec.kafka.record_decoder import DecodedRecords, decode_records, end_of
 from headgate.connectors.kafka.client import ANSWER_MS, BACKOFF_MS_MAX, BACKOFF_MS_MIN, KafkaClient, Topic
 from headgate.connectors.kafka.connection import Connection, wait_any
 from headgate.connectors.kafka.refusal import refusal
@@ -66,13 +67,16 @@ class Fetcher:
         environment: Environment,
         topics: Mapping[str, Topic],
         positions: Mapping[Partition, int],
+        epochs: Mapping[Partition, int] | None = None,
         *,
         isolation: int = READ_COMMITTED,
         with_headers: bool = False,
         wait_ms: int = WAIT_MS,
     ) -> None:
+        """Read on from ``positions``. ``epochs``: of the leaders that wrote the records in front of these."""
         self._client, self._environment = client, environment
         self.positions = dict(positions)
+        self._epochs = dict(epochs or {})
         self._ids = {name: topics[name].id for name, _ in positions}
         self._names: dict[UUID, str] = {found: name for name, found in self._ids.items()}
         self._isolation, self._with_headers, self._wait_ms = isolation, with_headers, wait_ms
@@ -179,7 +183,9 @@ class Fetcher:
     def _request(self, wanted: Mapping[Partition, int]) -> Fetch:
         by_topic: dict[str, list[FetchPartition]] = {}
         for (topic, number), offset in wanted.items():
-            by_topic.setdefault(topic, []).append(FetchPartition(number, -1, offset, -1, -1, PARTITION_BYTES_MAX))
+            epoch = self._epochs.get((topic, number), NO_EPOCH)
+            wanted_part = FetchPartition(number, -1, offset, epoch, -1, PARTITION_BYTES_MAX)
+            by_topic.setdefault(topic, []).append(wanted_part)
         topics = tuple(FetchTopic(self._ids[topic], tuple(parts)) for topic, parts in by_topic.items())
         return Fetch(-1, self._wait_ms, 1, BYTES_MAX, self._isolation, 0, -1, topics)
 
@@ -204,22 +210,31 @@ class Fetcher:
                 name = (self._names.get(of_topic.topic_id, ""), part.partition_index)
                 if name in asked and self._is_sound(name, part, asked[name]):
                     whole.append((name, asked[name], part))
-                    self._move(name, next_offset_of(part.records or b"", asked[name]))
+                    self._move(name, *end_of(part.records or b"", asked[name]))
         self._ask(node)
         return [self._decoded(name, begin, part) for name, begin, part in whole]
 
-    def _move(self, name: Partition, offset: int) -> None:
+    def _move(self, name: Partition, offset: int, epoch: int) -> None:
         """Move a position; what brought records is asked for last, because a broker fills answers in that order."""
         if offset > self.positions[name]:
+            self._epochs[name] = epoch
             del self.positions[name]
             self.positions[name] = offset
 
     def _is_sound(self, name: Partition, part: FetchedPartition, begin: int) -> bool:
         code = ErrorCode(part.error_code)
+        where = f"partition {name[1]} of topic '{name[0]}'"
+        if (other := part.diverging_epoch) is not None:
+            if other.end_offset < begin:
+                raise UsageError(
+                    f"{where} lost records that this pipeline has read: all from offset {other.end_offset:,} on, and "
+                    f"others may be in their place, because a broker without them became the leader; start over, or "
+                    "begin at other offsets"
+                )
+            self._epochs[name] = other.epoch  # of later epochs nothing is left, by compaction
         if code is ErrorCode.NONE:
             self._pause_ms = BACKOFF_MS_MIN
             return True
-        where = f"partition {name[1]} of topic '{name[0]}'"
         if code is ErrorCode.OFFSET_OUT_OF_RANGE:
             raise UsageError(
                 f"offset {begin:,} of {where} is not in its log any more, or not yet: records that were to be read are "

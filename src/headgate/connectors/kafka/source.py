@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from headgate.codec.kafka.messages import EARLIEST as FIRST_OFFSET
 from headgate.codec.kafka.messages import LATEST as LAST_OFFSET
-from headgate.codec.kafka.record_batch import checksum
+from headgate.codec.kafka.record_batch import NO_EPOCH, checksum
 from headgate.connectors.base import FailStopReader, Source, SourceBatch, SourceContext, SplitPosition, owner_of_split
 from headgate.connectors.kafka.client import PATIENCE_MS, KafkaClient, Topic
 from headgate.connectors.kafka.fetcher import Fetched, Fetcher, Partition
@@ -65,11 +65,14 @@ class Position(msgspec.Struct, frozen=True):
         topic: the id of the topic.
         offset: of the next record.
         end: where a bounded reading ends; None: it does not.
+        epoch: of the leader that wrote what was read last, by which a log that was cut back is noticed; ``NO_EPOCH``:
+            not known.
     """
 
     topic: str
     offset: int
     end: int | None = None
+    epoch: int = NO_EPOCH
     version: int = _POSITION_VERSION
 
     def encode(self) -> bytes:
@@ -289,11 +292,15 @@ def _is_offset(one: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """Decoded records of one partition, or None where all were left out, and the offset that follows them."""
+    """Decoded records of one partition, or None where all were left out, and the offset that follows them.
+
+    ``epoch``: of the leader that wrote the last of them.
+    """
 
     partition: Partition
     batch: SourceBatch | None
     next_offset: int
+    epoch: int
 
 
 _Found: TypeAlias = list[Delivery] | dict[Partition, Position]
@@ -373,7 +380,7 @@ class KafkaReader(FailStopReader, CheckpointedFunction, CheckpointListener):
                 if found is None:
                     return None
                 self._take(found)
-            self._move(delivery.partition, delivery.next_offset)
+            self._move(delivery.partition, delivery.next_offset, delivery.epoch)
             if (batch := delivery.batch) is None:
                 continue  # markers, aborted records and what was left out
             if batch.is_split_finished:
@@ -403,9 +410,9 @@ class KafkaReader(FailStopReader, CheckpointedFunction, CheckpointListener):
             self._ready.extend(found)
             self._work.pause({delivery.partition for delivery in self._ready} & self._paused)
 
-    def _move(self, part: Partition, offset: int) -> None:
+    def _move(self, part: Partition, offset: int, epoch: int) -> None:
         position = self._places[part]
-        self._places[part] = Position(position.topic, offset, position.end)
+        self._places[part] = Position(position.topic, offset, position.end, epoch)
 
     # -- where to begin
 
@@ -440,12 +447,12 @@ class KafkaReader(FailStopReader, CheckpointedFunction, CheckpointListener):
         """
         source, found = self._source, dict(kept)
         if source.end is None:
-            return {part: Position(one.topic, one.offset) for part, one in found.items()}
+            return {part: Position(one.topic, one.offset, epoch=one.epoch) for part, one in found.items()}
         is_told = isinstance(source.end, tuple)
         for name, topic in topics.items():
             parts = [part for (of, part), one in kept.items() if of == name and (is_told or one.end is None)]
             for part, end in (self._offsets(topic, parts, source.end) if parts else {}).items():
-                found[name, part] = Position(topic.id.hex, kept[name, part].offset, end)
+                found[name, part] = Position(topic.id.hex, kept[name, part].offset, end, kept[name, part].epoch)
         return found
 
     def _finds(self, topics: Mapping[str, Topic], known: Mapping[Partition, object]) -> dict[Partition, Position]:
@@ -517,7 +524,13 @@ class _FetchThread:
         environment = source.environment
         self._environment = environment
         self._fetcher = Fetcher(
-            client, environment, topics, offsets, with_headers=source.format().needs_headers, wait_ms=FETCH_WAIT_MS
+            client,
+            environment,
+            topics,
+            offsets,
+            {part: one.epoch for part, one in positions.items()},
+            with_headers=source.format().needs_headers,
+            wait_ms=FETCH_WAIT_MS,
         )
         self.log_ends: dict[Partition, int] = {}
         """Of each partition, where it ended for readers of committed records at the latest fetch."""
@@ -613,7 +626,7 @@ class _FetchThread:
             return []
         end = self._ends.get(part)
         deliveries = []
-        for records in found.records.batches:
+        for records, epoch in zip(found.records.batches, found.records.epochs, strict=True):
             offsets = records.column("offset").to_numpy()
             if end is not None and offsets[-1] >= end:
                 records = records.slice(0, int(np.searchsorted(offsets, end)))
@@ -623,14 +636,15 @@ class _FetchThread:
                 last = int(offsets[records.num_rows - 1])
                 times = pc.max(records.column("timestamp")).cast(pa.int64()).as_py()
                 batch = replace(batch, written_ms=None if times is None else times // 1_000)
-                deliveries.append(Delivery(part, None if is_empty else batch, last + 1))
+                deliveries.append(Delivery(part, None if is_empty else batch, last + 1, epoch))
         if end is not None and found.records.next_offset >= end:
             self._fetcher.pause(part)
             self._over.add(part)
             empty = pa.RecordBatch.from_pylist([], schema=self._decoder.schema)
-            deliveries.append(Delivery(part, SourceBatch(split, empty, is_split_finished=True), end))
+            deliveries.append(Delivery(part, SourceBatch(split, empty, is_split_finished=True), end, NO_EPOCH))
         elif found.records.next_offset > (deliveries[-1].next_offset if deliveries else 0):
-            deliveries.append(Delivery(part, None, found.records.next_offset))  # markers and aborted records
+            left_out = Delivery(part, None, found.records.next_offset, found.records.next_epoch)
+            deliveries.append(left_out)  # markers and aborted records
         return deliveries
 
     def _discover(self) -> None:
