@@ -15,7 +15,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from tests.conftest import IS_DEEP
-from tests.servers.kafka import KafkaBroker
+from tests.servers.kafka import TWO_PHASE_COMMIT, KafkaBroker, kafka_broker
 
 import headgate as hg
 from headgate import testing
@@ -326,6 +326,45 @@ def test_an_outage_that_was_too_long_stops_the_pipeline(place: Callable[..., Pla
         assert found.value.is_output_gone
     assert "are lost" in run.committer.denial(done.committables[0])
     assert here.read() == []
+
+
+@pytest.mark.crash
+def test_two_phase_commit_has_no_timeout() -> None:
+    """KIP-939: what is prepared waits for its decision, also while the broker is killed; what is not is aborted."""
+    with kafka_broker(f"{TWO_PHASE_COMMIT}transaction.max.timeout.ms=10000\n") as broker:
+        client = KafkaClient([broker.address], patience_ms=1_000 * PATIENCE_S)
+        here = Place(broker, client, two_phase=True)
+        here.sink.check(SCHEMA)
+        assert here.sink.transaction_timeout is None
+        pipeline = here.pipeline("it was away for longer than any timeout", rows=8)
+        run = pipeline.start(2)
+        promised = pipeline.prepare(run)
+        pipeline.prepare(run)  # in a checkpoint that was not completed
+        pipeline.complete(promised)
+        names = here.open_transactions()
+        assert len(names) == 4
+        described = [client.describe_transaction(name) for name in names]
+        assert {one.transaction_timeout_ms for one in described if one is not None} == {(1 << 31) - 1}
+        run.close()
+        broker.kill()
+        broker.start()
+        other = Place(broker, client, transaction_timeout="10s")  # the longest that there is
+        away = other.pipeline("it has a timeout").start(1)
+        away.write(3)
+        while not other.open_transactions():
+            time.sleep(0.01)
+        while other.open_transactions():  # the broker aborts what was open for too long, and not the rest
+            time.sleep(0.05)
+        assert here.open_transactions() == names
+        run = pipeline.start(1)
+        assert here.open_transactions() == []
+        pipeline.check_visible(promised.shown, "after the next start")
+        pipeline.advance(run)
+        pipeline.check_end(1)
+        away.close()
+        for one in (here, other):
+            one.reader.close()
+        client.close()
 
 
 def test_a_transaction_that_was_open_for_too_long_is_no_newer_generation(
@@ -642,6 +681,8 @@ def test_what_cannot_work_is_one_sentence(kafka: KafkaBroker, client: KafkaClien
         KafkaSink(kafka.address, "missing").check(SCHEMA)
     with pytest.raises(UsageError, match="allows, which is 604800000 ms: raise transaction"):
         KafkaSink(kafka.address, topic, transaction_timeout="8d").check(SCHEMA)
+    with pytest.raises(UsageError, match=r"does not take part in two-phase commit: set transaction.two.phase.commit"):
+        KafkaSink(kafka.address, topic, two_phase=True).check(SCHEMA)
     with pytest.raises(UsageError, match=r"KafkaSink\(key='none'\) names a column"):
         KafkaSink(kafka.address, topic, key="none").check(SCHEMA)
     sink = KafkaSink(kafka.address, topic)
@@ -662,6 +703,8 @@ def test_what_cannot_work_is_one_sentence(kafka: KafkaBroker, client: KafkaClien
         ({"create": -1}, "must be a number of partitions"),
         ({"transaction_timeout": "soon"}, "transaction_timeout"),
         ({"guarantee": "at-least-once", "transaction_timeout": "5m"}, "has no transactions"),
+        ({"guarantee": "at-least-once", "two_phase": True}, "has no transactions: leave two_phase out"),
+        ({"two_phase": True, "transaction_timeout": "5m"}, "transactions without a timeout: leave transaction_timeout"),
         ({"topic": ""}, "names no topic"),
         ({"brokers": "kafka"}, "is no address of a Kafka broker"),
     ],

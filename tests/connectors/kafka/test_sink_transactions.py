@@ -87,4 +87,9 @@ def test_what_is_lost_is_named() -> None:
     aborted = why_not_committed(Outcome.ABORTED, what, "15m")
     assert aborted.startswith("1,200 records for topic 'orders' are lost: Kafka aborted transaction")
     assert "longer than 15m" in aborted
+    kept = why_not_committed(Outcome.ABORTED, what, "")
+    assert kept.endswith(
+        "aborted transaction 'headgate:p:out:1:0:1', by hand or by another program, or after its timeout, if the sink "
+        "had one when it was prepared"
+    )
     assert "does not know any more whether 1,200 records" in why_not_committed(Outcome.UNKNOWN, what, "15m")

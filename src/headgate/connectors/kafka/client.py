@@ -61,6 +61,8 @@ ANSWER_MS = 30_000
 
 BACKOFF_MS_MIN, BACKOFF_MS_MAX = 20, 1_000
 
+TWO_PHASE_SETTING = "transaction.two.phase.commit.enable"
+
 _A = TypeVar("_A", bound=Answer)
 _T = TypeVar("_T")
 
@@ -323,18 +325,38 @@ class KafkaClient:
         def attempt() -> ProducerIds:
             connection = self._coordinator(TRANSACTION_COORDINATOR, transactional_id)
             if has_no_timeout and connection.version_of(request) < request.VERSIONS[0]:
-                raise UsageError(
-                    f"Kafka at {self.name} does not take part in two-phase commit: set "
-                    "transaction.two.phase.commit.enable and unstable.api.versions.enable on the brokers, or let "
-                    "prepared transactions have a timeout"
-                )
+                raise self._lacks_two_phase_commit()
             answer = self._ask_through(connection, request)
             if code := ErrorCode(answer.error_code):
                 what = f"use transactional id '{transactional_id}'"
+                if has_no_timeout and code is ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+                    both = f"Write and for TwoPhaseCommit on transactional id '{transactional_id}'"
+                    raise self._retry_or_refuse(what, code, right=both)
                 raise self._coordinator_problem(TRANSACTION_COORDINATOR, transactional_id, what, code)
             return ProducerIds(answer.producer_id, answer.producer_epoch)
 
         return self._patiently(f"use transactional id '{transactional_id}'", attempt)
+
+    def check_two_phase_commit(self) -> None:
+        """Check that brokers keep prepared transactions without a timeout (KIP-939), as far as the client may see it.
+
+        Raises:
+            UsageError: they do not.
+        """
+        request = InitProducerId(None, ANSWER_MS)
+        version = self._patiently("learn what the brokers can do", lambda: self._some_connection().version_of(request))
+        try:
+            is_on = self.setting(TWO_PHASE_SETTING) != "false"
+        except UsageError:
+            is_on = True  # the client has no right to see settings; the first transaction finds it
+        if version < request.VERSIONS[0] or not is_on:
+            raise self._lacks_two_phase_commit()
+
+    def _lacks_two_phase_commit(self) -> UsageError:
+        return UsageError(
+            f"Kafka at {self.name} does not take part in two-phase commit: set {TWO_PHASE_SETTING} and "
+            "unstable.api.versions.enable on the brokers, or let prepared transactions have a timeout"
+        )
 
     def new_producer(self) -> ProducerIds:
         """Return ids for a producer without transactions, each of whose records is written once."""

@@ -55,7 +55,7 @@ class KafkaCommitter(Committer):
 
         Args:
             owner: None: the sink is at least once now. What it prepared before, when it was not, is still decided.
-            timeout: of transactions, for errors.
+            timeout: of transactions, for errors; "" if they have none.
         """
         self._client, self._owner, self._ids, self._fence, self._timeout = client, owner, ids, fence, timeout
         self._environment, self._claimed_ms = environment, environment.monotonic_ms()

@@ -88,6 +88,9 @@ class KafkaSink(FencedSink):
         compression: ``"none"``, ``"gzip"``, ``"snappy"``, ``"lz4"`` or ``"zstd"``.
         transaction_timeout: after this time brokers abort a transaction. It must exceed the longest time for which the
             pipeline may be down. None: as long as brokers allow (``transaction.max.timeout.ms``), at most 3 days.
+        two_phase: brokers keep prepared transactions until they are decided, however long the pipeline is down
+            (KIP-939, not stable in Kafka 4.3). Brokers need ``transaction.two.phase.commit.enable`` and
+            ``unstable.api.versions.enable``. An abandoned pipeline then stops readers of committed records for good.
         create: create the topic with so many partitions if it is missing. 0: it must exist.
         replication: of a topic that is created; -1: as brokers say.
         settings: of a topic that is created, such as ``{"cleanup.policy": "compact"}``.
@@ -112,6 +115,7 @@ class KafkaSink(FencedSink):
     guarantee: KafkaGuarantee = "exactly-once"
     compression: KafkaCompression = "none"
     transaction_timeout: Duration | None = None
+    two_phase: bool = False
     create: int = 0
     replication: int = -1
     settings: Mapping[str, str] = field(default_factory=dict)
@@ -157,6 +161,12 @@ class KafkaSink(FencedSink):
             raise UsageError(f"KafkaSink(create={self.create}) must be a number of partitions, or 0")
         if not self.is_transactional and self.transaction_timeout is not None:
             raise UsageError("KafkaSink(guarantee='at-least-once') has no transactions: leave transaction_timeout out")
+        if self.two_phase and not self.is_transactional:
+            raise UsageError("KafkaSink(guarantee='at-least-once') has no transactions: leave two_phase out")
+        if self.two_phase and self.transaction_timeout is not None:
+            raise UsageError(
+                "KafkaSink(two_phase=True) has transactions without a timeout: leave transaction_timeout out"
+            )
         if self.transaction_timeout is not None:
             duration_ms(self.transaction_timeout, "KafkaSink(transaction_timeout=)")
         self.client().close()
@@ -233,7 +243,7 @@ class KafkaSink(FencedSink):
                 SinkIds(self.prefix, fence.owner),
                 fence,
                 context.subtask_index,
-                self._timeout_ms(),
+                None if self.two_phase else self._timeout_ms(),
                 self._owner,
             )
             return KafkaWriter(settings, router, pool, self.topic, fence)
@@ -246,7 +256,8 @@ class KafkaSink(FencedSink):
         client, owner = self.client(), owner_of(pipeline, node)
         fence, ids = Fence(owner, int(generation)), SinkIds(self.prefix, owner)
         topic_owner = self._owner(client) if self.is_transactional else None
-        return KafkaCommitter(client, topic_owner, ids, fence, f"{self._timeout_ms()} ms", self.environment)
+        timeout = "" if self.two_phase else f"{self._timeout_ms()} ms"
+        return KafkaCommitter(client, topic_owner, ids, fence, timeout, self.environment)
 
     def locations(self) -> tuple[Location, ...]:
         """See ``Sink``. Without brokers, which come and go: another cluster does not know the prepared transactions."""
@@ -335,6 +346,9 @@ class KafkaSink(FencedSink):
                 f"level {TRANSACTION_VERSION}: run kafka-features.sh upgrade --feature transaction.version="
                 f"{TRANSACTION_VERSION} with brokers of release 4.0 or newer, or give guarantee='at-least-once'"
             )
+        if self.two_phase:
+            client.check_two_phase_commit()
+            return
         allowed_ms = client.number_setting("transaction.max.timeout.ms", BROKER_TIMEOUT_MS)
         if self.transaction_timeout is None:
             object.__setattr__(self, "transaction_timeout", f"{min(allowed_ms, TIMEOUT_MS_MAX)}ms")

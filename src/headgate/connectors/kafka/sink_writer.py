@@ -17,7 +17,7 @@ from headgate.codec.kafka.compression import Compression
 from headgate.codec.kafka.record_encoder import BATCH_BYTES_MAX
 from headgate.connectors.base import EmptyTransaction, SealedTransaction, SinkWriter
 from headgate.connectors.fenced_sink import Fence
-from headgate.connectors.kafka.client import KafkaClient, ProducerIds, Topic
+from headgate.connectors.kafka.client import ANSWER_MS, KafkaClient, ProducerIds, Topic
 from headgate.connectors.kafka.committer import proof_of
 from headgate.connectors.kafka.outgoing_records import Router
 from headgate.connectors.kafka.owner import TopicOwner
@@ -91,11 +91,12 @@ class WriterSettings:
 class _UsedId:
     """A transactional id with its producer. Used by one thread at a time."""
 
-    def __init__(self, settings: WriterSettings, name: str, timeout_ms: int) -> None:
+    def __init__(self, settings: WriterSettings, name: str, timeout_ms: int | None) -> None:
+        """``timeout_ms``: after which brokers abort a transaction; None: never."""
         self.name, self.use, self.records_count = name, 1, 0
         self.client = settings.make_client()
         try:
-            self.ids = self.client.take_over(name, timeout_ms)
+            self.ids = self.client.take_over(name, timeout_ms or ANSWER_MS, has_no_timeout=timeout_ms is None)
         except BaseException:
             self.client.close()
             raise
@@ -122,7 +123,7 @@ class IdPool:
         ids: SinkIds,
         fence: Fence,
         subtask_index: int,
-        timeout_ms: int,
+        timeout_ms: int | None,
         owner_of: Callable[[KafkaClient], TopicOwner],
     ) -> None:
         self._settings, self._topic, self._ids, self._fence = settings, topic, ids, fence
@@ -161,7 +162,9 @@ class IdPool:
             yield
         except FencedError as error:
             self._owner_of(used.client).refuse_if_replaced(self._fence)
-            why = f"Kafka aborted transaction '{used.name}', which was open longer than {self._timeout_ms} ms"
+            why = f"another program took over transaction '{used.name}'"
+            if self._timeout_ms is not None:
+                why = f"Kafka aborted transaction '{used.name}', which was open longer than {self._timeout_ms} ms"
             raise StorageError("write to", f"topic '{self._topic}'", why, is_transient=False) from error
 
     def _is_committed(self, used: _UsedId) -> bool:

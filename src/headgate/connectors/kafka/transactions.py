@@ -162,7 +162,7 @@ def outcome_in_state(
 
 
 def why_not_committed(outcome: Outcome, what: Prepared, timeout: str) -> str:
-    """Return what is lost and why, as a clause."""
+    """Return what is lost and why, as a clause. ``timeout``: "" if brokers keep transactions for ever."""
     count = f"{what.records_count:,} records for topic '{what.topic}'"
     if outcome is Outcome.UNKNOWN:
         return (
@@ -170,7 +170,10 @@ def why_not_committed(outcome: Outcome, what: Prepared, timeout: str) -> str:
             f"'{what.transactional_id}' expired (transactional.id.expiration.ms, offsets.retention.minutes), or the "
             "brokers are those of another cluster"
         )
-    return (
-        f"{count} are lost: Kafka aborted transaction '{what.transactional_id}', most likely because it waited for its "
-        f"commit longer than {timeout}; give the sink a longer transaction_timeout"
-    )
+    why = "by hand or by another program, or after its timeout, if the sink had one when it was prepared"
+    if timeout:
+        why = (
+            f"most likely because it waited for its commit longer than {timeout}; give the sink a longer "
+            "transaction_timeout"
+        )
+    return f"{count} are lost: Kafka aborted transaction '{what.transactional_id}', {why}"
