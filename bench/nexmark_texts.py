@@ -14,9 +14,9 @@ FLINK: Mapping[str, str] = {
 FROM TABLE(TUMBLE(TABLE bid_now, DESCRIPTOR(p_time), INTERVAL '10' SECOND))
 GROUP BY bidder, window_start, window_end""",
     "q13": """SELECT B.auction, B.bidder, B.price, B.date_time, S.`value`
-FROM bid_now AS B JOIN side_input FOR SYSTEM_TIME AS OF B.p_time AS S ON MOD(B.auction, 10000) = S.key""",
+FROM bid AS B JOIN side_input AS S ON MOD(B.auction, 10000) = S.key""",
 }
-"""What Flink says in its own way: processing time, which a view has, and the table of q13."""
+"""What Flink says in its own way: processing time, which a view has, and q13, whose files it does not look up."""
 
 _COUNTS = "".join(
     f", COUNT(*) FILTER (WHERE {prices}) AS rank{i}_bids"
