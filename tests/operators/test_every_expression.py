@@ -367,6 +367,9 @@ def test_every_method_of_expressions_is_allowed_or_refused_and_what_is_allowed_l
     assert sorted(refused) == sorted(set(REFUSED))
 
 
+KNOWN = s.str.to_lowercase().replace_strict({"a": "b"}, default=None)
+"""Used twice, it is computed once, for which the plan has a node of its own."""
+
 MORE_ALLOWED = [
     i.is_in(ONLY_SERIES),
     i.is_in(ONLY_SERIES.implode()),
@@ -402,6 +405,8 @@ MORE_ALLOWED = [
     numbers.list.eval(pl.element().shift()),
     texts.list.eval(pl.element().replace({"a": "b"})),
     (i + 1).replace({1: 2}).replace_strict({2: 3}, default=0) + 1,
+    pl.when(KNOWN.is_null()).then("s").str.to_uppercase().fill_null(KNOWN),
+    KNOWN.fill_null(KNOWN + "x"),
     f.bin_intervals([0.0], labels=["x", "y"]).cast(pl.String),
     s.cast(enum_type()).to_physical(),
     day.dt.is_business_day(holidays=[date(2026, 1, 5)]),
@@ -413,6 +418,8 @@ MORE_ALLOWED = [
 
 MORE_REFUSED = [
     (pl.len(), "aggregate"),
+    (KNOWN.fill_null(KNOWN.max()), "aggregate"),
+    (i.replace(i, i) + i.replace(i, i), "replace"),
     (pl.row_index(), "other records"),
     (pl.int_range(0, 6), "other records"),
     (pl.int_range(0, pl.len()), "other records"),

@@ -31,7 +31,10 @@ from headgate.operators.base import Operator
 from headgate.operators.schemas import batch_of, columns_of, describe, empty_frame, frame_of, schema_of_frame
 from headgate.operators.user_functions import batch_error
 
-_ALIGNED = ("select", "with-columns", "simple-projection")
+_COPIED = "multiplexer"
+"""Hands the rows of its input, such as what is used twice, to several nodes."""
+
+_ALIGNED = ("select", "with-columns", "simple-projection", _COPIED)
 """Nodes with a row for each row of their input."""
 
 _ZIP = "zip-broadcast"
@@ -186,7 +189,7 @@ class _Node:
         if self.kind == _CONSTANT:
             return _OTHER_RECORDS.format("a column of values that is none of the records") if has_column else ""
         found = self.problem(has_column)
-        return found if found or self.kind not in _ALIGNED else _ROWS
+        return found if found or self.kind == _COPIED or self.kind not in _ALIGNED else _ROWS
 
     def _named(self) -> str:
         return "an aggregate" if self.kind in ("reduce", "in-memory-map", "group-by") else self.function
