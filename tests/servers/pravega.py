@@ -70,7 +70,8 @@ class PravegaServer:
         command = [
             java(), "-Xmx640m", "-XX:MaxDirectMemorySize=512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
             *(part for name in OPENED for part in ("--add-opens", f"{name}=ALL-UNNAMED")),
-            f"-Dlogback.configurationFile={directory / 'logback.xml'}", f"-Dsinglenode.configurationFile={settings}",
+            "-Dcontroller.retention.frequency.minutes=1", f"-Dlogback.configurationFile={directory / 'logback.xml'}",
+            f"-Dsinglenode.configurationFile={settings}",
             f"-Djava.io.tmpdir={directory}", "-cp", f"{LIBRARIES}/*", "io.pravega.local.LocalPravegaEmulator",
         ]  # fmt: skip
         self._process = ServerProcess(command, directory / "log", lambda: self._is_ready(controller, store))
@@ -136,6 +137,18 @@ class PravegaServer:
             assert time.monotonic() < deadline
             time.sleep(0.02)
         return sorted(one.segment for one in self.client.current(name))
+
+    def delete(self, stream: str) -> None:
+        """Remove a sealed stream."""
+        name = StreamName.parse(stream)
+        assert self.manager().delete_stream(name.scope, name.stream)
+
+    def retain(self, stream: str, segments: int) -> None:
+        """Give a stream a policy under which it keeps next to nothing, but for what reader groups need."""
+        name = StreamName.parse(stream)
+        scaling, retention = message((1, 0), (4, segments)), message((1, 2), (2, 1), (3, 1 << 40))
+        config = message((1, message((1, name.scope), (2, name.stream))), (2, scaling), (3, retention))
+        assert not self.client.call("updateStream", config).get(1, [0])[0]
 
     def truncate(self, stream: str, cut: Mapping[int, int]) -> None:
         """Remove what is in front of a cut."""

@@ -17,7 +17,7 @@ import headgate as hg
 from headgate import testing
 from headgate.api.copies.pravega_copy import COLUMNS, PravegaCopy
 from headgate.connectors.pravega.controller import StreamName
-from headgate.connectors.pravega.reader import Position
+from headgate.connectors.pravega.scaled_stream import Position
 from headgate.errors import UsageError
 from headgate.store.store import Store
 

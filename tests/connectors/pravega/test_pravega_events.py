@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from headgate.connectors.pravega.controller import StreamName, message, parse
 from headgate.connectors.pravega.events import frame, key_places, unframe
-from headgate.connectors.pravega.reader import Position, ScaledStream
+from headgate.connectors.pravega.scaled_stream import Position, ScaledStream
 from headgate.errors import CorruptionError, ProtocolViolation, UsageError
 
 

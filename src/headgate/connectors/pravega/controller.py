@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any, TypeAlias
 from uuid import UUID
@@ -20,6 +20,12 @@ CALL_MS = 30_000
 
 Cut: TypeAlias = Mapping[int, int]
 """Segment → offset, over all keys."""
+
+_REFRESH_MS, _AUTOMATIC_MS, _CHECKPOINTS_MAX = 3_000, 30_000, 3
+"""What reader groups of Pravega's own client have by default."""
+
+_BY_HAND = 1
+"""A reader group whose cuts are released by its user."""
 
 _SERVICE = "/io.pravega.controller.stream.api.grpc.v1.ControllerService/"
 _Fields: TypeAlias = "dict[int, list[Any]]"
@@ -51,6 +57,33 @@ class OpenedTransaction:
 
     id: UUID
     ranges: tuple[SegmentRange, ...]
+
+
+class Release(IntEnum):
+    """What the controller answers to a cut that a reader group releases."""
+
+    DONE = 0
+    FAILED = 1
+    NO_STREAM = 2
+    NO_SUBSCRIBER = 3
+    GOES_BACK = 4
+    OTHER_GENERATION = 5
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderGroup:
+    """A reader group as the controller knows it.
+
+    Attributes:
+        generation: of its configuration.
+        releases_by_hand: streams wait for the cuts that are released in its name.
+    """
+
+    scope: str
+    name: str
+    id: UUID
+    generation: int
+    releases_by_hand: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +224,52 @@ class Controller:
         answer = self.call("getURI", message((1, _stream(stream)), (2, segment)))
         return _text(answer, 1), _number(answer, 2)
 
+    # -- reader groups
+
+    def group(self, scope: str, name: str) -> ReaderGroup | None:
+        """Return a reader group, if it is there."""
+        answer = self.call("getReaderGroupConfig", message((1, scope), (2, name)))
+        if _number(answer, 2) == 2:
+            return None
+        self._require_success("look at", f"reader group '{name}'", _number(answer, 2))
+        return _group(answer[1][0])
+
+    def create_group(self, stream: StreamName, name: str, id: UUID) -> ReaderGroup:
+        """Create a reader group that a stream waits for; return what is there of that name then.
+
+        Raises:
+            UsageError: Pravega takes no such name.
+        """
+        answer = self.call("createReaderGroup", _config(stream, ReaderGroup(stream.scope, name, id, 0, True)))
+        if _number(answer, 1) == 3:
+            raise UsageError(f"Pravega at {self.address} takes no reader group named '{name}'; give another group=")
+        self._require_success("create", f"reader group '{name}'", _number(answer, 1))
+        return _group(answer[2][0])
+
+    def update_group(self, stream: StreamName, group: ReaderGroup, *, waits: bool) -> ReaderGroup:
+        """Have the stream wait for a group, or not any more, which forgets what the group has released."""
+        answer = self.call("updateReaderGroup", _config(stream, replace(group, releases_by_hand=waits)))
+        self._require_success("change", f"reader group '{group.name}'", _number(answer, 1))
+        return replace(group, generation=_number(answer, 2), releases_by_hand=waits)
+
+    def is_subscribed(self, stream: StreamName, group: ReaderGroup) -> bool:
+        """Whether a stream waits for a reader group."""
+        answer = self.call("listSubscribers", _stream(stream))
+        self._require_success("look at", f"stream '{stream}'", _number(answer, 2))
+        return f"{group.scope}/{group.name}".encode() in answer.get(1, [])
+
+    def release(self, stream: StreamName, group: ReaderGroup, cut: Cut) -> Release:
+        """Let a stream be truncated up to ``cut``, as far as the group is concerned. It never goes back."""
+        subscriber = f"{group.scope}/{group.name}"
+        request = message((1, subscriber), (2, group.generation), (3, str(group.id)), (4, _cut(stream, cut)))
+        return Release(_number(self.call("updateSubscriberStreamCut", request), 1))
+
+    def _require_success(self, operation: str, what: str, status: int) -> None:
+        if status:
+            raise StorageError(
+                operation, f"{what} of Pravega at {self.address}", f"it answers {status}", is_transient=True
+            )
+
     # -- transactions
 
     def open_transaction(self, stream: StreamName, lease_ms: int) -> OpenedTransaction:
@@ -247,6 +326,20 @@ def _transaction(id: UUID) -> bytes:
 
 def _cut(stream: StreamName, cut: Cut) -> bytes:
     return message((1, _stream(stream)), *((2, message((1, segment), (2, at))) for segment, at in cut.items()))
+
+
+def _config(stream: StreamName, group: ReaderGroup) -> bytes:
+    return message(
+        (1, group.scope), (2, group.name), (3, _REFRESH_MS), (4, _AUTOMATIC_MS), (5, _CHECKPOINTS_MAX),
+        (6, _BY_HAND if group.releases_by_hand else 0), (7, group.generation), (8, str(group.id)),
+        (9, _cut(stream, {})),
+    )  # fmt: skip
+
+
+def _group(config: bytes) -> ReaderGroup:
+    fields = parse(config)
+    by_hand = _number(fields, 6) == _BY_HAND
+    return ReaderGroup(_text(fields, 1), _text(fields, 2), UUID(_text(fields, 8)), _number(fields, 7), by_hand)
 
 
 def _segment(segment_id: bytes) -> int:

@@ -15,7 +15,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -23,6 +22,7 @@ import pyarrow as pa
 from headgate.connectors.base import FailStopReader, SourceBatch, SourceContext, SplitPosition, owner_of_split
 from headgate.connectors.pravega.controller import Controller, StreamName
 from headgate.connectors.pravega.events import unframe
+from headgate.connectors.pravega.scaled_stream import Position, ScaledStream, segment_of, without_needless
 from headgate.connectors.pravega.segment_store import (
     PATIENCE_MS,
     PAUSE_S,
@@ -54,44 +54,6 @@ SEALED_MS = 5_000
 
 WAKEUP_MS = 5
 
-_POSITION_VERSION = 1
-
-
-class Position(msgspec.Struct, frozen=True):
-    """A position as checkpoints store it.
-
-    Attributes:
-        offset: of the next event.
-        after: the segments that follow, each with all that it follows; None: the segment is not read to its end.
-        end: the cut at which a bounded reading ends; None: it does not.
-    """
-
-    offset: int
-    after: dict[int, list[int]] | None = None
-    end: dict[int, int] | None = None
-    version: int = _POSITION_VERSION
-
-    def encode(self) -> bytes:
-        """Return it as JSON."""
-        return msgspec.json.encode(self)
-
-    @classmethod
-    def decode(cls, split: str, data: bytes) -> Position:
-        """Return the position of a split.
-
-        Raises:
-            CorruptionError
-        """
-        try:
-            found = msgspec.json.decode(data, type=cls)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise CorruptionError(f"position of split '{split}'", 0, "an offset", str(error)) from error
-        if found.version != _POSITION_VERSION:
-            problem = f"version {found.version}"
-            raise CorruptionError(f"position of split '{split}'", 0, f"version {_POSITION_VERSION}", problem)
-        return found
-
-
 DecodeEvents: TypeAlias = Callable[[int, pa.Array, npt.NDArray[np.int64], str], SourceBatch]
 """Segment, events, where each begins, and the name of the node → records."""
 
@@ -115,42 +77,6 @@ class Reading:
     decode: DecodeEvents
     schema: pa.Schema
     environment: Environment
-
-
-class ScaledStream:
-    """Which segments follow each other, as far as it is known, and which were read to their ends."""
-
-    def __init__(self, begin: Mapping[int, Position]) -> None:
-        """``begin``: where reading begins, in all subtasks."""
-        self.known = set(begin)
-        self.done: set[int] = set()
-        self.after: dict[int, dict[int, list[int]]] = {}
-        for segment, position in begin.items():
-            if position.after is not None:
-                self.end(segment, position.after)
-
-    def end(self, segment: int, after: Mapping[int, Sequence[int]]) -> None:
-        """A segment was read to its end."""
-        self.note(segment, after)
-        self.done.add(segment)
-
-    def note(self, segment: int, after: Mapping[int, Sequence[int]]) -> None:
-        """It is known what follows a segment."""
-        self.after[segment] = {one: list(before) for one, before in after.items()}
-        self.known |= {segment, *after}
-
-    def waits_for(self, segment: int) -> set[int]:
-        """Return the segments that are to be read to their ends before ``segment`` begins."""
-        return self.before(segment) - self.done
-
-    def before(self, segment: int) -> set[int]:
-        """Return the segments that ``segment`` follows; none, if it is not known to follow any."""
-        return {one for after in self.after.values() for one in after.get(segment, ())}
-
-    @property
-    def unknown(self) -> set[int]:
-        """Segments of which it is not known what follows them."""
-        return self.known - self.after.keys()
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,10 +194,7 @@ class PravegaReader(FailStopReader, CheckpointedFunction, CheckpointListener):
             found = {one: Position(at.offset, at.after) for one, at in found.items()}
         elif self._reading.is_end_given or all(one.end is None for one in found.values()):
             found = {one: Position(at.offset, at.after, dict(end)) for one, at in found.items()}
-        needless = {
-            one for one, at in found.items() if at.after and all(following in found for following in at.after)
-        }  # all that follows has begun
-        return {one: at for one, at in found.items() if one not in needless}
+        return without_needless(found)
 
     def _plan(self, end: Mapping[int, int]) -> None:
         """Find all segments up to the end of a bounded reading."""
@@ -360,11 +283,6 @@ class PravegaReader(FailStopReader, CheckpointedFunction, CheckpointListener):
         unknown = self._scaled.unknown
         self._work.look_at(unknown if self._is_sealed else unknown & self._scaled.done)
         self._begin_what_can()
-
-
-def segment_of(split: str) -> int:
-    """Return the segment of a split."""
-    return int(split.rpartition("/")[2])
 
 
 class _FetchThread:

@@ -5,20 +5,25 @@ Counterpart: ``reader`` reads its segments in the subtasks.
 
 from __future__ import annotations
 
+import copy
+import re
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from headgate.connectors.base import Source, SourceBatch, SourceContext
+from headgate.connectors.base import HoldContext, Source, SourceBatch, SourceContext
 from headgate.connectors.files.line_file import Lines
 from headgate.connectors.kafka.formats import RAW, RecordFormat, record_format, refuse_the_rest, value_decoder
 from headgate.connectors.kafka.schemas.avro_decoder import AvroDecoder
 from headgate.connectors.kafka.schemas.protobuf_decoder import ProtobufDecoder
-from headgate.connectors.pravega.controller import Controller, Cut, StreamName
+from headgate.connectors.pravega.controller import Controller, Cut, StreamName, require_grpc
 from headgate.connectors.pravega.reader import PravegaReader, Reading
+from headgate.connectors.pravega.retention_group import forget, hold_back
+from headgate.connectors.pravega.scaled_stream import Position, segment_of
 from headgate.connectors.pravega.segment_store import Connection, Place, SegmentError, segment_info
 from headgate.environment import SYSTEM_ENVIRONMENT, Environment
 from headgate.errors import StorageError, UsageError
@@ -30,6 +35,8 @@ from headgate.operators.user_functions import bad_records
 EARLIEST, LATEST = "earliest", "latest"
 
 FORMATS = ("raw", "text", "json", "csv", "avro", "protobuf")
+
+_GROUP = re.compile(r"[A-Za-z0-9._-]+")
 
 _METADATA = {"segment": pa.int64(), "offset": pa.int64()}
 
@@ -57,6 +64,7 @@ class Pravega(Source):
         metadata: Sequence[str] = (),
         start: str | Cut = EARLIEST,
         end: str | Cut | None = None,
+        group: str = "",
     ) -> None:
         """Configure.
 
@@ -77,6 +85,9 @@ class Pravega(Source):
                 stream cut: an offset for each segment, such as ``{0: 1200, 1: 0}``.
             end: where reading ends: ``"latest"`` as it is when the program starts, or a stream cut. None: it ends only
                 when the stream is sealed.
+            group: a reader group that Headgate creates in the scope of the stream, for this source alone. A stream
+                with a retention policy keeps its events, up to the maximum of the policy, until no retained
+                checkpoint needs them. Reading never begins from there.
 
         Raises:
             UsageError: options contradict each other, or the package is not installed.
@@ -94,9 +105,14 @@ class Pravega(Source):
         self._format = record_format(format, schema, None, required, separator, (), "drop", where=where)
         self.start, self.end = _checked("start", start), None if end is None else _checked("end", end)
         self.decoder()
+        if group and _GROUP.fullmatch(group) is None:
+            raise UsageError(
+                f"group={group!r} of {where} is no name of a reader group; it has letters, digits, '.', '_' and '-'"
+            )
+        self.group = group
         self._begin: dict[int, int] | None = None
         self._until: dict[int, int] | None = None
-        self.client().close()
+        require_grpc()
 
     def __repr__(self) -> str:
         return f"Pravega({self.controller!r}, '{self.stream}')"
@@ -154,6 +170,42 @@ class Pravega(Source):
     def how_to_end(self) -> str | None:
         """See ``Source``."""
         return "give end='latest'" if self.end is None else None
+
+    @property
+    def holds(self) -> bool:
+        """See ``Source``: with a reader group."""
+        return bool(self.group)
+
+    def hold(self, context: HoldContext, needed: Sequence[Mapping[str, bytes]]) -> None:
+        """See ``Source``: release for the reader group what no checkpoint needs.
+
+        Raises:
+            UsageError: the group belongs to another pipeline or program.
+        """
+        checkpoints = [
+            {segment_of(split): Position.decode(split, data) for split, data in positions.items()}
+            for positions in needed
+        ]
+        begin, _ = self.cuts()
+        with closing(self.client()) as client:
+            owner = f"{context.pipeline}/{context.node}"
+            hold_back(client, self.stream, self.group, owner, begin, checkpoints)
+
+    def without_hook(self) -> Source:
+        """See ``Source``: a run that only looks releases nothing."""
+        look = copy.copy(self)
+        look.group = ""
+        return look
+
+    def forget_group(self) -> None:
+        """Let the stream not wait any more for the reader group ``group``, when its pipeline is gone.
+
+        Raises:
+            UsageError: there is no such group, or Headgate has not made it.
+            StorageError: the controller cannot do it now.
+        """
+        with closing(self.client()) as client:
+            forget(client, self.stream, self.group)
 
     def open(self, context: SourceContext) -> PravegaReader:
         """Return a reader of the segments that belong to this subtask."""
