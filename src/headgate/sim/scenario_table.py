@@ -10,6 +10,7 @@ from headgate.sim.product.run import Result, Run, Simulation
 from headgate.sim.scenarios import (
     checkpoint_requests,
     event_time,
+    functions,
     guarantees,
     induced,
     listeners,
@@ -75,6 +76,7 @@ SCENARIOS = (
     Scenario("group-pipelines", "pipelines whose subtasks share a stream by a group", (streams.GroupedRun,)),
     Scenario("followers", "programs that follow a stream and wait", (followers.FollowRun,)),
     Scenario("remote-store", "programs with a store on an object store or a server", remote_store.REMOTE_KINDS),
+    Scenario("functions", "pipelines with triggers, late records, two inputs and calls", (functions.FunctionRun,)),
 )
 
 
