@@ -105,6 +105,10 @@ class OperatorContext:
     wake: Callable[[], None] = lambda: None
     event_delay_ms: int = 0
 
+    def held_back(self, watermark_ms: int) -> int:
+        """Return a watermark, which is not of the end of input, less ``event_delay_ms``."""
+        return watermark_ms if watermark_ms == WATERMARK_MAX_MS else watermark_ms - self.event_delay_ms
+
 
 @dataclass(frozen=True, slots=True)
 class RestoredState:

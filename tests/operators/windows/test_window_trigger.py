@@ -124,7 +124,8 @@ class Chain:
         begun_ms: int = 1_000,
     ) -> None:
         self.parallelism = parallelism
-        keys, schema = ("key", "name"), SCHEMA
+        keys: tuple[str, ...] = ("key", "name")
+        schema = SCHEMA
         content = commanded_window(
             "node",
             keys,
@@ -134,7 +135,7 @@ class Chain:
             lateness_ms=lateness_ms,
             fires_at_end=trigger.fires_at_end,
         )
-        self._assign = None
+        self._assign: Harness | None = None
         if windows is not None:
             spec = AssignWindowsSpec(windows, EventTime("ts", 1, 1))
             self._assign, keys, schema = Harness(spec), (*keys, *BOUNDS), spec.output_schema(SCHEMA, "assign")
@@ -174,7 +175,10 @@ class Chain:
 
     def advance(self, more_ms: int, *, ticks: bool) -> None:
         for one in [*self.triggers, *self.windows]:
-            one.advance(more_ms) if ticks else setattr(one, "now_ms", one.now_ms + more_ms)
+            if ticks:
+                one.advance(more_ms)
+            else:
+                one.now_ms += more_ms
 
     def snapshot(self) -> list[list[Any]]:
         return [[one.snapshot() for one in part] for part in (self.triggers, self.windows)]
@@ -272,7 +276,10 @@ def check_global(
                 now_ms += more_ms
                 own.advance(more_ms, ticks=how == "clock")
                 for one in built_in.windows:
-                    one.advance(more_ms) if how == "clock" else setattr(one, "now_ms", now_ms)
+                    if how == "clock":
+                        one.advance(more_ms)
+                    else:
+                        one.now_ms = now_ms
             case "restore":
                 states = own.snapshot()
                 found += own.take()

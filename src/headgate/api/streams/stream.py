@@ -36,6 +36,7 @@ from headgate.api.streams.windowed_stream import (
     Window,
     WindowedStream,
     check_trigger,
+    misses_results,
     trigger_of,
 )
 from headgate.api.unsupported import (
@@ -793,6 +794,8 @@ class KeyedStream(Records):
                 f".with_timestamps(column) before key_by and keep that column (the columns are "
                 f"{schema_text(self._schema)})"
             )
+        if self._time_column is not None and misses_results(self, window, emission.lateness_ms):
+            emission = replace(emission, holds_back=True)
         return WindowedStream(self, window, self._time_column, operator_state(state), Stream, emission, trigger)
 
     def process(

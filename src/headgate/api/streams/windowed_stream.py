@@ -15,6 +15,7 @@ from zoneinfo import ZoneInfo
 import polars as pl
 import pyarrow as pa
 
+from headgate.api.graph_builder import GraphBuilder
 from headgate.api.streams.base_stream import Records, expressions_of, function_of
 from headgate.api.streams.changes import Changes
 from headgate.errors import UsageError
@@ -24,11 +25,12 @@ from headgate.model.ids import NodeName
 from headgate.operators import catalog
 from headgate.operators.functions import Row
 from headgate.operators.schemas import SchemaLike, as_schema
-from headgate.operators.timestamps import event_time
+from headgate.operators.timestamps import WithTimestampsSpec, event_time
 from headgate.operators.windows.aligned_windows import WindowOperators, window_operators
 from headgate.operators.windows.assigned_windows import BOUNDS, AssignWindowsSpec
 from headgate.operators.windows.commanded_windows import commanded_window
-from headgate.operators.windows.session_windows import session_operators
+from headgate.operators.windows.nested_windows import lacking_ms
+from headgate.operators.windows.session_windows import SessionMergeSpec, session_operators
 from headgate.operators.windows.triggered_windows import Firing, triggered_operators
 from headgate.operators.windows.window_assigner import AlignedWindows, CalendarWindows, FixedWindows, tumbling
 from headgate.operators.windows.window_function import WindowFunctionSpec, rows_of_window
@@ -299,6 +301,39 @@ def check_trigger(window: Window, trigger: object, *, is_early: bool) -> None:
         )
 
 
+def misses_results(keyed: Records, window: Window, lateness_ms: int) -> bool:
+    """Return whether records are results of windows, and may come when a window that they lie in has ended."""
+    before = _windows_before(keyed._pipeline._builder, keyed._all_edges)
+    return any(_lacking_ms(first, window) > lateness_ms for first in before)
+
+
+def _lacking_ms(first: AlignedWindows, window: Window) -> int:
+    """See ``lacking_ms``; sessions end the gap after their last record."""
+    if isinstance(window, Session):
+        return max(first.span_ms - duration_ms(window.gap, "gap"), 0)
+    return lacking_ms(first, window.aligned()) if isinstance(window, Tumbling | Sliding) else 0
+
+
+def _windows_before(builder: GraphBuilder, edges: tuple[Edge, ...]) -> set[AlignedWindows]:
+    """Return the windows of which the starts are event times on ``edges``."""
+    found: set[AlignedWindows] = set()
+    seen: set[tuple[NodeName, str]] = set()
+    waiting = list(edges)
+    while waiting:
+        edge = waiting.pop()
+        if (edge.upstream, edge.tag) in seen:
+            continue
+        seen.add((edge.upstream, edge.tag))
+        node = builder.node(edge.upstream)
+        windows = getattr(node.spec, "result_windows", None)
+        has_own_times = isinstance(node.spec, WithTimestampsSpec | SessionMergeSpec)
+        if windows is not None:
+            found.add(windows)
+        elif not has_own_times and not getattr(node.spec, "holds_back", False):
+            waiting += node.inputs
+    return found
+
+
 class WindowedStream(Generic[S]):
     """A keyed stream that is divided into windows; ``agg`` computes a result for each window of each key."""
 
@@ -438,7 +473,15 @@ class WindowedStream(Generic[S]):
         asked = builder.claim_name(f"{node}-trigger", None, node)
         text = "" if windows is None else windows.text
         spec = trigger_spec(
-            str(asked), keys, trigger, schema, records, lateness_ms=lateness_ms, late=late, windows_text=text
+            str(asked),
+            keys,
+            trigger,
+            schema,
+            records,
+            lateness_ms=lateness_ms,
+            late=late,
+            windows_text=text,
+            holds_back=self._emission.holds_back,
         )
         found = catalog.output_schemas(spec, {MAIN_INPUT: schema}, str(asked))
         sides = {tag: side for tag, side in found.items() if tag != MAIN}

@@ -381,6 +381,11 @@ class JoinSpec:
         """By how much ``window_start`` may be earlier than the watermark."""
         return self.plan.bound.windows.span_ms if isinstance(self.plan.bound, SameWindow) else 0
 
+    @property
+    def result_windows(self) -> AlignedWindows | None:
+        """The windows of results, which have their start as event time."""
+        return self.plan.bound.windows if isinstance(self.plan.bound, SameWindow) else None
+
     def output_schemas(self, inputs: Mapping[InputName, pa.Schema], node: str) -> Mapping[OutputTag, pa.Schema]:
         """Return the columns of both sides.
 
@@ -558,9 +563,8 @@ class JoinOperator(TimedOperator):
     def on_watermark(self, watermark_ms: int) -> None:
         """See ``Operator``. What is emitted at the end alone makes nothing late that comes after it."""
         self._begin_call()
-        is_end = watermark_ms == WATERMARK_MAX_MS
+        is_end, watermark_ms = watermark_ms == WATERMARK_MAX_MS, self.context.held_back(watermark_ms)
         if not is_end:
-            watermark_ms -= self.context.event_delay_ms
             self._watermark_ms = watermark_ms
         self._fire_until(watermark_ms)
         self.output.emit_watermark(watermark_ms if is_end else watermark_ms - self._plan.hold_back_ms)

@@ -43,6 +43,7 @@ from headgate.operators.base import (
 from headgate.operators.schemas import batch_of, columns_of
 from headgate.operators.windows.kept_records import RecordAggregates
 from headgate.operators.windows.lateness import count_late
+from headgate.operators.windows.window_assigner import AlignedWindows
 from headgate.operators.windows.window_plan import (
     InputReader,
     WindowedAggregate,
@@ -391,6 +392,7 @@ class WindowOperator(KeyedOperator, Generic[Held]):
 
     def on_watermark(self, watermark_ms: int) -> None:
         """Fire the windows that ended, oldest first, then pass the watermark on."""
+        watermark_ms = self.context.held_back(watermark_ms)
         if self._emission.lateness_ms and self._changed:
             dropped = self._dropped_at(watermark_ms)
             if any(self._windows.windows_of(pane).start <= dropped for pane in self._changed):
@@ -549,6 +551,16 @@ class WindowMergeSpec:
         """By how much ``window_start`` may be earlier than the watermark."""
         return self.plan.shape.delay_ms
 
+    @property
+    def result_windows(self) -> AlignedWindows:
+        """The windows of results, which have their start as event time."""
+        return self.plan.shape.windows
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether the watermark is held back."""
+        return self.plan.shape.emission.holds_back
+
     def output_schemas(self, inputs: Mapping[InputName, pa.Schema], node: str) -> Mapping[OutputTag, pa.Schema]:
         """Return keys, window bounds and aggregates; and of late records what comes in."""
         return self.plan.shape.outputs(inputs[MAIN_INPUT])
@@ -606,6 +618,16 @@ class WindowBufferSpec:
     def output_delay_ms(self) -> int:
         """By how much ``window_start`` may be earlier than the watermark."""
         return self.shape.delay_ms
+
+    @property
+    def result_windows(self) -> AlignedWindows:
+        """The windows of results, which have their start as event time."""
+        return self.shape.windows
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether the watermark is held back."""
+        return self.shape.emission.holds_back
 
     def build(self) -> Operator:
         """See ``OperatorSpec``."""

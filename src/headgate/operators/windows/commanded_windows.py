@@ -64,6 +64,11 @@ class CommandedWindowSpec(TriggeredWindowSpec):
         """By how much ``window_start`` may be earlier than the watermark."""
         return 0 if self.windows is None else self.windows.span_ms + self.lateness_ms
 
+    @property
+    def result_windows(self) -> AlignedWindows | None:
+        """The windows of results, which have their start as event time."""
+        return self.windows
+
     def _kind_text(self) -> str:
         return f"by commands, {'global' if self.windows is None else self.windows.text}"
 

@@ -130,6 +130,11 @@ class SessionMergeSpec:
         """See ``OperatorSpec``."""
         return SessionMergeOperator(self)
 
+    @property
+    def holds_back(self) -> bool:
+        """Whether the watermark is held back."""
+        return self.shape.emission.holds_back
+
     def output_schemas(self, inputs: Mapping[InputName, pa.Schema], node: str) -> Mapping[OutputTag, pa.Schema]:
         """Return keys, window bounds, aggregates and, of changes, ``op``; and of late records what comes in."""
         return {**self.shape.outputs(inputs[MAIN_INPUT]), MAIN: self.output}
@@ -301,6 +306,7 @@ class SessionMergeOperator(KeyedOperator):
 
     def on_watermark(self, watermark_ms: int) -> None:
         """Emit the sessions that are over, then pass the watermark on."""
+        watermark_ms = self.context.held_back(watermark_ms)
         self._watermark_ms = max(self._watermark_ms, watermark_ms)
         self._fired.advance(self._watermark_ms)
         horizon, dropped = horizon_us(self._watermark_ms), self._dropped_us(self._watermark_ms)

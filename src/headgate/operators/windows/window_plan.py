@@ -89,12 +89,15 @@ class Emission:
         late: the side output of records that come still later; None: they are dropped.
         early_ms: so often, in processing time, a window emits what it has before its end; 0: never.
         accumulates: what is emitted early or again is the whole result; False: only of what came since.
+        holds_back: records are results of other windows, which may come when a window that they lie in has ended: the
+            watermark is held back by that.
     """
 
     lateness_ms: int = 0
     late: OutputTag | None = None
     early_ms: int = 0
     accumulates: bool = True
+    holds_back: bool = False
 
 
 @dataclass(frozen=True)

@@ -160,12 +160,14 @@ class TriggerSpec(StatefulFunctionSpec[Any]):
         lateness_ms: for so much longer than its end a window takes records.
         late: the side output of records that come later; None: they are dropped.
         windows_text: what the windows are; "": global.
+        holds_back: see ``Emission``.
     """
 
     records: pa.Schema = field(default_factory=lambda: pa.schema([]))
     lateness_ms: int = 0
     late: OutputTag | None = None
     windows_text: str = ""
+    holds_back: bool = False
 
     def build(self) -> Operator:
         return TriggerOperator(self)
@@ -201,6 +203,7 @@ def trigger_spec(
     lateness_ms: int = 0,
     late: OutputTag | None = None,
     windows_text: str = "",
+    holds_back: bool = False,
 ) -> TriggerSpec:
     """Return the spec of a trigger, learning its states from a copy.
 
@@ -213,6 +216,7 @@ def trigger_spec(
         lateness_ms: see ``TriggerSpec``.
         late: see ``TriggerSpec``.
         windows_text: what the windows are; "": global.
+        holds_back: see ``TriggerSpec``.
 
     Raises:
         UsageError: a wrong declaration of state.
@@ -234,6 +238,7 @@ def trigger_spec(
         lateness_ms=lateness_ms,
         late=late,
         windows_text=windows_text,
+        holds_back=holds_back,
     )
 
 
@@ -369,6 +374,7 @@ class TriggerOperator(ProcessOperator):
 
     def on_watermark(self, watermark_ms: int) -> None:
         """See ``TimedOperator``. Windows are forgotten up to a watermark, but not for what only the end ended."""
+        watermark_ms = self.context.held_back(watermark_ms)
         self._fire_until(watermark_ms)
         if watermark_ms < WATERMARK_MAX_MS:
             self._watermark_ms = max(self._watermark_ms, watermark_ms)

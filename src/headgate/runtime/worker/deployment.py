@@ -122,13 +122,14 @@ def event_delay_ms(graph: Graph, name: NodeName) -> int | None:
             delays[node.name] = 0
         elif incoming is not None:
             is_held_back = getattr(node.spec, "holds_back", False)
-            delays[node.name] = 0 if is_held_back else incoming + int(getattr(node.spec, "output_delay_ms", 0))
+            delays[node.name] = (0 if is_held_back else incoming) + int(getattr(node.spec, "output_delay_ms", 0))
     return None
 
 
 def is_window_of_windows(graph: Graph, name: NodeName) -> bool:
-    """Return whether a node is a window of which the records are results of other windows."""
-    is_window = isinstance(graph.node(name).spec, WindowMergeSpec | WindowBufferSpec | SessionMergeSpec)
+    """Return whether a node is a window of results of other windows, which may come when it has ended."""
+    spec = graph.node(name).spec
+    is_window = isinstance(spec, WindowMergeSpec | WindowBufferSpec | SessionMergeSpec) and not spec.holds_back
     return is_window and bool(event_delay_ms(graph, name))
 
 
