@@ -20,7 +20,7 @@ from headgate.connectors.pravega.segment_store import (
     segment_info,
 )
 from headgate.environment import Environment
-from headgate.errors import StorageError
+from headgate.errors import StorageError, UsageError
 
 APPENDS_MAX = 200
 """So often another process may come first."""
@@ -112,7 +112,11 @@ class SideStream:
         if not self._segment:
             if not self._client.exists(self._stream):
                 return False
-            (segment,) = self._client.head(self._stream)
+            try:
+                (segment,) = self._client.head(self._stream)
+            except UsageError as error:  # another process has not finished to create it
+                why = "it is being created or deleted"
+                raise StorageError("look at", f"stream '{self._stream}'", why) from error
             self._segment = self._stream.segment(segment)
             self._number = segment
         return True
