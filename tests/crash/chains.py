@@ -11,7 +11,9 @@ import os
 import random
 import signal
 import sys
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -174,6 +176,32 @@ class Chain:
         what, act = dice.choice(strikes)
         act()
         return what
+
+    def stops(self, dice: random.Random) -> list[tuple[str, Callable[[], None]]]:
+        """Return what stops one or both by a signal and starts them again, for ``other_strikes``."""
+
+        def stop(count: int) -> None:
+            stopped = dice.sample(self.links, count)
+            for link in stopped:
+                self.stop(link)
+            for link in stopped:
+                self.start_again(link)
+
+        return [
+            ("a pipeline, by SIGTERM,", lambda: stop(1)),
+            ("both pipelines, by SIGTERM,", lambda: stop(2)),
+        ]
+
+    def strike_until_time_is_up(self, dice: random.Random) -> Counter[str]:
+        """Strike again and again, each time with a checkpoint of both behind it; return how often which."""
+        begun_s, told = time.monotonic(), Counter[str]()
+        while not self.is_time_up(begun_s, told.total()):
+            threading.Event().wait(dice.uniform(0.0, 1.0))  # the fault's time: not a wait for anything
+            what = self.strike(dice)
+            told[what] += 1
+            print(f"{told.total()}: {time.monotonic() - begun_s:.0f} s: {what} killed", flush=True)
+            self.checkpoint(STARTED_S)
+        return told
 
     def _kill_below(self, link: Process, dice: random.Random) -> None:
         driver = link.driver()

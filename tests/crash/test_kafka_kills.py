@@ -3,14 +3,12 @@ in copies between a topic and a stream."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import random
 import signal
 import sys
 import threading
-import time
 import uuid
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
@@ -252,20 +250,13 @@ def chain(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Chain]:
 def test_a_chain_over_topics_is_exactly_once_from_end_to_end_whoever_is_killed(
     chain: Chain, topics: Topics, dice: random.Random, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    broker, told = topics.broker, Counter[str]()
+    broker = topics.broker
     for name in ("first", "second"):
         chain.start(name, broker.address, str(tmp_path / "windows"), "")
 
     def restart_broker(how: signal.Signals) -> None:
         broker.stop(how)
         broker.start()
-
-    def stop(names: int) -> None:
-        stopped = dice.sample(chain.links, names)
-        for link in stopped:
-            chain.stop(link)
-        for link in stopped:
-            chain.start_again(link)
 
     def kill_with_broker() -> None:
         link = dice.choice(chain.links)
@@ -277,20 +268,11 @@ def test_a_chain_over_topics_is_exactly_once_from_end_to_end_whoever_is_killed(
         ("the broker", lambda: restart_broker(signal.SIGKILL)),
         ("the broker, by SIGTERM,", lambda: restart_broker(signal.SIGTERM)),
         ("the broker and a driver", kill_with_broker),
-        ("a pipeline, by SIGTERM,", lambda: stop(1)),
-        ("both pipelines, by SIGTERM,", lambda: stop(2)),
+        *chain.stops(dice),
     ]
     with topics.flowing():
         chain.checkpoint(STARTED_S)
-        begun_s = time.monotonic()
-        for number in itertools.count(1):
-            threading.Event().wait(dice.uniform(0.0, 1.0))  # the fault's time: not a wait for anything
-            what = chain.strike(dice)
-            told[what] += 1
-            print(f"{number}: {time.monotonic() - begun_s:.0f} s: {what} killed", flush=True)
-            chain.checkpoint(STARTED_S)
-            if chain.is_time_up(begun_s, number):
-                break
+        told = chain.strike_until_time_is_up(dice)
     for link in list(chain.links):
         chain.stop(link)
     for name, link in zip(("first", "second"), list(chain.links), strict=True):
@@ -306,7 +288,7 @@ def test_a_chain_over_topics_is_exactly_once_from_end_to_end_whoever_is_killed(
     assert_clean(tmp_path)
     kills = ", ".join(f"{count} x {what}" for what, count in told.most_common())
     record_property("kills", kills)
-    print(f"{topics.written:,} records; {sum(told.values())} kills and stops: {kills}")
+    print(f"{topics.written:,} records; {told.total()} kills and stops: {kills}")
 
 
 class CopyCommand:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import random
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -147,7 +146,7 @@ def difference(found: Counter[Any], expected: Counter[Any]) -> str:
 def test_a_chain_over_tables_is_exactly_once_from_end_to_end_whoever_is_killed(
     chain: Chain, tables: Tables, dice: random.Random, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    lake, server, told = tmp_path / "lake", tables.server, Counter[str]()
+    lake, server = tmp_path / "lake", tables.server
     lake.mkdir()
     chain.start("first", tables.url, str(lake))
     until(lambda: (lake / "changes" / "_delta_log").exists(), "the table of Delta", STARTED_S)
@@ -159,28 +158,14 @@ def test_a_chain_over_tables_is_exactly_once_from_end_to_end_whoever_is_killed(
             kill(link.driver().pid)
         server.start()
 
-    def stop(count: int) -> None:
-        stopped = dice.sample(chain.links, count)
-        for link in stopped:
-            chain.stop(link)
-        for link in stopped:
-            chain.start_again(link)
-
     chain.other_strikes = [
         ("the server", restart_server),
         ("the server and a driver", lambda: restart_server(dice.choice(chain.links))),
-        ("a pipeline, by SIGTERM,", lambda: stop(1)),
-        ("both pipelines, by SIGTERM,", lambda: stop(2)),
+        *chain.stops(dice),
     ]
     chain.checkpoint(STARTED_S)  # the snapshot was read: all changes from now on come as such
     with tables.flowing(dice):
-        begun_s = time.monotonic()
-        while not chain.is_time_up(begun_s, told.total()):
-            threading.Event().wait(dice.uniform(0.0, 1.0))  # the fault's time: not a wait for anything
-            what = chain.strike(dice)
-            told[what] += 1
-            print(f"{told.total()}: {time.monotonic() - begun_s:.0f} s: {what} killed", flush=True)
-            chain.checkpoint(STARTED_S)
+        told = chain.strike_until_time_is_up(dice)
     expected = tables.changes()
     until(lambda: tables.changes("log").total() >= expected.total(), "all changes at the end of the chain", STARTED_S)
     until(lambda: iceberg_changes(lake).total() >= expected.total(), "all changes in Iceberg", STARTED_S)
