@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import re
 import unittest
@@ -133,6 +134,29 @@ def few(values: Iterable[Any], count: int) -> list[Any]:
         value if i in chosen else pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=deep)
         for i, value in enumerate(given)
     ]
+
+
+def pairs(*parameters: Iterable[Any]) -> list[Any]:
+    """Return all combinations of parameters; those that hold no new pair of values are left to ``make test-repeated``.
+
+    Next comes the combination with most new pairs, so that few hold all of them.
+    """
+    given = [list(values) for values in parameters]
+    left = {places: _pairs_of(places) for places in itertools.product(*(range(len(values)) for values in given))}
+    missing, chosen = set[object]().union(*left.values()), set[tuple[int, ...]]()
+    while missing:
+        best = max(left, key=lambda places: len(left[places] & missing))
+        chosen.add(best)
+        missing -= left[best]
+    found = {places: tuple(values[i] for values, i in zip(given, places, strict=True)) for places in left}
+    return [
+        values if places in chosen else pytest.param(*values, marks=pytest.mark.deep)
+        for places, values in found.items()
+    ]
+
+
+def _pairs_of(places: tuple[int, ...]) -> set[object]:
+    return set(itertools.combinations(enumerate(places), 2))
 
 
 _FEWER: list[settings] = []

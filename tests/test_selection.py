@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
-from tests.conftest import IS_DEEP, MARKED, SPARK_HALF, TESTS, few, fewer, is_left_out, is_quick
+from tests.conftest import IS_DEEP, MARKED, SPARK_HALF, TESTS, few, fewer, is_left_out, is_quick, pairs
 
 from headgate.testing.sinks import failures
 
@@ -35,6 +35,17 @@ def test_parameters_that_are_left_out_are_marked_and_the_others_spread_evenly() 
     assert [value for value in few(range(9), 3) if isinstance(value, int)] == [0, 4, 8]
     left = [value for value in few([(1, 2), (3, 4)], 1) if not isinstance(value, tuple) or hasattr(value, "marks")]
     assert [(one.values, [mark.name for mark in one.marks]) for one in left] == [((3, 4), ["deep"])]
+
+
+def test_few_combinations_hold_each_pair_of_parameters() -> None:
+    chosen = [values for values in pairs("ab", "xyz", [1, 2]) if not hasattr(values, "marks")]
+    assert len(chosen) == 6
+    for first, second in itertools.combinations(range(3), 2):
+        held = {(values[first], values[second]) for values in chosen}
+        assert held == set(itertools.product(*(("ab", "xyz", [1, 2])[i] for i in (first, second))))
+    left = [values for values in pairs("ab", "xyz", [1, 2]) if hasattr(values, "marks")]
+    assert len(left) == 6
+    assert {mark.name for values in left for mark in values.marks} == {"deep"}
 
 
 @pytest.mark.parametrize(("named", "drawn"), [(100, 10), (20, 4), (3, 3)])

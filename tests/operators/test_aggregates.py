@@ -11,7 +11,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from polars.testing import assert_frame_equal
-from tests.conftest import IS_DEEP
+from tests.conftest import IS_DEEP, pairs
 from tests.operators.changes_model import applied
 from tests.operators.subtasks import Subtasks
 from tests.operators.window_harness import Shuffled
@@ -144,13 +144,16 @@ def assert_same(found: Rows, expected: pl.DataFrame, schema: pa.Schema, by: list
 
 
 SEEDS = range(20 if IS_DEEP else 2)
-backends = pytest.mark.parametrize("backend", ["memory", IN_FILES])
+BACKENDS = ("memory", IN_FILES)
+backends = pytest.mark.parametrize("backend", BACKENDS)
 
 
 @pytest.mark.long
-@backends
-@pytest.mark.parametrize("windows", [tumbling(1_000), FixedWindows(3_000, 1_000), FixedWindows(1_700, 700)], ids=str)
-@pytest.mark.parametrize("may_combine", [True, False])
+@pytest.mark.parametrize(
+    ("backend", "windows", "may_combine"),
+    pairs(BACKENDS, [tumbling(1_000), FixedWindows(3_000, 1_000), FixedWindows(1_700, 700)], [True, False]),
+    ids=str,
+)
 def test_windows_by_event_time(backend: str, windows: FixedWindows, may_combine: bool) -> None:
     aggregate = WindowedAggregate(("key",), "ts", windows, DECOMPOSED)
     operators = window_operators(aggregate, SCHEMA, "node", may_combine=may_combine)
@@ -212,18 +215,15 @@ def test_sessions(backend: str, may_combine: bool) -> None:
             )
 
 
-@backends
-@pytest.mark.parametrize(
-    "trigger",
-    [
-        Firing(records=4, fires_at_end=False),
-        Firing(records=3, discards=False, fires_at_end=False),
-        Firing(interval_ms=10_000_000, is_event_time=True),
-        Firing(interval_ms=10_000_000, is_event_time=True, discards=False),
-    ],
-    ids=str,
+TRIGGERS = (
+    Firing(records=4, fires_at_end=False),
+    Firing(records=3, discards=False, fires_at_end=False),
+    Firing(interval_ms=10_000_000, is_event_time=True),
+    Firing(interval_ms=10_000_000, is_event_time=True, discards=False),
 )
-@pytest.mark.parametrize("may_combine", [True, False])
+
+
+@pytest.mark.parametrize(("backend", "trigger", "may_combine"), pairs(BACKENDS, TRIGGERS, [True, False]), ids=str)
 def test_windows_that_a_trigger_ends(backend: str, trigger: Firing, may_combine: bool) -> None:
     operators = triggered_operators(
         ("key",), trigger, DECOMPOSED, SCHEMA, "node", time_column="ts", may_combine=may_combine

@@ -10,7 +10,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from polars.testing import assert_frame_equal
-from tests.conftest import IS_DEEP
+from tests.conftest import IS_DEEP, pairs
 from tests.operators.changes_model import applied
 from tests.operators.harness import Harness
 from tests.operators.window_harness import Shuffled
@@ -90,16 +90,17 @@ class Model:
         return pl.concat(frames).sort(KEYS) if frames else pl.DataFrame()
 
 
-@pytest.mark.parametrize("backend", ["memory", IN_FILES])
-@pytest.mark.parametrize(
-    "emission",
-    [Emission(LATENESS_MS), Emission(0, None, EARLY_MS), Emission(LATENESS_MS, OutputTag("late"), EARLY_MS)],
-    ids=["late", "early", "both"],
-)
-@pytest.mark.parametrize("aggregates", [DECOMPOSED, KEPT], ids=["decomposed", "kept"])
-def test_changes_make_the_sessions_that_single_records_make(
-    backend: str, emission: Emission, aggregates: tuple[pl.Expr, ...]
-) -> None:
+EMISSIONS = {
+    "late": Emission(LATENESS_MS),
+    "early": Emission(0, None, EARLY_MS),
+    "both": Emission(LATENESS_MS, OutputTag("late"), EARLY_MS),
+}
+AGGREGATES = {"decomposed": DECOMPOSED, "kept": KEPT}
+
+
+@pytest.mark.parametrize(("backend", "emitted", "kind"), pairs(["memory", IN_FILES], EMISSIONS, AGGREGATES))
+def test_changes_make_the_sessions_that_single_records_make(backend: str, emitted: str, kind: str) -> None:
+    emission, aggregates = EMISSIONS[emitted], AGGREGATES[kind]
     operators = operators_of(emission, aggregates)
     for seed in range(30 if IS_DEEP else 2):
         with choose(backend):
