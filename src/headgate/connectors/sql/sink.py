@@ -424,7 +424,7 @@ class SqlSink(LedgerSink):
         name, place = sa.quoted_name(self.table, quote=True), None
         if self.schema is not None:
             place = sa.quoted_name(self.schema, quote=True)
-        options = _IN_INNODB | (_WITH_ROOM if self.keys else {})
+        options = _IN_INNODB | (_WITH_ROOM if self.keys and dialect == "postgresql" else {})  # DuckDB's is made of it
         return sa.Table(name, sa.MetaData(), *columns, schema=place, **options)
 
     def column_type(self, dialect: str, column: pa.Field) -> sa.types.TypeEngine[Any]:

@@ -216,7 +216,7 @@ class _Kept:
     Attributes:
         elements: what is kept of each.
         records: their rows, ascending; the other rows are none.
-        stretches: see ``_obey``.
+        stretches: see ``CommandedWindowOperator.process``.
         is_first: of the windows that fire, whether no purge has come before in this batch.
     """
 
