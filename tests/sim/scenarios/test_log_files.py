@@ -11,7 +11,7 @@ from headgate.connectors.files import line_file, rotation
 from headgate.connectors.files.line_file import FileMovedError, LineFile
 from headgate.sim.scenarios.log_files import FollowedRun, Form
 
-SMOKE = (2, 24, 49, 57)
+SMOKE = (2, 43, 47, 57)
 
 
 def test_followed_files_are_read_once_whoever_renames_them() -> None:
