@@ -5,6 +5,8 @@ It keeps everything in memory: what ends it ends its streams. ``scripts/setup.sh
 
 from __future__ import annotations
 
+import hashlib
+import os
 import shutil
 import signal
 import tempfile
@@ -16,12 +18,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.servers.certificates import certificate_for, java_stores
 from tests.servers.kafka import java
 from tests.servers.processes import LOOPBACK, START_S, Port, ServerProcess, answers
 
 from headgate.connectors.base import SourceContext
+from headgate.connectors.pravega.access import Access
 from headgate.connectors.pravega.controller import Controller, StreamName, message
+from headgate.connectors.pravega.security import NO_SECURITY, PravegaSecurity
 from headgate.connectors.pravega.source import Pravega
+from headgate.environment import SYSTEM_ENVIRONMENT
 
 VERSION = "0.13.0"
 LIBRARIES = Path(__file__).parents[2] / ".cache" / f"pravega-{VERSION}"
@@ -34,8 +40,6 @@ singlenode.zk.port={zookeeper}
 singlenode.controller.rpc.port={controller}
 singlenode.segmentStore.port={store}
 singlenode.controller.rest.enable=false
-singlenode.security.auth.enable=false
-singlenode.security.tls.enable=false
 singlenode.metrics.enable=false
 singlenode.admin.gateway.enable=false
 pravegaservice.service.listener.host.nameOrIp={host}
@@ -44,6 +48,24 @@ pravegaservice.dataLog.impl.name=INMEMORY
 pravegaservice.storage.impl.name=INMEMORY
 pravegaservice.cache.size.max=134217728
 """
+
+SECURITY = """
+singlenode.security.auth.enable=true
+singlenode.security.auth.credentials.username={user}
+singlenode.security.auth.credentials.pwd={password}
+singlenode.security.auth.pwdAuthHandler.accountsDb.location={accounts}
+singlenode.security.tls.enable=true
+singlenode.security.tls.privateKey.location={keys}
+singlenode.security.tls.certificate.location={certificate}
+singlenode.security.tls.keyStore.location={own}
+singlenode.security.tls.keyStore.pwd.location={pass_file}
+singlenode.security.tls.trustStore.location={trusted}
+"""
+
+USER, PASSWORD = "admin", "only for tests"
+PASSWORD_VARIABLE = "HEADGATE_TEST_PRAVEGA_PASSWORD"
+READER = "reader"
+"""Another user with the same password, who may not write."""
 
 OPENED = ("java.base/java.lang", "java.base/java.nio", "java.base/sun.nio.ch", "java.base/java.util")
 """Packages that the server looks into."""
@@ -54,14 +76,20 @@ class PravegaServer:
 
     Attributes:
         address: ``host:port`` of the controller.
+        security: how to connect to it.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, is_secure: bool = False) -> None:
+        """``is_secure``: it demands TLS and a login; the password is in the environment then."""
         self._ports = [Port() for _ in range(3)]
         zookeeper, controller, store = (place.number for place in self._ports)
         self.address = f"{LOOPBACK}:{controller}"
         settings = directory / "server.properties"
         settings.write_text(PROPERTIES.format(zookeeper=zookeeper, controller=controller, store=store, host=LOOPBACK))
+        self.security = NO_SECURITY
+        if is_secure:
+            with settings.open("a") as file:
+                file.write(self._secured(directory))
         (directory / "logback.xml").write_text(
             '<configuration><appender name="out" class="ch.qos.logback.core.ConsoleAppender"><encoder>'
             "<pattern>%d %-5level %logger{20} %msg%n</pattern></encoder></appender>"
@@ -80,12 +108,31 @@ class PravegaServer:
         except BaseException:
             self.end()
             raise
-        self.client = Controller(self.address)
+        self.client = Controller(self.address, self.security)
+
+    def _secured(self, directory: Path) -> str:
+        """Return the settings for TLS and logins, and remember how to connect."""
+        keys, certificate = certificate_for(directory, LOOPBACK)
+        accounts = directory / "accounts"
+        accounts.write_text(
+            f"{USER}:{_hashed(PASSWORD)}:prn::*,READ_UPDATE;\n{READER}:{_hashed(PASSWORD)}:prn::*,READ;\n"
+        )
+        os.environ[PASSWORD_VARIABLE] = PASSWORD
+        self.security = PravegaSecurity(
+            tls=True, ca_file=str(certificate), user=USER, secret=f"env:{PASSWORD_VARIABLE}"
+        )
+        own, trusted = java_stores(directory, PASSWORD)  # for its ZooKeeper
+        pass_file = directory / "password"
+        pass_file.write_text(PASSWORD)
+        return SECURITY.format(
+            user=USER, password=PASSWORD, accounts=accounts, keys=keys, certificate=certificate,
+            own=own, trusted=trusted, pass_file=pass_file,
+        )  # fmt: skip
 
     def _is_ready(self, controller: int, store: int) -> bool:
         if not answers(controller) or not answers(store):
             return False
-        client = Controller(self.address)
+        client = Controller(self.address, self.security)
         try:
             client.create_scope(SCOPE)
         except Exception:
@@ -161,6 +208,13 @@ class PravegaServer:
             place.close()
 
 
+def _hashed(password: str) -> str:
+    """Return a password as Pravega's file of accounts has it."""
+    salt = bytes(32)
+    digest = hashlib.pbkdf2_hmac("sha256", password.encode(), salt, 5_000, 64)
+    return f"5000:{salt.hex()}:{digest.hex()}".encode().hex()
+
+
 def missing() -> str | None:
     """Return why there can be no server on this machine, or None."""
     if shutil.which(java()) is None:
@@ -168,6 +222,10 @@ def missing() -> str | None:
     if not any(LIBRARIES.glob("pravega-standalone-*.jar")):
         return "there is no Pravega server on this machine (scripts/setup.sh pravega gets one, with Maven)"
     return None
+
+
+def access(server: PravegaServer, stream: StreamName) -> Access:
+    return Access(server.client, stream, SYSTEM_ENVIRONMENT)
 
 
 def context(positions: dict[str, bytes] | None = None, **options: Any) -> SourceContext:
@@ -189,7 +247,7 @@ def read_all(source: Pravega, positions: dict[str, bytes] | None = None) -> list
 
 
 @contextmanager
-def pravega_server() -> Iterator[PravegaServer]:
+def pravega_server(*, is_secure: bool = False) -> Iterator[PravegaServer]:
     """Give a server, or skip the test that asks for one."""
     if (problem := missing()) is not None:
         pytest.skip(problem)
@@ -197,7 +255,7 @@ def pravega_server() -> Iterator[PravegaServer]:
         pytest.importorskip(package, reason=f"{package} is not installed (pip install -e '.[dev]')")
     directory = Path(tempfile.mkdtemp(prefix="headgate-pravega-"))
     try:
-        server = PravegaServer(directory)
+        server = PravegaServer(directory, is_secure=is_secure)
         try:
             yield server
         finally:

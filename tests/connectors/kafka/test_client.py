@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import datetime
-import ipaddress
 import itertools
 import json
 import socket
@@ -19,6 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from tests.servers.certificates import certificate_for
 from tests.servers.kafka import PASSWORD, TWO_PHASE_COMMIT, USER, KafkaBroker, kafka_broker
 
 from headgate.codec.kafka.error_codes import RETRIABLE, ErrorCode
@@ -457,28 +456,6 @@ def test_tls_checks_who_the_broker_is(tmp_path: Path, monkeypatch: pytest.Monkey
         wary = KafkaSecurity(tls=True, mechanism="PLAIN", user=USER, secret="env:SECRET")
         with pytest.raises(UsageError, match=r"is not trusted: .*; give the authority that signed it as ca_file"):
             KafkaClient([broker.sasl_address], wary).topics(None)
-
-
-def certificate_for(directory: Path, address: str) -> tuple[Path, Path]:
-    """Return a file with key and certificate, as a broker takes them, and one with the certificate."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "kafka")])
-    builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-    alternatives = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address))])
-    builder = builder.add_extension(alternatives, critical=False)
-    builder = builder.not_valid_before(datetime.datetime(2020, 1, 1)).not_valid_after(datetime.datetime(2120, 1, 1))
-    certificate = builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
-    private = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    (directory / "keys.pem").write_bytes(private + certificate)
-    (directory / "ca.pem").write_bytes(certificate)
-    return directory / "keys.pem", directory / "ca.pem"
 
 
 # -- without a broker --------------------------------------------------------------------------------------------------

@@ -7,13 +7,12 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
-from tests.servers.pravega import PravegaServer
+from tests.servers.pravega import PravegaServer, access
 from tests.servers.proxy import Wire
 
 from headgate.connectors.pravega.controller import StreamName, TransactionState
 from headgate.connectors.pravega.events import frame, unframe
 from headgate.connectors.pravega.segment_store import Appender, Command, Connection, SegmentError, read, segment_info
-from headgate.environment import SYSTEM_ENVIRONMENT
 
 pytestmark = pytest.mark.xdist_group("pravega")
 """They share a server."""
@@ -40,7 +39,7 @@ def test_what_was_sent_over_a_connection_that_broke_is_there_once(pravega: Prave
     opened = pravega.client.open_transaction(stream, 60_000)
     segment = stream.transaction_segment(0, opened.id)
     with wire_to(pravega, stream) as wire:
-        appender = Appender(("127.0.0.1", wire.port), SYSTEM_ENVIRONMENT)
+        appender = Appender(("127.0.0.1", wire.port), access(pravega, stream))
         writing = appender.begin(segment)
         for number in range(100):
             if number in (20, 60):
@@ -51,7 +50,7 @@ def test_what_was_sent_over_a_connection_that_broke_is_there_once(pravega: Prave
         appender.flush(writing)
         assert wire.lost_count == 2
         appender.close()
-    connection = Connection(pravega.client.place(stream, 0), SYSTEM_ENVIRONMENT)
+    connection = Connection(pravega.client.place(stream, 0), access(pravega, stream))
     info = segment_info(connection, segment)
     found, _ = unframe(read(connection, segment, 0, info.end), "here")
     assert found.to_pylist() == [part % number for number in range(100) for part in (b"event %d,", b"more %d")]
@@ -64,7 +63,7 @@ def test_appends_to_a_transaction_that_is_gone_are_refused(pravega: PravegaServe
     pravega.client.abort(stream, opened.id)
     while pravega.client.state(stream, opened.id) is not TransactionState.ABORTED:
         continue
-    appender = Appender(pravega.client.place(stream, 0), SYSTEM_ENVIRONMENT)
+    appender = Appender(pravega.client.place(stream, 0), access(pravega, stream))
     with pytest.raises(SegmentError) as found:
         appender.begin(stream.transaction_segment(0, opened.id))
     assert found.value.kind is Command.NO_SUCH_SEGMENT

@@ -7,6 +7,7 @@ from typing import cast
 import pytest
 
 from headgate.connectors.pravega.controller import Controller, StreamName
+from headgate.connectors.pravega.security import NO_SECURITY
 from headgate.connectors.pravega.side_stream import SideStream
 from headgate.environment import SYSTEM_ENVIRONMENT
 from headgate.errors import StorageError, UsageError
@@ -14,6 +15,8 @@ from headgate.errors import StorageError, UsageError
 
 class HalfCreated:
     """A controller that knows a stream by name, and none of its segments yet, as it does while it creates one."""
+
+    security = NO_SECURITY
 
     def exists(self, stream: StreamName) -> bool:
         return True

@@ -13,6 +13,7 @@ from enum import IntEnum
 from typing import Any, TypeAlias
 from uuid import UUID
 
+from headgate.connectors.pravega.security import NO_SECURITY, PravegaSecurity
 from headgate.errors import ProtocolViolation, StorageError, UsageError
 
 CALL_MS = 30_000
@@ -23,6 +24,9 @@ Cut: TypeAlias = Mapping[int, int]
 
 _REFRESH_MS, _AUTOMATIC_MS, _CHECKPOINTS_MAX = 3_000, 30_000, 3
 """What reader groups of Pravega's own client have by default."""
+
+_NONE, _READ, _READ_AND_WRITE = 1, 3, 5
+"""What a token allows, if the user may; calls that shall give none need no more than the right to read."""
 
 _BY_HAND = 1
 """A reader group whose cuts are released by its user."""
@@ -136,14 +140,22 @@ class Controller:
         StorageError: of every call: the controller does not answer.
     """
 
-    def __init__(self, address: str) -> None:
-        """Connect with the first call. ``address``: ``host:port``."""
+    def __init__(self, address: str, security: PravegaSecurity = NO_SECURITY) -> None:
+        """Connect with the first call. ``address``: ``host:port``.
+
+        Raises:
+            UsageError: the package grpcio is not installed, or a certificate cannot be used.
+        """
         require_grpc()
         import grpc
 
-        self.address, self._grpc = address, grpc
+        self.address, self.security, self._grpc = address, security, grpc
         options = [("grpc.max_receive_message_length", 64 << 20), ("grpc.use_local_subchannel_pool", 1)]
-        self._channel = grpc.insecure_channel(address, options)
+        if security.tls:
+            trusted = grpc.ssl_channel_credentials(security.authority())
+            self._channel = grpc.secure_channel(address, trusted, options)
+        else:
+            self._channel = grpc.insecure_channel(address, options)
 
     def close(self) -> None:
         """Close the connection."""
@@ -224,6 +236,11 @@ class Controller:
         answer = self.call("getURI", message((1, _stream(stream)), (2, segment)))
         return _text(answer, 1), _number(answer, 2)
 
+    def token(self, stream: StreamName, only_reads: bool) -> str:
+        """Return a token for the segment stores of a stream, which lasts for some minutes."""
+        request = message((1, stream.scope), (2, stream.stream), (3, _READ if only_reads else _READ_AND_WRITE))
+        return _text(self.call("getDelegationToken", request), 1)
+
     # -- reader groups
 
     def group(self, scope: str, name: str) -> ReaderGroup | None:
@@ -302,7 +319,7 @@ class Controller:
         rpc: Callable[..., bytes] = self._channel.unary_unary(_SERVICE + method)
         code = self._grpc.StatusCode
         try:
-            return parse(rpc(request, timeout=CALL_MS / 1000))
+            return parse(rpc(request, timeout=CALL_MS / 1000, metadata=self.security.login()))
         except self._grpc.RpcError as error:
             status, detail = error.code(), error.details()
             if may_fail and status in (code.FAILED_PRECONDITION, code.NOT_FOUND):
@@ -316,7 +333,7 @@ class Controller:
 
 
 def _stream(stream: StreamName) -> bytes:
-    return message((1, stream.scope), (2, stream.stream))
+    return message((1, stream.scope), (2, stream.stream), (3, _NONE))
 
 
 def _transaction(id: UUID) -> bytes:

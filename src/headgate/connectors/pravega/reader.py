@@ -20,6 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headgate.connectors.base import FailStopReader, SourceBatch, SourceContext, SplitPosition, owner_of_split
+from headgate.connectors.pravega.access import Access
 from headgate.connectors.pravega.controller import Controller, StreamName
 from headgate.connectors.pravega.events import unframe
 from headgate.connectors.pravega.scaled_stream import Position, ScaledStream, segment_of, without_needless
@@ -292,6 +293,7 @@ class _FetchThread:
         self._stream, self._node, self._end = reading.stream, context.node, end
         self._decode, self._environment = reading.decode, reading.environment
         self.client = reading.make_client()
+        self._access = Access(self.client, reading.stream, reading.environment, only_reads=True)
         positions = sorted((context.positions or {}).items())
         digest = hashlib.sha256(repr(positions).encode()).hexdigest()[:16]
         self._token = f"{context.generation}-{digest}"
@@ -438,7 +440,7 @@ class _FetchThread:
             self._places[segment] = self.client.place(self._stream, segment)
         place = self._places[segment]
         if place not in self._connections:
-            self._connections[place] = Connection(place, self._environment)
+            self._connections[place] = Connection(place, self._access)
             self._asked[place] = {}
         number = ask_for_data(self._connections[place], self._stream.segment(segment), offset, size)
         self._asked[place][number] = segment

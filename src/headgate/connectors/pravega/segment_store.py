@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import select
 import socket
+import ssl
 import struct
 import uuid
 from collections import deque
@@ -18,7 +19,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TypeAlias
 
-from headgate.environment import SYSTEM_ENVIRONMENT, Environment
+from headgate.connectors.pravega.access import Access
+from headgate.environment import SYSTEM_ENVIRONMENT
 from headgate.errors import ProtocolViolation, StorageError
 
 WIRE_VERSION, OLDEST_WIRE_VERSION = 16, 5
@@ -26,7 +28,6 @@ WIRE_VERSION, OLDEST_WIRE_VERSION = 16, 5
 FRAME_BYTES_MAX = 0x00FF_FFFF
 """The longest command."""
 
-CONNECT_MS = 10_000
 ANSWER_MS = 60_000
 """How long a store may be silent, while something is asked for, before the connection counts as broken."""
 
@@ -38,6 +39,9 @@ PAUSE_S = 0.2
 
 IN_FLIGHT_MAX = 32
 """Blocks that a writer sends ahead of their acknowledgements."""
+
+_EXPIRED = struct.pack(">i", 1)
+"""How the refusal of a token ends that was good once."""
 
 _HEAD = struct.Struct(">ii")
 _LONG = struct.Struct(">q")
@@ -64,6 +68,7 @@ class Command(IntEnum):
     NO_SUCH_SEGMENT = 53
     INVALID_EVENT_NUMBER = 55
     SEGMENT_IS_TRUNCATED = 56
+    AUTH_TOKEN_CHECK_FAILED = 60
 
 
 class SegmentError(Exception):
@@ -109,15 +114,12 @@ class Connection:
         StorageError: of every call: the connection failed, and is closed.
     """
 
-    def __init__(self, place: Place, environment: Environment) -> None:
-        self.place = place
+    def __init__(self, place: Place, access: Access) -> None:
+        self.place, self.access = place, access
         self.name = f"Pravega's segment store at {place[0]}:{place[1]}"
         self._in = bytearray()
         self._numbers = itertools.count(1)
-        try:
-            self._socket = environment.connect(*place, CONNECT_MS / 1000)
-        except OSError as error:
-            raise StorageError("reach", self.name, str(error)) from error
+        self._socket = access.connect(*place, self.name)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket.settimeout(ANSWER_MS / 1000)
         self._poll = select.poll()
@@ -146,11 +148,13 @@ class Connection:
         """Return the next command that comes within ``timeout_ms``, or None."""
         while (found := self._taken()) is None:
             try:
-                if not self._poll.poll(timeout_ms):
+                if not self._has_decrypted() and not self._poll.poll(timeout_ms):
                     return None
-                data = self._socket.recv(1 << 20)
+                data = self._received()
             except (OSError, ValueError) as error:
                 raise self.failed(str(error)) from error
+            if data is None:
+                continue
             if not data:
                 raise self.failed("it has closed the connection")
             self._in += data
@@ -168,9 +172,29 @@ class Connection:
         self.send(command, make(self.next_number()))
         return self.expect()
 
+    def token(self) -> bytes:
+        """Return the token as commands have it; empty without a login."""
+        return utf(self.access.token())
+
     def close(self) -> None:
         """Close it."""
         self._socket.close()
+
+    def _received(self) -> bytes | None:
+        """Return what has come; None: nothing but what TLS has to say, which would be waited beyond otherwise."""
+        if not isinstance(self._socket, ssl.SSLSocket):
+            return self._socket.recv(1 << 20)
+        self._socket.setblocking(False)
+        try:
+            return self._socket.recv(1 << 20)
+        except ssl.SSLWantReadError:
+            return None
+        finally:
+            self._socket.settimeout(ANSWER_MS / 1000)
+
+    def _has_decrypted(self) -> bool:
+        """Whether TLS has taken more from the network than it has given out."""
+        return isinstance(self._socket, ssl.SSLSocket) and self._socket.pending() > 0
 
     def _taken(self) -> tuple[int, bytes] | None:
         if len(self._in) < _HEAD.size:
@@ -271,7 +295,7 @@ def segment_info(connection: Connection, segment: str) -> SegmentInfo:
         StorageError
     """
     kind, data = connection.ask(
-        Command.GET_STREAM_SEGMENT_INFO, lambda number: _LONG.pack(number) + utf(segment) + utf("")
+        Command.GET_STREAM_SEGMENT_INFO, lambda number: _LONG.pack(number) + utf(segment) + connection.token()
     )
     if (refused := refusal(kind, data)) is not None:
         raise refused[1]
@@ -291,7 +315,9 @@ def segment_info(connection: Connection, segment: str) -> SegmentInfo:
 def ask_for_data(connection: Connection, segment: str, offset: int, size: int) -> int:
     """Ask for bytes of a segment; return the number of the request. At the end of a segment a store waits for more."""
     number = connection.next_number()
-    connection.send(Command.READ_SEGMENT, utf(segment), struct.pack(">qi", offset, size), utf(""), _LONG.pack(number))
+    connection.send(
+        Command.READ_SEGMENT, utf(segment), struct.pack(">qi", offset, size), connection.token(), _LONG.pack(number)
+    )
     return number
 
 
@@ -338,7 +364,7 @@ def append_if_at(connection: Connection, segment: str, offset: int, event: bytes
     """
     writer = _new_writer()
     kind, data = connection.ask(
-        Command.SETUP_APPEND, lambda number: _LONG.pack(number) + writer.bytes + utf(segment) + utf("")
+        Command.SETUP_APPEND, lambda number: _LONG.pack(number) + writer.bytes + utf(segment) + connection.token()
     )
     if (refused := refusal(kind, data)) is not None:
         raise refused[1]
@@ -375,8 +401,8 @@ class Appending:
 class Appender:
     """Appends to segments of one store over one connection, which is made again when it failed."""
 
-    def __init__(self, place: Place, environment: Environment) -> None:
-        self._place, self._environment = place, environment
+    def __init__(self, place: Place, access: Access) -> None:
+        self._place, self._access, self._environment = place, access, access.environment
         self._connection: Connection | None = None
         self._writing: dict[uuid.UUID, Appending] = {}
 
@@ -454,7 +480,7 @@ class Appender:
         while True:
             self.close()
             try:
-                connection = Connection(self._place, self._environment)
+                connection = Connection(self._place, self._access)
                 for one in self._writing.values():
                     self._set_up(connection, one)
                 for one in self._writing.values():
@@ -462,24 +488,26 @@ class Appender:
                         self._send(connection, one, *block)
                 self._connection = connection
                 return
-            except StorageError:
-                if self._environment.monotonic_ms() >= deadline_ms:
+            except StorageError as error:
+                if not error.is_transient or self._environment.monotonic_ms() >= deadline_ms:
                     raise
                 self._environment.sleep(PAUSE_S)
 
     def _set_up(self, connection: Connection, one: Appending) -> None:
         number = connection.next_number()
-        connection.send(Command.SETUP_APPEND, _LONG.pack(number), one.writer.bytes, utf(one.segment), utf(""))
+        connection.send(
+            Command.SETUP_APPEND, _LONG.pack(number), one.writer.bytes, utf(one.segment), connection.token()
+        )
         while True:
             kind, data = connection.expect()
             if kind == Command.APPEND_SETUP:
                 break
             self._handle(connection, kind, data)
-        fields = Fields(data)
-        fields.long()
-        fields.text()
-        fields.id()
-        self._drop(one, fields.long())
+        found = Fields(data)
+        found.long()
+        found.text()
+        found.id()
+        self._drop(one, found.long())
 
     def _send(self, connection: Connection, one: Appending, last: int, events_count: int, block: memoryview) -> None:
         number = connection.next_number()
@@ -508,5 +536,16 @@ class Appender:
 
 
 def _unexpected(connection: Connection, kind: int, data: bytes) -> StorageError:
+    if kind == Command.AUTH_TOKEN_CHECK_FAILED:
+        return _refused_token(connection, data)
     text = "".join(sign for sign in data.decode(errors="ignore") if sign.isprintable())
     return StorageError("talk to", connection.name, f"answer {kind}: {text[:300]}")
+
+
+def _refused_token(connection: Connection, data: bytes) -> StorageError:
+    """Forget a token; another one is made for the next connection, unless the user lacks a right."""
+    connection.access.forget_token()
+    connection.close()
+    is_expired = data.endswith(_EXPIRED)
+    why = "the token has expired" if is_expired else "the user may not read and write this stream, or has no login"
+    return StorageError("talk to", connection.name, why, is_transient=is_expired)

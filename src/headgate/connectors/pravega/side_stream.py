@@ -9,6 +9,7 @@ import hashlib
 import json
 from typing import Any
 
+from headgate.connectors.pravega.access import Access
 from headgate.connectors.pravega.controller import Controller, StreamName
 from headgate.connectors.pravega.events import unframe
 from headgate.connectors.pravega.segment_store import (
@@ -33,7 +34,7 @@ class SideStream:
         """``purpose``: what the log is for; logs of other purposes are other streams."""
         name = hashlib.sha256(f"{beside}\0{purpose}".encode()).hexdigest()[:16]
         self._stream = StreamName(beside.scope, f"headgate-{name}")
-        self._client, self._environment = client, environment
+        self._client, self._access = client, Access(client, self._stream, environment)
         self._connection: Connection | None = None
         self._segment, self._number = "", 0
         self._begin = self._read_to = 0
@@ -123,5 +124,5 @@ class SideStream:
 
     def _connect(self) -> Connection:
         if self._connection is None or self._connection.is_closed:
-            self._connection = Connection(self._client.place(self._stream, self._number), self._environment)
+            self._connection = Connection(self._client.place(self._stream, self._number), self._access)
         return self._connection

@@ -28,9 +28,11 @@ from headgate.connectors.base import (
 )
 from headgate.connectors.fenced_sink import Fence, FencedSink, in_order, owner_of, with_stored_life
 from headgate.connectors.kafka.outgoing_records import RecordColumns
-from headgate.connectors.pravega.controller import Controller, StreamName, TransactionState
+from headgate.connectors.pravega.access import Access
+from headgate.connectors.pravega.controller import Controller, StreamName, TransactionState, require_grpc
 from headgate.connectors.pravega.events import EVENT_BYTES_MAX, HEADER_BYTES, frame, key_places
 from headgate.connectors.pravega.owner import StreamOwner
+from headgate.connectors.pravega.security import NO_SECURITY, PravegaSecurity
 from headgate.connectors.pravega.segment_store import Appender, Appending, Place, SegmentError
 from headgate.environment import SYSTEM_ENVIRONMENT, Environment
 from headgate.errors import CorruptionError, HeadgateError, StorageError, UsageError, gone
@@ -103,6 +105,7 @@ class PravegaSink(FencedSink):
         transaction_timeout: the lease of transactions, at most what the controller allows, 10 minutes by default. It
             must exceed the longest time for which the pipeline may be down.
         create: create the stream, and its scope, with so many segments if it is missing. 0: it must exist.
+        security: TLS and login, if Pravega demands them.
     """
 
     controller: str = field(kw_only=False)
@@ -111,6 +114,7 @@ class PravegaSink(FencedSink):
     value: str | None = None
     transaction_timeout: Duration | None = "10m"
     create: int = 0
+    security: PravegaSecurity = NO_SECURITY
 
     environment: ClassVar[Environment] = SYSTEM_ENVIRONMENT
     renews_transactions: ClassVar[bool] = True  # type: ignore[misc]
@@ -126,7 +130,7 @@ class PravegaSink(FencedSink):
             raise UsageError(f"PravegaSink(create={self.create}) must be a number of segments, or 0")
         if not self.lease_ms >= LEASE_MS_MIN:
             raise UsageError(f"PravegaSink(transaction_timeout=) must be at least {LEASE_MS_MIN} ms")
-        self.client().close()
+        require_grpc()
 
     @property
     def lease_ms(self) -> int:
@@ -147,7 +151,7 @@ class PravegaSink(FencedSink):
 
     def client(self) -> Controller:
         """Return a client of the controller."""
-        return Controller(self.controller)
+        return Controller(self.controller, self.security)
 
     def check(self, schema: pa.Schema) -> None:
         """See ``Sink``: also that the controller is there, has the stream, and allows the lease."""
@@ -310,6 +314,7 @@ class PravegaWriter(SinkWriter):
         """Use ``PravegaSink.open``."""
         self._sink, self._fence, self._client = sink, fence, sink.client()
         self._owner = StreamOwner(self._client, sink.name, sink.environment)
+        self._access = Access(self._client, sink.name, sink.environment)
         self._appenders: dict[Place, Appender] = {}
         self._places: dict[int, Place] = {}
         self._open: _Transaction | None = None
@@ -362,7 +367,7 @@ class PravegaWriter(SinkWriter):
             self._places[segment] = self._client.place(self._sink.name, segment)
         place = self._places[segment]
         if place not in self._appenders:
-            self._appenders[place] = Appender(place, self._sink.environment)
+            self._appenders[place] = Appender(place, self._access)
         return self._appenders[place]
 
     def _begin(self) -> _Transaction:

@@ -20,10 +20,12 @@ from headgate.connectors.files.line_file import Lines
 from headgate.connectors.kafka.formats import RAW, RecordFormat, record_format, refuse_the_rest, value_decoder
 from headgate.connectors.kafka.schemas.avro_decoder import AvroDecoder
 from headgate.connectors.kafka.schemas.protobuf_decoder import ProtobufDecoder
+from headgate.connectors.pravega.access import Access
 from headgate.connectors.pravega.controller import Controller, Cut, StreamName, require_grpc
 from headgate.connectors.pravega.reader import PravegaReader, Reading
 from headgate.connectors.pravega.retention_group import forget, hold_back
 from headgate.connectors.pravega.scaled_stream import Position, segment_of
+from headgate.connectors.pravega.security import NO_SECURITY, PravegaSecurity
 from headgate.connectors.pravega.segment_store import Connection, Place, SegmentError, segment_info
 from headgate.environment import SYSTEM_ENVIRONMENT, Environment
 from headgate.errors import StorageError, UsageError
@@ -65,6 +67,7 @@ class Pravega(Source):
         start: str | Cut = EARLIEST,
         end: str | Cut | None = None,
         group: str = "",
+        security: PravegaSecurity = NO_SECURITY,
     ) -> None:
         """Configure.
 
@@ -88,12 +91,13 @@ class Pravega(Source):
             group: a reader group that Headgate creates in the scope of the stream, for this source alone. A stream
                 with a retention policy keeps its events, up to the maximum of the policy, until no retained
                 checkpoint needs them. Reading never begins from there.
+            security: TLS and login, if Pravega demands them.
 
         Raises:
             UsageError: options contradict each other, or the package is not installed.
         """
         where = "a Pravega source"
-        self.controller, self.stream = controller, StreamName.parse(stream)
+        self.controller, self.stream, self.security = controller, StreamName.parse(stream), security
         if format not in FORMATS:
             raise UsageError(f"format={format!r} of {where} is none of {', '.join(map(repr, FORMATS))}")
         if format == "avro" and schema is None:
@@ -119,7 +123,7 @@ class Pravega(Source):
 
     def client(self) -> Controller:
         """Return a client of the controller."""
-        return Controller(self.controller)
+        return Controller(self.controller, self.security)
 
     def schema(self) -> pa.Schema:
         """See ``Source``. The stream is looked at, too: once, so that all subtasks begin and end at the same cuts."""
@@ -253,11 +257,12 @@ def tail(client: Controller, stream: StreamName, environment: Environment) -> di
         )
     found: dict[int, int] = {}
     connections: dict[Place, Connection] = {}
+    access = Access(client, stream, environment, only_reads=True)
     try:
         for segment in segments:
             place = client.place(stream, segment)
             if place not in connections:
-                connections[place] = Connection(place, environment)
+                connections[place] = Connection(place, access)
             found[segment] = segment_info(connections[place], stream.segment(segment)).end
     except SegmentError as error:
         raise StorageError("look at", f"stream '{stream}'", f"it is being scaled or deleted: {error}") from error
