@@ -6,7 +6,9 @@ import asyncio
 import os
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,11 @@ import pyarrow as pa
 from tests.runtime.holding import held
 
 import headgate as hg
+from headgate.nexmark.events import Kind, Nexmark
+from headgate.nexmark.queries import QUERIES, Tables
 
 KEYS = 50
+NEXMARK_TPS = 500
 REDUCED_EVERY = 20
 SESSION_GAP = "200ms"
 
@@ -130,6 +135,22 @@ def event_time(spec: dict[str, Any]) -> Pipeline:
     }
     for name, stream in streams.items():
         stream.sink(hg.FileSink(Path(spec["root"]) / name, "parquet", roll_interval=0), name=name)
+    return pipeline
+
+
+def nexmark_events(spec: dict[str, Any]) -> Callable[[Kind], Nexmark]:
+    """Return what makes the events of ``nexmark``."""
+    return partial(Nexmark, events=spec["rows"], tps=NEXMARK_TPS, rows_per_second=spec["rate"], batch_rows=1_024)
+
+
+def nexmark(spec: dict[str, Any]) -> Pipeline:
+    """Every query of NEXMark, each into a stream of its own."""
+    pipeline = make(spec)
+    tables = Tables(pipeline, nexmark_events(spec))
+    for name, asked in QUERIES.items():
+        # one segment: changes of a row stay in order
+        sink = hg.StreamSink(name, store=str(Path(spec["root"]) / "store"), segments=1)
+        asked.build(tables).sink(sink, name=name)
     return pipeline
 
 
@@ -540,6 +561,7 @@ BUILDERS = {
     "publishing": publishing,
     "listed-files": listed_files,
     "event_time": event_time,
+    "nexmark": nexmark,
     "every_operator": every_operator,
     "standard": standard,
     "backlog": backlog,

@@ -1,7 +1,7 @@
 """Input that does not end before the test says so, however slow or fast the machine is.
 
 A test that kills, stops or watches a running pipeline needs it to run still when it does. A rate alone cannot promise
-that. So a ``Generator`` with a rate keeps its last records back until its gate, a file, is there.
+that. So a ``Generator`` or ``Nexmark`` with a rate keeps its last records back until its gate, a file, is there.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 from headgate.connectors.base import Source, SourceContext
 from headgate.connectors.generator import Generator, GeneratorReader
 from headgate.model.plan import PipelineDefinition
+from headgate.nexmark.events import Nexmark
 
 LOOK_MS = 5
 
@@ -25,7 +26,7 @@ class Held(Source):
     ``hurries``: when all of them are there, it goes as fast as it can.
     """
 
-    inner: Generator
+    inner: Generator | Nexmark
     gates: tuple[tuple[int, Path], ...]
     hurries: bool = False
 
@@ -43,7 +44,7 @@ class HeldReader(GeneratorReader):
     """Delivers what leaves at least one record of each subtask."""
 
     def __init__(
-        self, config: Generator, context: SourceContext, gates: tuple[tuple[int, Path], ...], *, hurries: bool
+        self, config: Generator | Nexmark, context: SourceContext, gates: tuple[tuple[int, Path], ...], *, hurries: bool
     ) -> None:
         super().__init__(config, context)
         self._gates, self._hurries = gates, hurries
@@ -72,7 +73,7 @@ def held(
 
     def wrapped(node: Any) -> Any:
         spec, gates = (node.spec.inner, node.spec.gates) if isinstance(node.spec, Held) else (node.spec, ())
-        is_paced = isinstance(spec, Generator) and spec.rows_per_second is not None and spec.rows is not None
+        is_paced = isinstance(spec, Generator | Nexmark) and spec.rows_per_second is not None and spec.rows is not None
         return replace(node, spec=Held(spec, (*gates, (keeps or spec.batch_rows, gate)), hurries)) if is_paced else node
 
     vertices = tuple(
