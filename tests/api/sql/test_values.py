@@ -73,6 +73,9 @@ EXPRESSIONS = [
     "NULLIF(small, 1)", "COALESCE(NULL, small)", "COALESCE(small, 1.5)", "LEAST(small, NULL)", "float = float",
     "float IN (0)", "float < 0", "large = 9007199254740993", "SQRT(ABS(small))", "POWER(money, 2)",
     "EXTRACT(WEEK FROM day)", "WEEK(ts)", "QUARTER(ts)", "DATE_TRUNC('week', ts)", "DATE_TRUNC('year', ts)",
+    "money % rate", "money % 0", "number % 0.0", "CAST(flag AS DECIMAL(3, 1))", "EXTRACT(HOUR FROM day)", "MINUTE(day)",
+    "STRFTIME(day, '%d.%m.%Y %H:%M')", "REPLACE(text, 'b', NULL)", "UPPER(NULL)", "LENGTH(NULL)", "ABS(NULL)",
+    "5 % CAST('Infinity' AS DOUBLE)", "-12345 % 1e300", "ABS(float) % 2", "large % 1e300",
 ]  # fmt: skip
 
 
@@ -153,6 +156,15 @@ def test_a_number_that_is_too_large_fails(expression: str, tmp_path: Path) -> No
         ("CAST(text AS TIME)", "CAST to TIME is not there yet"),
         ("CAST('2020-01-01 00:00:00+02:00' AS TIMESTAMP)", "has an offset, which DATE and TIMESTAMP have not"),
         ("99999999999999999999", "is larger than a BIGINT"),
+        (f"{'9' * 38}.5", "has more than 38 digits; write 9+.5e0 for a DOUBLE"),
+        ("small IN ()", r"IN \(\) has no values"),
+        ("LOWER(small)", r"LOWER\(.small.\) needs a text; its argument stands for numbers"),
+        ("small LIKE '1%'", "LIKE '1%' needs a text; its argument stands for numbers"),
+        ("YEAR(text)", r"YEAR\(.text.\) needs a time; its argument stands for texts"),
+        ("EXTRACT(DAY FROM ts - ts)", "needs a time; its argument stands for intervals"),
+        ("ABS(flag)", r"ABS\(.flag.\) needs a number; its argument stands for truth values"),
+        ("-text", "-.text. needs a number; its argument stands for texts"),
+        ("REGEXP_MATCHES(text, '(')", r"sql: '\(' in REGEXP_LIKE is no regular expression: unclosed group"),
         ("COALESCE(CAST(NULL AS BIGINT), wide)", "Int128"),
     ],
 )  # fmt: skip

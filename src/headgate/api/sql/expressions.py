@@ -180,6 +180,14 @@ class Scalars:
             "use with_columns with a Polars expression",
         )
 
+    def argument(self, node: Expression, kind: str, of: Expression) -> pl.Expr:
+        """Return an argument of the function ``of``, which is to be of a kind (``values.kind_of``).
+
+        Raises:
+            UsageError: it is of another one, or something in it is not there.
+        """
+        return self.values.of_kind(kind, self(node), of.sql("duckdb"))
+
     def condition(self, node: Expression) -> pl.Expr:
         """Return the expression, which is to be true or false.
 
@@ -273,6 +281,8 @@ def _if(node: Expression, inner: Inner) -> pl.Expr:
 def _in(node: Expression, inner: Inner) -> pl.Expr:
     if node.args.get("query") is not None:
         raise unsupported("IN with a subquery", "join with it")
+    if not node.expressions:
+        raise UsageError(f"sql: {node.sql()} has no values; write IN (1, 2)")
     found = [_compared(node.this, one, inner, lambda a, b: a == b, "IN") for one in node.expressions]
     result = found[0]
     for other in found[1:]:
@@ -304,6 +314,19 @@ def _literal_text(node: Expression | None, of: str) -> str:
     return str(node.name)
 
 
+def _pattern(node: Expression | None, of: str) -> str:
+    """Return a regular expression that is written in quotes."""
+    found = _literal_text(node, of)
+    try:
+        pl.Series([""]).str.contains(found)
+    except pl.exceptions.ComputeError as error:
+        lines = str(error).split("\n\n", 1)[0].splitlines()
+        raise UsageError(
+            f"sql: '{found}' in {of} is no regular expression: {lines[-1].removeprefix('error: ')}"
+        ) from None
+    return found
+
+
 def _whole(node: Expression, of: str) -> int:
     if not isinstance(node, exp().Literal) or node.is_string or not node.name.isdecimal():
         raise unsupported(f"{of} with {node.sql()}", "write a whole number from 0 on")
@@ -317,7 +340,7 @@ def _like(node: Expression, inner: Inner, flags: str = "s") -> pl.Expr:
         positive.set("negate", None)
         return ~_like(positive, inner, flags)
     parts = (".*" if c == "%" else "." if c == "_" else re.escape(c) for c in pattern)
-    return inner(node.this).str.contains(f"^(?{flags}:{''.join(parts)})$")
+    return inner.argument(node.this, "texts", node).str.contains(f"^(?{flags}:{''.join(parts)})$")
 
 
 _TYPES: dict[str, pl.DataType] = {
@@ -397,10 +420,22 @@ def _split_index(of: pl.Expr, separator: str, place: int) -> pl.Expr:
 _FUNCTIONS: dict[str, tuple[int, Callable[[list[Any], Inner], pl.Expr]]] = {
     "SPLIT_INDEX": (
         3,
-        lambda of, inner: _split_index(inner(of[0]), _literal_text(of[1], "SPLIT_INDEX"), _whole(of[2], "SPLIT_INDEX")),
+        lambda of, inner: _split_index(
+            inner.values.of_kind("texts", inner(of[0]), "SPLIT_INDEX"),
+            _literal_text(of[1], "SPLIT_INDEX"),
+            _whole(of[2], "SPLIT_INDEX"),
+        ),
     ),
-    "DATE_FORMAT": (2, lambda of, inner: _date_format(inner(of[0]), _literal_text(of[1], "DATE_FORMAT"))),
-    "CHAR_LENGTH": (1, lambda of, inner: inner(of[0]).str.len_chars().cast(pl.Int64)),
+    "DATE_FORMAT": (
+        2,
+        lambda of, inner: _date_format(
+            inner.values.moment(inner(of[0]), "DATE_FORMAT"), _literal_text(of[1], "DATE_FORMAT")
+        ),
+    ),
+    "CHAR_LENGTH": (
+        1,
+        lambda of, inner: inner.values.of_kind("texts", inner(of[0]), "CHAR_LENGTH").str.len_chars().cast(pl.Int64),
+    ),
 }
 """Functions that sqlglot has no class for: how many arguments they have, and what they are."""
 
@@ -409,26 +444,29 @@ def _split_part(node: Expression, inner: Inner) -> pl.Expr:
     place = node.args.get("part_index") or node.args.get("partIndex")
     if not isinstance(place, exp().Literal) or int(place.name) < 1:
         raise unsupported("SPLIT_PART with a place that is no positive number", "use SPLIT_INDEX, which counts from 0")
-    of = inner(node.this)
+    of = inner.argument(node.this, "texts", node)
     found = _split_index(of, _literal_text(node.args["delimiter"], "SPLIT_PART"), int(place.name) - 1)
     return pl.when(of.is_not_null()).then(found.fill_null(""))
 
 
 def _regexp_extract(node: Expression, inner: Inner) -> pl.Expr:
     group = node.args.get("group")
-    return inner(node.this).str.extract(
-        _literal_text(node.expression, "REGEXP_EXTRACT"), 0 if group is None else _whole(group, "REGEXP_EXTRACT")
+    return inner.argument(node.this, "texts", node).str.extract(
+        _pattern(node.expression, "REGEXP_EXTRACT"), 0 if group is None else _whole(group, "REGEXP_EXTRACT")
     )
 
 
 def _replace(node: Expression, inner: Inner) -> pl.Expr:
     pattern = _literal_text(node.expression, "REPLACE")
-    of, by = inner(node.this), inner(node.args["replacement"])
+    of = inner.argument(node.this, "texts", node)
+    if isinstance(node.args["replacement"], exp().Null):
+        return pl.lit(None, pl.String)
+    by = inner.argument(node.args["replacement"], "texts", node)
     return of.str.replace_all(pattern, by, literal=True) if pattern else of
 
 
 def _trim(node: Expression, inner: Inner) -> pl.Expr:
-    of = inner(node.this).str
+    of = inner.argument(node.this, "texts", node).str
     characters = " " if node.args.get("expression") is None else _literal_text(node.expression, "TRIM")
     sides = {"LEADING": of.strip_chars_start, "TRAILING": of.strip_chars_end}
     found: pl.Expr = sides.get(str(node.args.get("position") or "").upper(), of.strip_chars)(characters)
@@ -437,7 +475,7 @@ def _trim(node: Expression, inner: Inner) -> pl.Expr:
 
 def _substring(node: Expression, inner: Inner) -> pl.Expr:
     """Return a part of a text: its characters are numbered from 1 on, and from -1 on from the end."""
-    of, start, length = inner(node.this), node.args.get("start"), node.args.get("length")
+    of, start, length = inner.argument(node.this, "texts", node), node.args.get("start"), node.args.get("length")
     if isinstance(length, exp().Neg):
         raise unsupported("SUBSTRING with a negative length", "write a length from 0 on")
     place = (pl.lit(1) if start is None else inner(start)).cast(pl.Int64)
@@ -455,7 +493,7 @@ def _trunc(node: Expression, inner: Inner) -> pl.Expr:
     unit = str(node.args["unit"].name).upper()
     if unit not in units:
         raise unsupported(f"DATE_TRUNC to {unit}", f"use one of {', '.join(units)}")
-    return inner(node.this).dt.truncate(units[unit])
+    return inner.argument(node.this, "times", node).dt.truncate(units[unit])
 
 
 def _interval(node: Expression, inner: Inner) -> pl.Expr:
@@ -491,8 +529,8 @@ def _scalars() -> dict[type, Callable[[Any, Inner], pl.Expr]]:
             inner(node.this), inner(node.expression), combine, node.sql()
         )
 
-    def one(function: Callable[[pl.Expr], pl.Expr]) -> Callable[[Any, Inner], pl.Expr]:
-        return lambda node, inner: function(inner(node.this))
+    def of(kind: str, function: Callable[[pl.Expr], pl.Expr]) -> Callable[[Any, Inner], pl.Expr]:
+        return lambda node, inner: function(inner.argument(node.this, kind, node))
 
     def of_number(function: Callable[[pl.Expr], pl.Expr]) -> Callable[[Any, Inner], pl.Expr]:
         return lambda node, inner: function(inner.values.number(inner(node.this), node.sql()))
@@ -525,7 +563,9 @@ def _scalars() -> dict[type, Callable[[Any, Inner], pl.Expr]]:
         e.Between: _between,
         e.Like: _like,
         e.ILike: lambda node, inner: _like(node, inner, "si"),
-        e.RegexpLike: lambda node, inner: inner(node.this).str.contains(_literal_text(node.expression, "REGEXP_LIKE")),
+        e.RegexpLike: lambda node, inner: inner.argument(node.this, "texts", node).str.contains(
+            _pattern(node.expression, "REGEXP_LIKE")
+        ),
         e.RegexpExtract: _regexp_extract,
         e.Case: _case,
         e.If: _if,
@@ -541,35 +581,43 @@ def _scalars() -> dict[type, Callable[[Any, Inner], pl.Expr]]:
         e.DPipe: lambda node, inner: (
             inner.values.text(inner(node.this), node.sql()) + inner.values.text(inner(node.expression), node.sql())
         ),
-        e.Lower: one(lambda a: a.str.to_lowercase()),
-        e.Upper: one(lambda a: a.str.to_uppercase()),
-        e.Length: one(lambda a: a.str.len_chars().cast(pl.Int64)),
+        e.Lower: of("texts", lambda a: a.str.to_lowercase()),
+        e.Upper: of("texts", lambda a: a.str.to_uppercase()),
+        e.Length: of("texts", lambda a: a.str.len_chars().cast(pl.Int64)),
         e.Trim: _trim,
         e.Substring: _substring,
         e.Replace: _replace,
         e.SplitPart: _split_part,
-        e.Abs: lambda node, inner: inner.values.size(inner(node.this)),
-        e.Floor: one(lambda a: a.floor()),
-        e.Ceil: one(lambda a: a.ceil()),
+        e.Abs: lambda node, inner: inner.values.size(inner(node.this), node.sql()),
+        e.Floor: of("numbers", lambda a: a.floor()),
+        e.Ceil: of("numbers", lambda a: a.ceil()),
         e.Sqrt: of_number(lambda a: a.sqrt()),
         e.Ln: of_number(lambda a: a.log()),
         e.Exp: of_number(lambda a: a.exp()),
         e.Pow: lambda node, inner: inner.values.number(inner(node.this), node.sql()).pow(
             inner.values.number(inner(node.expression), node.sql())
         ),
-        e.Round: lambda node, inner: inner(node.this).round(
+        e.Round: lambda node, inner: inner.argument(node.this, "numbers", node).round(
             0 if node.args.get("decimals") is None else _whole(node.args["decimals"], "ROUND"),
             mode="half_away_from_zero",
         ),
-        e.Extract: lambda node, inner: _part(node.name.upper(), inner(node.expression)),
-        e.TimeToStr: lambda node, inner: _date_format(inner(node.this), _literal_text(node.args["format"], "STRFTIME")),
+        e.Extract: lambda node, inner: _part(
+            node.name.upper(), inner.values.moment(inner(node.expression), node.sql("duckdb"))
+        ),
+        e.TimeToStr: lambda node, inner: _date_format(
+            inner.values.moment(inner(node.this), node.sql("duckdb")), _literal_text(node.args["format"], "STRFTIME")
+        ),
         e.TimestampTrunc: _trunc,
         e.DateTrunc: _trunc,
         e.Interval: _interval,
-        e.StartsWith: lambda node, inner: inner(node.this).str.starts_with(inner(node.expression)),
+        e.StartsWith: lambda node, inner: inner.argument(node.this, "texts", node).str.starts_with(
+            inner.argument(node.expression, "texts", node)
+        ),
     }
     for unit in ("Year", "Month", "Day", "Hour", "Minute", "Second", "Week", "Quarter"):
-        found[getattr(e, unit)] = lambda node, inner, unit=unit: _part(unit.upper(), inner(node.this))  # type: ignore[misc]
+        found[getattr(e, unit)] = lambda node, inner, unit=unit: _part(  # type: ignore[misc]
+            unit.upper(), inner.values.moment(inner(node.this), node.sql())
+        )
     return found
 
 

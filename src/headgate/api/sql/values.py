@@ -49,6 +49,9 @@ _KINDS: tuple[tuple[tuple[type[Type], ...], str], ...] = (
     ((pl.Null,), "nulls"),
 )
 
+_NULLS: dict[str, Type] = {"numbers": pl.Float64(), "texts": pl.String(), "times": pl.Datetime("us")}
+"""The type of the word NULL where values of a kind are needed."""
+
 
 class Values:
     """Computes with expressions over records of one schema."""
@@ -85,15 +88,35 @@ class Values:
             raise UsageError(f"sql: {text} stands for {kind}, where there must be a condition; compare it")
         return of
 
+    def of_kind(self, wanted: str, of: pl.Expr, text: str) -> pl.Expr:
+        """Return an argument of ``text`` that is to be of the kind ``wanted``, as the word NULL is.
+
+        Raises:
+            UsageError: it is of another one.
+        """
+        kind = self.kind(of)
+        if kind == "nulls":
+            return of.cast(_NULLS[wanted])
+        if kind != wanted and (kind, wanted) != ("timestamps with a time zone", "times"):
+            raise UsageError(f"sql: {text} needs a {wanted.removesuffix('s')}; its argument stands for {kind}")
+        return of
+
     def number(self, of: pl.Expr, text: str) -> pl.Expr:
         """Return a number as DOUBLE.
 
         Raises:
             UsageError: it is none.
         """
-        if self.kind(of) not in ("numbers", "nulls"):
-            raise UsageError(f"sql: {text} needs a number; its argument stands for {self.kind(of)}")
-        return of.cast(pl.Float64)
+        return self.of_kind("numbers", of, text).cast(pl.Float64)
+
+    def moment(self, of: pl.Expr, text: str) -> pl.Expr:
+        """Return a time with a time of day, which a date has at midnight.
+
+        Raises:
+            UsageError: it is no time.
+        """
+        found = self.of_kind("times", of, text)
+        return found.cast(pl.Datetime("us")) if isinstance(self.type_of(found), pl.Date) else found
 
     def alike(self, expressions: list[pl.Expr], text: str) -> list[pl.Expr]:
         """Return expressions that can stand for one another.
@@ -171,6 +194,11 @@ class Values:
         """
 
         def signed(x: pl.Expr, y: pl.Expr) -> pl.Expr:
+            types = self.type_of(x), self.type_of(y)
+            if any(one.is_float() for one in types):
+                return _float_rest(x.cast(pl.Float64), y.cast(pl.Float64))
+            if any(one.is_decimal() for one in types):
+                y = pl.when(y != 0).then(y)
             rest = x % y
             return pl.when((rest != 0) & ((rest < 0) != (x < 0))).then(rest - y).otherwise(rest)
 
@@ -182,11 +210,21 @@ class Values:
         Raises:
             UsageError: it is no number.
         """
-        return self.arithmetic(pl.lit(0), of, lambda zero, x: zero - x, text) if self._is_whole(of) else -of
+        if self._is_whole(of):
+            return self.arithmetic(pl.lit(0), of, lambda zero, x: zero - x, text)
+        return -self._signed(of, text)
 
-    def size(self, of: pl.Expr) -> pl.Expr:
-        """Return a number without its sign."""
+    def size(self, of: pl.Expr, text: str) -> pl.Expr:
+        """Return a number or an interval without its sign.
+
+        Raises:
+            UsageError: it is neither.
+        """
+        of = self._signed(of, text)
         return _checked(_wide(of, (self.type_of(of),)).abs()) if self._is_whole(of) else of.abs()
+
+    def _signed(self, of: pl.Expr, text: str) -> pl.Expr:
+        return of if self.kind(of) == "intervals" else self.of_kind("numbers", of, text)
 
     def _is_whole(self, of: pl.Expr) -> bool:
         return self.type_of(of).is_integer()
@@ -220,6 +258,8 @@ class Values:
             if kind == "texts":
                 of = of.cast(pl.Decimal(_DIGITS_MAX, dtype.scale + _DIGITS_MAX - (dtype.precision or 0)), strict=strict)
             of = of.round(dtype.scale, mode="half_away_from_zero")
+        if isinstance(dtype, pl.Decimal) and kind == "truth values":
+            of = of.cast(pl.Int8)
         return of.cast(dtype, strict=strict)
 
 
@@ -231,6 +271,12 @@ _CASTS = {
     ("texts", "numbers"),
     ("times", "times"),
 }
+
+
+def _float_rest(x: pl.Expr, y: pl.Expr) -> pl.Expr:
+    """Return what a division of floats leaves; all of a number that is divided by an infinite one."""
+    rest = x.abs() % y.abs()
+    return pl.when(x.is_finite() & y.is_infinite()).then(x).when(x < 0).then(-rest).otherwise(rest)
 
 
 def _wide(of: pl.Expr, types: tuple[Type, ...]) -> pl.Expr:
@@ -250,6 +296,8 @@ def literal(text: str) -> pl.Expr:
         UsageError: it is larger than the largest integer.
     """
     digits = text.removeprefix("-")
+    if len(digits.replace(".", "").lstrip("0")) > _DIGITS_MAX and "e" not in text.lower():
+        raise UsageError(f"sql: {text} has more than {_DIGITS_MAX} digits; write {text}e0 for a DOUBLE")
     if digits.isdecimal():
         if not -(2**63) <= int(text) < 2**63:
             raise UsageError(f"sql: {text} is larger than a BIGINT; write {text}.0 for a decimal")
