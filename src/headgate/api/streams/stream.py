@@ -743,6 +743,7 @@ class KeyedStream(Records):
         early: Duration | None = None,
         accumulate: bool = True,
         trigger: Trigger | None = None,
+        retractions: bool = False,
         state: StateChoice | None = None,
     ) -> WindowedStream[Stream]:
         """Group the records of each key into windows, by event time unless the window says otherwise.
@@ -762,6 +763,9 @@ class KeyedStream(Records):
                 partial results of them.
             trigger: says when the windows emit their results, in place of their end: an instance of a class that
                 derives from ``Trigger``. It goes with tumbling and sliding windows of event time, and ``Global()``.
+            retractions: for updated sessions: emit each update as two records, ``update_before`` with the result that
+                was emitted and ``update_after`` with the new one, and delete whole results. Aggregates of these results
+                and ``key_by`` with other columns need it.
             state: where the windows are kept, if not in the state backend of the pipeline.
 
         Raises:
@@ -780,6 +784,8 @@ class KeyedStream(Records):
                 "allowed_lateness=, late_output=, early= and accumulate="
             )
         emission = _emission(window, allowed_lateness, late_output, early, accumulate)
+        if retractions:
+            emission = replace(emission, retractions=_with_retractions(window, emission))
         if (firing or trigger) is not None and self._pipeline._builder.loops_of(upstream):
             not_there_yet(f"{type(window).__name__} windows inside loops", "use process with state, or leave the loop")
         needs_time = not is_global if firing is None else firing.is_event_time
@@ -955,3 +961,17 @@ def _emission(
         raise UsageError(f"the name '{late_output}' is reserved; choose another late_output=, such as 'late'")
     late = None if late_output is None else OutputTag(check_name(late_output, "late_output"))
     return Emission(lateness_ms, late, early_ms, accumulate)
+
+
+def _with_retractions(window: Window, emission: Emission) -> bool:
+    """Return that results have retractions.
+
+    Raises:
+        UsageError: the results are no changes.
+    """
+    if isinstance(window, Session) and (emission.lateness_ms or emission.early_ms):
+        return True
+    raise UsageError(
+        "retractions=True is for results that are changes: those of session windows with allowed_lateness= or early=; "
+        "leave it out"
+    )

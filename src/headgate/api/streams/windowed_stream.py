@@ -440,7 +440,7 @@ class WindowedStream(Generic[S]):
         builder.keep_state(node, self._state)
         result = self._stream(keyed._pipeline, (Edge(node),), operators.output, time_column)
         if self._has_changes:
-            result._changes = Changes((*keyed._keys, START_COLUMN), retractions=False)
+            result._changes = Changes((*keyed._keys, START_COLUMN), self._emission.retractions)
         result._side_outputs = {
             str(tag): self._stream(keyed._pipeline, (Edge(node, tag=tag),), schema) for tag, schema in sides.items()
         }

@@ -11,7 +11,8 @@ dropped. So records of that kind are never combined with others before they are 
 
 With an allowed lateness or early results, a session may emit more than once, and may be joined with another one that
 has emitted. So the results are changes: upserts by key and ``window_start``, and deletes of what was joined. A session
-is kept for the lateness after it is over, and it is known of each what has been emitted.
+is kept for the lateness after it is over, and it is known of each what has been emitted. With retractions, the
+emitted row is kept beside each session, so that it can be taken back as it was.
 
 State: the open sessions of each key by their start, event-time timers, and the watermark as in tumbling windows. A
 key with open sessions has a timer no later than when the first of them is over; a timer that comes too early, because
@@ -43,7 +44,7 @@ from headgate.operators.base import (
     Output,
     RestoredState,
 )
-from headgate.operators.changes import DELETE, INSERT, OP_FIELD, OPS, UPDATE_AFTER, op_column
+from headgate.operators.changes import DELETE, INSERT, OP_FIELD, OPS, UPDATE_AFTER, UPDATE_BEFORE, Codes, op_column
 from headgate.operators.schemas import batch_of
 from headgate.operators.windows.aligned_windows import FiredGroups, WindowOperators, kept_columns
 from headgate.operators.windows.kept_records import RecordAggregates
@@ -126,6 +127,11 @@ class SessionMergeSpec:
         """The schema of the results."""
         return self.shape.output.append(OP_FIELD) if self.has_changes else self.shape.output
 
+    @property
+    def values(self) -> list[pa.Field]:
+        """The columns of the results that are neither keys nor bounds."""
+        return list(self.shape.output)[len(self.shape.keys) + 2 :]
+
     def build(self) -> Operator:
         """See ``OperatorSpec``."""
         return SessionMergeOperator(self)
@@ -149,6 +155,7 @@ class SessionMergeSpec:
         window = f"session of gap {self.gap_ms} ms on {self.shape.time.column}"
         if self.has_changes:
             window += f", changes, kept {self.shape.emission.lateness_ms} ms"
+            window += ", with the rows emitted" if self.shape.emission.retractions else ""
         return StateIdentity.of_open_windows(window, keys, parts).text
 
 
@@ -176,6 +183,9 @@ class SessionMergeOperator(KeyedOperator):
         self._sessions = StateDescriptor("sessions", StateKind.MAP, pa.struct(self._fields), pa.int64())
         self._values = [field for field in spec.kept if field.name not in spec.shape.keys]
         self._records = StateDescriptor("records", StateKind.LIST, pa.struct(self._values))
+        self._former_fields = [pa.field(END, pa.int64()), *spec.values]
+        self._emitted = StateDescriptor("emitted", StateKind.MAP, pa.struct(self._former_fields), pa.int64())
+        self._retractions = spec.has_changes and self._emission.retractions
         self._watermark_ms = WATERMARK_MIN_MS
         self._fired = FiredGroups()
         is_read = spec.plan is not None and self._emission.late is not None
@@ -188,10 +198,12 @@ class SessionMergeOperator(KeyedOperator):
         super().open(context, output)
         keys = KeyColumns(self._shape.keys, self._shape.key_types)
         self._changed = make_key_index(keys.types)
-        states = [self._sessions] if self._spec.plan is not None else [self._sessions, self._records]
+        states = [self._sessions, *([] if self._spec.plan is not None else [self._records])]
+        states += [self._emitted] if self._retractions else []
         self._backend = context.states.by_column(keys, states, has_timers=True)
         self._maps = self._backend.maps(self._sessions)
         self._lists = None if self._spec.plan is not None else self._backend.lists(self._records)
+        self._former = self._backend.maps(self._emitted) if self._retractions else None
 
     def restore(self, states: Sequence[RestoredState]) -> None:
         """See ``Operator``. Goes on with the lowest of the former watermarks."""
@@ -265,13 +277,16 @@ class SessionMergeOperator(KeyedOperator):
         facts = [pa.array(found.ends)]
         if self._spec.has_changes:
             is_known = columns[1].to_numpy()[:before] != _NOTHING
+            if not self._emission.early_ms:  # a session that goes on has no result yet
+                is_gone |= (is_touched & (found.ends > horizon_us(self._watermark_ms)))[of_stored]
             emitted = np.full(count, _NOTHING)
             emitted[of_stored[is_known & ~is_gone]] = _FORMER
             facts.append(pa.array(emitted))
             is_new[of_stored[is_known & is_touched[of_stored]]] = (
                 True  # what has fired has a timer for when it is dropped only
             )
-            self._delete(stored_slots, stored, columns[0].to_numpy()[:before], is_known & is_gone)
+            is_deleted = is_known & is_gone
+            self._delete(stored_slots[is_deleted], stored[is_deleted], columns[0].to_numpy()[:before][is_deleted])
         values = pa.StructArray.from_arrays([*facts, *measure_columns(table)], fields=self._fields)
         slots, starts = found.slots, found.starts
         if not is_touched.all():
@@ -339,23 +354,24 @@ class SessionMergeOperator(KeyedOperator):
         self, slots: Slots, rows: Slots, open_starts: pa.Array, held: pa.Array, is_over: Mask, is_dropped: Mask
     ) -> None:
         """Emit the sessions of these keys that are over, if it was not done, and forget those that are dropped."""
-        is_new, ops = is_over, None
+        is_new, codes = is_over, None
         if self._spec.has_changes:
             emitted = held.field(1).to_numpy()
             is_new = is_over & (emitted != _CURRENT)
             names = np.where(emitted[is_new] == _NOTHING, OPS.index(INSERT), OPS.index(UPDATE_AFTER))
-            ops = op_column(names.astype(np.int8))
+            codes = names.astype(np.int8)
         if is_new.any():
             if self._lists is None:
                 over = pa.array(is_new)
-                keys = self._backend.key_columns(slots[rows[is_new]])
-                self._emit(keys, open_starts.filter(over), held.filter(over), ops)
+                self._emit(slots[rows[is_new]], open_starts.filter(over), held.filter(over), codes)
             else:
-                self._emit_records(slots, rows, open_starts.to_numpy(), held.field(0).to_numpy(), is_new, ops)
+                self._emit_records(slots, rows, open_starts.to_numpy(), held.field(0).to_numpy(), is_new, codes)
         if is_dropped.any():
             if self._lists is not None:
                 self._forget_records(slots, rows, open_starts.to_numpy(), is_dropped)
             self._maps.remove(slots[rows[is_dropped]], open_starts.filter(pa.array(is_dropped)))
+            if self._former is not None:
+                self._former.remove(slots[rows[is_dropped]], open_starts.filter(pa.array(is_dropped)))
         is_left = is_new & ~is_dropped
         if self._spec.has_changes and is_left.any():
             columns = held.filter(pa.array(is_left)).flatten()
@@ -363,7 +379,7 @@ class SessionMergeOperator(KeyedOperator):
             values = pa.StructArray.from_arrays(columns, fields=self._fields)
             self._maps.put(slots[rows[is_left]], open_starts.filter(pa.array(is_left)), values)
 
-    def _emit(self, keys: list[pa.Array], starts: pa.Array, held: pa.Array, ops: pa.Array | None) -> None:
+    def _emit(self, slots: Slots, starts: pa.Array, held: pa.Array, codes: Codes | None) -> None:
         plan = self._spec.plan
         assert plan is not None
         columns = held.flatten()
@@ -374,10 +390,10 @@ class SessionMergeOperator(KeyedOperator):
         ]
         counts = columns[self._rows_at].to_numpy()
         table = FrozenTable(counts, tuple(np.asarray(v.values) for v in given), tuple(seen))
-        self._send(keys, starts, columns[0], results(plan, table), ops)
+        self._send(slots, starts, columns[0], results(plan, table), codes)
 
     def _emit_records(
-        self, slots: Slots, rows: Slots, starts: Words, ends: Words, is_new: Mask, ops: pa.Array | None
+        self, slots: Slots, rows: Slots, starts: Words, ends: Words, is_new: Mask, codes: Codes | None
     ) -> None:
         """Emit sessions of records that were kept."""
         of, fields, session = self._sessions_of_records(slots, rows, starts)
@@ -388,12 +404,9 @@ class SessionMergeOperator(KeyedOperator):
         frame = pl.DataFrame(pa.Table.from_arrays(arrays, names=names))
         assert self._aggregates is not None
         found = self._aggregates.of(frame, [START], self.context.node)
-        skipped = (*self._shape.keys, START_COLUMN, END_COLUMN)
-        values = pa.schema([f for f in self._shape.output if f.name not in skipped])
         numbers = found[START].to_numpy()
-        columns = batch_of(found.drop(START), values).columns
-        keys = self._backend.key_columns(slots[rows[numbers]])
-        self._send(keys, pa.array(starts[numbers]), pa.array(ends[numbers]), columns, ops)
+        columns = batch_of(found.drop(START), pa.schema(self._spec.values)).columns
+        self._send(slots[rows[numbers]], pa.array(starts[numbers]), pa.array(ends[numbers]), columns, codes)
 
     def _forget_records(self, slots: Slots, rows: Slots, starts: Words, is_dropped: Mask) -> None:
         """Forget the records of sessions, and keep the others'."""
@@ -413,33 +426,58 @@ class SessionMergeOperator(KeyedOperator):
         return of, fields, _session_of(rows, starts, of, microseconds(self._shape.time, fields))
 
     def _send(
-        self,
-        keys: list[pa.Array],
-        starts: pa.Array,
-        ends: pa.Array,
-        values: Sequence[pa.Array],
-        ops: pa.Array | None,
+        self, slots: Slots, starts: pa.Array, ends: pa.Array, values: Sequence[pa.Array], codes: Codes | None
     ) -> None:
-        """Emit results, by end and then key."""
-        times = [column.view(pa.timestamp("us")) for column in (starts, ends)]
-        columns = [*keys, *times, *values, *([] if ops is None else [ops])]
-        batch = pa.RecordBatch.from_arrays(columns, schema=self._spec.output)
-        order = [(END_COLUMN, "ascending"), *((key, "ascending") for key in self._shape.keys)]
-        batch = batch.take(pc.sort_indices(batch, order))
+        """Emit results, by end and then key; with retractions, each after the row that it replaces."""
+        batch = self._result_rows(slots, starts, ends, values, codes)
+        order = self._order(batch)
+        batch = batch.take(pa.array(order))
+        if self._former is not None and codes is not None:
+            updated = np.flatnonzero(codes[order] == OPS.index(UPDATE_AFTER))
+            if len(updated):
+                at = order[updated]
+                before = self._former_rows(slots[at], starts.take(pa.array(at)), UPDATE_BEFORE)
+                places = np.argsort(np.concatenate([2 * np.arange(len(order)) + 1, 2 * updated]))
+                batch = pa.concat_batches([batch, before]).take(pa.array(places))
+            self._former.put(slots, starts, pa.StructArray.from_arrays([ends, *values], fields=self._former_fields))
+        self._emit_parts(batch)
+
+    def _emit_parts(self, batch: pa.RecordBatch) -> None:
         for start in range(0, batch.num_rows, _OUTPUT_ROWS):
             self.output.emit(batch.slice(start, _OUTPUT_ROWS))
 
+    def _result_rows(
+        self, slots: Slots, starts: pa.Array, ends: pa.Array, values: Sequence[pa.Array], codes: Codes | None
+    ) -> pa.RecordBatch:
+        times = [column.view(pa.timestamp("us")) for column in (starts, ends)]
+        columns = [*self._backend.key_columns(slots), *times, *values, *([] if codes is None else [op_column(codes)])]
+        return pa.RecordBatch.from_arrays(columns, schema=self._spec.output)
+
+    def _order(self, batch: pa.RecordBatch) -> Slots:
+        """Return the rows of results by end, then key."""
+        order = [(END_COLUMN, "ascending"), *((key, "ascending") for key in self._shape.keys)]
+        return pc.sort_indices(batch, order).to_numpy().astype(np.int64)
+
     # -- changes ----------------------------------------------------------------------------------------------------
 
-    def _delete(self, slots: Slots, starts: Words, ends: Words, is_deleted: Mask) -> None:
-        """Emit that sessions with results were joined with others that begin earlier."""
-        if not is_deleted.any():
+    def _former_rows(self, slots: Slots, starts: pa.Array, op: str) -> pa.RecordBatch:
+        """Return the rows that were emitted of sessions."""
+        assert self._former is not None
+        ends, *values = self._former.get(slots, starts).flatten()
+        return self._result_rows(slots, starts, ends, values, _codes(op, len(slots)))
+
+    def _delete(self, slots: Slots, starts: Words, ends: Words) -> None:
+        """Emit that sessions have no result any more: they were joined with others that begin earlier, or go on."""
+        if len(slots) == 0:
             return
-        keys = self._backend.key_columns(slots[is_deleted])
-        fields = list(self._shape.output)[len(keys) + 2 :]
-        nothing = [pa.nulls(int(is_deleted.sum()), field.type) for field in fields]
-        ops = op_column(np.full(int(is_deleted.sum()), OPS.index(DELETE), np.int8))
-        self._send(keys, pa.array(starts[is_deleted]), pa.array(ends[is_deleted]), nothing, ops)
+        at = pa.array(starts)
+        if self._former is None:
+            nothing = [pa.nulls(len(slots), field.type) for field in self._spec.values]
+            batch = self._result_rows(slots, at, pa.array(ends), nothing, _codes(DELETE, len(slots)))
+        else:
+            batch = self._former_rows(slots, at, DELETE)
+            self._former.remove(slots, at)
+        self._emit_parts(batch.take(pa.array(self._order(batch))))
 
     def _note_changes(self, found: Cut, keys: list[pa.Array]) -> None:
         """Records were added: emit the sessions that are over already, and the others when early results are due."""
@@ -477,6 +515,10 @@ class SessionMergeOperator(KeyedOperator):
     def freeze(self) -> FrozenState | None:
         self._backend.meta = self._fired.encode(self._watermark_ms)
         return super().freeze()
+
+
+def _codes(op: str, count: int) -> Codes:
+    return np.full(count, OPS.index(op), np.int8)
 
 
 def _all_or(valid: Mask | None, count: int) -> Mask:

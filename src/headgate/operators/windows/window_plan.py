@@ -91,6 +91,7 @@ class Emission:
         accumulates: what is emitted early or again is the whole result; False: only of what came since.
         holds_back: records are results of other windows, which may come when a window that they lie in has ended: the
             watermark is held back by that.
+        retractions: where results are changes, they have ``update_before``, and ``delete`` has the whole row.
     """
 
     lateness_ms: int = 0
@@ -98,6 +99,7 @@ class Emission:
     early_ms: int = 0
     accumulates: bool = True
     holds_back: bool = False
+    retractions: bool = False
 
 
 @dataclass(frozen=True)
