@@ -195,6 +195,11 @@ def test_sessions_that_are_updated_are_changes() -> None:
     assert visits.schema.names == ["service", "window_start", "window_end", "n", "op"]
     assert visits._change_keys == ("service", "window_start")
     assert keyed.window(hg.Session("5s"), late_output="late").agg(n=pl.len())._change_keys is None
+    both = keyed.window(hg.Session("5s"), allowed_lateness="1s", retractions=True).agg(n=pl.len())
+    both.key_by("n").agg(visits=pl.len())
+    for window in (hg.Session("5s"), hg.Tumbling("5s")):
+        with pytest.raises(hg.UsageError, match="retractions=True is for results that are changes"):
+            keyed.window(window, retractions=True)
     with pytest.raises(hg.UsageError, match="takes neither allowed_lateness= nor early="):
         keyed.window(hg.Session("5s"), early="1s").apply(lambda key, frame: None, {"n": pa.int64()})
     with pytest.raises(hg.UsageError, match="accumulate=False needs tumbling windows"):

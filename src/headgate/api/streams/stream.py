@@ -36,6 +36,7 @@ from headgate.api.streams.windowed_stream import (
     Window,
     WindowedStream,
     check_trigger,
+    has_changes,
     misses_results,
     trigger_of,
 )
@@ -969,7 +970,7 @@ def _with_retractions(window: Window, emission: Emission) -> bool:
     Raises:
         UsageError: the results are no changes.
     """
-    if isinstance(window, Session) and (emission.lateness_ms or emission.early_ms):
+    if has_changes(window, emission):
         return True
     raise UsageError(
         "retractions=True is for results that are changes: those of session windows with allowed_lateness= or early=; "

@@ -301,6 +301,11 @@ def check_trigger(window: Window, trigger: object, *, is_early: bool) -> None:
         )
 
 
+def has_changes(window: Window, emission: Emission) -> bool:
+    """Return whether results are changes: sessions that emit more than once may be joined afterwards."""
+    return isinstance(window, Session) and bool(emission.lateness_ms or emission.early_ms)
+
+
 def misses_results(keyed: Records, window: Window, lateness_ms: int) -> bool:
     """Return whether records are results of windows, and may come when a window that they lie in has ended."""
     before = _windows_before(keyed._pipeline._builder, keyed._all_edges)
@@ -510,8 +515,7 @@ class WindowedStream(Generic[S]):
 
     @property
     def _has_changes(self) -> bool:
-        """Whether results are changes: sessions that emit more than once may be joined afterwards."""
-        return isinstance(self._window, Session) and bool(self._emission.lateness_ms or self._emission.early_ms)
+        return has_changes(self._window, self._emission)
 
     def _operators(self, aggregates: tuple[pl.Expr, ...], node: str) -> tuple[WindowOperators, str | None]:
         """Return the operators, and the column of their results that is an event time, if any is."""

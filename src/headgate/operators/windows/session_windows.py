@@ -65,7 +65,6 @@ from headgate.operators.windows.partial_sessions import (
 from headgate.operators.windows.window_plan import (
     END_COLUMN,
     ROWS_COLUMN,
-    START_COLUMN,
     InputReader,
     WindowedAggregate,
     WindowPlan,
