@@ -455,7 +455,8 @@ class SessionMergeOperator(KeyedOperator):
     def _order(self, batch: pa.RecordBatch) -> Slots:
         """Return the rows of results by end, then key."""
         order = [(END_COLUMN, "ascending"), *((key, "ascending") for key in self._shape.keys)]
-        return pc.sort_indices(batch, order).to_numpy().astype(np.int64)
+        found: Slots = pc.sort_indices(batch, order).to_numpy().astype(np.int64)
+        return found
 
     # -- changes ----------------------------------------------------------------------------------------------------
 
