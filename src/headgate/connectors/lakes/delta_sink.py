@@ -25,15 +25,11 @@ from headgate.connectors.fenced_sink import Fence
 from headgate.connectors.lakes.data_files import DataFile, FileFormat, Part, TableOutput, grouped
 from headgate.connectors.lakes.delta_statistics import delta_stats
 from headgate.connectors.lakes.table_sink import (
-    BUFFER_BYTES,
     FENCE_PREFIX,
-    FILE_BYTES,
     CommitConflict,
+    LogTable,
     TableSink,
-    checked_sizes,
-    decode_fence,
     encode_fence,
-    fences_in,
     refuse_missing_columns,
 )
 from headgate.connectors.lakes.types import delta_type, new_columns, table_schema
@@ -70,15 +66,7 @@ class DeltaSink(TableSink):
     """
 
     url: str | os.PathLike[str] = field(kw_only=False)
-    create: bool = False
-    partition_by: str | Sequence[str] = ()
-    evolve: bool = False
-    settings: Mapping[str, str] = field(default_factory=dict)
-    file_bytes: int = FILE_BYTES
-    buffer_bytes: int = BUFFER_BYTES
     storage_options: Mapping[str, str] = field(default_factory=dict)
-    records: pa.Schema | None = field(default=None, repr=False, compare=False)
-    """Set by Headgate: the columns of a table that is created."""
 
     def __post_init__(self) -> None:
         """Check the options.
@@ -87,15 +75,9 @@ class DeltaSink(TableSink):
             UsageError: one has no such value, or the package is not installed.
         """
         delta_library()
-        columns = (self.partition_by,) if isinstance(self.partition_by, str) else tuple(self.partition_by)
         object.__setattr__(self, "url", absolute_location(self.url))
-        object.__setattr__(self, "partition_by", columns)
-        checked_sizes("DeltaSink", self.buffer_bytes, self.file_bytes)
         checked_storage_options("DeltaSink", self.storage_options)
-        if columns and not self.create:
-            raise UsageError(
-                "DeltaSink(partition_by=) is for a table that is created: give create=True, or leave it out"
-            )
+        self.check_options()
 
     @property
     def where(self) -> str:
@@ -111,11 +93,12 @@ class DeltaSink(TableSink):
         """See ``Sink``."""
         return self.url
 
-    def check(self, schema: pa.Schema) -> None:
-        """See ``Sink``: also that the table is there and takes such records."""
-        columns = table_schema(schema, delta_type, "DeltaSink")
-        if not columns.names:
-            raise UsageError("DeltaSink cannot write records without columns")
+    def columns_of(self, records: pa.Schema) -> pa.Schema:
+        """See ``TableSink``."""
+        return table_schema(records, delta_type, "DeltaSink")
+
+    def check_partitions(self, columns: pa.Schema) -> None:
+        """See ``TableSink``."""
         refuse_missing_columns("DeltaSink", "partition_by", self.partition_by, columns)
         for name in self.partition_by:
             if not can_be_partition(columns.field(name).type):
@@ -123,27 +106,6 @@ class DeltaSink(TableSink):
                     f"DeltaSink(partition_by=) names column '{name}' of type {columns.field(name).type}; partitions "
                     "are by texts, integers, decimals, dates, times and booleans"
                 )
-        object.__setattr__(self, "records", schema)
-        table = self.load()
-        if table is not None:
-            table.new_columns(schema, evolve=self.evolve)
-        elif not self.create:
-            raise self._missing()
-
-    def make_target(self, schema: pa.Schema) -> None:
-        """See ``Sink``: create the table when it is missing, and add columns."""
-        object.__setattr__(self, "records", schema)
-        if self.load() is None:
-            self.create_table()
-        table = self.load()
-        if table is None:
-            raise StorageError("create", self.where, "it is not there afterwards", is_transient=True)
-        missing = table.new_columns(schema, evolve=self.evolve)
-        if missing:
-            table.add_columns(missing)
-
-    def _missing(self) -> UsageError:
-        return UsageError(f"there is no {self.where}; give create=True to create it, or correct the location")
 
     def load(self) -> DeltaLog | None:
         """See ``TableSink``."""
@@ -151,10 +113,7 @@ class DeltaSink(TableSink):
 
     def create_table(self) -> None:
         """See ``TableSink``."""
-        if not self.create or self.records is None:
-            raise self._missing()
-        columns = table_schema(self.records, delta_type, "DeltaSink")
-        DeltaLog.create(str(self.url), columns, self.partition_by, self.settings, self.storage_options)
+        DeltaLog.create(str(self.url), self.created_columns(), self.partition_by, self.settings, self.storage_options)
 
     def file_format(self) -> FileFormat:
         """See ``TableSink``."""
@@ -223,7 +182,7 @@ def in_one_line(error: Exception) -> str:
     return " ".join(_COLOUR.sub("", str(error)).replace("↳", " ").split())
 
 
-class DeltaLog:
+class DeltaLog(LogTable):
     """A table of Delta as it was when it was read: see ``LogTable``."""
 
     def __init__(self, url: str, table: Any, storage_options: Mapping[str, str]) -> None:
@@ -307,17 +266,6 @@ class DeltaLog:
         with delta_errors("read", self.where):
             self.table.update_incremental()
 
-    # -- fences -----------------------------------------------------------------------------------------------------
-
-    def fence(self, owner: str) -> Fence | None:
-        """See ``LogTable``."""
-        text = self.properties.get(FENCE_PREFIX + owner)
-        return None if text is None else decode_fence(owner, text)
-
-    def fences(self) -> Iterable[Fence]:
-        """See ``LogTable``."""
-        return fences_in(self.properties)
-
     def claim(self, fence: Fence) -> None:
         """See ``LogTable``."""
         properties = {FENCE_PREFIX + fence.owner: encode_fence(fence)}
@@ -328,20 +276,12 @@ class DeltaLog:
     # -- columns ----------------------------------------------------------------------------------------------------
 
     def new_columns(self, records: pa.Schema, *, evolve: bool) -> list[pa.Field]:
-        """Return the columns that records have and the table does not.
-
-        Raises:
-            UsageError: the table does not take such records.
-        """
+        """See ``LogTable``."""
         self.refuse_features()
         return new_columns(records, self.schema, delta_type, "DeltaSink", evolve=evolve)
 
     def add_columns(self, columns: Sequence[pa.Field]) -> None:
-        """Add columns.
-
-        Raises:
-            StorageError
-        """
+        """See ``LogTable``."""
         fields = delta_library().Schema.from_arrow(pa.schema(columns)).fields
         try:
             with self._committing():

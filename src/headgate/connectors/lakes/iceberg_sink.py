@@ -24,15 +24,11 @@ import pyarrow.parquet as pq
 from headgate.connectors.fenced_sink import Fence
 from headgate.connectors.lakes.data_files import DataFile, FileFormat, Part, TableOutput, grouped
 from headgate.connectors.lakes.table_sink import (
-    BUFFER_BYTES,
     FENCE_PREFIX,
-    FILE_BYTES,
     CommitConflict,
+    LogTable,
     TableSink,
-    checked_sizes,
-    decode_fence,
     encode_fence,
-    fences_in,
     refuse_missing_columns,
 )
 from headgate.connectors.lakes.types import iceberg_type, new_columns, table_schema
@@ -78,14 +74,6 @@ class IcebergSink(TableSink):
     table: str = field(kw_only=False)
     catalog: str = "default"
     properties: Mapping[str, str] = field(default_factory=dict)
-    create: bool = False
-    partition_by: str | Sequence[str] = ()
-    evolve: bool = False
-    settings: Mapping[str, str] = field(default_factory=dict)
-    file_bytes: int = FILE_BYTES
-    buffer_bytes: int = BUFFER_BYTES
-    records: pa.Schema | None = field(default=None, repr=False, compare=False)
-    """Set by Headgate: the columns of a table that is created."""
 
     def __post_init__(self) -> None:
         """Check the options.
@@ -94,16 +82,10 @@ class IcebergSink(TableSink):
             UsageError: one has no such value, or the package is not installed.
         """
         iceberg_library()
-        parts = (self.partition_by,) if isinstance(self.partition_by, str) else tuple(self.partition_by)
-        object.__setattr__(self, "partition_by", parts)
-        checked_sizes("IcebergSink", self.buffer_bytes, self.file_bytes)
         check_catalog("IcebergSink", self.table, self.properties)
-        for part in parts:
+        self.check_options()
+        for part in self.partition_by:
             _transform_of(part)
-        if parts and not self.create:
-            raise UsageError(
-                "IcebergSink(partition_by=) is for a table that is created: give create=True, or leave it out"
-            )
 
     @property
     def where(self) -> str:
@@ -120,35 +102,16 @@ class IcebergSink(TableSink):
         """See ``Sink``."""
         return (self.catalog, self.table)
 
-    def check(self, schema: pa.Schema) -> None:
-        """See ``Sink``: also that the table is there and takes such records."""
-        columns = table_schema(schema, iceberg_type, "IcebergSink")
-        if not columns.names:
-            raise UsageError("IcebergSink cannot write records without columns")
+    def columns_of(self, records: pa.Schema) -> pa.Schema:
+        """See ``TableSink``."""
+        return table_schema(records, iceberg_type, "IcebergSink")
+
+    def check_partitions(self, columns: pa.Schema) -> None:
+        """See ``TableSink``."""
         refuse_missing_columns("IcebergSink", "partition_by", [_transform_of(p)[1] for p in self.partition_by], columns)
         for transform, name in map(_transform_of, self.partition_by):
             if str(transform).startswith("bucket") and importlib.util.find_spec("pyiceberg_core") is None:
                 raise needs_core(f"bucket of '{name}'")
-        object.__setattr__(self, "records", schema)
-        table = self.load()
-        if table is not None:
-            table.new_columns(schema, evolve=self.evolve)
-        elif not self.create:
-            raise self._missing()
-
-    def make_target(self, schema: pa.Schema) -> None:
-        """See ``Sink``: create the table when it is missing, and add columns."""
-        object.__setattr__(self, "records", schema)
-        if self.load() is None:
-            self.create_table()
-        table = self.load()
-        if table is None:
-            raise StorageError("create", self.where, "it is not there afterwards", is_transient=True)
-        if table.new_columns(schema, evolve=self.evolve):
-            table.add_columns(table_schema(schema, iceberg_type, "IcebergSink"))
-
-    def _missing(self) -> UsageError:
-        return UsageError(f"there is no {self.where}; give create=True to create it, or correct the name")
 
     def load(self) -> IcebergLog | None:
         """See ``TableSink``."""
@@ -156,11 +119,9 @@ class IcebergSink(TableSink):
 
     def create_table(self) -> None:
         """See ``TableSink``."""
-        if not self.create or self.records is None:
-            raise self._missing()
         from pyiceberg.exceptions import TableAlreadyExistsError
 
-        columns = table_schema(self.records, iceberg_type, "IcebergSink")
+        columns = self.created_columns()
         with iceberg_errors("create", self.where):
             found = opened_catalog(self.catalog, tuple(sorted(self.properties.items())))
             found.create_namespace_if_not_exists(self.table.rpartition(".")[0])
@@ -272,7 +233,7 @@ def load_log(table: str, catalog: str, properties: Mapping[str, str]) -> Iceberg
     return IcebergLog(found, f"Iceberg table {table} of catalog {catalog}")
 
 
-class IcebergLog:
+class IcebergLog(LogTable):
     """A table of Iceberg as it was when it was read: see ``LogTable``."""
 
     def __init__(self, table: Any, where: str) -> None:
@@ -299,17 +260,6 @@ class IcebergLog:
         with iceberg_errors("read", self.where):
             self.table.refresh()
 
-    # -- fences -----------------------------------------------------------------------------------------------------
-
-    def fence(self, owner: str) -> Fence | None:
-        """See ``LogTable``."""
-        text = self.properties.get(FENCE_PREFIX + owner)
-        return None if text is None else decode_fence(owner, text)
-
-    def fences(self) -> Iterable[Fence]:
-        """See ``LogTable``."""
-        return fences_in(self.properties)
-
     def claim(self, fence: Fence) -> None:
         """See ``LogTable``. The empty snapshot makes commits fail that were computed before."""
         self._commit({FENCE_PREFIX + fence.owner: encode_fence(fence)}, {}, ())
@@ -317,23 +267,14 @@ class IcebergLog:
     # -- columns ----------------------------------------------------------------------------------------------------
 
     def new_columns(self, records: pa.Schema, *, evolve: bool) -> list[pa.Field]:
-        """Return the columns that records have and the table does not.
-
-        Raises:
-            UsageError: the table does not take such records.
-        """
+        """See ``LogTable``."""
         self.refuse_features()
         return new_columns(records, self.schema, iceberg_type, "IcebergSink", evolve=evolve)
 
-    def add_columns(self, columns: pa.Schema) -> None:
-        """Add those of ``columns`` that the table does not have.
-
-        Raises:
-            StorageError
-        """
-        missing = pa.schema([field for field in columns if field.name not in self.schema.names])
+    def add_columns(self, columns: Sequence[pa.Field]) -> None:
+        """See ``LogTable``."""
         with iceberg_errors("add columns to", self.where), self.table.update_schema() as update:
-            update.union_by_name(missing)
+            update.union_by_name(pa.schema(columns))
 
     def refuse_features(self) -> None:
         """Refuse a table that is not written to as this sink does it.

@@ -8,9 +8,10 @@ Counterpart: ``data_files`` writes. Source: docs/spec/lakes.md.
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import ClassVar, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import msgspec
 import pyarrow as pa
@@ -40,15 +41,41 @@ class CommitConflict(Exception):  # noqa: N818 - expected outcome, not a fault
     """Another commit came first, or it is not known whether this one took effect: look again."""
 
 
-class LogTable(Protocol):
+class LogTable(ABC):
     """A table as it was at one moment. A commit succeeds only if nothing that it looked at has changed since."""
+
+    @property
+    @abstractmethod
+    def properties(self) -> dict[str, str]:
+        """The properties of the table; some of them are the fences of sinks."""
 
     def fence(self, owner: str) -> Fence | None:
         """Return the fence that is stored for ``owner``."""
+        text = self.properties.get(FENCE_PREFIX + owner)
+        return None if text is None else decode_fence(owner, text)
 
     def fences(self) -> Iterable[Fence]:
         """Return the fences of all owners."""
+        found = sorted(name for name in self.properties if name.startswith(FENCE_PREFIX))
+        return [decode_fence(name.removeprefix(FENCE_PREFIX), self.properties[name]) for name in found]
 
+    @abstractmethod
+    def new_columns(self, records: pa.Schema, *, evolve: bool) -> list[pa.Field]:
+        """Return the columns that records have and the table does not.
+
+        Raises:
+            UsageError: the table does not take such records.
+        """
+
+    @abstractmethod
+    def add_columns(self, columns: Sequence[pa.Field]) -> None:
+        """Add columns.
+
+        Raises:
+            StorageError
+        """
+
+    @abstractmethod
     def claim(self, fence: Fence) -> None:
         """Store ``fence``.
 
@@ -56,12 +83,15 @@ class LogTable(Protocol):
             CommitConflict
         """
 
+    @abstractmethod
     def committed(self, outputs: Sequence[TableOutput], life: str) -> Collection[str]:
         """Return the names of those that are committed. ``life``: the id of the sink's life."""
 
+    @abstractmethod
     def missing_files(self, paths: Sequence[str]) -> Sequence[str]:
         """Return those of ``paths`` that do not exist."""
 
+    @abstractmethod
     def append(self, outputs: Sequence[TableOutput], life: str) -> None:
         """Commit all of ``outputs`` at once.
 
@@ -70,15 +100,23 @@ class LogTable(Protocol):
             UsageError: the table does not take them any more.
         """
 
+    @abstractmethod
     def refresh(self) -> None:
         """Read the newest version."""
 
 
+@dataclass(frozen=True, kw_only=True)
 class TableSink(FencedSink):
     """Base class of sinks for tables with a log."""
 
-    buffer_bytes: int
-    file_bytes: int
+    create: bool = False
+    partition_by: str | Sequence[str] = ()
+    evolve: bool = False
+    settings: Mapping[str, str] = field(default_factory=dict)
+    file_bytes: int = FILE_BYTES
+    buffer_bytes: int = BUFFER_BYTES
+    records: pa.Schema | None = field(default=None, repr=False, compare=False)
+    """Set by Headgate: the columns of a table that is created."""
     environment: ClassVar[Environment] = SYSTEM_ENVIRONMENT
 
     @abstractmethod
@@ -91,10 +129,26 @@ class TableSink(FencedSink):
 
     @abstractmethod
     def create_table(self) -> None:
-        """Create the table, unless another process has done so. Called when there is none.
+        """Create the table with ``created_columns``, unless another process has done so. Called when there is none.
 
         Raises:
             UsageError: it is not to be created, or its columns are not known.
+        """
+
+    @abstractmethod
+    def columns_of(self, records: pa.Schema) -> pa.Schema:
+        """Return the columns of a table that takes ``records``.
+
+        Raises:
+            UsageError: there are none of their types.
+        """
+
+    @abstractmethod
+    def check_partitions(self, columns: pa.Schema) -> None:
+        """Refuse partitions that a table with these columns cannot have.
+
+        Raises:
+            UsageError
         """
 
     @abstractmethod
@@ -105,6 +159,59 @@ class TableSink(FencedSink):
     @abstractmethod
     def where(self) -> str:
         """The table, for messages."""
+
+    def check_options(self) -> None:
+        """Check the options that all these sinks have.
+
+        Raises:
+            UsageError: one has no such value.
+        """
+        name = type(self).__name__
+        columns = (self.partition_by,) if isinstance(self.partition_by, str) else tuple(self.partition_by)
+        object.__setattr__(self, "partition_by", columns)
+        for option, size_bytes in (("buffer_bytes", self.buffer_bytes), ("file_bytes", self.file_bytes)):
+            if size_bytes < 1:
+                raise UsageError(f"{name}({option}={size_bytes!r}) must be at least 1")
+        if columns and not self.create:
+            raise UsageError(f"{name}(partition_by=) is for a table that is created: give create=True, or leave it out")
+
+    def check(self, schema: pa.Schema) -> None:
+        """See ``Sink``: also that the table is there and takes such records."""
+        columns = self.columns_of(schema)
+        if not columns.names:
+            raise UsageError(f"{type(self).__name__} cannot write records without columns")
+        self.check_partitions(columns)
+        object.__setattr__(self, "records", schema)
+        table = self.load()
+        if table is not None:
+            table.new_columns(schema, evolve=self.evolve)
+        elif not self.create:
+            raise self._missing()
+
+    def make_target(self, schema: pa.Schema) -> None:
+        """See ``Sink``: create the table when it is missing, and add columns."""
+        object.__setattr__(self, "records", schema)
+        if self.load() is None:
+            self.create_table()
+        table = self.load()
+        if table is None:
+            raise StorageError("create", self.where, "it is not there afterwards", is_transient=True)
+        missing = table.new_columns(schema, evolve=self.evolve)
+        if missing:
+            table.add_columns(missing)
+
+    def created_columns(self) -> pa.Schema:
+        """Return the columns of a table that is to be created.
+
+        Raises:
+            UsageError: none is to be created, or its columns are not known.
+        """
+        if not self.create or self.records is None:
+            raise self._missing()
+        return self.columns_of(self.records)
+
+    def _missing(self) -> UsageError:
+        return UsageError(f"there is no {self.where}; give create=True to create it, or correct its name or location")
 
     def open(self, context: SinkContext) -> SinkWriter:
         """See ``Sink``."""
@@ -306,26 +413,6 @@ def decode_fence(owner: str, text: str) -> Fence:
 
 FENCE_PREFIX = "headgate.owner."
 """Properties of a table that have fences begin so; the owner follows."""
-
-
-def fences_in(properties: dict[str, str]) -> list[Fence]:
-    """Return the fences in the properties of a table."""
-    return [
-        decode_fence(name.removeprefix(FENCE_PREFIX), text)
-        for name, text in sorted(properties.items())
-        if name.startswith(FENCE_PREFIX)
-    ]
-
-
-def checked_sizes(sink: str, buffer_bytes: int, file_bytes: int) -> None:
-    """Refuse sizes that are impossible.
-
-    Raises:
-        UsageError
-    """
-    for name, size_bytes in (("buffer_bytes", buffer_bytes), ("file_bytes", file_bytes)):
-        if size_bytes < 1:
-            raise UsageError(f"{sink}({name}={size_bytes!r}) must be at least 1")
 
 
 def refuse_missing_columns(sink: str, option: str, columns: Sequence[str], schema: pa.Schema) -> None:
