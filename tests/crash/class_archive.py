@@ -1,4 +1,4 @@
-"""The file of classes that starts of Spark use (``headgate.spark.class_archive.archive``), for the JVMs of tests.
+"""The file of classes that starts of Spark use (``headgate.spark.class_archive``), for the JVMs of tests.
 
 Tests start more than a hundred of them. ``python -m tests.crash.class_archive`` makes the file in ``.cache``, once for
 each Java and PySpark, and prints what to set ``SPARK_SUBMIT_OPTS`` to. A JVM that the file does not fit goes on
@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from headgate.spark.class_archive.archive import archive_file
+from headgate.spark.class_archive import archive_file
 
 CACHE = Path(__file__).resolve().parents[2] / ".cache"
 
@@ -22,7 +22,7 @@ COMMON = ["-XX:+UseSerialGC", "-Xlog:disable"]
 
 WAIT_S = 1_200
 
-WRITE = "from headgate.spark.class_archive.dump import dump_archive; import pathlib, sys; "
+WRITE = "from headgate.spark.class_dump import dump_archive; import pathlib, sys; "
 WRITE += "dump_archive(pathlib.Path(sys.argv[1]), *sys.argv[2:])"
 
 

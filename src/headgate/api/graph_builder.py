@@ -1,6 +1,7 @@
 """Collects the nodes of a pipeline while the user writes it, and checks each at once.
 
-Never runs anything. The verbs of streams add nodes; ``headgate.api.pipeline`` takes the finished graph.
+Never runs anything. The verbs of streams add nodes; ``headgate.api.pipeline`` takes the finished graph, and has its
+sources read the columns that are used.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from headgate.model.config import StateConfig
 from headgate.model.graph import BAD_RECORDS, MAIN, Edge, Graph, Node, OutputTag, Partitioner, Role
 from headgate.model.ids import NodeName
 from headgate.model.schema_evolution import NO_OPERATOR_RULES, OperatorRules
-from headgate.operators import user_functions
+from headgate.operators import catalog, user_functions
 from headgate.operators.async_map import AsyncMapSpec
 from headgate.operators.functions import RowFunctionSpec
 from headgate.operators.loop_head import LoopHeadSpec
@@ -282,3 +283,61 @@ def _diverting(node: Node) -> Node:
     if not isinstance(node.spec, RowFunctionSpec | AsyncMapSpec):
         return node
     return replace(node, spec=replace(node.spec, diverts_exceptions=True))
+
+
+Outputs = dict[NodeName, dict[OutputTag, pa.Schema]]
+
+
+def read_used_columns(graph: Graph, outputs: Outputs) -> tuple[Graph, Outputs]:
+    """Return the graph with sources that read what is used, and the schemas that follow from that.
+
+    What an operator reads is known where it is chained to a source and says so (``catalog.ColumnsSpec``). Every other
+    one reads all columns. Behind an exchange all are kept: an older program's records may come out of a checkpoint.
+    Not for pipelines that divert bad records: these are diverted whole, and every value is looked at.
+    """
+    used = _used(graph)
+    nodes: list[Node] = []
+    found = dict(outputs)
+    narrowed: set[NodeName] = set()
+    for node in graph.nodes:
+        columns = used[node.name]
+        if isinstance(node.spec, Source):
+            if columns:
+                node = _narrow_source(node, found, columns, narrowed)
+        elif len(node.inputs) == 1 and node.inputs[0].upstream in narrowed and columns is not None:
+            schema = catalog.output_schema(node.spec, found[node.inputs[0].upstream][MAIN], str(node.name))  # type: ignore[arg-type]
+            if schema != found[node.name][MAIN]:
+                found[node.name] = found[node.name] | {MAIN: schema}
+                node = replace(node, schema_text=schema_text(schema))
+                narrowed.add(node.name)
+        nodes.append(node)
+    return replace(graph, nodes=tuple(nodes)), found
+
+
+def _narrow_source(node: Node, found: Outputs, columns: frozenset[str], narrowed: set[NodeName]) -> Node:
+    schema = found[node.name][MAIN]
+    assert isinstance(node.spec, Source)
+    projected = node.spec.project([name for name in schema.names if name in columns])
+    if projected is None:
+        return node
+    source, schema = projected
+    found[node.name] = found[node.name] | {MAIN: schema}
+    narrowed.add(node.name)
+    return replace(node, spec=source, schema_text=schema_text(schema))
+
+
+def _used(graph: Graph) -> Mapping[NodeName, frozenset[str] | None]:
+    """Return which columns of the main output of each node are used; None: all of them."""
+    used: dict[NodeName, frozenset[str] | None] = {node.name: frozenset() for node in graph.nodes}
+    for node in reversed(graph.nodes):
+        wanted = used[node.name]
+        is_chained = len(node.inputs) == 1 and node.inputs[0].partitioner is Partitioner.FORWARD and not node.feedback
+        reads: frozenset[str] | None = None
+        if is_chained and isinstance(node.spec, catalog.ColumnsSpec):
+            reads = node.spec.columns_read(wanted)
+        for edge in (*node.inputs, *node.feedback):
+            before = used[edge.upstream]
+            if edge.tag == BAD_RECORDS:
+                continue
+            used[edge.upstream] = None if reads is None or before is None or edge.tag != MAIN else before | reads
+    return used

@@ -36,7 +36,7 @@ from headgate.api.foreground import (
     show_in_notebook,
     start_with_metrics,
 )
-from headgate.api.graph_builder import GraphBuilder, check_name
+from headgate.api.graph_builder import GraphBuilder, check_name, read_used_columns
 from headgate.api.launch import (
     NO_MOVES,
     START_DEFAULT,
@@ -50,7 +50,6 @@ from headgate.api.launch import (
 )
 from headgate.api.lineage import lineages_of
 from headgate.api.streams.changes import Changes
-from headgate.api.streams.projection import read_used_columns
 from headgate.api.streams.stream import Stream
 from headgate.api.unsupported import PIPELINE_HINTS, raise_no_attribute, refuse_operator_state, refuse_uncalled_methods
 from headgate.api.validation import (

@@ -27,9 +27,8 @@ from headgate.cli.output import Terminal, say
 from headgate.display.text import counted, size_text
 from headgate.distribution import DISTRIBUTION, install_command
 from headgate.errors import HeadgateError
-from headgate.spark.class_archive.archive import archive_file, is_trusted
-from headgate.spark.class_archive.background import tried_mark
-from headgate.spark.class_archive.dump import make_archive
+from headgate.spark.class_archive import archive_file, is_trusted, tried_mark
+from headgate.spark.class_dump import make_archive
 from headgate.spark.prerequisites import read_master, spark_home_problem
 from headgate.spark.session import Executor
 from headgate.storage.local import make_directories

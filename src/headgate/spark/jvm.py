@@ -34,7 +34,7 @@ from typing import Any
 from headgate.environment import SYSTEM_CLOCK
 from headgate.errors import HeadgateError, PipelineFailed, UsageError
 from headgate.plain_text import printable
-from headgate.spark.class_archive.archive import java_options
+from headgate.spark.class_archive import java_options
 from headgate.spark.prerequisites import JVM_OPTIONS, SUBMITTED, read_master, spark_home
 from headgate.storage.local_directories import ProcessDirectory
 

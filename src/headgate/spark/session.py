@@ -27,7 +27,7 @@ from headgate.operators.user_functions import pickled
 from headgate.runtime.driver.driver import Driver, DriverHandle, lock_for
 from headgate.runtime.driver.restart import has_finished
 from headgate.runtime.surroundings import modules_being_imported
-from headgate.spark.class_archive.background import prepare_in_background
+from headgate.spark.class_archive import prepare_in_background
 from headgate.spark.jvm import (
     discard_early,
     ensure_jvm,

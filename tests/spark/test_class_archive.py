@@ -15,11 +15,16 @@ import pytest
 
 from headgate.environment import SYSTEM_CLOCK
 from headgate.errors import PipelineFailed, UsageError
-from headgate.spark import launcher, session
-from headgate.spark.class_archive import background, dump
-from headgate.spark.class_archive.archive import archive_file, archive_options, options_with
-from headgate.spark.class_archive.background import AGAIN_S, SETTING, prepare_in_background
-from headgate.spark.class_archive.dump import make_archive
+from headgate.spark import class_archive, class_dump, launcher, session
+from headgate.spark.class_archive import (
+    AGAIN_S,
+    SETTING,
+    archive_file,
+    archive_options,
+    options_with,
+    prepare_in_background,
+)
+from headgate.spark.class_dump import make_archive
 from headgate.spark.jvm import launch_of
 from headgate.spark.prerequisites import JVM_OPTIONS
 from headgate.storage.local_directories import ProcessDirectory
@@ -71,7 +76,7 @@ def test_an_archive_is_named_by_its_java_and_its_spark(place: Path, tmp_path: Pa
 
 @pytest.mark.usefixtures("place")
 def test_an_archive_that_others_could_have_written_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dump, "dump_archive", writes())
+    monkeypatch.setattr(class_dump, "dump_archive", writes())
     assert archive_options() == [], "there is none"
     file = make_archive()
     assert f'"-XX:SharedArchiveFile={file}"' in archive_options()
@@ -94,7 +99,7 @@ def test_every_jvm_starts_from_the_archive_unless_its_options_name_one(monkeypat
     def given(options: str) -> str | None:
         return launch_of({}, {**os.environ, JVM_OPTIONS: options}).environment.get(JVM_OPTIONS)
 
-    monkeypatch.setattr(dump, "dump_archive", writes())
+    monkeypatch.setattr(class_dump, "dump_archive", writes())
     assert given("-Dmine") == "-Dmine", "there is none"
     file = make_archive()
     assert given("-Dmine") == " ".join([*options_with(file), "-Dmine"])
@@ -129,7 +134,7 @@ def test_a_run_without_an_archive_begins_to_make_one(place: Path, begun: list[di
 
 @pytest.mark.usefixtures("begun")
 def test_nothing_is_made_where_it_is_not_wanted(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dump, "dump_archive", writes())
+    monkeypatch.setattr(class_dump, "dump_archive", writes())
     assert not prepare_in_background({**os.environ, SETTING: "never"})
     assert not prepare_in_background({**os.environ, JVM_OPTIONS: "-XX:SharedArchiveFile=mine"})
     assert not prepare_in_background({**os.environ, "JAVA_HOME": str(tmp_path)}), "there is no Java"
@@ -144,7 +149,7 @@ def test_nothing_is_made_where_it_is_not_wanted(place: Path, tmp_path: Path, mon
 
 
 def test_what_fails_in_the_background_says_nothing(place: Path, tmp_path: Path) -> None:
-    done = subprocess.run(background.COMMAND, env={**os.environ, "JAVA_HOME": str(tmp_path)}, capture_output=True)
+    done = subprocess.run(class_archive.COMMAND, env={**os.environ, "JAVA_HOME": str(tmp_path)}, capture_output=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
     assert not place.exists()
 
@@ -154,13 +159,13 @@ def test_an_archive_gets_its_name_when_it_is_whole(place: Path, monkeypatch: pyt
         made.write_bytes(WHOLE[:3])
         raise PipelineFailed("Spark's JVM ended")
 
-    monkeypatch.setattr(dump, "dump_archive", dies)
+    monkeypatch.setattr(class_dump, "dump_archive", dies)
     with pytest.raises(PipelineFailed):
         make_archive()
     assert list(place.glob("**/*.jsa")) == []
-    monkeypatch.setattr(dump, "dump_archive", writes())
+    monkeypatch.setattr(class_dump, "dump_archive", writes())
     file = make_archive()
-    monkeypatch.setattr(dump, "dump_archive", dies)
+    monkeypatch.setattr(class_dump, "dump_archive", dies)
     with pytest.raises(PipelineFailed):
         make_archive()
     assert file.read_bytes() == WHOLE, "the one before is there until there is another one"
@@ -181,7 +186,7 @@ def test_what_a_jvm_that_failed_has_written_is_none(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(launcher, "warm_up", lambda *_: None)
     (tmp_path / "half.jsa").write_bytes(WHOLE[:3])
     with pytest.raises(PipelineFailed, match="is there room on the disk"):
-        dump.dump_archive(tmp_path / "half.jsa", "-Dmore")
+        class_dump.dump_archive(tmp_path / "half.jsa", "-Dmore")
     assert told == [f'-Dmore "-XX:ArchiveClassesAtExit={tmp_path}/half.jsa" -Xlog:disable']
     assert os.environ[JVM_OPTIONS] == "-Dmine"
     assert jvm.kill.called is not isinstance(end, int)
@@ -191,10 +196,10 @@ def test_whoever_makes_an_archive_at_the_same_time_is_not_disturbed(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def another() -> None:
-        monkeypatch.setattr(dump, "dump_archive", writes(b"another one's"))
+        monkeypatch.setattr(class_dump, "dump_archive", writes(b"another one's"))
         make_archive()
 
-    monkeypatch.setattr(dump, "dump_archive", writes(before=another))
+    monkeypatch.setattr(class_dump, "dump_archive", writes(before=another))
     file = make_archive()
     assert file.read_bytes() == WHOLE
     assert sorted(path.name for path in place.iterdir()) == [file.name]
@@ -204,7 +209,7 @@ def test_what_a_killed_one_left_is_removed(place: Path, monkeypatch: pytest.Monk
     left = ProcessDirectory(place / "making")
     (left.path / "half.jsa").write_bytes(WHOLE[:3])
     os.close(left._lock)  # as the end of its process does
-    monkeypatch.setattr(dump, "dump_archive", writes())
+    monkeypatch.setattr(class_dump, "dump_archive", writes())
     file = make_archive()
     assert [path.name for path in place.iterdir()] == [file.name]
 
@@ -214,7 +219,7 @@ def test_old_archives_make_room(place: Path, monkeypatch: pytest.MonkeyPatch) ->
     for age in range(5):
         (place / f"spark-classes-{age}.jsa").touch()
         os.utime(place / f"spark-classes-{age}.jsa", (10 - age, 10 - age))
-    monkeypatch.setattr(dump, "dump_archive", writes())
+    monkeypatch.setattr(class_dump, "dump_archive", writes())
     file = make_archive()
     assert {path.name for path in place.iterdir()} == {file.name, "spark-classes-0.jsa", "spark-classes-1.jsa"}
 
@@ -222,7 +227,7 @@ def test_old_archives_make_room(place: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_directory_that_cannot_be_written_is_one_sentence(
     place: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(dump, "dump_archive", writes())
+    monkeypatch.setattr(class_dump, "dump_archive", writes())
     (tmp_path / "cache").write_text("in the way")
     with pytest.raises(UsageError, match=r"spark-classes-.*\.jsa cannot be written: .*; choose another XDG_CACHE_HOME"):
         make_archive()

@@ -1,4 +1,4 @@
-"""Makes the class data archive from which Spark's JVM starts (see ``archive``).
+"""Makes the class data archive from which Spark's JVM starts (see ``class_archive``).
 
 ``headgate prepare`` does so, and so does a process in the background after a run on this machine that had none.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from headgate.errors import HeadgateError, PipelineFailed, UsageError
 from headgate.model.config import Access
-from headgate.spark.class_archive.archive import BEGINNING, archive_file, stamp
+from headgate.spark.class_archive import BEGINNING, archive_file, stamp
 from headgate.spark.prerequisites import JVM_OPTIONS
 from headgate.storage.fsync import sync_directory
 from headgate.storage.local import make_directories

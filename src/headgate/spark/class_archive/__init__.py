@@ -1,1 +1,0 @@
-"""The archive of classes by which Spark's Java starts sooner."""
