@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from headgate.errors import UsageError
@@ -16,6 +16,15 @@ def not_there_yet(what: str, instead: str = "") -> NoReturn:
         UsageError: always.
     """
     raise UsageError(f"{what} is not there yet" + (f"; {instead}" if instead else ""))
+
+
+def refused(why: str) -> Callable[..., NoReturn]:
+    """Return a method that a class does not have: a call raises UsageError with what to do instead."""
+
+    def refuse(*args: object, **options: object) -> NoReturn:
+        raise UsageError(why)
+
+    return refuse
 
 
 _BY_SPARK = "read it with Spark and give headgate.DataFrameSource(df)"

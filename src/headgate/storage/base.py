@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, TypeVar
@@ -75,6 +76,26 @@ class ReadableStorage(Protocol):
         Raises:
             NotFound, Replaced
         """
+
+
+class BasicStorage:
+    """What a storage is unless it says otherwise: see ``Storage``."""
+
+    puts_may_land_late = False
+    """A call that has failed does nothing later."""
+
+    is_afar = False
+    """Objects are in this machine's memory, or on its disk."""
+
+    def draw_name(self, size_bytes: int) -> str:
+        return secrets.token_hex(size_bytes)
+
+
+class RequestStorage(BasicStorage):
+    """A storage that is asked over a network, as a rule: a request that timed out may still be on its way."""
+
+    puts_may_land_late = True
+    is_afar = True
 
 
 class Storage(Protocol):

@@ -21,7 +21,7 @@ from hdfs_native import Client, WriteOptions
 
 from headgate import fault_points
 from headgate.errors import StorageError, UsageError
-from headgate.storage.base import AlreadyExists, Bytes, NotFound, Replaced, StoredFile
+from headgate.storage.base import AlreadyExists, Bytes, NotFound, Replaced, RequestStorage, StoredFile
 from headgate.storage.object_names import TEMP_PREFIX, checked_path, checked_prefix
 
 RPC_S = 60.0
@@ -70,7 +70,7 @@ _used_by: set[int] = set()
 """The process that has a client, and those that were forked from it."""
 
 
-class HdfsStorage:
+class HdfsStorage(RequestStorage):
     """The files below one directory of HDFS. It may be missing: the first put makes it."""
 
     def __init__(self, url: str) -> None:
@@ -81,7 +81,8 @@ class HdfsStorage:
         """
         found = _URL.fullmatch(url)
         assert found is not None, url
-        self._url = url
+        self.url = url
+        """As it was given."""
         scheme, self._authority, path = found.groups()
         self._server = f"{scheme.lower()}://{self._authority}"
         self._root = "/" + path.strip("/")
@@ -96,25 +97,6 @@ class HdfsStorage:
                 "hdfs://namenode:port/path"
             )
         self._client = self._opened()
-
-    @property
-    def url(self) -> str:
-        """The URL it was opened with."""
-        return self._url
-
-    @property
-    def puts_may_land_late(self) -> bool:
-        """A request that timed out may still be on its way."""
-        return True
-
-    @property
-    def is_afar(self) -> bool:
-        """Each request is one over a network, as a rule."""
-        return True
-
-    def draw_name(self, size_bytes: int) -> str:
-        """See ``Storage``."""
-        return secrets.token_hex(size_bytes)
 
     def put(self, path: str, parts: Iterable[Bytes]) -> None:
         """Write an object durably, replacing what was there. After an error either content may be there."""
@@ -342,7 +324,7 @@ class HdfsStorage:
         return f"{self._root.rstrip('/')}/{path}"
 
     def _place(self, path: str) -> str:
-        return f"{self._url.rstrip('/')}/{path}"
+        return f"{self.url.rstrip('/')}/{path}"
 
     def _ask(self, seconds: float, call: Callable[[Client], _T]) -> _T:
         client = self._client
@@ -359,7 +341,7 @@ class HdfsStorage:
             return Client(self._server if self._authority else f"{self._server}/", SETTINGS)
         except Exception as error:
             raise UsageError(
-                f"storage URL {self._url} is not usable ({_told(error)[1]}); write hdfs://namenode:port/path, or let "
+                f"storage URL {self.url} is not usable ({_told(error)[1]}); write hdfs://namenode:port/path, or let "
                 "HADOOP_CONF_DIR name a directory with core-site.xml and hdfs-site.xml for it, in the driver and on "
                 "every worker"
             ) from error
@@ -369,7 +351,7 @@ class HdfsStorage:
         if len(_used_by | {os.getpid()}) > 1:  # the library's threads and connections stayed with the parent
             raise StorageError(
                 "use",
-                self._url,
+                self.url,
                 "this process was forked from one that uses HDFS; start it afresh (multiprocessing: 'spawn')",
                 is_transient=False,
             )

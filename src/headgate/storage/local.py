@@ -19,7 +19,7 @@ from headgate import fault_points
 from headgate.errors import StorageError, UsageError
 from headgate.model.config import Access
 from headgate.storage import fsync
-from headgate.storage.base import AlreadyExists, Bytes, NotFound
+from headgate.storage.base import AlreadyExists, BasicStorage, Bytes, NotFound
 from headgate.storage.fsync import PERMANENT, sync_before_reading, sync_directory, sync_names, sync_path
 from headgate.storage.object_names import TEMP_PREFIX, checked_path, checked_prefix
 from headgate.storage.permissions import access_in, make_directory, open_created
@@ -63,7 +63,7 @@ def write_fully(descriptor: int, parts: Iterable[Bytes]) -> None:
             view = view[os.write(descriptor, view) :]
 
 
-class LocalStorage:
+class LocalStorage(BasicStorage):
     """The files below ``root``."""
 
     def __init__(self, root: str | Path, access: Access | None = None) -> None:
@@ -89,20 +89,6 @@ class LocalStorage:
     def url(self) -> str:
         """The directory."""
         return str(self._root)
-
-    @property
-    def puts_may_land_late(self) -> bool:
-        """A system call that has failed does nothing later."""
-        return False
-
-    @property
-    def is_afar(self) -> bool:
-        """Its pages are in this machine's memory, or on its disk."""
-        return False
-
-    def draw_name(self, size_bytes: int) -> str:
-        """See ``Storage``."""
-        return secrets.token_hex(size_bytes)
 
     def local_path(self, path: str) -> Path:
         """Return the file of an object; for memory-mapping what is complete."""

@@ -5,11 +5,10 @@ Counterpart: ``storage.Storage``. Never survives the process and is never seen b
 
 from __future__ import annotations
 
-import secrets
 import threading
 from collections.abc import Sequence
 
-from headgate.storage.base import AlreadyExists, Bytes, NotFound
+from headgate.storage.base import AlreadyExists, BasicStorage, Bytes, NotFound
 from headgate.storage.object_names import checked_path, checked_prefix
 
 _named: dict[str, MemoryStorage] = {}
@@ -28,7 +27,7 @@ def forget_memory_storage(name: str) -> None:
         _named.pop(name, None)
 
 
-class MemoryStorage:
+class MemoryStorage(BasicStorage):
     """A dictionary of objects with a lock."""
 
     def __init__(self, name: str = "") -> None:
@@ -40,20 +39,6 @@ class MemoryStorage:
     def url(self) -> str:
         """``memory://name``."""
         return f"memory://{self._name}"
-
-    @property
-    def puts_may_land_late(self) -> bool:
-        """Nothing is on its way."""
-        return False
-
-    @property
-    def is_afar(self) -> bool:
-        """Nothing travels."""
-        return False
-
-    def draw_name(self, size_bytes: int) -> str:
-        """See ``Storage``."""
-        return secrets.token_hex(size_bytes)
 
     def put(self, path: str, parts: Sequence[Bytes]) -> None:
         """Write an object, replacing what was there."""

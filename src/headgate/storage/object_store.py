@@ -22,7 +22,7 @@ from obstore import exceptions as problems
 from obstore.store import AzureStore, LocalStore, from_url
 
 from headgate.errors import StorageError, UsageError
-from headgate.storage.base import AlreadyExists, Bytes, NotFound, Replaced, StoredFile
+from headgate.storage.base import AlreadyExists, Bytes, NotFound, Replaced, RequestStorage, StoredFile
 from headgate.storage.object_names import checked_path, checked_prefix
 
 _PERMANENT = (
@@ -70,7 +70,7 @@ CREATE_TRIES_MAX = 3
 """A store may answer that an object is there while another request creates or deletes it."""
 
 
-class ObjectStorage:
+class ObjectStorage(RequestStorage):
     """The objects below one URL."""
 
     def __init__(self, url: str, **options: Any) -> None:
@@ -79,7 +79,8 @@ class ObjectStorage:
         Raises:
             UsageError: obstore does not accept the URL or the options, or the URL has settings.
         """
-        self._url = url
+        self.url = url
+        """As it was given."""
         scheme = urlsplit(url).scheme.lower()
         self._has_attributes = scheme not in _WITHOUT_ATTRIBUTES
         options.setdefault("retry_config", {"retry_timeout": RETRY_TIMEOUT})
@@ -93,25 +94,6 @@ class ObjectStorage:
                 self._store = from_url(_encoded(url), **options)
         except (problems.BaseError, ValueError, OSError) as error:
             raise UsageError(f"storage URL {url} is not usable: {_first_line(error)}") from error
-
-    @property
-    def url(self) -> str:
-        """The URL it was opened with."""
-        return self._url
-
-    @property
-    def puts_may_land_late(self) -> bool:
-        """A request that timed out may still be on its way."""
-        return True
-
-    @property
-    def is_afar(self) -> bool:
-        """Each request is one over a network, as a rule."""
-        return True
-
-    def draw_name(self, size_bytes: int) -> str:
-        """See ``Storage``."""
-        return secrets.token_hex(size_bytes)
 
     def put(self, path: str, parts: Sequence[Bytes]) -> None:
         """Write an object durably, replacing what was there, in one request."""
@@ -279,7 +261,7 @@ class ObjectStorage:
         return int(obstore.head(self._store, path)["size"])
 
     def _where(self, path: str) -> str:
-        return f"{self._url.rstrip('/')}/{path}"
+        return f"{self.url.rstrip('/')}/{path}"
 
     @contextlib.contextmanager
     def _errors(self, operation: str, path: str, *, is_there: bool = False) -> Iterator[None]:

@@ -47,6 +47,7 @@ from headgate.api.unsupported import (
     raise_no_attribute,
     refuse_foreign_methods,
     refuse_uncalled_methods,
+    refused,
 )
 from headgate.connectors.base import Sink, check_is_sink
 from headgate.errors import UsageError
@@ -240,21 +241,10 @@ class Stream(StatelessVerbs):
         """
         return iterate(self, body, LoopOptions(max_rounds, round_column, on_round, name))
 
-    def process(self, *args: object, **options: object) -> NoReturn:
-        """Not available without a key, because state belongs to keys: use ``key_by(...).process(...)``.
-
-        Raises:
-            UsageError: always.
-        """
-        raise UsageError("process needs a key, because its state belongs to one; call key_by(...) first")
-
-    def transform_with_state(self, *args: object, **options: object) -> NoReturn:
-        """Not available without a key, because state belongs to keys: use ``key_by(...).transform_with_state(...)``.
-
-        Raises:
-            UsageError: always.
-        """
-        raise UsageError("transform_with_state needs a key, because its state belongs to one; call key_by(...) first")
+    process = refused("process needs a key, because its state belongs to one; call key_by(...) first")
+    transform_with_state = refused(
+        "transform_with_state needs a key, because its state belongs to one; call key_by(...) first"
+    )
 
     def side_output(self, name: str) -> Stream:
         """Return a side output of the operator of which this stream is the result.
@@ -392,55 +382,15 @@ class Stream(StatelessVerbs):
         keyed = self.key_by(*WINDOW_COLUMNS)
         return keyed.top_per_window(count, by=by, descending=descending, ties=ties, rank=rank, name=name, state=state)
 
-    def group_by(self, *args: object, **options: object) -> NoReturn:
-        """Use ``key_by`` instead.
-
-        Raises:
-            UsageError: always.
-        """
-        raise UsageError("group_by is called key_by: stream.key_by('column')")
-
-    def reduce(self, *args: object, **options: object) -> NoReturn:
-        """Not available without a key: use ``key_by(...).reduce(...)``.
-
-        Raises:
-            UsageError: always.
-        """
-        raise UsageError("reduce needs a key, because it keeps one result for each; call key_by(...) first")
-
-    def window(self, *args: object, **options: object) -> NoReturn:
-        """Not available without a key: use ``key_by(...).window(...)``.
-
-        Raises:
-            UsageError: always.
-        """
-        raise UsageError(
-            "window needs a key; call key_by(...) first, by a column that is the same everywhere for one key"
-        )
-
-    def deduplicate(self, *args: object, **options: object) -> NoReturn:
-        """Not available without a key: use ``key_by(...).deduplicate(...)``.
-
-        Raises:
-            UsageError: always.
-        """
-        raise UsageError("deduplicate needs a key, of which it keeps one record; call key_by(...) first")
-
-    def top(self, *args: object, **options: object) -> NoReturn:
-        """Not available without a key: use ``key_by(...).top(...)``.
-
-        Raises:
-            UsageError: always.
-        """
-        raise UsageError("top needs a key, of which it keeps the first records; call key_by(...) first")
-
-    def agg(self, *args: object, **options: object) -> NoReturn:
-        """Not available without a key: use ``key_by(...).agg(...)`` or ``key_by(...).window(...).agg(...)``.
-
-        Raises:
-            UsageError: always.
-        """
-        raise UsageError(_AGG)
+    group_by = refused("group_by is called key_by: stream.key_by('column')")
+    reduce = refused("reduce needs a key, because it keeps one result for each; call key_by(...) first")
+    window = refused("window needs a key; call key_by(...) first, by a column that is the same everywhere for one key")
+    deduplicate = refused("deduplicate needs a key, of which it keeps one record; call key_by(...) first")
+    top = refused("top needs a key, of which it keeps the first records; call key_by(...) first")
+    agg = refused(
+        "agg needs a key: stream.key_by('column').agg(...) for a running result, "
+        "stream.key_by('column').window(headgate.Tumbling('1m')).agg(...) for one result per window"
+    )
 
 
 TTL_OF_REDUCE = (
@@ -470,12 +420,6 @@ def _lifetime(node: NodeName, option: str, given: TTL | Duration | None, *, retr
 def _check_count(node: NodeName, count: object) -> None:
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise UsageError(f"operator '{node}': the number of records must be a whole number from 1 on, not {count!r}")
-
-
-_AGG = (
-    "agg needs a key: stream.key_by('column').agg(...) for a running result, "
-    "stream.key_by('column').window(headgate.Tumbling('1m')).agg(...) for one result per window"
-)
 
 
 class KeyedStream(Records):
@@ -930,13 +874,7 @@ class KeyedStream(Records):
         """
         return iterate(self, body, LoopOptions(max_rounds, round_column, on_round, name))
 
-    def join(self, *args: object, **options: object) -> NoReturn:
-        """Not available with a key, because a join takes its key by ``on=``: call it before ``key_by``.
-
-        Raises:
-            UsageError: always.
-        """
-        raise UsageError("join takes its key by on=; call it on the stream before key_by: stream.join(other, on='id')")
+    join = refused("join takes its key by on=; call it on the stream before key_by: stream.join(other, on='id')")
 
 
 def _emission(

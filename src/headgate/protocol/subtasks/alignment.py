@@ -7,6 +7,7 @@ and effects are also those of ``unaligned`` and ``weaker_guarantees``, which tak
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -149,19 +150,66 @@ LEGAL_PHASES: dict[Phase, frozenset[Phase]] = {
 }
 
 
-class Aligner(Machine):
-    """Aligns the barriers of one checkpoint at a time."""
+class BarrierMachine(Machine, ABC):
+    """What the machines that receive the barriers of one subtask have in common."""
 
     def __init__(self, channels_count: int) -> None:
         assert channels_count >= 1, "barriers come on channels; a source has one of its own"
         super().__init__()
         self._channels_count = channels_count
+        self._ended: set[ChannelIndex] = set()
+        self._aborted = AbortedIds()
+
+    def handle(self, event: Event) -> list[Effect]:
+        """Advance by one event; return the effects to run, in order.
+
+        Raises:
+            ProtocolViolation: second barrier on a channel, or any event on an ended channel.
+        """
+        self._begin(event)
+        match event:
+            case BarrierReceived():
+                effects = self._on_barrier(event)
+            case CancelReceived():
+                effects = self._on_cancel(event)
+            case AbortReceived():
+                effects = self._on_abort(event.checkpoint)
+            case ChannelEnded():
+                effects = self._on_end(event.channel)
+            case _:
+                assert_never(event)
+        self._check()
+        return effects
+
+    @abstractmethod
+    def _on_barrier(self, event: BarrierReceived) -> list[Effect]: ...
+
+    @abstractmethod
+    def _on_cancel(self, event: CancelReceived) -> list[Effect]: ...
+
+    @abstractmethod
+    def _on_abort(self, checkpoint: CheckpointId) -> list[Effect]: ...
+
+    @abstractmethod
+    def _on_end(self, channel: ChannelIndex) -> list[Effect]: ...
+
+    @abstractmethod
+    def _check(self) -> None: ...
+
+    def _refuse_ended(self, channel: ChannelIndex) -> None:  # A10, GM17
+        if channel in self._ended:
+            raise self._violation(f"event on channel {channel}, which has ended")
+
+
+class Aligner(BarrierMachine):
+    """Aligns the barriers of one checkpoint at a time."""
+
+    def __init__(self, channels_count: int) -> None:
+        super().__init__(channels_count)
         self._phase = Phase.FLOWING
         self._current = CheckpointId(0)
         self._options = ORDINARY
         self._blocked: set[ChannelIndex] = set()
-        self._ended: set[ChannelIndex] = set()
-        self._aborted = AbortedIds()
 
     @property
     def phase(self) -> Phase:
@@ -177,27 +225,6 @@ class Aligner(Machine):
     def blocked(self) -> frozenset[ChannelIndex]:
         """Channels that must not be read now."""
         return frozenset(self._blocked)
-
-    def handle(self, event: Event) -> list[Effect]:
-        """Advance by one event; return the effects to run, in order.
-
-        Raises:
-            ProtocolViolation: second barrier on a blocked channel, or any event on an ended channel.
-        """
-        self._begin(event)
-        match event:
-            case BarrierReceived():
-                effects = self._on_barrier(event)
-            case CancelReceived():
-                effects = self._on_cancel(event)
-            case AbortReceived():
-                effects = self._on_abort(event)
-            case ChannelEnded():
-                effects = self._on_end(event)
-            case _:
-                assert_never(event)
-        self._check()
-        return effects
 
     def _on_barrier(self, event: BarrierReceived) -> list[Effect]:
         self._refuse_ended(event.channel)
@@ -235,22 +262,22 @@ class Aligner(Machine):
             given_up.append(Decline(event.checkpoint, AbortReason.CANCELLED_UPSTREAM))
         return abandoned + given_up
 
-    def _on_abort(self, event: AbortReceived) -> list[Effect]:
-        if event.checkpoint < self._current:
+    def _on_abort(self, checkpoint: CheckpointId) -> list[Effect]:
+        if checkpoint < self._current:
             return [Ignored("abort of an older checkpoint")]
-        if event.checkpoint == self._current:
+        if checkpoint == self._current:
             if self._phase is Phase.FLOWING:
                 return [Ignored("abort of a checkpoint that this subtask has finished")]
             return [EmitCancel(self._current), *self._release()]  # A9: the coordinator knows, no decline
         # The control connection is faster than the channels: without this the barrier would begin an alignment that
         # nobody waits for, and block channels until a newer checkpoint comes.
-        self._aborted.add(event.checkpoint)
+        self._aborted.add(checkpoint)
         return [Ignored("abort remembered until the barrier comes")]
 
-    def _on_end(self, event: ChannelEnded) -> list[Effect]:
-        self._refuse_ended(event.channel)
-        self._ended.add(event.channel)
-        self._blocked.discard(event.channel)
+    def _on_end(self, channel: ChannelIndex) -> list[Effect]:
+        self._refuse_ended(channel)
+        self._ended.add(channel)
+        self._blocked.discard(channel)
         if self._phase is Phase.ALIGNING and self._missing() == 0:
             return self._complete()
         return [Ignored("an ended channel counts as aligned")]  # A7
@@ -285,10 +312,6 @@ class Aligner(Machine):
 
     def _missing(self) -> int:
         return self._channels_count - len(self._blocked) - len(self._ended)
-
-    def _refuse_ended(self, channel: ChannelIndex) -> None:  # A10
-        if channel in self._ended:
-            raise self._violation(f"event on channel {channel}, which has ended")
 
     def _enter(self, phase: Phase) -> None:
         assert phase in LEGAL_PHASES[self._phase], f"{self._phase} → {phase}"

@@ -7,28 +7,24 @@ which they were read and never sees one; ``runtime.worker`` holds them until a c
 
 from __future__ import annotations
 
-from typing import assert_never
-
 from headgate.model.config import CheckpointOptions
 from headgate.model.ids import ChannelIndex, CheckpointId
 from headgate.protocol.checkpoints.coordinator_events import AbortReason
-from headgate.protocol.machine import Ignored, Machine
+from headgate.protocol.machine import Ignored
 from headgate.protocol.subtasks.alignment import (
     AbortedIds,
-    AbortReceived,
+    BarrierMachine,
     BarrierReceived,
     CancelReceived,
-    ChannelEnded,
     Decline,
     Effect,
     EmitBarrier,
     EmitCancel,
-    Event,
     TakeSnapshot,
 )
 
 
-class BarrierTracker(Machine):
+class BarrierTracker(BarrierMachine):
     """Counts the barriers of several checkpoints at a time."""
 
     PENDING_MAX = 50
@@ -37,14 +33,10 @@ class BarrierTracker(Machine):
     """Ids given up that are remembered; barriers of older ones cannot arrive any more."""
 
     def __init__(self, channels_count: int) -> None:
-        assert channels_count >= 1, "barriers come on channels; a source has one of its own"
-        super().__init__()
-        self._channels_count = channels_count
+        super().__init__(channels_count)
         self._seen: dict[CheckpointId, set[ChannelIndex]] = {}
         self._options: dict[CheckpointId, CheckpointOptions] = {}
         self._done = CheckpointId(0)
-        self._ended: set[ChannelIndex] = set()
-        self._aborted = AbortedIds()
         self._dropped: set[CheckpointId] = set()
 
     @property
@@ -56,27 +48,6 @@ class BarrierTracker(Machine):
     def pending(self) -> tuple[CheckpointId, ...]:
         """Checkpoints that some barrier has come of, and not all, ascending."""
         return tuple(sorted(self._seen))
-
-    def handle(self, event: Event) -> list[Effect]:
-        """Advance by one event; return the effects to run, in order.
-
-        Raises:
-            ProtocolViolation: second barrier on a channel, or any event on an ended channel.
-        """
-        self._begin(event)
-        match event:
-            case BarrierReceived():
-                effects = self._on_barrier(event)
-            case CancelReceived():
-                effects = self._on_cancel(event)
-            case AbortReceived():
-                effects = self._on_abort(event.checkpoint)
-            case ChannelEnded():
-                effects = self._on_end(event.channel)
-            case _:
-                assert_never(event)
-        self._check()
-        return effects
 
     def _on_barrier(self, event: BarrierReceived) -> list[Effect]:
         self._refuse_ended(event.channel)
@@ -163,10 +134,6 @@ class BarrierTracker(Machine):
 
     def _forget(self, checkpoint: CheckpointId) -> None:
         del self._seen[checkpoint], self._options[checkpoint]
-
-    def _refuse_ended(self, channel: ChannelIndex) -> None:  # GM17
-        if channel in self._ended:
-            raise self._violation(f"event on channel {channel}, which has ended")
 
     def _check(self) -> None:
         assert len(self._seen) <= self.PENDING_MAX, "what is counted is bounded (GM13)"

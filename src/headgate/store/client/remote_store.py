@@ -17,7 +17,7 @@ import msgspec
 from headgate.environment import SYSTEM_ENVIRONMENT, Clock, Environment
 from headgate.errors import HeadgateError, StorageError, UsageError
 from headgate.model.pipeline_identity import Mine
-from headgate.storage.base import Bytes, Storage
+from headgate.storage.base import Bytes, RequestStorage, Storage
 from headgate.storage.object_names import checked_path
 from headgate.store.addresses import parse_server_url
 from headgate.store.catalogue.base import Audit, Catalogue, Verb
@@ -229,7 +229,7 @@ CHUNK_BYTES_MAX = 1 << 30
 """The largest request body: a writer flushes at 32 MiB, so it is one huge append."""
 
 
-class RemoteStorage:
+class RemoteStorage(RequestStorage):
     """The chunks of a store on a store server. See ``Storage``."""
 
     def __init__(self, client: Client) -> None:
@@ -238,15 +238,6 @@ class RemoteStorage:
     @property
     def url(self) -> str:
         return f"{self._client.url}/chunks"
-
-    @property
-    def puts_may_land_late(self) -> bool:
-        """True: a put with a lost answer may still be under way."""
-        return True
-
-    @property
-    def is_afar(self) -> bool:
-        return True
 
     def draw_name(self, size_bytes: int) -> str:
         return self._client.around.token(size_bytes).hex()
