@@ -6,6 +6,7 @@ import datetime as dt
 import random
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -15,7 +16,7 @@ import pytest
 from tests.nexmark.tables import table_of
 
 import headgate as hg
-from headgate.errors import UsageError
+from headgate.errors import PipelineFailed, UsageError
 from headgate.testing import Collect, run
 
 SCHEMA = pa.schema(
@@ -223,6 +224,17 @@ QUERIES: dict[str, tuple[str, str | None]] = {
         "FROM bids WHERE price IS NOT NULL) WHERE rn <= 3 AND auction > 2",
         None,
     ),
+    "top with a bound below": (
+        "SELECT auction, id FROM (SELECT *, ROW_NUMBER() OVER (PARTITION BY auction ORDER BY id) AS rn FROM bids) "
+        "WHERE rn > 1 AND rn < 4",
+        None,
+    ),
+    "join of integers of other sizes and of a date": (
+        "SELECT a.id, b.id AS other FROM (SELECT id, CAST(auction AS SMALLINT) AS small, CAST(ts AS DATE) AS day "
+        "FROM bids) AS a LEFT JOIN (SELECT id, auction, DATE_TRUNC('hour', ts) AS hour FROM bids) AS b ON a.small = "
+        "b.auction AND a.day = b.hour",
+        None,
+    ),
     "distinct": (
         f"SELECT auction, window_start {TUMBLE} auction, window_start, window_end",
         f"SELECT DISTINCT auction, {BUCKET} FROM bids",
@@ -232,6 +244,9 @@ QUERIES: dict[str, tuple[str, str | None]] = {
         f"SELECT id, {BUCKET} + INTERVAL '10' SECOND FROM bids WHERE price > 500",
     ),
 }
+
+
+NUMBER = "ROW_NUMBER() OVER (PARTITION BY auction ORDER BY id)"
 
 
 def normal(frame: pl.DataFrame) -> list[str]:
@@ -326,12 +341,28 @@ def test_a_join_near_in_time_has_event_time_and_another_one_has_none() -> None:
         ("SELECT NULL AS nothing FROM bids", "NULL needs a type to be column 'nothing'; write CAST"),
         ("SELECT text + 1 AS c FROM bids", "is about numbers and texts; arithmetic is of numbers and of times"),
         ("SELECT a.id FROM bids AS a LEFT JOIN bids AS b ON a.id = b.auction AND b.ts > a.ts", "with a condition that"),
+        ("SELECT a.id FROM bids AS a JOIN bids AS b ON a.id = b.text", "mixes numbers and texts; CAST one of them"),
+        ("SELECT a.id FROM bids AS a JOIN bids AS b ON a.id = b.change", "compares Int64 with Float64; CAST one of"),
+        ("SELECT a.id FROM bids AS a JOIN bids AS b ON a.id * 1.5 = b.id * 1.5", "by decimals, is not there yet; CAST"),
+        (f"SELECT id, {NUMBER} AS rn FROM bids", "without a bound is not there yet; add WHERE rn <= 10 in a SELECT"),
+        (f"SELECT COUNT(*) AS n FROM (SELECT id, {NUMBER} AS rn FROM bids)", "without a bound is not there yet"),
+        (f"SELECT id FROM (SELECT id, {NUMBER} AS rn FROM bids) WHERE 2 >= rn", "without a bound is not there yet"),
+        (f"SELECT t.id FROM (SELECT id, {NUMBER} AS rn FROM bids) AS t JOIN bids AS b ON t.id = b.id WHERE rn < 3",
+         "without a bound is not there yet"),
+        (f"SELECT id, {NUMBER} AS rn FROM bids UNION ALL SELECT id, id FROM bids", "without a bound is not there yet"),
     ],
 )  # fmt: skip
 def test_what_is_not_there_is_one_sentence(query: str, said: str) -> None:
     with pytest.raises(UsageError, match=said) as raised:
         hg.sql(query, bids=bids(hg.Pipeline("refused")))
     assert "\n" not in str(raised.value)
+
+
+def test_a_null_key_is_called_by_its_name(tmp_path: Path) -> None:
+    pipeline = hg.Pipeline("nulls")
+    hg.sql("SELECT text, COUNT(*) AS n FROM bids GROUP BY text", bids=bids(pipeline)).sink(Collect(tmp_path))
+    with pytest.raises(PipelineFailed, match="its key 'text' is null"):
+        run(pipeline, timeout_s=PATIENCE_S)
 
 
 def test_a_query_that_is_refused_leaves_nothing_in_the_pipeline() -> None:

@@ -25,7 +25,7 @@ from headgate.api.sql.expressions import (
     refuse_others,
 )
 from headgate.api.sql.time_range import time_range
-from headgate.api.sql.values import unsupported
+from headgate.api.sql.values import type_of_keys, unsupported
 from headgate.api.streams.stream import Stream
 from headgate.api.streams.windowed_stream import Session, Sliding, Tumbling, Window
 from headgate.errors import UsageError
@@ -61,7 +61,7 @@ def sql(query: str, **streams: Stream) -> Stream:
         for builder in {id(s._pipeline): s._pipeline._builder for s in streams.values()}.values():
             stack.enter_context(builder.all_or_nothing())
         relations = {name: _relation_of(stream, name) for name, stream in streams.items()}
-        found = _Translation(relations).query(parsed(query))
+        found = _Translation(relations).query(parsed(query)).without_top()
         for column in found.columns:
             if column.actual == PROCTIME:
                 raise unsupported(f"PROCTIME() as result column '{column.name}'", "leave it out of the last SELECT")
@@ -137,6 +137,17 @@ class _Relation:
     bounds: _Bounds | None = None
     window: Window | None = None
     top: _Top | None = None
+
+    def without_top(self) -> _Relation:
+        """Return the relation.
+
+        Raises:
+            UsageError: its rows are to be numbered, which only a bound on the numbers makes possible.
+        """
+        if self.top is not None:
+            name = self.top.name
+            raise unsupported("ROW_NUMBER() without a bound", f"add WHERE {name} <= 10 in a SELECT around it")
+        return self
 
     def named(self, item: Expression, name: str = "") -> _Relation:
         """Return the relation under the alias of an item of FROM or WITH, which may name the columns: ``AS b(x, y)``.
@@ -221,7 +232,7 @@ class _Translation:
         if type(tree) is not exp().Union or tree.args.get("distinct"):
             raise unsupported(f"{tree.key.upper()} without ALL", "write UNION ALL")
         _refuse_clauses(tree)
-        left, right = self.query(tree.this), self.query(tree.expression)
+        left, right = self.query(tree.this).without_top(), self.query(tree.expression).without_top()
         if len(left.columns) != len(right.columns):
             raise UsageError(f"sql: UNION ALL of {len(left.columns)} and {len(right.columns)} columns")
         pairs = zip(left.columns, right.columns, strict=True)
@@ -397,17 +408,14 @@ class _Select:
             raise unsupported("FOR SYSTEM_TIME AS OF after FROM", "put that table after JOIN")
         self.relation_in = inner.table(source.this)
         for i, join in enumerate(self.tree.args.get("joins") or ()):
-            self.relation_in = self._joined(self.relation_in, inner.table(join.this), join, i)
+            left, right = self.relation_in.without_top(), inner.table(join.this).without_top()
+            self.relation_in = self._joined(left, right, join, i)
         where = self.tree.args.get("where")
-        if where is not None:
-            parts = _all_of(where.this)
-            parts = self._ranked(parts) if self.relation_in.top is not None else parts
-            for part in parts:
-                condition = self.resolved(part)
-                _refuse_aggregates(condition, "WHERE", "use HAVING")
-                self.relation_in = replace(self.relation_in, stream=_kept(self.relation_in.stream, condition))
-        if self.relation_in.top is not None:
-            raise unsupported("ROW_NUMBER() without a bound", f"add WHERE {self.relation_in.top.name} <= 10")
+        parts = _all_of(where.this if where is not None else None)
+        for part in self._ranked(parts):
+            condition = self.resolved(part)
+            _refuse_aggregates(condition, "WHERE", "use HAVING")
+            self.relation_in = replace(self.relation_in, stream=_kept(self.relation_in.stream, condition))
         outputs = [(name, self.resolved(node)) for name, node in self._outputs()]
         having = self.tree.args.get("having")
         if is_grouping or having is not None:
@@ -445,7 +453,8 @@ class _Select:
     def _ranked(self, parts: list[Expression]) -> list[Expression]:
         """Keep the rows with small row numbers; return the other conditions."""
         top = self.relation_in.top
-        assert top is not None
+        if top is None:
+            return parts
         for part in parts:
             kind, left, right = type(part), part.this, part.args.get("expression")
             if kind not in (exp().LTE, exp().LT, exp().EQ) or not isinstance(left, exp().Column):
@@ -455,13 +464,16 @@ class _Select:
             count = int(right.name) - (kind is exp().LT) if right.name.isdecimal() else 0
             if count < 1 or (kind is exp().EQ and count != 1):
                 raise UsageError(f"sql: {part.sql()} must be {top.name} <= a number from 1 on")
-            self._keep_top(top, count)
-            return [other for other in parts if other is not part]
-        return parts
+            others = [other for other in parts if other is not part]
+            self._keep_top(top, count, others)
+            return others
+        self.relation_in.without_top()
+        raise AssertionError("rows that are to be numbered were taken for others")
 
-    def _keep_top(self, top: _Top, count: int) -> None:
+    def _keep_top(self, top: _Top, count: int, others: list[Expression]) -> None:
         relation = self.relation_in
-        used = [node.name for one in self.tree.expressions for node in one.find_all(exp().Column)]
+        read = [*self.tree.expressions, *others]
+        used = [node.name for one in read for node in one.find_all(exp().Column)]
         has_star = any(one.find(exp().Star) for one in self.tree.expressions if not one.find(exp().AggFunc))
         is_used = top.name in used or has_star
         rest = [column for column in relation.columns if column.actual != top.name]
@@ -538,6 +550,11 @@ class _Select:
             for i, bounds in enumerate((left.bounds, right.bounds))
         ]
         in_window = windows[0] is not None and windows[1] is not None and windows[0].windows == windows[1].windows
+        values = [Scalars(side.stream.schema) for side in (left, right)]
+        dtypes = [
+            type_of_keys([one.values.type_of(one(side)) for one, side in zip(values, pair, strict=True)], _shown(pair))
+            for pair in pairs
+        ]
         streams = []
         for i, (relation, mark) in enumerate(((left, "l"), (right, "r"))):
             chosen = {
@@ -545,8 +562,11 @@ class _Select:
                 for n, column in enumerate(relation.columns)
                 if column.actual != PROCTIME
             }
-            translate = Scalars(relation.stream.schema)
-            chosen |= {f"__key{mark}_{n}": translate(pair[i]) for n, pair in enumerate(pairs)}
+            translate = values[i]
+            chosen |= {
+                f"__key{mark}_{n}": translate(pair[i]).cast(dtype)
+                for n, (pair, dtype) in enumerate(zip(pairs, dtypes, strict=True))
+            }
             bounds = windows[i]
             if in_window and bounds is not None:
                 chosen[f"__time{mark}"] = bounds.last_moment()
@@ -719,6 +739,10 @@ def _sides(condition: Expression, names: Mapping[str, _Column]) -> tuple[Express
     return (sides["__l"], sides["__r"]) if sides.keys() == {"__l", "__r"} else None
 
 
+def _shown(pair: tuple[Expression, Expression]) -> str:
+    return " = ".join(side.sql() for side in pair)
+
+
 def _all_of(condition: Expression | None) -> list[Expression]:
     """Return what ``AND`` brings together."""
     if condition is None:
@@ -846,7 +870,8 @@ class _Grouping:
             self._set_window(bounds.again() if self._relation.window is None else self._relation.window)
             self._names[node] = _START if node.name == bounds.start else _END
         elif node not in self._names:
-            name = _KEY.format(len(self._keys))
+            is_named = isinstance(node, exp().Column) and node.name not in (_START, _END, OP)
+            name = node.name if is_named else _KEY.format(len(self._keys))
             self._names[node] = name
             self._keys[name] = node
 

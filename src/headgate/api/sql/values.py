@@ -53,6 +53,33 @@ _NULLS: dict[str, Type] = {"numbers": pl.Float64(), "texts": pl.String(), "times
 """The type of the word NULL where values of a kind are needed."""
 
 
+def type_of_keys(types: list[Type], text: str) -> Type:
+    """Return the type in which the two columns of a join are compared; ``text``: the condition in SQL.
+
+    Raises:
+        UsageError: they are of different kinds, or no keys.
+    """
+    kinds = [kind_of(one) for one in types]
+    if kinds[0] != kinds[1]:
+        raise UsageError(f"sql: JOIN ON {text} mixes {kinds[0]} and {kinds[1]}; CAST one of them")
+    if any(one.is_decimal() for one in types):
+        raise unsupported(f"JOIN ON {text}, by decimals,", "CAST both sides to BIGINT, DOUBLE or VARCHAR")
+    if types[0] == types[1]:
+        return types[0]
+    for suits, dtype in _COMMON:
+        if all(suits(one) for one in types):
+            return dtype
+    raise UsageError(f"sql: JOIN ON {text} compares {types[0]} with {types[1]}; CAST one of them")
+
+
+_COMMON: tuple[tuple[Callable[[Type], bool], Type], ...] = (
+    (lambda of: of.is_integer() and not isinstance(of, pl.UInt64 | pl.Int128), pl.Int64()),
+    (lambda of: of.is_float(), pl.Float64()),
+    (lambda of: isinstance(of, pl.Date | pl.Datetime), pl.Datetime("us")),
+)
+"""Types of keys that are compared in one that holds the values of both."""
+
+
 class Values:
     """Computes with expressions over records of one schema."""
 
