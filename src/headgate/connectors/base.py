@@ -178,7 +178,6 @@ class FailStopReader(ABC):
         return self._positions()
 
     def progress(self) -> Mapping[str, SplitPosition]:
-        """See ``SourceReader``."""
         return {}
 
     def _refuse_if_broken(self) -> None:

@@ -177,7 +177,6 @@ class HybridReader(FailStopReader):
             self._reader.pause([split.partition("/")[2] for split in splits if split.startswith(f"{self._number}/")])
 
     def is_behind(self, split: str) -> bool:
-        """See ``PausableReader``."""
         reader = self._reader
         return isinstance(reader, PausableReader) and reader.is_behind(split.partition("/")[2])
 

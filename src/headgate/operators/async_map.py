@@ -112,7 +112,6 @@ class AsyncMapSpec:
     """See ``model.plan``."""
 
     def build(self) -> Operator:
-        """See ``OperatorSpec``."""
         return AsyncMapOperator(self)
 
     def output_schema(self, schema: pa.Schema, node: str) -> pa.Schema:

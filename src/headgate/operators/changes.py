@@ -68,7 +68,6 @@ class ChangeCheckSpec:
     retractions: bool
 
     def build(self) -> Operator:
-        """See ``OperatorSpec``."""
         return ChangeCheckOperator(self)
 
     def output_schema(self, schema: pa.Schema, node: str) -> pa.Schema:

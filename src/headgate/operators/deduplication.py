@@ -47,7 +47,6 @@ class DeduplicateSpec:
         return not self.is_last and self.by is None
 
     def build(self) -> Operator:
-        """See ``OperatorSpec``."""
         return DeduplicateOperator(self)
 
     def output_schema(self, schema: pa.Schema, node: str) -> pa.Schema:
@@ -79,7 +78,6 @@ class DeduplicateSpec:
         return StateDescriptor("record", StateKind.VALUE, pa.struct(fields), ttl=self.ttl)
 
     def state_text(self) -> str:
-        """See ``catalog.state_text``."""
         return state_identity(key_columns(self.schema, self.keys), [self.descriptor])
 
 

@@ -237,11 +237,9 @@ class ExpressionsSpec:
     steps: tuple[Step, ...]
 
     def build(self) -> Operator:
-        """See ``OperatorSpec``."""
         return ExpressionsOperator(self.steps)
 
     def columns_read(self, wanted: frozenset[str] | None) -> frozenset[str] | None:
-        """See ``catalog.ColumnsSpec``."""
         for step in reversed(self.steps):
             roots = columns_of(step.expressions)
             if roots is None:

@@ -188,7 +188,6 @@ class RowFunctionSpec:
     diverts_exceptions: bool = False
 
     def build(self) -> Operator:
-        """See ``OperatorSpec``."""
         return RowFunctionOperator(self)
 
     def output_schema(self, schema: pa.Schema, node: str) -> pa.Schema:
@@ -316,7 +315,6 @@ class ReduceSpec:
     evolution: Evolution = field(default=NO_EVOLUTION, compare=False)
 
     def build(self) -> Operator:
-        """See ``OperatorSpec``."""
         return ReduceOperator(self)
 
     def output_schema(self, schema: pa.Schema, node: str) -> pa.Schema:
@@ -329,11 +327,9 @@ class ReduceSpec:
         return schema
 
     def state_text(self) -> str:
-        """See ``catalog.state_text``."""
         return StateIdentity.of_reduce(self.keys, schema_text(self.schema)).text
 
     def state_rules(self) -> OperatorRules:
-        """See ``catalog.state_rules``."""
         return OperatorRules(((ACCUMULATORS, self.evolution.rules()),))
 
 
@@ -430,7 +426,6 @@ class MapBatchesSpec:
     as_arrow: bool | None = None
 
     def build(self) -> Operator:
-        """See ``OperatorSpec``."""
         return MapBatchesOperator(self)
 
     def wants_arrow(self) -> bool:

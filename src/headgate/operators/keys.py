@@ -24,11 +24,9 @@ class KeyCheckSpec:
     keys: tuple[str, ...]
 
     def build(self) -> Operator:
-        """See ``OperatorSpec``."""
         return KeyCheckOperator(self.keys)
 
     def columns_read(self, wanted: frozenset[str] | None) -> frozenset[str] | None:
-        """See ``catalog.ColumnsSpec``."""
         return None if wanted is None else wanted | {*self.keys}
 
     def output_schema(self, schema: pa.Schema, node: str) -> pa.Schema:

@@ -40,7 +40,6 @@ class LoopHeadSpec:
     on_round: Callable[[int], object] | None = None
 
     def build(self) -> LoopHeadOperator:
-        """See ``OperatorSpec``."""
         return LoopHeadOperator(self)
 
     def output_schema(self, schema: pa.Schema, node: str) -> pa.Schema:

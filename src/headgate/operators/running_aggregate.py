@@ -117,7 +117,6 @@ class RunningAggregateSpec:
     ttl: TTL | None
 
     def build(self) -> Operator:
-        """See ``OperatorSpec``."""
         return RunningAggregateOperator(self)
 
     def output_schema(self, schema: pa.Schema, node: str) -> pa.Schema:
@@ -195,7 +194,6 @@ class RunningAggregateSpec:
         return list({one.name: one for one in found}.values())
 
     def state_text(self) -> str:
-        """See ``catalog.state_text``."""
         return state_identity(key_columns(self.schema, self.keys), self.descriptors)
 
 

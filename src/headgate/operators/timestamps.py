@@ -150,11 +150,9 @@ class WithTimestampsSpec:
     generator: WatermarkGenerator | None = None
 
     def build(self) -> Operator:
-        """See ``OperatorSpec``."""
         return WithTimestampsOperator(self)
 
     def columns_read(self, wanted: frozenset[str] | None) -> frozenset[str] | None:
-        """See ``catalog.ColumnsSpec``."""
         return None if wanted is None else wanted | {self.column}
 
     def output_schema(self, schema: pa.Schema, node: str) -> pa.Schema:
@@ -169,7 +167,6 @@ class WithTimestampsSpec:
         return schema
 
     def state_text(self) -> str:
-        """See ``catalog.state_text``."""
         return f"with_timestamps({self.column})"
 
 

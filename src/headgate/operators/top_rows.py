@@ -107,7 +107,6 @@ class TopSpec:
     ttl: TTL | None
 
     def build(self) -> Operator:
-        """See ``OperatorSpec``."""
         return TopOperator(self)
 
     def output_schema(self, schema: pa.Schema, node: str) -> pa.Schema:
@@ -135,7 +134,6 @@ class TopSpec:
         return StateDescriptor("top", StateKind.VALUE, pa.large_list(row), ttl=self.ttl)
 
     def state_text(self) -> str:
-        """See ``catalog.state_text``."""
         return state_identity(key_columns(self.schema, self.keys), [self.descriptor])
 
 
@@ -274,7 +272,6 @@ class WindowTopSpec:
     ties: bool
 
     def build(self) -> Operator:
-        """See ``OperatorSpec``."""
         return WindowTopOperator(self)
 
     def output_schema(self, schema: pa.Schema, node: str) -> pa.Schema:
@@ -293,7 +290,6 @@ class WindowTopSpec:
         return StateDescriptor("rows", StateKind.LIST, row)
 
     def state_text(self) -> str:
-        """See ``catalog.state_text``."""
         return state_identity(key_columns(self.schema, self.keys), [self.descriptor], has_timers=True)
 
 

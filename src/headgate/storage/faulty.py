@@ -97,40 +97,34 @@ class FaultyStorage:
         return self._inner.draw_name(size_bytes)
 
     def put(self, path: str, parts: Sequence[Bytes]) -> None:
-        """See ``Storage.put``."""
         late = self._before("put", path, parts)
         self._inner.put(path, parts)
         self._after("put", path, late)
 
     def put_if_absent(self, path: str, parts: Sequence[Bytes]) -> None:
-        """See ``Storage.put_if_absent``."""
         late = self._before("put_if_absent", path, parts)
         self._inner.put_if_absent(path, parts)
         self._after("put_if_absent", path, late)
 
     def get(self, path: str) -> bytes:
-        """See ``Storage.get``."""
         late = self._before("get", path)
         data = self._inner.get(path)
         self._after("get", path, late)
         return data
 
     def get_range(self, path: str, offset: int, size_bytes: int) -> bytes:
-        """See ``Storage.get_range``."""
         late = self._before("get_range", path)
         data = self._inner.get_range(path, offset, size_bytes)
         self._after("get_range", path, late)
         return data
 
     def list(self, prefix: str) -> list[str]:
-        """See ``Storage.list``."""
         late = self._before("list", prefix)
         found = self._inner.list(prefix)
         self._after("list", prefix, late)
         return found
 
     def delete(self, path: str) -> None:
-        """See ``Storage.delete``."""
         late = self._before("delete", path)
         self._inner.delete(path)
         self._after("delete", path, late)
@@ -142,7 +136,6 @@ class FaultyStorage:
         self._after("rename_if_absent", source, late)
 
     def sweep_unfinished(self, prefix: str = "") -> int:
-        """See ``Storage.sweep_unfinished``."""
         late = self._before("sweep_unfinished", prefix)
         found = self._inner.sweep_unfinished(prefix)
         self._after("sweep_unfinished", prefix, late)

@@ -287,7 +287,6 @@ class HdfsStorage(RequestStorage):
             return [self._stored(status) for status in found if status.length]
 
     def file(self, path: str) -> StoredFile | None:
-        """See ``ReadableStorage``."""
         with self._errors("look at", path):
             status = self._status(self._below(path))
         return None if status is None or status.isdir else self._stored(status)

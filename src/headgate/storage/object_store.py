@@ -228,7 +228,6 @@ class ObjectStorage(RequestStorage):
                 return []
 
     def file(self, path: str) -> StoredFile | None:
-        """See ``ReadableStorage``."""
         try:
             with self._errors("look at", path):
                 return _stored(obstore.head(self._store, path))

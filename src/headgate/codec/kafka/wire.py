@@ -104,11 +104,9 @@ class Fixed:
     form: struct.Struct
 
     def write(self, parts: Parts, value: Any, version: int, is_flexible: bool) -> None:
-        """See ``WireType``."""
         parts.append(self.form.pack(value))
 
     def read(self, reader: Reader, version: int, is_flexible: bool) -> Any:
-        """See ``WireType``."""
         return reader.number(self.form)
 
 
@@ -119,11 +117,9 @@ class UuidType:
     """16 bytes."""
 
     def write(self, parts: Parts, value: UUID, version: int, is_flexible: bool) -> None:
-        """See ``WireType``."""
         parts.append(value.bytes)
 
     def read(self, reader: Reader, version: int, is_flexible: bool) -> UUID:
-        """See ``WireType``."""
         return UUID(bytes=reader.number(_UUID))
 
 
@@ -136,7 +132,6 @@ class Sized:
     is_nullable: bool = False
 
     def write(self, parts: Parts, value: Any, version: int, is_flexible: bool) -> None:
-        """See ``WireType``."""
         pieces = [] if value is None else value if isinstance(value, list) else [value]
         pieces = [value.encode()] if self.is_text and value is not None else pieces
         size = -1 if value is None else sum(map(len, pieces))
@@ -144,7 +139,6 @@ class Sized:
         parts += pieces
 
     def read(self, reader: Reader, version: int, is_flexible: bool) -> Any:
-        """See ``WireType``."""
         size = reader.length(self.form, is_flexible)
         if size is None:
             return None if self.is_nullable else reader.refuse("null where there must be a value")
@@ -165,14 +159,12 @@ class Array:
     is_nullable: bool = False
 
     def write(self, parts: Parts, value: Sequence[Any] | None, version: int, is_flexible: bool) -> None:
-        """See ``WireType``."""
         count = -1 if value is None else len(value)
         parts.append(unsigned_varint(count + 1) if is_flexible else _INT32.pack(count))
         for one in value or ():
             self.element.write(parts, one, version, is_flexible)
 
     def read(self, reader: Reader, version: int, is_flexible: bool) -> Any:
-        """See ``WireType``."""
         # every element has at least one byte, so that the bytes that are left bound their number, too
         count = reader.length(_INT32, is_flexible)
         if count is None:
@@ -222,7 +214,6 @@ class Nested:
     table: type[Any]
 
     def write(self, parts: Parts, value: Any, version: int, is_flexible: bool) -> None:
-        """See ``WireType``."""
         tagged: list[tuple[int, Parts]] = []
         for field in _fields(self.table):
             one = getattr(value, field.name)
@@ -240,7 +231,6 @@ class Nested:
                 parts += [unsigned_varint(tag), unsigned_varint(sum(map(len, own))), *own]
 
     def read(self, reader: Reader, version: int, is_flexible: bool) -> Any:
-        """See ``WireType``."""
         values: dict[str, Any] = {}
         tagged: dict[int, _Field] = {}
         for field in _fields(self.table):

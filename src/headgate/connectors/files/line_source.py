@@ -404,7 +404,6 @@ class FileReader(FailStopReader):
         ]
 
     def pause(self, splits: Collection[str]) -> None:
-        """See ``PausableReader``."""
         self._paused = frozenset(splits)
 
     def is_behind(self, split: str) -> bool:

@@ -573,7 +573,6 @@ class ObjectReader(FailStopReader):
         return list(self._unread)
 
     def pause(self, splits: Collection[str]) -> None:
-        """See ``PausableReader``."""
         self._paused = frozenset(splits)
 
     def is_behind(self, split: str) -> bool:
@@ -594,7 +593,6 @@ class ObjectReader(FailStopReader):
         return found
 
     def progress(self) -> Mapping[str, SplitPosition]:
-        """See ``SourceReader``."""
         later = (self._unread[path] for path in islice(self._later, self._later_max))
         found = {each.file.path: SplitPosition(0, each.file.size_bytes, "bytes") for each in later}
         for path, active in self._active.items():

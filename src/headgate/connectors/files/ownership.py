@@ -150,7 +150,6 @@ class PublishedFiles:
         return Holding(what, self._storage.url, tuple(path for path in paths if path not in published))
 
     def start_over(self, generation: Generation, life: PipelineIdentity) -> None:
-        """See ``connectors.base.Sink``."""
         owner = FileOwner(self._storage, self._identity)
         known = owner.owner().life
         if known is not None and known.id == life.id:

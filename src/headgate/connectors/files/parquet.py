@@ -132,7 +132,6 @@ class ParquetFiles(Source):
         return self
 
     def project(self, columns: Sequence[str]) -> tuple[Source, pa.Schema] | None:
-        """See ``Source``."""
         assert self._schema is not None
         kept = pa.schema([field for field in self._schema if field.name in columns])
         if not len(kept):  # records are to be counted
@@ -387,7 +386,6 @@ class ParquetReader(FailStopReader):
         self._paused: frozenset[str] = frozenset()
 
     def pause(self, splits: Collection[str]) -> None:
-        """See ``PausableReader``."""
         self._paused = frozenset(splits)
 
     def is_behind(self, split: str) -> bool:

@@ -81,24 +81,19 @@ class DeltaSink(TableSink):
 
     @property
     def where(self) -> str:
-        """See ``TableSink``."""
         return f"Delta table {self.url}"
 
     def locations(self) -> tuple[Location, ...]:
-        """See ``Sink``."""
         return table_locations(str(self.url))
 
     @property
     def shared_target(self) -> object:
-        """See ``Sink``."""
         return self.url
 
     def columns_of(self, records: pa.Schema) -> pa.Schema:
-        """See ``TableSink``."""
         return table_schema(records, delta_type, "DeltaSink")
 
     def check_partitions(self, columns: pa.Schema) -> None:
-        """See ``TableSink``."""
         refuse_missing_columns("DeltaSink", "partition_by", self.partition_by, columns)
         for name in self.partition_by:
             if not can_be_partition(columns.field(name).type):
@@ -108,15 +103,12 @@ class DeltaSink(TableSink):
                 )
 
     def load(self) -> DeltaLog | None:
-        """See ``TableSink``."""
         return DeltaLog.load(str(self.url), self.storage_options)
 
     def create_table(self) -> None:
-        """See ``TableSink``."""
         DeltaLog.create(str(self.url), self.created_columns(), self.partition_by, self.settings, self.storage_options)
 
     def file_format(self) -> FileFormat:
-        """See ``TableSink``."""
         table = self.found()
         assert isinstance(table, DeltaLog)
         return DeltaFiles(table)
@@ -262,12 +254,10 @@ class DeltaLog(LogTable):
         return dict(self.table.metadata().configuration)
 
     def refresh(self) -> None:
-        """See ``LogTable``."""
         with delta_errors("read", self.where):
             self.table.update_incremental()
 
     def claim(self, fence: Fence) -> None:
-        """See ``LogTable``."""
         properties = {FENCE_PREFIX + fence.owner: encode_fence(fence)}
         with self._committing():
             self.table.alter.set_table_properties(properties, raise_if_not_exists=False)
@@ -276,12 +266,10 @@ class DeltaLog(LogTable):
     # -- columns ----------------------------------------------------------------------------------------------------
 
     def new_columns(self, records: pa.Schema, *, evolve: bool) -> list[pa.Field]:
-        """See ``LogTable``."""
         self.refuse_features()
         return new_columns(records, self.schema, delta_type, "DeltaSink", evolve=evolve)
 
     def add_columns(self, columns: Sequence[pa.Field]) -> None:
-        """See ``LogTable``."""
         fields = delta_library().Schema.from_arrow(pa.schema(columns)).fields
         try:
             with self._committing():
@@ -347,7 +335,6 @@ class DeltaLog(LogTable):
             return list(self.table.history(limit=max(count, 1)))
 
     def missing_files(self, paths: Sequence[str]) -> Sequence[str]:
-        """See ``LogTable``."""
         local = local_directory(self.url)
         if local is not None:
             return [path for path in paths if not (local / path).is_file()]
@@ -357,7 +344,6 @@ class DeltaLog(LogTable):
         return [path for path, info in zip(paths, found, strict=True) if not info.is_file]
 
     def append(self, outputs: Sequence[TableOutput], life: str) -> None:
-        """See ``LogTable``."""
         library = delta_library()
         self.refuse_features()
         now_ms = DeltaSink.environment.wall_ms()
@@ -467,7 +453,6 @@ class DeltaFiles:
             yield Part(partition_directory(values), values, inside.take(rows))
 
     def create(self, directory: str, name: str) -> tuple[str, Any]:
-        """See ``FileFormat``."""
         path = f"{directory}/{name}" if directory else name
         if self._local is not None:
             (self._local / directory).mkdir(parents=True, exist_ok=True)
@@ -476,18 +461,15 @@ class DeltaFiles:
         return path, self._files.open_output_stream(path)
 
     def local_path(self, path: str) -> Path | None:
-        """See ``FileFormat``."""
         return None if self._local is None else self._local / path
 
     def remove(self, path: str) -> None:
-        """See ``FileFormat``."""
         if self._local is not None:
             (self._local / path).unlink(missing_ok=True)
         elif self._files is not None:
             self._files.delete_file(path)
 
     def data_file(self, path: str, size_bytes: int, part: Part, metadata: pq.FileMetaData) -> DataFile:
-        """See ``FileFormat``."""
         return DataFile(path, size_bytes, metadata.num_rows, part.values, delta_stats(metadata, part.records.schema))
 
 

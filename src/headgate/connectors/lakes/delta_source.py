@@ -96,23 +96,18 @@ class Delta(TableSource):
 
     @property
     def where(self) -> str:
-        """See ``TableSource``."""
         return f"Delta table {self.url}"
 
     def locations(self) -> tuple[Location, ...]:
-        """See ``Source``."""
         return table_locations(str(self.url))
 
     def identity(self) -> str:
-        """See ``Source``."""
         return f"delta:{self.splits}:{'feed' if self.feed else 'files'}"
 
     def changes(self) -> tuple[tuple[str, ...], bool] | None:
-        """See ``Source``."""
         return (tuple(self.key), True) if self.feed else None
 
     def schema(self) -> pa.Schema:
-        """See ``Source``."""
         first = self.version if self.version is not None else self.after
         newest = self.log(None)
         object.__setattr__(self, "newest", newest.version)
@@ -144,7 +139,6 @@ class Delta(TableSource):
         return found
 
     def start(self) -> tuple[int, bool]:
-        """See ``TableSource``."""
         if self.after is not None:
             return self.after, False
         return self._newest if self.version is None else self.version, True
@@ -157,13 +151,11 @@ class Delta(TableSource):
         return self.newest
 
     def end(self) -> int | None:
-        """See ``TableSource``."""
         if self.follow:
             return None
         return self._newest if self.version is None else self.version
 
     def history(self, schema: pa.Schema) -> TableHistory:
-        """See ``TableSource``."""
         return DeltaHistory(self, schema)
 
 
@@ -198,7 +190,6 @@ class DeltaHistory:
         self._types = {column.name: column.type for column in table.schema}
 
     def snapshot(self, version: int) -> Sequence[TableFile]:
-        """See ``TableHistory``."""
         table = self._source.log(version)
         refuse_features(table)
         with delta_errors("read", table.where):
@@ -216,7 +207,6 @@ class DeltaHistory:
         return sorted(files, key=lambda file: file.path)
 
     def next(self, version: int) -> int | None:
-        """See ``TableHistory``."""
         if version + 1 > self._newest:
             self._newest = self._source.log(None).version
         if version + 1 > self._newest:
@@ -224,7 +214,6 @@ class DeltaHistory:
         return version + 1
 
     def added(self, version: int) -> Sequence[TableFile]:
-        """See ``TableHistory``."""
         if self._source.feed:
             return [TableFile(f"change feed of version {version}", _Data({}, version))]
         actions = self._actions(version)

@@ -89,36 +89,29 @@ class IcebergSink(TableSink):
 
     @property
     def where(self) -> str:
-        """See ``TableSink``."""
         return f"Iceberg table {self.table} of catalog {self.catalog}"
 
     def locations(self) -> tuple[Location, ...]:
-        """See ``Sink``."""
         name = f"iceberg:{self.catalog}:{self.table}"
         return (Location(name, name),)
 
     @property
     def shared_target(self) -> object:
-        """See ``Sink``."""
         return (self.catalog, self.table)
 
     def columns_of(self, records: pa.Schema) -> pa.Schema:
-        """See ``TableSink``."""
         return table_schema(records, iceberg_type, "IcebergSink")
 
     def check_partitions(self, columns: pa.Schema) -> None:
-        """See ``TableSink``."""
         refuse_missing_columns("IcebergSink", "partition_by", [_transform_of(p)[1] for p in self.partition_by], columns)
         for transform, name in map(_transform_of, self.partition_by):
             if str(transform).startswith("bucket") and importlib.util.find_spec("pyiceberg_core") is None:
                 raise needs_core(f"bucket of '{name}'")
 
     def load(self) -> IcebergLog | None:
-        """See ``TableSink``."""
         return load_log(self.table, self.catalog, self.properties)
 
     def create_table(self) -> None:
-        """See ``TableSink``."""
         from pyiceberg.exceptions import TableAlreadyExistsError
 
         columns = self.created_columns()
@@ -135,7 +128,6 @@ class IcebergSink(TableSink):
                 return
 
     def file_format(self) -> FileFormat:
-        """See ``TableSink``."""
         table = self.found()
         assert isinstance(table, IcebergLog)
         return IcebergFiles(table)
@@ -256,7 +248,6 @@ class IcebergLog(LogTable):
         return int(self.table.metadata.last_sequence_number)
 
     def refresh(self) -> None:
-        """See ``LogTable``."""
         with iceberg_errors("read", self.where):
             self.table.refresh()
 
@@ -267,12 +258,10 @@ class IcebergLog(LogTable):
     # -- columns ----------------------------------------------------------------------------------------------------
 
     def new_columns(self, records: pa.Schema, *, evolve: bool) -> list[pa.Field]:
-        """See ``LogTable``."""
         self.refuse_features()
         return new_columns(records, self.schema, iceberg_type, "IcebergSink", evolve=evolve)
 
     def add_columns(self, columns: Sequence[pa.Field]) -> None:
-        """See ``LogTable``."""
         with iceberg_errors("add columns to", self.where), self.table.update_schema() as update:
             update.union_by_name(pa.schema(columns))
 
@@ -325,12 +314,10 @@ class IcebergLog(LogTable):
             raise UsageError(f"property {DONE_PREFIX}{owner} of {self.where} has another form: {error}") from error
 
     def missing_files(self, paths: Sequence[str]) -> Sequence[str]:
-        """See ``LogTable``."""
         with iceberg_errors("look for files of", self.where):
             return [path for path in paths if not self.table.io.new_input(path).exists()]
 
     def append(self, outputs: Sequence[TableOutput], life: str) -> None:
-        """See ``LogTable``."""
         self.refuse_features()
         owner = outputs[0].parts.owner
         done = self._done(owner, life)
@@ -519,20 +506,16 @@ class IcebergFiles:
             yield Part(path, {"key": identity}, records.take(rows))
 
     def create(self, directory: str, name: str) -> tuple[str, Any]:
-        """See ``FileFormat``."""
         path = self._names.new_data_location(name, self._keys[directory] if directory else None)
         return path, self._table.io.new_output(path).create()
 
     def local_path(self, path: str) -> Path | None:
-        """See ``FileFormat``."""
         return local_path(path)
 
     def remove(self, path: str) -> None:
-        """See ``FileFormat``."""
         self._table.io.delete(path)
 
     def data_file(self, path: str, size_bytes: int, part: Part, metadata: pq.FileMetaData) -> DataFile:
-        """See ``FileFormat``."""
         from pyiceberg.conversions import to_bytes
         from pyiceberg.io.pyarrow import (
             compute_statistics_plan,

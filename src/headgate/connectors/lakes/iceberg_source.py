@@ -66,16 +66,13 @@ class Iceberg(TableSource):
 
     @property
     def where(self) -> str:
-        """See ``TableSource``."""
         return f"Iceberg table {self.table} of catalog {self.catalog}"
 
     def locations(self) -> tuple[Location, ...]:
-        """See ``Source``."""
         name = f"iceberg:{self.catalog}:{self.table}"
         return (Location(name, name),)
 
     def identity(self) -> str:
-        """See ``Source``."""
         return f"iceberg:{self.splits}"
 
     def log(self) -> IcebergLog:
@@ -90,7 +87,6 @@ class Iceberg(TableSource):
         return found
 
     def schema(self) -> pa.Schema:
-        """See ``Source``."""
         table = self.log().table
         first = self.snapshot if self.snapshot is not None else self.after
         if first is not None and table.metadata.snapshot_by_id(first) is None:
@@ -101,7 +97,6 @@ class Iceberg(TableSource):
         return canonical_schema(table.schema().as_arrow())
 
     def start(self) -> tuple[int, bool]:
-        """See ``TableSource``."""
         if self.after is not None:
             return self.after, False
         return self._newest if self.snapshot is None else self.snapshot, True
@@ -114,13 +109,11 @@ class Iceberg(TableSource):
         return self.newest
 
     def end(self) -> int | None:
-        """See ``TableSource``."""
         if self.follow:
             return None
         return self._newest if self.snapshot is None else self.snapshot
 
     def history(self, schema: pa.Schema) -> TableHistory:
-        """See ``TableSource``."""
         return IcebergHistory(self, schema)
 
 
@@ -164,7 +157,6 @@ class IcebergHistory:
         return sorted((TableFile(task.file.file_path, task) for task in tasks), key=lambda file: file.path)
 
     def next(self, version: int) -> int | None:
-        """See ``TableHistory``."""
         with iceberg_errors("read", self._source.where):
             self._table.refresh()
         line = self._ancestors()

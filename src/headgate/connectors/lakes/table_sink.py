@@ -214,11 +214,9 @@ class TableSink(FencedSink):
         return UsageError(f"there is no {self.where}; give create=True to create it, or correct its name or location")
 
     def open(self, context: SinkContext) -> SinkWriter:
-        """See ``Sink``."""
         return TableWriter(self.file_format(), context, self.buffer_bytes, self.file_bytes, self.environment)
 
     def open_committer(self, pipeline: str, node: str, generation: Generation) -> Committer:
-        """See ``Sink``."""
         return TableCommitter(self, Fence(owner_of(pipeline, node), int(generation)))
 
     def found(self) -> LogTable:
@@ -234,7 +232,6 @@ class TableSink(FencedSink):
         return table
 
     def claim(self, fence: Fence) -> None:
-        """See ``FencedSink``."""
         for _ in range(TRIES_MAX):
             table = self.load()
             if table is None:
@@ -257,7 +254,6 @@ class TableSink(FencedSink):
         return None if table is None else table.fence(owner)
 
     def all_claimed(self) -> Iterable[Fence]:
-        """See ``FencedSink``."""
         table = self.load()
         return () if table is None else table.fences()
 
@@ -357,7 +353,6 @@ class TableCommitter(Committer):
             raise gone(UsageError(f"output of {self._fence.owner} cannot be committed: {_why_missing(missing)}"))
 
     def denial(self, committable: Committable) -> str:
-        """See ``Committer``."""
         output = decode_output(committable)
         table = self._sink.found()
         known = table.fence(self._fence.owner)

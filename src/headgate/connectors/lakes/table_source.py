@@ -112,7 +112,6 @@ class TableSource(Source):
             raise UsageError(f"{what}(poll_interval=) must be positive")
 
     def how_to_end(self) -> str | None:
-        """See ``Source``."""
         return "leave follow=True out" if self.follow else None
 
     @property
@@ -133,7 +132,6 @@ class TableSource(Source):
         """Return the versions. ``schema``: of the records."""
 
     def open(self, context: SourceContext) -> TableReader:
-        """See ``Source``."""
         schema = self.schema() if context.schema is None else context.schema
         return TableReader(self, context, schema)
 
@@ -177,7 +175,6 @@ class TableReader(FailStopReader):
         """A version that had none after it, and when the table was asked."""
 
     def splits(self) -> Sequence[str]:
-        """See ``SourceReader``."""
         return [split.name for split in self._splits if not split.is_finished]
 
     def _has_ended(self) -> bool:
@@ -187,11 +184,9 @@ class TableReader(FailStopReader):
         return {split.name: msgspec.json.encode(split.position) for split in self._splits}
 
     def wakeup_ms(self) -> int:
-        """See ``SourceReader``."""
         return min(100, self._interval_ms)
 
     def close(self) -> None:
-        """See ``SourceReader``."""
         self._turns.clear()
 
     def _poll(self) -> SourceBatch | None:

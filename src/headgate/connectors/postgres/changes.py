@@ -248,7 +248,6 @@ class PostgresChanges(Source):
         return schema
 
     def changes(self) -> tuple[tuple[str, ...], bool] | None:
-        """See ``Source``."""
         if self.metadata or not self.is_of_one_table:
             return None
         (table,) = self.found_tables()
@@ -265,7 +264,6 @@ class PostgresChanges(Source):
         return tuple(Location(name, name) for name in names)
 
     def how_to_end(self) -> str | None:
-        """See ``Source``."""
         return "give end='latest'" if self.end is None else None
 
     def open(self, context: SourceContext) -> ChangesReader:
@@ -284,7 +282,6 @@ class PostgresChanges(Source):
 
     @property
     def holds(self) -> bool:
-        """See ``Source``."""
         return not self.is_look
 
     def hold(self, context: HoldContext, needed: Sequence[Mapping[str, bytes]]) -> None:
@@ -420,7 +417,6 @@ class ChangesReader(FailStopReader):
             self._thread = _ChangesThread(source, context, self._position)
 
     def splits(self) -> Sequence[str]:
-        """See ``SourceReader``."""
         return [] if self._is_finished else [SPLIT]
 
     def progress(self) -> Mapping[str, SplitPosition]:
@@ -431,11 +427,9 @@ class ChangesReader(FailStopReader):
         return {SPLIT: SplitPosition(self._position.lsn, end, "bytes")}
 
     def wakeup_ms(self) -> int:
-        """See ``SourceReader``."""
         return WAKEUP_MS
 
     def close(self) -> None:
-        """See ``SourceReader``."""
         if self._thread is not None:
             self._thread.close()
 

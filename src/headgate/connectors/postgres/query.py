@@ -149,7 +149,6 @@ class PostgresQuery(Source):
         return self._known
 
     def schema(self) -> pa.Schema:
-        """See ``Source``."""
         return schema_of(self.shape().columns)
 
     def identity(self) -> str:
@@ -157,7 +156,6 @@ class PostgresQuery(Source):
         return f"query of PostgreSQL by {self.shape().key}: {self.query}"
 
     def locations(self) -> tuple[Location, ...]:
-        """See ``Source``."""
         place = f"postgresql:{database_of(self.url)}"
         return (Location(place, place),)
 
@@ -245,15 +243,12 @@ class QueryReader(FailStopReader):
         self._thread.start()
 
     def splits(self) -> Sequence[str]:
-        """See ``SourceReader``."""
         return [split for split, place in self._places.items() if not place.is_done]
 
     def wakeup_ms(self) -> int:
-        """See ``SourceReader``."""
         return WAKEUP_MS
 
     def close(self) -> None:
-        """See ``SourceReader``."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()

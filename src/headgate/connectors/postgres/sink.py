@@ -171,7 +171,6 @@ class PostgresSink(SqlSink):
         close_spare(self.connection_text())
 
     def open(self, context: SinkContext) -> SinkWriter:
-        """See ``Sink``."""
         if self.commit == "ledger":
             return super().open(context)
         schema = row_schema(context.schema, has_arrays=True)
@@ -179,7 +178,6 @@ class PostgresSink(SqlSink):
         return RowWriter(inner, schema, (), has_nul=False)
 
     def open_committer(self, pipeline: str, node: str, generation: Generation) -> Committer:
-        """See ``Sink``."""
         return PostgresCommitter(self, pipeline, node, generation)
 
     def make_target(self, schema: pa.Schema) -> None:
@@ -204,7 +202,6 @@ class PostgresSink(SqlSink):
             raise found or StorageError(operation, self.place, said_by(error), is_transient=False) from None
 
     def column_type(self, dialect: str, column: pa.Field) -> sa.types.TypeEngine[Any]:
-        """See ``SqlSink``."""
         return created_type(column.type)
 
     def _check_table(self, connection: sa.Connection, schema: pa.Schema) -> None:

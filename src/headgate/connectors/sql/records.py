@@ -146,5 +146,4 @@ class RowWriter(SinkWriter):
         return self._inner.seal(checkpoint)
 
     def close(self) -> None:
-        """See ``SinkWriter``."""
         self._inner.close()

@@ -193,7 +193,6 @@ class SqlSink(LedgerSink):
         return self.upsert
 
     def for_changes(self, keys: tuple[str, ...] | None, *, retractions: bool) -> SqlSink:
-        """See ``Sink``."""
         kind = type(self).__name__
         if keys is None:
             return self
@@ -250,7 +249,6 @@ class SqlSink(LedgerSink):
         self.check(schema)
 
     def open(self, context: SinkContext) -> SinkWriter:
-        """See ``Sink``."""
         schema = row_schema(context.schema, has_arrays=self.has_arrays)
         inner = super().open(replace(context, schema=schema))
         has_nan = sa.make_url(self.url).get_backend_name() not in mysqls.BACKENDS
@@ -279,7 +277,6 @@ class SqlSink(LedgerSink):
         return Ledger.in_schema(self.schema)
 
     def claim(self, fence: Fence) -> None:
-        """See ``FencedSink``."""
         sinks = self.ledger.sinks
         with self.translated("claim"):
             with self._connected() as connection:
@@ -309,11 +306,9 @@ class SqlSink(LedgerSink):
         return found
 
     def claimed(self, owner: str) -> Fence | None:
-        """See ``FencedSink``."""
         return next((fence for fence in self.all_claimed() if fence.owner == owner), None)
 
     def all_claimed(self) -> Iterable[Fence]:
-        """See ``FencedSink``."""
         sinks = self.ledger.sinks
         with self.translated("look at"), self._connected() as connection:
             if not self._has_table(connection, sinks.name):
@@ -323,7 +318,6 @@ class SqlSink(LedgerSink):
             ]
 
     def publish(self, outputs: Sequence[LedgerOutput], fence: Fence) -> None:
-        """See ``LedgerSink``."""
         commits = self.ledger.commits
         with self.translated("write to"), self._writing() as transaction:
             self.locked(transaction, fence)
@@ -344,7 +338,6 @@ class SqlSink(LedgerSink):
                 transaction.run(sa.insert(commits).values(owner=fence.owner, name=output.name, checkpoint=checkpoint))
 
     def forget(self, owner: str, before: int) -> None:
-        """See ``LedgerSink``."""
         commits = self.ledger.commits
         with self.translated("forget in"), self.transaction() as transaction:
             transaction.run(sa.delete(commits).where(commits.c.owner == owner, commits.c.checkpoint < before))

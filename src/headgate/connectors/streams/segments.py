@@ -262,5 +262,4 @@ class SegmentCuts:
         return end if marker is None else min(end, marker.position)
 
     def read_on(self, splits: Sequence[str]) -> None:
-        """See ``InducedReader``."""
         self._still -= set(splits)

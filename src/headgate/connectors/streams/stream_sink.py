@@ -107,7 +107,6 @@ class StreamSinkWriter(SinkWriter):
             self._watermark_ms = watermark_ms
 
     def on_idle(self, is_idle: bool) -> None:
-        """See ``SinkWriter``."""
         self._is_idle = is_idle
 
     def write(self, batch: pa.RecordBatch) -> None:

@@ -230,7 +230,6 @@ class StreamSourceReader(FailStopReader, CheckpointedFunction, CheckpointListene
         self._segments.completed(checkpoint_id)
 
     def pause(self, splits: Collection[str]) -> None:
-        """See ``PausableReader``."""
         self._paused, self._idle_changes = frozenset(splits), -1
 
     def is_behind(self, split: str) -> bool:

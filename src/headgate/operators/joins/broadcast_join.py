@@ -54,7 +54,6 @@ class TableOrderSpec(BroadcastOrderSpec):
     schema: pa.Schema | None = None
 
     def build(self) -> Operator:
-        """See ``OperatorSpec``."""
         return TableOrderOperator(self)
 
 
@@ -102,7 +101,6 @@ class BroadcastJoinSpec:
     has_changes: bool
 
     def build(self) -> Operator:
-        """See ``OperatorSpec``."""
         return BroadcastJoinOperator(self)
 
     @property

@@ -38,7 +38,6 @@ class ChangingJoinSpec(JoinSpec):
     """Join the rows of two inputs; the results are changes."""
 
     def build(self) -> Operator:
-        """See ``OperatorSpec``."""
         return ChangingJoinOperator(self)
 
 

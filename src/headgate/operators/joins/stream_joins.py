@@ -284,7 +284,6 @@ class JoinInputSpec:
     input: InputName
 
     def build(self) -> Operator:
-        """See ``OperatorSpec``."""
         return JoinInputOperator(self)
 
     def output_schemas(self, inputs: Mapping[InputName, pa.Schema], node: str) -> Mapping[OutputTag, pa.Schema]:
@@ -307,7 +306,6 @@ class JoinInputOperator(Operator):
         self._side = spec.plan.side(spec.input)
 
     def process(self, batch: pa.RecordBatch) -> None:
-        """See ``Operator``."""
         bound = self._plan.bound
         if isinstance(bound, AsOf) and bound.has_changes and self._input == RIGHT_INPUT:
             batch = batch.filter(pc.not_equal(batch.column(OP), UPDATE_BEFORE))
@@ -367,7 +365,6 @@ class JoinSpec:
     plan: JoinPlan
 
     def build(self) -> Operator:
-        """See ``OperatorSpec``."""
         match self.plan.bound:
             case SameWindow():
                 return WindowJoinOperator(self)
@@ -453,7 +450,6 @@ class JoinSpec:
         return [one for one in found if one is not None]
 
     def state_text(self) -> str:
-        """See ``catalog.state_text``."""
         return state_identity(self.keys, self.descriptors, has_timers=self.has_timers)
 
 
@@ -509,7 +505,6 @@ class JoinOperator(TimedOperator):
         self._plan = spec.plan
 
     def open(self, context: OperatorContext, output: Output) -> None:
-        """See ``Operator``."""
         super().open(context, output)
         spec = self._spec
         self._backend = context.states.by_column(spec.keys, spec.descriptors, has_timers=spec.has_timers)
@@ -532,7 +527,6 @@ class JoinOperator(TimedOperator):
             self._backend.timers.event_time.register(slots[changed], times_ms[changed])
 
     def process_input(self, name: InputName, batch: pa.RecordBatch) -> None:
-        """See ``Operator``."""
         self._begin_call()
         self._backend.prepare()
         side, other = (self._left, self._right) if name == LEFT_INPUT else (self._right, self._left)
@@ -570,7 +564,6 @@ class JoinOperator(TimedOperator):
         self.output.emit_watermark(watermark_ms if is_end else watermark_ms - self._plan.hold_back_ms)
 
     def _fire_some(self, kind: TimeKind, until_ms: int) -> int:
-        """See ``TimedOperator``."""
         assert self._backend.timers is not None
         self._backend.prepare()
         slots, _ = self._backend.timers.of(kind).take(until_ms, _TIMERS_MAX)
@@ -609,7 +602,6 @@ class PairJoinOperator(JoinOperator):
     """Emits a pair as soon as both rows are there."""
 
     def open(self, context: OperatorContext, output: Output) -> None:
-        """See ``Operator``."""
         super().open(context, output)
         bound = self._plan.bound
         if isinstance(bound, Within):

@@ -274,7 +274,6 @@ class BroadcastOrderSpec:
     by_row: bool
 
     def build(self) -> Operator:
-        """See ``OperatorSpec``."""
         return BroadcastOrderOperator(self)
 
     def output_schema(self, schema: pa.Schema, node: str) -> pa.Schema:

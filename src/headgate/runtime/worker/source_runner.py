@@ -162,7 +162,6 @@ class AheadReader:
         return split_positions(self._inner)
 
     def wakeup_ms(self) -> int:
-        """See ``SourceReader``."""
         if self._gate.may_take:
             return 0
         reads_on = not (self.is_full or self._is_ended or self._inner.is_finished())

@@ -68,7 +68,6 @@ class _Windows(ABC, Generic[Held]):
         return window in self._held
 
     def drop(self, window: int) -> None:
-        """See ``WindowBackend``."""
         self._removed(window)
 
     def _removed(self, window: int) -> Held:
@@ -231,7 +230,6 @@ class MemoryWindowRows(_Windows[list[_WindowBatch]]):
         return [one.batch for one in self._removed(window)]
 
     def read(self, windows: Sequence[int]) -> Iterator[list[pa.RecordBatch]]:
-        """See ``WindowBackend``."""
         yield [one.batch for window in windows for one in self._held.get(window, ())]
 
     def freeze(self) -> KeyedState:
@@ -347,7 +345,6 @@ class MemoryMergedRows(_Windows[_Partials]):
         return MergedRows(taken.keys(), taken.table)
 
     def read(self, windows: Sequence[int]) -> Iterator[MergedRows]:
-        """See ``WindowBackend``."""
         yield merge_rows(self._key_types, self._accumulators, self.held(windows))
 
     def held(self, windows: Sequence[int]) -> list[MergedRows]:

@@ -315,7 +315,6 @@ class RocksWindowRows(_RocksWindows[MemoryWindowRows]):
             yield [batch]
 
     def read(self, windows: Sequence[int]) -> Iterator[list[pa.RecordBatch]]:
-        """See ``WindowBackend``."""
         if not any(map(self._stored.has, windows)):
             yield from self._front.read(windows)
             return
@@ -323,7 +322,6 @@ class RocksWindowRows(_RocksWindows[MemoryWindowRows]):
         yield from self._stored.read(windows, self._part_rows, is_by_suffix=True)
 
     def drop(self, window: int) -> None:
-        """See ``WindowBackend``."""
         if self._stored.has(window):
             self._stored.drop(window)
         if self._front.has(window):
@@ -388,7 +386,6 @@ class RocksMergedRows(_RocksWindows[MemoryMergedRows]):
             yield self._front.take(window)
 
     def read(self, windows: Sequence[int]) -> Iterator[MergedRows]:
-        """See ``WindowBackend``."""
         if not any(map(self._stored.has, windows)):
             yield from self._front.read(windows)
             return
@@ -407,7 +404,6 @@ class RocksMergedRows(_RocksWindows[MemoryMergedRows]):
             yield merge_rows(self._key_types, self._accumulators, parts)
 
     def drop(self, window: int) -> None:
-        """See ``WindowBackend``."""
         if self._stored.has(window):
             self._stored.drop(window)
         if self._front.has(window):
