@@ -90,3 +90,12 @@ def test_optional_parts_leave_no_trace_in_the_text() -> None:
     assert str(ProtocolViolation("Aligner", "second barrier")) == "Aligner: second barrier"
     assert str(BadRecord("n", "p", "", "r")).startswith("operator 'n' refused a record: p;")
     assert StorageError("get", "x", "y").is_transient
+
+
+def test_a_target_that_refuses_access_is_not_called_one_that_lost_output() -> None:
+    refused = OutputDenied("out", 7, "access denied", is_refused=True)
+    assert str(refused) == (
+        "sink 'out' cannot commit the output of checkpoint 7: access denied; starting again cannot help before that "
+        "is mended"
+    )
+    assert pickle.loads(pickle.dumps(refused)).remedy is None

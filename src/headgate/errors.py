@@ -209,18 +209,24 @@ class OutputDenied(HeadgateError):
         sink: name of the sink.
         checkpoint: the checkpoint of the output, or 0 while nothing is promised yet.
         cause: what the target said.
+        is_refused: it cannot be used as it is, such as for lack of rights; no output was said to be missing.
     """
 
     remedy: Remedy | None = BringOutputBack()
 
-    def __init__(self, sink: str, checkpoint: int, cause: str) -> None:
+    def __init__(self, sink: str, checkpoint: int, cause: str, *, is_refused: bool = False) -> None:
         super().__init__(sink, checkpoint, cause)
         self.sink = sink
         self.checkpoint = checkpoint
         self.cause = cause
+        self.is_refused = is_refused
+        if is_refused:
+            self.remedy = None
 
     def __str__(self) -> str:
         what = f"commit the output of checkpoint {self.checkpoint}" if self.checkpoint else "be recovered"
+        if self.is_refused:
+            return f"sink '{self.sink}' cannot {what}: {self.cause}; starting again cannot help before that is mended"
         back = ""
         if self.checkpoint:
             named = f"--restore PLACE --go-back-past {self.checkpoint}"

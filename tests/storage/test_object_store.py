@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import re
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.servers.objects import BUCKET, ObjectServer, careless_server, object_server
+from tests.servers.processes import LOOPBACK
 from tests.servers.proxy import Wire
 
 import headgate as hg
@@ -121,6 +127,82 @@ def test_a_server_that_is_not_there_is_a_transient_error_that_says_why() -> None
     with pytest.raises(StorageError, match=r"http://127.0.0.1:9 does not answer: Connection refused$") as caught:
         storage.put("a", [b"1"])
     assert caught.value.is_transient
+
+
+@contextlib.contextmanager
+def answering(status: int, body: str) -> Iterator[ObjectStorage]:
+    """A store that gives one answer to everything."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_PUT(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.do_GET()
+
+        def do_GET(self) -> None:
+            self.do_HEAD()
+            self.wfile.write(body.encode())
+
+        def do_HEAD(self) -> None:
+            self.send_response_only(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer((LOOPBACK, 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    endpoint = f"http://{LOOPBACK}:{server.server_port}"
+    yield ObjectStorage("s3://b/x", **(NOWHERE | {"endpoint": endpoint, "retry_config": {"max_retries": 0}}))
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def error_of(call: Callable[[], object]) -> StorageError:
+    with pytest.raises(StorageError) as caught:
+        call()
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [(400, "ExpiredToken"), (400, "InvalidToken"), (400, "KeyTooLongError"), (501, "NotImplemented")],
+)
+def test_what_repeating_does_not_help_is_for_good(status: int, code: str) -> None:
+    body = f"<Error><Code>{code}</Code><Message>It is so.</Message></Error>"
+    with answering(status, body) as storage:
+        error = error_of(lambda: storage.put("a", [b"1"]))
+    assert (str(error), error.is_transient) == (f"cannot put s3://b/x/a: It is so ({code})", False)
+
+
+@pytest.mark.parametrize(
+    ("status", "words", "is_transient"),
+    [
+        (403, r"answers 403 Forbidden$", False),
+        (503, r"answers 503 Service Unavailable$", True),
+        (301, r"the bucket is in another region; name its region in AWS_REGION$", False),
+    ],
+)
+def test_an_answer_without_words_is_one_sentence(status: int, words: str, is_transient: bool) -> None:
+    with answering(status, "") as storage:
+        errors = [error_of(lambda: storage.file("a")), error_of(lambda: storage.get("a"))]
+    for error in errors:
+        assert re.search(words, str(error))
+        assert error.is_transient is is_transient
+
+
+def test_a_request_that_takes_too_long_is_told_from_a_server_that_is_not_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AWS_TIMEOUT", "50ms")
+    with socket.create_server((LOOPBACK, 0)) as silent:
+        endpoint = f"http://{LOOPBACK}:{silent.getsockname()[1]}"
+        storage = ObjectStorage("s3://b/x", **(NOWHERE | {"endpoint": endpoint}))
+        error = error_of(lambda: storage.put("a", [b"1"]))
+    assert str(error).endswith(f"{endpoint} gives no answer within the time-out of a request")
+    assert error.is_transient
 
 
 def test_settings_in_a_url_are_refused_and_not_passed_over() -> None:

@@ -439,7 +439,45 @@ def test_a_url_with_a_secret_is_refused_wherever_it_is_given_and_not_shown(
 
 
 @pytest.mark.parametrize(
-    "url", ["/a/b:c@d", "a?secret=1", "abfss://container@account.dfs.core.windows.net/a", "s3://b/k"]
+    ("url", "problem"),
+    [
+        ("s3://bucket/a/../b", "must not be empty, '.' or '..'"),
+        ("s3://bucket/..", "must not be empty, '.' or '..'"),
+        ("gs://bucket/./a", "must not be empty, '.' or '..'"),
+        ("s3://bucket//a", "must not be empty, '.' or '..'"),
+        ("az://bucket/a//", "must not be empty, '.' or '..'"),
+        ("s3://bucket:9000/a", "the address of a server belongs into the environment"),
+        ("s3://user@bucket/a", "'user@bucket' is no name of a bucket"),
+        ("s3:/bucket/a", "write s3://bucket/path"),
+        (str(Path("s3://bucket/a")), "write s3://bucket/path"),
+        ("s3:///a", "write s3://bucket/path"),
+        ("s3://bucket/a\nb", "'s3://bucket/a\\nb' is not usable: it has control characters"),
+    ],
+)
+def test_a_url_that_a_store_would_take_for_another_place_is_refused_wherever_it_is_given(
+    url: str, problem: str
+) -> None:
+    given: list[Callable[[], object]] = [
+        lambda: open_storage(url),
+        lambda: absolute_location(url),
+        lambda: hg.JsonLines(url, {"n": int}),
+    ]
+    for give in given:
+        with pytest.raises(UsageError) as caught:
+            give()
+        assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://b/a b+c%20#/",
+        "s3://b/",
+        "/a/b:c@d",
+        "a?secret=1",
+        "abfss://container@account.dfs.core.windows.net/a",
+        "s3://b/k",
+    ],
 )
 def test_a_url_or_path_without_a_secret_is_taken(url: str) -> None:
     assert absolute_location(url).endswith(url)

@@ -39,6 +39,8 @@ _MESSAGE = re.compile(r"<Message>(.*?)</Message>", re.DOTALL)
 _REFUSED = re.compile(r"status code: 40[13]\b")
 _OPERATING_SYSTEM = re.compile(r'(?:message|error): "([^"]+)"')
 _UNANSWERED = re.compile(r" (https?://[^/\s]+)\S* in .* - HTTP error: (.*)")
+_STATUS = re.compile(r" (https?://[^/\s]+)\S* in .* - Server returned non-2xx status code: (\d+[^:\n]*)")
+_TIMED_OUT = "kind: Timeout"
 """In what obstore says of a failure: the server's own words, those of this machine, and who was asked."""
 
 _NO_SUCH_STORE = ("NoSuchBucket", "ContainerNotFound", "InvalidBucketName", "XAdminUserNotFound", "AccountNotFound")
@@ -48,13 +50,20 @@ _REFUSALS = (
     "AllAccessDisabled",
     "AuthorizationHeaderMalformed",
     "EntityTooLarge",
+    "ExpiredToken",
     "InvalidAccessKeyId",
+    "InvalidRequest",
+    "InvalidToken",
+    "KeyTooLongError",
+    "MethodNotAllowed",
+    "NotImplemented",
     "PermanentRedirect",
     "RequestTimeTooSkewed",
     "SignatureDoesNotMatch",
 )
 """Codes of answers that repeating the request does not change."""
 
+_OTHER_REGION = "Received redirect without LOCATION"
 _BEYOND = "InvalidRange"
 _METADATA_SERVICE = "http://169.254.169.254/"
 """Of a machine in a cloud: asked for credentials that are not in the environment."""
@@ -301,7 +310,14 @@ def _cause(error: BaseException) -> tuple[str, str]:
         return code[1], f"{words} ({code[1]})"
     if _METADATA_SERVICE in text:
         return "", "there are no credentials in the environment, and this machine's metadata service gives none"
+    if _OTHER_REGION in text:
+        return "PermanentRedirect", "the bucket is in another region; name its region in AWS_REGION"
+    status = _STATUS.search(text)
+    if status is not None:  # as answers to HEAD, and of what stands in between, which have no words
+        return "", f"{status[1]} answers {status[2].strip()}"
     unanswered = _UNANSWERED.search(text)
+    if unanswered is not None and _TIMED_OUT in text:
+        return "", f"{unanswered[1]} gives no answer within the time-out of a request"
     if unanswered is not None:
         reason = (_OPERATING_SYSTEM.findall(text) or [unanswered[2].strip()])[-1]
         return "", f"{unanswered[1]} does not answer: {reason}"

@@ -47,9 +47,9 @@ def open_storage(url: str, access: Access | None = None) -> Storage:
     may read what is written to a local directory (default: see ``local.LocalStorage``).
 
     Raises:
-        UsageError: the scheme is unknown, the URL has a secret in it, or the directory cannot be created.
+        UsageError: the scheme is unknown, ``check_url`` refuses the URL, or the directory cannot be created.
     """
-    refuse_secrets(url)
+    check_url(url)
     url = _WITHOUT_HOST.sub(r"\1:///", url)
     match = _SCHEME.match(url)
     if match is None:
@@ -110,6 +110,31 @@ def _shared_storage(root: str, settings: tuple[tuple[str, str], ...]) -> Readabl
     return _object_storage(root, root)
 
 
+def check_url(url: str) -> None:
+    """Refuse a URL that has a secret, or that clients of object stores would take for another place. Paths are let by.
+
+    Raises:
+        UsageError
+    """
+    refuse_secrets(url)
+    scheme, _, rest = url.removeprefix(OBSTORE_PREFIX).partition(":")
+    if scheme.lower() not in OBJECT_SCHEMES or scheme.lower().startswith("http"):
+        return
+    bucket, _, path = rest.removeprefix("//").partition("/")
+    parts = path.removesuffix("/").split("/") if path else []
+    problem, shown = "", printable(url)
+    if re.search("[\x00-\x1f\x7f]", url):
+        problem, shown = "it has control characters", ascii(url)
+    elif not rest.startswith("//") or not bucket:
+        problem = f"write {scheme}://bucket/path"
+    elif scheme.lower() in ("s3", "s3a", "gs") and re.search("[:@]", bucket):
+        problem = f"'{bucket}' is no name of a bucket; the address of a server belongs into the environment"
+    elif not {"", ".", ".."}.isdisjoint(parts):
+        problem = "the parts of its path, between slashes, must not be empty, '.' or '..'"
+    if problem:
+        raise UsageError(f"storage URL {shown} is not usable: {problem}")
+
+
 def refuse_secrets(url: str) -> None:
     """Refuse a URL with a password or key in it: it is shown, and written down, wherever the storage is.
 
@@ -139,10 +164,10 @@ def absolute_location(location: str | os.PathLike[str]) -> str:
     """Return a URL unchanged and a path as absolute: workers may have another working directory.
 
     Raises:
-        UsageError: it has characters that no file name, or no message, can hold, or a secret.
+        UsageError: it has characters that no file name, or no message, can hold, or ``check_url`` refuses it.
     """
     text = os.fspath(location)
-    refuse_secrets(text)
+    check_url(text)
     if "\0" in text or encodable(text) != text:
         raise UsageError(
             f"the location '{printable(text)}' has a NUL or bytes that are not UTF-8, which checkpoints cannot record; "

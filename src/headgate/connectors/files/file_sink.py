@@ -85,7 +85,8 @@ class FileSink(Sink):
                 empty text are ``__HIVE_DEFAULT_PARTITION__``, as in Hive and Spark.
             prefix: the names of the files begin with it.
             buffer_bytes: how many bytes a subtask keeps in memory before it moves records to a temporary file.
-            file_bytes: after this many Arrow bytes, a transaction continues in another file.
+            file_bytes: after this many Arrow bytes, a transaction continues in another file. Amazon S3 takes no file of
+                more than 5 GB.
             roll_bytes: when a subtask holds this many Arrow bytes, the next checkpoint writes its file.
             roll_interval: how long the oldest record may be held back; the first checkpoint after that writes all held
                 records. The end of the input and a drain write everything. A stop does not, but the first checkpoint

@@ -17,7 +17,7 @@ from headgate.errors import StorageError, UsageError
 from headgate.model.config import Duration, duration_ms
 from headgate.model.lineage import Location, Relocation
 from headgate.storage.base import ReadableStorage, StoredFile
-from headgate.storage.urls import open_readable, refuse_secrets, split_object_url
+from headgate.storage.urls import check_url, open_readable, split_object_url
 
 Replacement: TypeAlias = Literal["fail", "read"]
 """What happens when an object that was read, or is being read, is replaced by another one under its name."""
@@ -178,9 +178,11 @@ def select_objects(paths: Paths, pattern: str = PATTERN_DEFAULT) -> ObjectSelect
     """Return the selection of URLs; None: all ``paths`` are local.
 
     Raises:
-        UsageError: some are local and some are not, a URL has a secret in it, or cannot be read from.
+        UsageError: some are local and some are not, ``check_url`` refuses a URL, or it cannot be read from.
     """
     given = [str(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
+    for path in given:
+        check_url(path)
     split = {url: split_object_url(url) for url in given}
     urls = {url: found for url, found in split.items() if found is not None}
     if not urls:
@@ -193,7 +195,6 @@ def select_objects(paths: Paths, pattern: str = PATTERN_DEFAULT) -> ObjectSelect
 
 
 def _root(url: str, storage: str, path: str, pattern: str) -> ObjectRoot:
-    refuse_secrets(url)
     open_readable(storage)
     parts = path.strip("/").split("/")
     magic = next((at for at, part in enumerate(parts) if glob.has_magic(part)), None)

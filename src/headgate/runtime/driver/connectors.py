@@ -274,7 +274,7 @@ def _denials(sink: str, checkpoint: int) -> Iterator[None]:
     except StorageError as error:
         if error.is_transient:
             raise
-        raise OutputDenied(sink, checkpoint, str(error)) from error
+        raise OutputDenied(sink, checkpoint, str(error), is_refused=True) from error
     except HeadgateError as error:
         raise OutputDenied(sink, checkpoint, str(error)) from error
 
