@@ -1,12 +1,14 @@
 """Runs all tests in two halves side by side and says at the end what passed, what failed, and what was skipped and why.
 
-Usage: ``python scripts/run_tests.py WORKERS SPARK_WORKERS``. The Spark half starts Spark and kills processes, and waits
+Usage: ``python scripts/run_tests.py WORKERS SPARK_WORKERS``. Tests that were changed are compiled once, before every
+worker needs them. The Spark half starts Spark and kills processes, and waits
 for a third of its time; the quick half uses that time, at a lower priority. Each half runs to its end, also where the
 other one failed, so that one run shows everything. Reports of both are below build/tests.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import subprocess
 import sys
@@ -20,6 +22,7 @@ ROOT = Path(__file__).parent.parent
 REPORTS = ROOT / "build" / "tests"
 NICENESS = 2
 """Of the quick half: what waits for heartbeats and kills is in the other one."""
+VERSION = importlib.metadata.version("pytest")
 LINE_MAX = 300
 """So much of a failure's message stands in the summary."""
 HALVES = {"quick": "not deep and not spark and not crash", "spark": "not deep and (spark or crash)"}
@@ -51,18 +54,32 @@ def read_report(path: Path, totals: Totals) -> None:
             totals.passed += 1
 
 
+def is_compiled(module: Path) -> bool:
+    """Whether pytest has compiled a test module since it was changed."""
+    compiled = module.parent / "__pycache__" / f"{module.stem}.{sys.implementation.cache_tag}-pytest-{VERSION}.pyc"
+    return compiled.exists() and compiled.stat().st_mtime >= module.stat().st_mtime
+
+
+def compile_tests() -> subprocess.Popen[bytes] | None:
+    """Begin to compile the tests, unless they are: each worker would compile all of them."""
+    if all(is_compiled(module) for module in (ROOT / "tests").rglob("test_*.py")):
+        return None
+    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-m", "not deep"]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
 def class_archive() -> str:
     """Return JVM options that share the classes of Spark between its many starts."""
     command = [sys.executable, "-m", "tests.crash.class_archive"]
     return subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
 
 
-def begin_half(name: str, workers: str) -> subprocess.Popen[str]:
-    """Start one half."""
+def begin_half(name: str, workers: str, archive: str) -> subprocess.Popen[str]:
+    """Start one half. ``archive``: see ``class_archive``."""
     environment = dict(os.environ)
     prefix: list[str] = []
     if name == "spark":
-        environment["SPARK_SUBMIT_OPTS"] = class_archive()
+        environment["SPARK_SUBMIT_OPTS"] = archive
     else:
         prefix = ["nice", "-n", str(NICENESS)]
     report = REPORTS / f"{name}.xml"
@@ -90,7 +107,10 @@ def show(name: str, half: subprocess.Popen[str]) -> None:
 
 def run_halves(workers: list[str]) -> list[int]:
     """Run both halves with their progress shown; return how pytest ended in each."""
-    halves = [(name, begin_half(name, count)) for name, count in zip(HALVES, workers, strict=True)]
+    compiling, archive = compile_tests(), class_archive()
+    if compiling is not None:
+        compiling.wait()
+    halves = [(name, begin_half(name, count, archive)) for name, count in zip(HALVES, workers, strict=True)]
     shown = [threading.Thread(target=show, args=half) for half in halves]
     for thread in shown:
         thread.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -40,10 +41,30 @@ def test_both_halves_are_shown_and_one_that_fails_does_not_end_the_other(
 ) -> None:
     programs = {"quick": "print('bad'); exit(1)", "spark": "print('good')"}
 
-    def begin(name: str, workers: str) -> subprocess.Popen[str]:
+    def begin(name: str, workers: str, archive: str) -> subprocess.Popen[str]:
+        assert archive == "-Dshared"
         assert workers == {"quick": "4", "spark": "3"}[name]
         return subprocess.Popen([sys.executable, "-c", programs[name]], stdout=subprocess.PIPE, text=True)
 
+    monkeypatch.setattr(run_tests, "compile_tests", lambda: None)
+    monkeypatch.setattr(run_tests, "class_archive", lambda: "-Dshared")
     monkeypatch.setattr(run_tests, "begin_half", begin)
     assert run_tests.run_halves(["4", "3"]) == [1, 0]
     assert sorted(capfd.readouterr().out.splitlines()) == ["quick: bad", "spark: good"]
+
+
+def test_tests_are_compiled_once_and_again_when_they_were_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_tests, "ROOT", tmp_path)
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+    module = tmp_path / "tests" / "test_one.py"
+    module.parent.mkdir()
+    module.write_text("def test_one(): assert True")
+    compiling = run_tests.compile_tests()
+    assert compiling is not None
+    assert compiling.wait() == 0
+    assert run_tests.compile_tests() is None
+    written = module.stat().st_mtime
+    os.utime(module, (written + 60, written + 60))
+    assert not run_tests.is_compiled(module)
