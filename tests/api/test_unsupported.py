@@ -92,15 +92,34 @@ def test_a_verb_of_another_engine_says_what_it_is_called_here(
         tried.nonsense  # noqa: B018
 
 
-@pytest.mark.parametrize("method", ["open", "close", "on_timer"])
 @pytest.mark.parametrize("verb", ["map", "flat_map", "filter", "map_batches"])
-def test_a_function_object_that_nobody_opens_or_closes_is_refused(verb: str, method: str) -> None:
-    def nothing(self: object, *args: object) -> None: ...
+def test_methods_of_a_function_object_that_would_not_be_called_are_refused(verb: str) -> None:
+    def method(self: object, context: object) -> None: ...
 
-    function = type("Mine", (), {"__call__": nothing, method: nothing})()
-    with pytest.raises(hg.UsageError, match=rf"{verb}: Mine\.{method} would never be called"):
-        getattr(rows(), verb)(function)
+    async def asynchronous(self: object) -> None: ...
+
+    for methods, problem in (
+        ({"on_timer": method}, r"Mine\.on_timer would never be called; use a headgate\.ProcessFunction"),
+        ({"open": method}, r"Mine\.open is called without arguments"),
+        ({"close": method}, r"Mine\.close is called without arguments"),
+        ({"open": asynchronous}, r"Mine\.open must not be async; map_async takes such functions"),
+    ):
+        function = type("Mine", (), {"__call__": method, **methods})()
+        with pytest.raises(hg.UsageError, match=f"{verb}: {problem}"):
+            getattr(rows(), verb)(function)
     getattr(rows(), verb)(type("Mine", (), {"__call__": lambda self, given: given})())
+
+
+def test_map_batches_does_not_call_a_function_that_is_not_open() -> None:
+    class Opened:
+        def open(self) -> None:
+            self.factor = 2
+
+        def __call__(self, frame: pl.DataFrame) -> pl.DataFrame:
+            return frame * self.factor
+
+    with pytest.raises(hg.UsageError, match=r"operator 'map-batches': give schema=.*Opened is opened on the workers"):
+        rows().map_batches(Opened())
 
 
 class Deaf:

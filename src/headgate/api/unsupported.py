@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
@@ -99,7 +100,6 @@ METHODS_TO_COME = {
     **dict.fromkeys(["process_element2", "processElement2"], "the method is called process_right"),
     "process_element": "the method is called process",
     "processElement": "the method is called process",
-    "close": "functions are not notified of their end yet",
 }
 """Methods of functions for other engines, which Headgate never calls."""
 
@@ -119,19 +119,30 @@ def refuse_foreign_methods(node: str, function: object) -> None:
             )
 
 
-def refuse_life_cycle(verb: str, function: object) -> None:
-    """Refuse a function of a stateless verb with ``open``, ``close`` or ``on_timer``, which would never be called.
+def check_life_cycle(verb: str, function: object) -> None:
+    """Check the methods that are called besides a function object itself.
 
     Raises:
-        UsageError
+        UsageError: ``open`` or ``close`` takes arguments, or there is an ``on_timer``, which would never be called.
     """
-    for name in ("open", "close", "on_timer"):
-        if callable(getattr(type(function), name, None)):
-            raise UsageError(
-                f"{verb}: {type(function).__name__}.{name} would never be called: {verb} calls the object alone; make "
-                "what it needs at its first call, or use a headgate.ProcessFunction after key_by, or give the method "
-                "another name if it is for your own use"
-            )
+    kind = type(function)
+    if callable(getattr(kind, "on_timer", None)):
+        raise UsageError(
+            f"{verb}: {kind.__name__}.on_timer would never be called; use a headgate.ProcessFunction after key_by, or "
+            "give the method another name if it is for your own use"
+        )
+    for name in ("open", "close"):
+        method = getattr(function, name, None) if callable(getattr(kind, name, None)) else None
+        if method is None:
+            continue
+        if inspect.iscoroutinefunction(method):
+            raise UsageError(f"{verb}: {kind.__name__}.{name} must not be async; map_async takes such functions")
+        parameters = inspect.signature(method).parameters.values()
+        if any(one.default is one.empty and one.kind in _GIVEN for one in parameters):
+            raise UsageError(f"{verb}: {kind.__name__}.{name} is called without arguments: take none but self")
+
+
+_GIVEN = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 def refuse_uncalled_methods(where: str, function: object, names: tuple[str, ...] = ("notify_checkpoint_",)) -> None:

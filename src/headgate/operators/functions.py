@@ -38,11 +38,13 @@ from headgate.operators.schemas import (
     schema_text,
 )
 from headgate.operators.user_functions import (
+    FunctionOperator,
     UserFunctionError,
     bad_records,
     batch_error,
     described_rows,
     divert_unreadable,
+    has_life_cycle,
     shortened,
     user_error,
     user_traceback,
@@ -199,7 +201,7 @@ class RowFunctionSpec:
         return schema if self.schema is None else as_schema(node, self.schema)
 
 
-class RowFunctionOperator(Operator):
+class RowFunctionOperator(FunctionOperator):
     """Calls the function once per record."""
 
     def __init__(self, spec: RowFunctionSpec) -> None:
@@ -208,8 +210,8 @@ class RowFunctionOperator(Operator):
 
     def open(self, context: OperatorContext, output: Output) -> None:
         super().open(context, output)
-        self.user_object = own_copy_of(context.node, self._spec.function)
-        self._spec = replace(self._spec, function=self.user_object)
+        self._spec = replace(self._spec, function=own_copy_of(context.node, self._spec.function))
+        self._open_function(self._spec.function)
 
     def process(self, batch: pa.RecordBatch) -> None:
         batch = divert_unreadable(self, batch)
@@ -333,7 +335,7 @@ class ReduceSpec:
         return OperatorRules(((ACCUMULATORS, self.evolution.rules()),))
 
 
-class ReduceOperator(KeyedOperator):
+class ReduceOperator(FunctionOperator, KeyedOperator):
     """Loads the accumulators of a batch's keys, goes through its records, and stores them again."""
 
     _backend: RecordBackend
@@ -351,7 +353,8 @@ class ReduceOperator(KeyedOperator):
 
     def open(self, context: OperatorContext, output: Output) -> None:
         super().open(context, output)
-        self.user_object = self._function = own_copy_of(context.node, self._function)
+        self._function = own_copy_of(context.node, self._function)
+        self._open_function(self._function)
         self._backend = context.states.records(Section(ACCUMULATORS, self._schema, self._keys, self._evolution))
 
     def process(self, batch: pa.RecordBatch) -> None:
@@ -440,6 +443,11 @@ class MapBatchesSpec:
         """
         if self.schema is not None:
             return as_schema(node, self.schema)
+        if has_life_cycle(self.function):
+            raise UsageError(
+                f"operator '{node}': give schema=; it is else found by calling the function with an empty batch, but "
+                f"{type(self.function).__name__} is opened on the workers only"
+            )
         empty = pa.RecordBatch.from_pylist([], schema=schema)
         try:
             result = self.function(empty if self.wants_arrow() else frame_of(empty))
@@ -458,7 +466,7 @@ class MapBatchesSpec:
         )
 
 
-class MapBatchesOperator(Operator):
+class MapBatchesOperator(FunctionOperator):
     """Calls the function once per batch."""
 
     def __init__(self, spec: MapBatchesSpec) -> None:
@@ -468,8 +476,8 @@ class MapBatchesOperator(Operator):
 
     def open(self, context: OperatorContext, output: Output) -> None:
         super().open(context, output)
-        self.user_object = own_copy_of(context.node, self._spec.function)
-        self._spec = replace(self._spec, function=self.user_object)
+        self._spec = replace(self._spec, function=own_copy_of(context.node, self._spec.function))
+        self._open_function(self._spec.function)
 
     def process(self, batch: pa.RecordBatch) -> None:
         if self._schema is None:

@@ -201,6 +201,37 @@ def copied(node: str, function: Any) -> Any:
         raise unsendable_error(node, function, copy.deepcopy, error) from None
 
 
+def has_life_cycle(function: object) -> bool:
+    """Whether ``function`` is an object with ``open()`` or ``close()``, which each subtask calls once."""
+    return any(callable(getattr(type(function), name, None)) for name in ("open", "close"))
+
+
+class FunctionOperator(Operator):
+    """An operator that calls ``user_object``, a function of the user's; opens and closes it if it has such methods."""
+
+    _is_function_open = False
+    """Whether its ``open`` was called and did not raise."""
+
+    def _open_function(self, function: Any) -> None:
+        """Let ``user_object`` be ``function``, opened.
+
+        Raises:
+            UserFunctionError: its ``open`` raised.
+        """
+        self.user_object = function
+        try:
+            getattr(function, "open", lambda: None)()
+        except Exception as error:
+            raise UserFunctionError(self.context.node, "open()", user_traceback(error)) from None
+        self._is_function_open = True
+
+    def close(self) -> None:
+        """See ``Operator``. A function that did not open is not closed."""
+        super().close()
+        if self._is_function_open:
+            getattr(self.user_object, "close", lambda: None)()
+
+
 def shortened(value: object) -> str:
     """Return a repr of bounded length."""
     try:

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from headgate.api.graph_builder import GraphBuilder
 from headgate.api.streams.changes import Changes, changes_after, filter_of_changes, refused
-from headgate.api.unsupported import refuse_life_cycle, refuse_uncalled_methods
+from headgate.api.unsupported import check_life_cycle, refuse_uncalled_methods
 from headgate.connectors.memory import FromRows
 from headgate.display.html import StreamPicture, stream_html
 from headgate.errors import UsageError
@@ -188,7 +188,7 @@ def function_of(verb: str, function: Callable[..., Any]) -> Callable[..., Any]:
     if not callable(function):
         raise UsageError(f"{verb} needs a function, not {function!r}")
     refuse_uncalled_methods(verb, function)
-    refuse_life_cycle(verb, function)
+    check_life_cycle(verb, function)
     return function
 
 

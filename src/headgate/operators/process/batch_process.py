@@ -25,7 +25,12 @@ from headgate.operators.process.side_outputs import (
     emit_in_parts,
     side_schemas,
 )
-from headgate.operators.process.state_declaration import StatefulFunction, StatefulFunctionSpec, declare_states
+from headgate.operators.process.state_declaration import (
+    StatefulFunction,
+    StatefulFunctionSpec,
+    declare_states,
+    learned_states,
+)
 from headgate.operators.process.timers import (
     CallContext,
     OperatorTime,
@@ -37,7 +42,7 @@ from headgate.operators.process.timers import (
     not_a_time,
 )
 from headgate.operators.schemas import SchemaLike, batch_of, columns_of_frame, frame_of, schema_text
-from headgate.operators.user_functions import UserFunctionError, batch_error, copied, user_traceback
+from headgate.operators.user_functions import FunctionOperator, UserFunctionError, batch_error, copied, user_traceback
 from headgate.state.backend import DATES_MS, ColumnBackend, ColumnTimers, TimeKind, TimersByKind
 from headgate.state.descriptors import KeyColumns
 from headgate.state.key_hash import Words, owned_rows
@@ -280,6 +285,13 @@ class BatchProcessFunction:
         Called once per subtask, and once when the pipeline is built. State has no keys yet and cannot be used here.
         """
 
+    def close(self) -> None:
+        """Release what ``open`` has made, such as a connection. Called after each ``open`` that did not raise.
+
+        That is when the subtask ends, also after a failure, but not when its process is killed. What it raises is
+        written to the worker's log. Default: does nothing.
+        """
+
     def process(self, batch: pl.DataFrame, context: BatchContext) -> pl.DataFrame | None:
         """Process one batch. Return the results, or None."""
         raise NotImplementedError
@@ -320,11 +332,11 @@ def batch_process_spec(
     learning = BatchStateHandle(
         node, BatchHandleFactory(node, CurrentKeys(), lambda d: MemoryStates().by_column(columns, [d]))
     )
-    descriptors = declare_states(node, copied(node, function), learning)
+    descriptors = learned_states(node, function, learning)
     return BatchProcessSpec(keys, function, schema, descriptors, learning.forgotten)
 
 
-class BatchProcessOperator(TimedOperator):
+class BatchProcessOperator(FunctionOperator, TimedOperator):
     """Calls the function once per batch, with its states at the keys of the batch's rows."""
 
     _backend: ColumnBackend
@@ -345,6 +357,7 @@ class BatchProcessOperator(TimedOperator):
         self.user_object = self._function
         maker = BatchHandleFactory(node, self._current, lambda _: self._backend)
         found = declare_states(node, self._function, self._handle(maker))
+        self._is_function_open = True
         assert found == spec.descriptors
         self._side_outputs: SideOutputs = BatchSideOutputs(node, side_schemas(node, spec.function, spec.schema))
         self._user_context = BatchContext(

@@ -26,10 +26,10 @@ from headgate.operators.process.broadcast_state import BroadcastSide
 from headgate.operators.process.row_process import ProcessFunction, ProcessOperator, ProcessSpec, StateHandle, each_row
 from headgate.operators.process.row_state import CurrentKey, RowHandleFactory
 from headgate.operators.process.side_outputs import SideOutputs, side_schemas
-from headgate.operators.process.state_declaration import StatefulFunctionSpec, declare_states
+from headgate.operators.process.state_declaration import StatefulFunctionSpec, learned_states
 from headgate.operators.process.timers import CallContext, OperatorTime, Times
 from headgate.operators.schemas import frame_of
-from headgate.operators.user_functions import batch_error, copied, divert_unreadable, user_error
+from headgate.operators.user_functions import batch_error, divert_unreadable, user_error
 from headgate.protocol.watermarks import Origin
 from headgate.state.backend import ColumnBackend, RowCells
 from headgate.state.descriptors import StateDescriptor
@@ -175,7 +175,7 @@ def row_broadcast_spec(
         return MemoryStates().by_row(columns, [descriptor]).cells(descriptor) if keys else _none(node, descriptor)
 
     learning = StateHandle(node, RowHandleFactory(node, CurrentKey(), cells, StateTime()), BroadcastSide(node))
-    descriptors = declare_states(node, copied(node, function), learning)
+    descriptors = learned_states(node, function, learning)
     spec = BroadcastProcessSpec(keys, function, schema, descriptors, learning.forgotten, learning.broadcasts)
     check_function(node, function, keys, has_timers=spec.has_timers)
     return spec
@@ -237,7 +237,7 @@ def batch_broadcast_spec(
         return MemoryStates().by_column(columns, [descriptor])
 
     learning = BatchStateHandle(node, BatchHandleFactory(node, CurrentKeys(), backend), BroadcastSide(node))
-    descriptors = declare_states(node, copied(node, function), learning)
+    descriptors = learned_states(node, function, learning)
     spec = BatchBroadcastProcessSpec(keys, function, schema, descriptors, learning.forgotten, learning.broadcasts)
     check_function(node, function, keys, has_timers=spec.has_timers)
     return spec

@@ -34,10 +34,12 @@ from headgate.operators.process.state_declaration import (
     StatefulFunction,
     StatefulFunctionSpec,
     declare_states,
+    learned_states,
 )
 from headgate.operators.process.timers import CallContext, OperatorTime, TimedOperator, Timer, Timers
 from headgate.operators.schemas import SchemaLike
 from headgate.operators.user_functions import (
+    FunctionOperator,
     UserFunctionError,
     copied,
     divert_unreadable,
@@ -160,6 +162,13 @@ class ProcessFunction:
         Called once per subtask, and once when the pipeline is built. State has no key yet and cannot be used here.
         """
 
+    def close(self) -> None:
+        """Release what ``open`` has made, such as a connection. Called after each ``open`` that did not raise.
+
+        That is when the subtask ends, also after a failure, but not when its process is killed. What it raises is
+        written to the worker's log. Default: does nothing.
+        """
+
     def process(self, row: Row, context: ProcessContext) -> Iterable[Row] | None:
         """Process one record, which is a new dict. Return or yield the results, or return None."""
         raise NotImplementedError
@@ -204,11 +213,11 @@ def row_process_spec(node: str, keys: tuple[str, ...], function: ProcessFunction
     columns, states = key_columns(schema, keys), MemoryStates()  # these stay empty
     handles = RowHandleFactory(node, CurrentKey(), lambda d: states.by_row(columns, [d]).cells(d), StateTime())
     learning = StateHandle(node, handles)
-    descriptors = declare_states(node, copied(node, function), learning)
+    descriptors = learned_states(node, function, learning)
     return ProcessSpec(keys, function, schema, descriptors, learning.forgotten)
 
 
-class ProcessOperator(TimedOperator):
+class ProcessOperator(FunctionOperator, TimedOperator):
     """Calls the function once per record, with its states at the record's key."""
 
     _backend: RowBackend
@@ -233,6 +242,7 @@ class ProcessOperator(TimedOperator):
         self.user_object = self._function
         maker = RowHandleFactory(node, self._current, self._backend.cells, self._backend.time)
         found = declare_states(node, self._function, self._handle(maker))
+        self._is_function_open = True
         assert found == self._spec.descriptors
         self._writer = RowWriter(self._spec.output_schema(self._spec.schema, node))
 

@@ -21,7 +21,7 @@ from headgate.operators.keys import check_keys
 from headgate.operators.process.broadcast_state import BroadcastSide
 from headgate.operators.process.side_outputs import side_schemas
 from headgate.operators.schemas import SchemaLike, as_schema
-from headgate.operators.user_functions import UserFunctionError, user_traceback
+from headgate.operators.user_functions import UserFunctionError, copied, user_traceback
 from headgate.state.backend import RESERVED_PREFIX
 from headgate.state.descriptors import (
     NO_EVOLUTION,
@@ -178,6 +178,9 @@ class StatefulFunction(Protocol):
     def on_timer(self, timer: Any, context: Any, /) -> Any:
         """Called when timers fire."""
 
+    def close(self) -> None:
+        """Called when the subtask ends."""
+
 
 Function = TypeVar("Function", bound=StatefulFunction)
 
@@ -241,6 +244,22 @@ class StatefulFunctionSpec(ABC, Generic[Function]):
         states = tuple((one.name, one.evolution.rules()) for one in self.descriptors)
         broadcasts = tuple((one.name, one.evolution.rules()) for one in self.broadcasts)
         return OperatorRules(states, broadcasts, self.forgotten, self.forgotten)
+
+
+def learned_states(node: str, function: Any, states: Declarations[Any, Any, Any]) -> tuple[StateDescriptor, ...]:
+    """Return what ``function`` declares, learned from a copy of it, which is opened and closed.
+
+    Raises:
+        UsageError: a wrong declaration.
+        UserFunctionError: its ``open`` or ``close`` raised.
+    """
+    own = copied(node, function)
+    found = declare_states(node, own, states)
+    try:
+        own.close()
+    except Exception as error:
+        raise UserFunctionError(node, "close()", user_traceback(error)) from None
+    return found
 
 
 def declare_states(node: str, function: Any, states: Declarations[Any, Any, Any]) -> tuple[StateDescriptor, ...]:

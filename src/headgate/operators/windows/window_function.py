@@ -20,7 +20,7 @@ from headgate.operators.base import Operator, OperatorContext, Output
 from headgate.operators.checkpoint_listeners import own_copy_of
 from headgate.operators.functions import RowWriter, divert_misfits, divert_refused, paused_gc
 from headgate.operators.schemas import columns_of_frame, refuse_twice
-from headgate.operators.user_functions import UserFunctionError, shortened, user_traceback
+from headgate.operators.user_functions import FunctionOperator, UserFunctionError, shortened, user_traceback
 
 ROWS = "__window_rows"
 """The column with the list of a window's records."""
@@ -61,7 +61,7 @@ class WindowFunctionSpec:
         return output
 
 
-class WindowFunctionOperator(Operator):
+class WindowFunctionOperator(FunctionOperator):
     """Calls the function once per window."""
 
     def __init__(self, spec: WindowFunctionSpec) -> None:
@@ -70,7 +70,8 @@ class WindowFunctionOperator(Operator):
 
     def open(self, context: OperatorContext, output: Output) -> None:
         super().open(context, output)
-        self.user_object = self._function = own_copy_of(context.node, self._spec.function)
+        self._function = own_copy_of(context.node, self._spec.function)
+        self._open_function(self._function)
 
     def process(self, batch: pa.RecordBatch) -> None:
         lists = batch.column(ROWS)
