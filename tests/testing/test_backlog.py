@@ -100,6 +100,17 @@ def test_results_of_windows_are_in_time_for_windows_over_them(
     assert (result.late_records, counted) == (0, KEYS * SPAN_MS // 10_000)
 
 
+def test_a_table_without_event_time_hides_none_from_the_next_pipeline(store: hg.Store, tmp_path: Path) -> None:  # S91
+    made = pipeline(tmp_path, "one")
+    rows = made.source(hg.StreamSource("in", tmp_path / "store", follow=False)).with_timestamps("ts")
+    names = made.source(hg.FromRows([{"key": key, "name": f"{key}"} for key in range(KEYS)]), name="names")
+    named = rows.rebalance().join(names.broadcast(), on="key", how="left", wait=True)
+    named.sink(hg.StreamSink("out", tmp_path / "store", "key", segments=3))
+    assert testing.run(made).records_out == ROWS
+    result, counted = windows(tmp_path, "out", "ts")
+    assert (result.late_records, counted) == (0, ROWS)
+
+
 @pytest.mark.parametrize("notes", [True, False])
 def test_a_writer_that_notes_times_may_append_out_of_order(tmp_path: Path, notes: bool) -> None:  # S93
     store = hg.Store.open(tmp_path / "store")

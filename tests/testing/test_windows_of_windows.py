@@ -30,6 +30,14 @@ class AtEnd(hg.Trigger):
         return hg.TriggerResult.FIRE
 
 
+class PassOn(hg.BroadcastProcessFunction):
+    def process(self, row: dict[str, Any], context: Any) -> Any:
+        yield row
+
+    def process_broadcast(self, row: dict[str, Any], context: Any) -> None:
+        pass
+
+
 def sums_of(first: tuple[int, int]) -> dict[tuple[int, int], int]:
     """Return the sums of windows of a size and a slide, by key and start."""
     size, slide = first
@@ -88,3 +96,49 @@ def test_sessions_of_windows_that_are_longer_than_the_gap_miss_none(tmp_path: Pa
     result = testing.run(pipeline, timeout_s=240)
     assert result.late_records == 0
     assert [row["n"] for row in sink.rows()] == [1] * 6
+
+
+@pytest.mark.parametrize("is_left", [True, False])
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [((2_000, 2_000), (1_000, 1_000)), ((4_000, 1_000), (6_000, 6_000)), ((5_000, 5_000), (4_000, 2_000))],
+)
+def test_no_window_join_misses_results_of_windows(tmp_path: Path, first: Any, second: Any, is_left: bool) -> None:
+    sink = Collect(tmp_path / "out")
+    pipeline = hg.Pipeline("p", parallelism=2, checkpointing=hg.Checkpointing(interval="20ms"))
+    batches = [ROWS[at : at + 8] for at in range(0, len(ROWS), 8)]
+    rows = pipeline.source(ScriptedSource([*batches, EOF], schema=SCHEMA, pause_ms=1)).with_timestamps("ts")
+    sums = rows.key_by("key").window(window_of(*first)).agg(total=pl.col("v").sum())
+    sums = sums.select("key", "total", at="window_start")
+    left, right = (sums, rows) if is_left else (rows, sums)
+    joined = left.join(right, on="key", window=window_of(*second))
+    size, slide = second
+    again = joined.key_by("key").window(hg.Tumbling(f"{slide}ms"))
+    again.agg(of=(pl.col("total") * pl.col("v")).sum()).sink(sink)
+    result = testing.run(pipeline, timeout_s=240)
+    assert result.late_records == 0
+    wanted: Counter[tuple[int, int]] = Counter()
+    for (key, start), total in sums_of(first).items():
+        for window in range(start - start % slide, start - size, -slide):
+            values = [row["v"] for row in ROWS if row["key"] == key and window <= row["ts"] < window + size]
+            wanted[key, window] += total * sum(values)
+    found = {(row["key"], (row["window_start"] - EPOCH) // MS): row["of"] for row in sink.rows()}
+    assert found == {at: value for at, value in wanted.items() if value}
+
+
+@pytest.mark.parametrize("is_function", [False, True])
+def test_an_input_without_event_time_makes_no_result_of_a_window_late(tmp_path: Path, is_function: bool) -> None:
+    sink = Collect(tmp_path / "out")
+    pipeline = hg.Pipeline("p", parallelism=2, checkpointing=hg.Checkpointing(interval="20ms"))
+    batches = [ROWS[at : at + 8] for at in range(0, len(ROWS), 8)]
+    rows = pipeline.source(ScriptedSource([*batches, EOF], schema=SCHEMA, pause_ms=1)).with_timestamps("ts")
+    sums = rows.key_by("key").window(hg.Tumbling("2s")).agg(total=pl.col("v").sum())
+    table = pipeline.source(hg.FromRows([{"key": key, "name": f"{key}"} for key in range(3)]), name="table")
+    if is_function:
+        named = sums.connect(table.broadcast()).process(PassOn())
+    else:
+        named = sums.join(table.broadcast(), on="key", how="left")
+    named.key_by("key").window(hg.Tumbling("1s")).agg(n=pl.len()).sink(sink)
+    result = testing.run(pipeline, timeout_s=240)
+    assert result.late_records == 0
+    assert [row["n"] for row in sink.rows()] == [1] * 30

@@ -349,13 +349,7 @@ def _selected(stream: Stream, columns: Mapping[str, pl.Expr]) -> Stream:
     """Select columns; the event time may get another name, and changes keep their ``op``."""
     chosen = [expression.alias(name) for name, expression in columns.items()]
     has_changes = stream._change_keys is not None
-    result = stream.select(*chosen, *([OP] if has_changes else []))
-    time = stream._time_column
-    if time is not None and result._time_column is None:
-        for name, expression in columns.items():
-            if expression.meta.is_column() and expression.meta.root_names() == [time]:
-                result._time_column = name
-    return result
+    return stream.select(*chosen, *([OP] if has_changes else []))
 
 
 def _kept(stream: Stream, condition: Expression) -> Stream:

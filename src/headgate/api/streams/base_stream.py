@@ -15,7 +15,7 @@ import polars as pl
 import pyarrow as pa
 
 from headgate.api.graph_builder import GraphBuilder
-from headgate.api.streams.changes import Changes, changes_after, filter_of_changes, refused
+from headgate.api.streams.changes import Changes, changes_after, filter_of_changes, refused, renamed
 from headgate.api.unsupported import check_life_cycle, refuse_uncalled_methods
 from headgate.connectors.memory import FromRows
 from headgate.display.html import StreamPicture, stream_html
@@ -303,9 +303,17 @@ class StatelessVerbs(Records):
         return self._then("filter", name, spec, refuses=True)
 
     def select(self, *expressions: pl.Expr | str, name: str | None = None, **named: Any) -> Self:
-        """Keep exactly these columns; a keyword such as ``total=pl.col("a") + 1`` names the result."""
+        """Keep exactly these columns; a keyword such as ``total=pl.col("a") + 1`` names the result.
+
+        The event time is kept with its column, also under another name.
+        """
         found = expressions_of("select", name, expressions, named)
-        return self._then("select", name, catalog.select_spec(*found), changes=self._changes_after("select", found))
+        changes = self._changes_after("select", found)
+        result = self._then("select", name, catalog.select_spec(*found), changes=changes)
+        if result._time_column is None and self._time_column is not None:
+            sources = renamed(found, self._schema)
+            result._time_column = next((one for one in sources if sources[one] == self._time_column), None)
+        return result
 
     def with_columns(self, *expressions: pl.Expr | str, name: str | None = None, **named: Any) -> Self:
         """Add or replace columns."""

@@ -72,7 +72,7 @@ def changes_after(
     Raises:
         UsageError: ``op`` is lost or replaced, or the keys are, without retractions.
     """
-    names = _renamed(expressions, schema)
+    names = renamed(expressions, schema)
     if keeps_others:
         written = {name for expression in expressions for name in _outputs(expression, schema)}
         names |= {name: name for name in schema.names if name not in written}
@@ -99,7 +99,7 @@ def _outputs(expression: pl.Expr, schema: pa.Schema) -> list[str]:
         return []  # the operator says what is wrong
 
 
-def _renamed(expressions: Sequence[pl.Expr], schema: pa.Schema) -> dict[str, str]:
+def renamed(expressions: Sequence[pl.Expr], schema: pa.Schema) -> dict[str, str]:
     """Return, for each output that is a column as it was, that column."""
     found: dict[str, str] = {}
     for expression in expressions:

@@ -16,7 +16,7 @@ import pyarrow as pa
 from headgate.api.config import StateChoice, operator_state
 from headgate.api.streams.base_stream import Records
 from headgate.api.streams.changes import Changes
-from headgate.api.streams.windowed_stream import Sliding, Tumbling
+from headgate.api.streams.windowed_stream import Sliding, Tumbling, misses_results
 from headgate.connectors.base import Source
 from headgate.errors import UsageError
 from headgate.model.config import Duration, StateConfig, duration_ms
@@ -99,7 +99,7 @@ def joined(left: Records, right: object, options: JoinOptions, stream: type[S]) 
     if options.how not in HOWS:
         raise UsageError(f"operator '{node}': how= must be one of {', '.join(HOWS)}, not {options.how!r}")
     keys = key_pairs(node, options.on, options.left_on, options.right_on)
-    bound = _bound(node, options)
+    bound = _bound(node, options, (left, other))
     has_changes = left._changes is not None or other._changes is not None
     if isinstance(bound, Unbounded) and (has_changes or options.how in ("left", "right", "full", "anti")):
         inputs = [_input(node, side, columns) for side, columns in ((left, keys[0]), (other, keys[1]))]
@@ -279,7 +279,7 @@ def key_pairs(
     return found
 
 
-def _bound(node: NodeName, options: JoinOptions) -> Bound:
+def _bound(node: NodeName, options: JoinOptions, sides: tuple[Records, Records]) -> Bound:
     given = [options.within is not None, options.window is not None, options.ttl is not UNSET]
     if sum(given) != 1:
         problem = "needs to know how long rows wait" if not any(given) else "takes only one bound"
@@ -292,7 +292,8 @@ def _bound(node: NodeName, options: JoinOptions) -> Bound:
                 f"operator '{node}': window= must be a window such as headgate.Tumbling('10s') or "
                 f"headgate.Sliding('10s', '2s'), not {options.window!r}"
             )
-        return SameWindow(options.window.aligned())
+        window = options.window
+        return SameWindow(window.aligned(), any(misses_results(side, window, lateness_ms=0) for side in sides))
     ttl = options.ttl
     return Unbounded(ttl if ttl is None or isinstance(ttl, TTL) else TTL(ttl))
 

@@ -657,10 +657,11 @@ class KeyedStream(Records):
         _check_count(node, count)
         order = catalog.order_of(str(node), by, descending)
         keys = (*(key for key in self._keys if key not in WINDOW_COLUMNS), *WINDOW_COLUMNS)
-        if any(name not in self._schema.names for name in WINDOW_COLUMNS) or self._time_column is None:
+        has_bounds = all(name in self._schema.names for name in WINDOW_COLUMNS)
+        if not has_bounds or self._time_column not in WINDOW_COLUMNS:
             raise UsageError(
-                f"operator '{node}': top_per_window takes results of windows, which have window_start, window_end and "
-                "event time; call it after window(...).agg(...), or use key_by(...).top(...)"
+                f"operator '{node}': top_per_window takes results of windows, which have window_start and window_end, "
+                "and one of them as event time; call it after window(...).agg(...), or use key_by(...).top(...)"
             )
         spec = catalog.WindowTopSpec(keys, self._schema, count, order, rank, ties)
         edges = tuple(replace(edge, keys=keys) for edge in self._edges)

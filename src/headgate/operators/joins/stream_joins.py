@@ -65,9 +65,15 @@ class Within:
 
 @dataclass(frozen=True, slots=True)
 class SameWindow:
-    """Rows match that are in the same window. A row is in several windows if they overlap."""
+    """Rows match that are in the same window. A row is in several windows if they overlap.
+
+    Attributes:
+        holds_back: rows are results of other windows, which may come when a window that they lie in has ended: the
+            watermark is held back by that.
+    """
 
     windows: AlignedWindows
+    holds_back: bool = False
 
     def rows(self, numbers: Slots) -> tuple[Slots, Slots]:
         """Return, for rows in panes of these numbers, each row and each window that it lies in."""
@@ -395,7 +401,8 @@ class JoinSpec:
     @property
     def holds_back(self) -> bool:
         """Whether the watermark is held back: results of windows come after it has passed their ``window_start``."""
-        return isinstance(self.plan.bound, Within | AsOf)
+        bound = self.plan.bound
+        return bound.holds_back if isinstance(bound, SameWindow) else isinstance(bound, Within | AsOf)
 
     @property
     def edge_keys(self) -> tuple[tuple[str, ...], tuple[str, ...]]:

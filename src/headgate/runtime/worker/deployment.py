@@ -23,7 +23,7 @@ from headgate.connectors.base import (
 )
 from headgate.environment import SYSTEM_THREADS, Clock, Threads
 from headgate.errors import CorruptionError, UsageError
-from headgate.model.graph import BAD_RECORDS, Graph, Node, Role
+from headgate.model.graph import BAD_RECORDS, BROADCAST_INPUT, Edge, Graph, Node, Role
 from headgate.model.ids import ChannelIndex, CheckpointId, Generation, NodeName, SubtaskId, VertexId, WorkerIndex
 from headgate.model.lineage import Location, Relocation
 from headgate.model.manifest import Place
@@ -31,6 +31,7 @@ from headgate.model.plan import PipelineDefinition, Plan, PlanEdge, Vertex
 from headgate.operators.base import Operator, OperatorContext, OperatorSpec, RestoredState
 from headgate.operators.checkpoint_listeners import own_copy_of
 from headgate.operators.expressions import ExpressionsSpec, fuse, fused_groups
+from headgate.operators.joins.broadcast_join import BroadcastJoinSpec
 from headgate.operators.loop_head import LoopHeadOperator, LoopHeadSpec
 from headgate.operators.timestamps import WithTimestampsSpec
 from headgate.operators.windows.aligned_windows import WindowBufferSpec, WindowMergeSpec
@@ -106,16 +107,18 @@ def edge_schemas(definition: PipelineDefinition) -> list[pa.Schema]:
     return [cast(pa.Schema, definition.schema(edge.from_node, edge.tag)) for edge in definition.plan.edges]
 
 
-def event_delay_ms(graph: Graph, name: NodeName) -> int | None:
+def event_delay_ms(graph: Graph, name: NodeName, *, of_all: bool = False) -> int | None:
     """Return by how much what windows in front of a node emit may be earlier than the watermark (S91).
 
-    None: not everything that comes there has event times.
+    None: what comes there has no event times, or, with ``of_all``, not everything has. The table of a broadcast join
+    does not count.
     """
     delays: dict[NodeName, int | None] = {}
     for node in graph.nodes:
-        found = [delays.get(edge.upstream) for edge in node.inputs if edge.tag != BAD_RECORDS]
+        edges = [edge for edge in node.inputs if not _is_table(node, edge)]
+        found = [delays.get(edge.upstream) for edge in edges if edge.tag != BAD_RECORDS]
         known = [delay for delay in found if delay is not None]
-        incoming = max(known) if known and len(known) == len(node.inputs) else None
+        incoming = max(known) if known and (len(known) == len(edges) or not of_all) else None
         if node.name == name:
             return incoming
         if isinstance(node.spec, WithTimestampsSpec):
@@ -124,6 +127,10 @@ def event_delay_ms(graph: Graph, name: NodeName) -> int | None:
             is_held_back = getattr(node.spec, "holds_back", False)
             delays[node.name] = (0 if is_held_back else incoming) + int(getattr(node.spec, "output_delay_ms", 0))
     return None
+
+
+def _is_table(node: Node, edge: Edge) -> bool:
+    return isinstance(node.spec, BroadcastJoinSpec) and edge.input == BROADCAST_INPUT
 
 
 def is_window_of_windows(graph: Graph, name: NodeName) -> bool:
@@ -345,7 +352,7 @@ class Deployment:
             Generation(self._message.generation),
             schema,
             self._clock.monotonic_ms,
-            event_delay_ms(self._definition.graph, node.name),
+            event_delay_ms(self._definition.graph, node.name, of_all=True),
         )
 
     def _context(self, node: Node, subtask: SubtaskId) -> OperatorContext:
