@@ -202,6 +202,56 @@ def test_what_would_become_another_value_is_a_bad_record() -> None:
     assert problems(found)[-1] == "5: field 'odds.m' has a key that is there twice"
 
 
+def timed() -> Any:
+    """Return the class of a message with times and an enum."""
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, timestamp_pb2
+
+    kinds = descriptor_pb2.FieldDescriptorProto
+    file = descriptor_pb2.FileDescriptorProto(
+        name="timed.proto", package="shop", syntax="proto3", dependency=[timestamp_pb2.DESCRIPTOR.name]
+    )
+    color = file.enum_type.add(name="Color")
+    for number, name in enumerate(("RED", "BLUE")):
+        color.value.add(name=name, number=number)
+    message = file.message_type.add(name="Timed")
+    message.field.add(name="at", number=1, type=kinds.TYPE_MESSAGE, type_name=".google.protobuf.Timestamp", label=1)
+    message.field.add(name="all", number=2, type=kinds.TYPE_MESSAGE, type_name=".google.protobuf.Timestamp", label=3)
+    message.field.add(name="colors", number=3, type=kinds.TYPE_ENUM, type_name=".shop.Color", label=3)
+    pool = descriptor_pool.DescriptorPool()
+    pool.AddSerializedFile(timestamp_pb2.DESCRIPTOR.serialized_pb)
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("shop.Timed"))
+
+
+def test_all_times_of_protobuf_are_read_exactly_or_refused() -> None:
+    kind = timed()
+    first, last = (-62_135_596_800, 0), (253_402_300_799, 999_999_000)
+    near, odd, over = (1, 1_000), (0, 1_001), (1 << 62, 0)
+    values = [
+        kind(at={"seconds": at[0], "nanos": at[1]}, all=[{"seconds": s, "nanos": n} for s, n in rest])
+        for at, *rest in [(near,), (first, last), (last, near, first), (odd,), (near, odd), (over,), (near, last, odd)]
+    ]
+    found = decode(*(one.SerializeToString() for one in values), schema=kind)
+    numbers = found.batch.set_column(0, "at", found.batch.column("at").cast(pa.int64()))
+    exact = {at: at[0] * 1_000_000 + at[1] // 1_000 for at in (first, last, near)}
+    assert numbers.column("at").to_pylist() == [exact[near], exact[first], exact[last]]
+    listed = found.batch.column("all").flatten().cast(pa.int64()).to_pylist()
+    assert listed == [exact[last], exact[near], exact[first]]
+    part = "has a time with a part of a microsecond, which no column can hold"
+    assert problems(found) == [
+        f"3: field 'at' {part}",
+        f"4: field 'all' {part}",
+        "5: field 'at' has a time that no column can hold",
+        f"6: field 'all' {part}",
+    ]
+
+
+def test_a_number_that_an_enum_does_not_have_is_a_text() -> None:
+    kind = timed()
+    found = decode(kind(colors=[0, 7, 1, -1]).SerializeToString(), schema=kind)
+    assert found.batch.column("colors").to_pylist() == [["RED", "7", "BLUE", "-1"]]
+
+
 def test_a_group_is_refused() -> None:
     with pytest.raises(UsageError, match=r"message shop.Grouped has a group, field 'g', which a Kafka source"):
         decode(schema=odd()[1])

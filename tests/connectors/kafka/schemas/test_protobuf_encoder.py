@@ -191,6 +191,17 @@ def test_messages_lists_maps_and_times_are_written() -> None:
     assert [one.sku for one in third.items] == ["apple"]
 
 
+def test_all_times_of_protobuf_are_written_exactly() -> None:
+    ends = [dt.datetime(1, 1, 1, tzinfo=dt.UTC), dt.datetime.max.replace(tzinfo=dt.UTC)]
+    found = read([{"at": at} for at in ends], {"at": pa.timestamp("us", "UTC")})
+    assert [one.at.ToDatetime(dt.UTC) for one in found] == ends
+
+
+def test_numbers_of_an_enum_without_a_name_are_written_as_the_source_gives_them() -> None:
+    found = read([{"colors": ["7", "BLUE", "-1", "0"]}], {"colors": pa.list_(pa.string())})
+    assert list(found[0].colors) == [7, 1, -1, 0]
+
+
 def test_fields_without_a_column_are_not_set() -> None:
     assert read([{"int64": 7}], {"int64": pa.int64()}) == [Order(int64=7)]
     (found,) = read([{"item": {"b": 3}}], {"item": pa.struct([("b", pa.int64())])})
@@ -217,6 +228,7 @@ def test_many_records_are_encoded_piece_by_piece(monkeypatch: pytest.MonkeyPatch
         ("string", pa.binary(), "field 'string' of type large_string"),
         ("at", pa.timestamp("us"), "field 'at' of type timestamp"),
         ("tags", pa.string(), "field 'tags' of type large_list"),
+        ("colors", pa.list_(pa.int32()), "field 'colors' of type large_string, and the column is of type int32"),
         ("tags", pa.list_(pa.int8()), "field 'tags' of type large_string"),
         ("prices", pa.list_(pa.string()), "field 'prices' of type map"),
         ("item", pa.struct([("no", pa.int8())]), "no field for column 'item.no'"),
@@ -265,9 +277,11 @@ PRICES = pa.list_(pa.struct([("key", pa.string()), ("value", ITEM)]))
         (
             "at",
             pa.timestamp("us", "UTC"),
-            dt.datetime(2300, 1, 1, tzinfo=dt.UTC),
-            "column 'at' has a value that Protobuf cannot hold",
+            253_402_300_800_000_000,
+            "column 'at' has a time outside of the years 1 to 9999, which Protobuf cannot hold",
         ),
+        ("colors", pa.list_(pa.string()), ["2147483648"], "column 'colors' has '2147483648', which is none of RED"),
+        ("colors", pa.list_(pa.string()), ["01"], "column 'colors' has '01', which is none of RED, BLUE"),
     ],
 )
 def test_values_that_would_be_changed_are_refused(name: str, dtype: pa.DataType, value: Any, problem: str) -> None:

@@ -39,7 +39,8 @@ class ProtobufDecoder:
 
     def __init__(self, message: ProtobufMessage, *, is_framed: bool) -> None:
         """``is_framed``: whether values begin as a schema registry demands it."""
-        self._handler = handler_of(message)
+        self._handler = handler_of(message, timestamp_unit="ns", enums="string")
+        self._far_handler = handler_of(message, timestamp_unit="us", enums="string")
         self._message, self._is_framed = message, is_framed
         self.schema = canonical_schema(self._handler.schema())
 
@@ -54,8 +55,7 @@ class ProtobufDecoder:
 
         def parse(low: int, high: int) -> str | None:
             try:
-                found = self._handler.array_to_record_batch(pa.concat_arrays([messages.slice(low, high - low)]))
-                self._refuse_changed(found)
+                found = self._read(pa.concat_arrays([messages.slice(low, high - low)]))
                 batches.append(to_canonical(found, self.schema))
             except ValueError as error:
                 return str(error).removeprefix("failed to decode Protobuf message: ")
@@ -65,18 +65,37 @@ class ProtobufDecoder:
         whole = pa.Table.from_batches(batches, self.schema).combine_chunks()
         return Decoded(one_batch(whole, self.schema), rows[good], refused)
 
+    def _read(self, messages: pa.Array) -> pa.RecordBatch:
+        """Read messages, with nanoseconds, and without them where times are too far away for these.
+
+        Raises:
+            ValueError: a message is damaged, or would be read as something else than it says.
+        """
+        found = self._handler.array_to_record_batch(messages)
+        self._refuse_changed(found)
+        if any(_has_limit(column) for _, column in _times_within(found)):
+            found = self._far_handler.array_to_record_batch(messages)
+            for path, column in _times_within(found):
+                if _has_limit(column):
+                    raise ValueError(f"field '{path}' has a time that no column can hold")
+        return found
+
     def _refuse_changed(self, batch: pa.RecordBatch) -> None:
-        """Refuse what ptars reads as something else than the message says, without a word.
+        """Refuse what ptars or a column has as something else than the message says, without a word.
 
         Raises:
             ValueError: two fields of one choice, where the last one counts; a map with a key that is there twice, where
-                the last one counts; a duration that is too long.
+                the last one counts; a duration that is too long; a time with a part of a microsecond.
         """
-        whole = pa.StructArray.from_arrays(batch.columns, fields=list(batch.schema))
-        for path, column in _columns_within("", whole):
-            if pa.types.is_duration(column.type):
-                number = column.cast(pa.int64()).drop_null()
-                if pc.any(pc.is_in(number, _LIMITS)).as_py():
+        for path, column in _columns_within("", _whole(batch)):
+            if pa.types.is_timestamp(column.type):
+                number = column.cast(pa.int64()).drop_null().to_numpy()
+                if (number[(number != _LIMITS[0]) & (number != _LIMITS[1])] % 1_000 != 0).any():
+                    raise ValueError(
+                        f"field '{path}' has a time with a part of a microsecond, which no column can hold"
+                    )
+            elif pa.types.is_duration(column.type):
+                if _has_limit(column):
                     raise ValueError(f"field '{path}' has a duration that no column can hold")
             elif pa.types.is_map(column.type):
                 sizes = np.diff(column.offsets.to_numpy())
@@ -128,8 +147,22 @@ class ProtobufDecoder:
         return which, np.array([bool(one) and one not in self._message.indexes for one in indexes], np.bool_)
 
 
-_LIMITS = pa.array([-(2**63), 2**63 - 1], pa.int64())
-"""What ptars makes of times that are too long."""
+_LIMITS = (-(2**63), 2**63 - 1)
+"""What ptars makes of times and durations that are too long."""
+
+
+def _has_limit(column: pa.Array) -> bool:
+    number = column.cast(pa.int64()).drop_null()
+    return bool(pc.any(pc.is_in(number, pa.array(_LIMITS, pa.int64()))).as_py())
+
+
+def _whole(batch: pa.RecordBatch) -> pa.StructArray:
+    return pa.StructArray.from_arrays(batch.columns, fields=list(batch.schema))
+
+
+def _times_within(batch: pa.RecordBatch) -> list[tuple[str, pa.Array]]:
+    """Return all columns of times in a batch, with the paths of their fields."""
+    return [one for one in _columns_within("", _whole(batch)) if pa.types.is_timestamp(one[1].type)]
 
 
 def _columns_within(path: str, column: pa.Array) -> Iterator[tuple[str, pa.Array]]:

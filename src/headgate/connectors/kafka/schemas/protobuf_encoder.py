@@ -6,6 +6,8 @@ none, is refused: without a word it would become zero, or be left out. Fields wi
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,6 +19,12 @@ from headgate.operators.schemas import MAP_FIELDS, canonical_type
 CHUNK_BYTES = 64 << 20
 """Records that are encoded at once, in memory: ptars makes an array of at most 2 GiB of them."""
 
+_TIME_US_MIN, _TIME_US_MAX = -62_135_596_800_000_000, 253_402_300_799_999_999
+"""The first and the last microsecond that Protobuf has a timestamp for."""
+
+_NUMBER = re.compile(r"0|-?[1-9]\d{0,9}")
+"""How a number of an enum is written that has no name."""
+
 
 class ProtobufEncoder:
     """Encodes records as one message."""
@@ -27,9 +35,9 @@ class ProtobufEncoder:
         Raises:
             UsageError: records do not fit, or the package is not installed.
         """
-        self._handler, self._message = handler_of(message), message
+        self._handler, self._message = handler_of(message, timestamp_unit="us", enums="int32"), message
         self._fields: pa.Schema = self._handler.schema()
-        self._enums = {path: pa.array(names, pa.large_string()) for path, names in message.enums}
+        self._enums = {path: dict(names) for path, names in message.enums}
         self._check(list(columns), self._fields, "")
 
     def encode(self, batch: pa.RecordBatch, head: bytes) -> pa.Array:
@@ -87,8 +95,10 @@ class ProtobufEncoder:
             self._check_type(entry.field(1).type, wanted.item_type, f"{path}.value")
         elif pa.types.is_large_list(given) and pa.types.is_large_list(wanted):
             self._check_type(given.value_type, wanted.value_type, path)
-        elif not _fits(given, wanted):
-            raise self._misfit(given, wanted, path)
+        else:
+            wanted = pa.large_string() if path in self._enums else wanted
+            if not _fits(given, wanted):
+                raise self._misfit(given, wanted, path)
 
     def _misfit(self, given: pa.DataType, wanted: pa.DataType, path: str) -> UsageError:
         name = self._message.name
@@ -115,7 +125,9 @@ class ProtobufEncoder:
             items = self._fitted(column.flatten(), dtype.value_field, path)
             return pa.LargeListArray.from_arrays(_offsets(column), items)
         if path in self._enums:
-            self._check_names(column, path)
+            return self._numbers(column, path)
+        if pa.types.is_timestamp(dtype):
+            _check_times(column, path)
         try:
             return column.cast(dtype)
         except pa.ArrowInvalid as error:
@@ -143,12 +155,18 @@ class ProtobufEncoder:
             raise UsageError(f"column '{path}' has a map with a key that is there twice; keep one of them")
         return pa.MapArray.from_arrays(_offsets(column).cast(pa.int32()), keys, values)
 
-    def _check_names(self, column: pa.Array, path: str) -> None:
-        unknown = pc.unique(column.drop_null())
-        unknown = unknown.filter(pc.invert(pc.is_in(unknown, self._enums[path])))
-        if len(unknown):
-            names = ", ".join(self._enums[path].to_pylist())
-            raise UsageError(f"column '{path}' has {unknown[0].as_py()!r}, which is none of {names}")
+    def _numbers(self, column: pa.Array, path: str) -> pa.Array:
+        """Return the numbers of an enum; one that has no name is itself a text, as the source gives it."""
+        texts = pc.unique(column.drop_null())
+        numbers = [self._number(text, path) for text in texts.to_pylist()]
+        return pa.array(numbers, pa.int32()).take(pc.index_in(column, texts))
+
+    def _number(self, text: str, path: str) -> int:
+        if (known := self._enums[path].get(text)) is not None:
+            return known
+        if _NUMBER.fullmatch(text) and -(2**31) <= int(text) < 2**31:
+            return int(text)
+        raise UsageError(f"column '{path}' has {text!r}, which is none of {', '.join(self._enums[path])}")
 
     def _check_choices(self, path: str, columns: dict[str, pa.Array]) -> None:
         """Check that of fields that exclude each other each record has at most one."""
@@ -162,6 +180,13 @@ class ProtobufEncoder:
                     f"a record has values for several of the columns {', '.join(there)}, of which message "
                     f"{self._message.name} has one at a time; make the others null"
                 )
+
+
+def _check_times(column: pa.Array, path: str) -> None:
+    found = pc.min_max(column.cast(pa.int64()))
+    first, last = found["min"].as_py(), found["max"].as_py()
+    if first is not None and not _TIME_US_MIN <= first <= last <= _TIME_US_MAX:
+        raise UsageError(f"column '{path}' has a time outside of the years 1 to 9999, which Protobuf cannot hold")
 
 
 def _offsets(column: pa.Array) -> pa.Array:

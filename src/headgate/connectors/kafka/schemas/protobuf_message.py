@@ -44,7 +44,7 @@ class ProtobufMessage:
         files: those that define it, and first those that others need.
         indexes: how values may say which message of its file it is.
         index: how Confluent's client in Java says it.
-        enums: path of each field with names for values, and the names.
+        enums: path of each field with names for numbers, and these.
         required: paths of the fields without which a value cannot be read.
         choices: path of a message, and fields of it of which a value has at most one.
         cycles: paths of fields with messages that contain themselves, which are bytes in a column.
@@ -54,7 +54,7 @@ class ProtobufMessage:
     files: tuple[ProtobufFile, ...]
     indexes: tuple[bytes, ...]
     index: bytes
-    enums: tuple[tuple[str, tuple[str, ...]], ...]
+    enums: tuple[tuple[str, tuple[tuple[str, int], ...]], ...]
     required: tuple[str, ...]
     choices: tuple[tuple[str, tuple[str, ...]], ...]
     cycles: tuple[str, ...]
@@ -81,7 +81,11 @@ def message_of(generated: object, where: str = "a Kafka source") -> ProtobufMess
             f"message {descriptor.full_name} has a group, field '{group}', which {where} does not know; make it a "
             "message"
         )
-    enums = [(path, tuple(one.name for one in field.enum_type.values)) for path, field in fields if field.enum_type]
+    enums = [
+        (path, tuple((one.name, one.number) for one in field.enum_type.values))
+        for path, field in fields
+        if field.enum_type
+    ]
     choices = {
         (path.rpartition(".")[0], tuple(one.name for one in field.containing_oneof.fields)): None
         for path, field in fields
@@ -99,8 +103,8 @@ def message_of(generated: object, where: str = "a Kafka source") -> ProtobufMess
     )
 
 
-def handler_of(message: ProtobufMessage) -> Any:
-    """Return what ptars makes of a message.
+def handler_of(message: ProtobufMessage, *, timestamp_unit: str, enums: str) -> Any:
+    """Return what ptars makes of a message. ``enums``: what they are as columns, ``"string"`` or ``"int32"``.
 
     Raises:
         UsageError: the package is not installed.
@@ -111,7 +115,8 @@ def handler_of(message: ProtobufMessage) -> Any:
         raise UsageError(
             f"format='protobuf' needs the package ptars: {install_command('protobuf')}, on every worker"
         ) from error
-    config = ptars.PtarsConfig(use_large_string=True, use_large_binary=True, use_large_list=True, enum_repr="string")
+    large = {"use_large_string": True, "use_large_binary": True, "use_large_list": True}
+    config = ptars.PtarsConfig(timestamp_unit=timestamp_unit, enum_repr=enums, **large)
     descriptions = [one.description for one in message.files]
     return library.ProtoRegistry(descriptions).create_for_message(message.name, config)
 
