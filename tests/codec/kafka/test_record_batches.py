@@ -30,7 +30,7 @@ from headgate.codec.kafka.record_batch import (
 )
 from headgate.codec.kafka.record_decoder import DecodedRecords, decode_records, end_of
 from headgate.codec.kafka.record_encoder import ProducerState, RecordTooLargeError, encode_records
-from headgate.errors import CorruptionError
+from headgate.errors import CorruptionError, UsageError
 
 START_MS = 1_764_000_000_000
 PLACE = "partition 0 of topic 't'"
@@ -319,6 +319,13 @@ def test_names_of_headers_that_are_no_text_are_readable() -> None:
     body = b"\0\0\0" + varint(-1) + varint(0) + varint(1) + sized(b"a\xff") + sized(b"1")
     data = sealed(0, 0, 0, 1, varint(len(body)) + body)
     assert decoded(data)[0][1].headers == (("a\ufffd", b"1"),)
+
+
+@pytest.mark.parametrize("header", [{"key": None, "value": b"v"}, None])
+def test_a_header_without_a_name_is_refused(header: dict[str, Any] | None) -> None:
+    headers = pa.array([[header]], HEADERS_TYPE)
+    with pytest.raises(UsageError, match="a header for Kafka has no name"):
+        encode_records(pa.array([b"a"], pa.large_binary()), np.array([0]), headers=headers)
 
 
 def test_a_record_that_no_batch_can_have_is_refused() -> None:

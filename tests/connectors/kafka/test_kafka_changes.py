@@ -133,6 +133,20 @@ def test_a_topic_of_upserts_becomes_changes() -> None:
     assert by_name.batch.to_pylist() == [{"id": None, "name": "a", "op": "delete"}]
 
 
+def test_changes_without_a_readable_key_are_bad_records() -> None:
+    records = [
+        (b"a", b'{"name": "a", "id": 1}'),
+        (b"b", b'{"id": 2}'),
+        (b"\xff", None),
+        (b"c", b'{"name": null, "id": 3}'),
+        (b"d", None),
+    ]
+    found = decoded(records, format="json", schema=FIELDS, upsert="name")
+    assert [(row["op"], row["name"]) for row in found.batch.to_pylist()] == [("update_after", "a"), ("delete", "d")]
+    missing = "field 'name' is missing or null"
+    assert sorted(problems(found)) == [("11", missing), ("12", "invalid UTF-8"), ("13", missing)]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

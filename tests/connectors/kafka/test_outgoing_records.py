@@ -102,6 +102,21 @@ def test_columns_that_cannot_be_written_are_refused(columns: RecordColumns, prob
         columns.check(BATCH.schema)
 
 
+@pytest.mark.parametrize("number", [3, -1, (1 << 63) + 1])
+def test_a_partition_that_is_not_there_is_refused(number: int) -> None:
+    parts = pa.array([0, number, None, 0], pa.uint64() if number > 3 else pa.int64())
+    batch = pa.RecordBatch.from_pydict({"part": parts, "raw": ROWS["raw"]})
+    problem = rf"KafkaSink\(partition='part'\) has partition {number} for topic 'home', which has the partitions 0 to 2"
+    with pytest.raises(UsageError, match=problem):
+        sent(RecordColumns(value="raw", partition="part"), batch)
+
+
+def test_the_time_that_means_no_time_is_refused() -> None:
+    batch = pa.RecordBatch.from_pydict({"raw": [b"a", b"b"], "at": pa.array([-1_000, 0], pa.timestamp("us", "UTC"))})
+    with pytest.raises(UsageError, match=r"KafkaSink\(timestamp='at'\) has the last millisecond of 1969"):
+        sent(RecordColumns(value="raw", timestamp="at"), batch)
+
+
 def test_a_record_with_nothing_to_write_is_refused() -> None:
     with pytest.raises(UsageError, match="no column for the value"):
         RecordColumns(partition="part").check(pa.schema([("part", pa.int64())]))

@@ -693,6 +693,14 @@ def test_what_cannot_work_is_one_sentence(kafka: KafkaBroker, client: KafkaClien
     with pytest.raises(UsageError, match="has no topic 'nowhere'"):
         writer.write(pa.record_batch([[1], ["nowhere"]], schema=SCHEMA))
     writer.close()
+    compacted = kafka.create_topic(f"{topic}-compacted", config={"cleanup.policy": "compact"})
+    writer = KafkaSink(kafka.address, compacted, guarantee="at-least-once").open(
+        SinkContext("p", "out", 0, 1, Generation(1), SCHEMA)
+    )
+    writer.write(pa.record_batch([[1], ["without a key"]], schema=SCHEMA))
+    with pytest.raises(UsageError, match=r"does not take a record \(INVALID_RECORD: .* each record needs a key"):
+        writer.seal(CheckpointId(1))
+    writer.close()
 
 
 @pytest.mark.parametrize(

@@ -276,6 +276,12 @@ def test_reading_begins_and_ends_where_it_is_told_to(kafka: KafkaBroker, client:
     assert values(end=START + timedelta(seconds=2)) == [0, 1]
     assert values(start="latest", end="latest") == []
     assert values(start=START + timedelta(days=1), end="latest") == []
+    assert values(start=START + timedelta(seconds=8, microseconds=1), end="latest") == [9]
+    assert values(end=START + timedelta(seconds=2, microseconds=1)) == [0, 1, 2]
+    for before_ms in (1, 2, 3, 1_000):  # as numbers these mean the end, the beginning and other places to brokers
+        long_ago = datetime(1970, 1, 1, tzinfo=UTC) - timedelta(milliseconds=before_ms)
+        assert values(start=long_ago, end="latest") == list(range(10))
+        assert values(end=long_ago) == []
     client.commit_offsets("g", topic, {0: 9})
     assert values(start="committed", group="g", end="latest") == [9]
     assert values(start="committed", group="none", end="latest") == list(range(10))
@@ -463,6 +469,7 @@ def test_what_is_wrong_is_said_before_anything_starts(kafka: KafkaBroker) -> Non
         ({"topics": "a", "start": "begin"}, "start='begin' of a Kafka source is none of 'earliest', 'latest'"),
         ({"topics": "a", "start": datetime(2026, 1, 1)}, "a datetime with a time zone"),
         ({"topics": "a", "start": {("a", 0): -1}}, "offsets such as"),
+        ({"topics": "a", "start": {("a", 0): 1, "a": 2}}, "offsets such as"),
         ({"topics": "a", "end": "earliest"}, "end='earliest' of a Kafka source is none of 'latest'"),
         ({"topics": "a", "start": "committed"}, "needs group="),
     ],

@@ -209,7 +209,7 @@ def _headers(headers: pa.Array) -> pa.Array:
     number = pc.fill_null(pc.list_value_length(headers), 0).to_numpy()
     entries = headers.flatten()
     keys, values = _binary(entries.field("key")), _binary(entries.field("value"))
-    if keys.null_count:
+    if keys.null_count or entries.null_count:
         raise UsageError("a header for Kafka has no name (null); give every header a name")
     empty = pa.scalar(b"", pa.large_binary())
     columns = [_written([_Number(_sizes(keys))]), keys, _written([_Number(_sizes(values))]), values]

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headgate.connectors.encode import check_json, json_lines
-from headgate.connectors.files.line_decoders import Decoded, JsonDecoder, Refused
+from headgate.connectors.files.line_decoders import Decoded, JsonDecoder, Refused, valid_text
 from headgate.connectors.files.line_file import Lines
 from headgate.errors import UsageError
 from headgate.operators.changes import (
@@ -181,6 +181,12 @@ class UpsertKeys:
 
     def changes(self, batch: pa.RecordBatch, kept: Rows, records: pa.RecordBatch, refused: Refused) -> Decoded:
         """Return the decoded values ``batch`` of the records ``kept`` as changes, with those without a value."""
+        for key in self._keys:
+            if (column := batch.column(key)).null_count:
+                is_null = column.is_null().to_numpy(zero_copy_only=False)
+                texts = pa.array([""] * column.null_count)
+                refused.add(f"field '{key}' is missing or null", kept[is_null], texts)
+                batch, kept = batch.filter(column.is_valid()), kept[~is_null]
         gone = np.flatnonzero(records.column("value").is_null().to_numpy(zero_copy_only=False))
         found = {name: batch.column(name) for name in self._schema.names}
         rows = kept
@@ -190,7 +196,9 @@ class UpsertKeys:
             refused.add("it has neither value nor key", gone[~has_key], pa.array([""] * int((~has_key).sum())))
             given, gone = given.filter(pa.array(has_key)), gone[has_key]
             if self._decoder is None:
-                keys = {self._keys[0]: given.cast(self._text)}
+                if not pa.types.is_large_binary(self._text):
+                    given, gone = valid_text(Lines(given, gone), refused)
+                keys = {self._keys[0]: given}
             else:
                 decoded = self._decoder.decode(Lines(given, gone))
                 for name in ("problems", "starts", "texts"):

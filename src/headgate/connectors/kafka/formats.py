@@ -314,7 +314,7 @@ class CsvDecoder:
         def parse(low: int, high: int) -> str | None:
             if has_some and high - low > 1 and pc.any(alone.slice(low, high - low)).as_py():
                 return "one of several"
-            if high - low == 1 and len(self.schema) > 1 and not values[low].as_py():
+            if high - low == 1 and not values[low].as_py():
                 return "the value is empty"
             try:
                 batches.append(self._parser.parse(joined(values.slice(low, high - low)), high - low))

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headgate.codec.kafka.record_batch import HEADERS_TYPE
+from headgate.codec.kafka.record_batch import HEADERS_TYPE, NO_TIMESTAMP
 from headgate.connectors.encode import check_json
 from headgate.connectors.kafka.changes import (
     check_keys_of_records,
@@ -116,11 +116,20 @@ class RecordColumns:
         return batch.column(self.key).cast(pa.large_binary()) if self.key else None
 
     def timestamps_of(self, batch: pa.RecordBatch, now_ms: int) -> npt.NDArray[np.int64]:
-        """Return the times in milliseconds; ``now_ms`` where there is none."""
+        """Return the times in milliseconds; ``now_ms`` where there is none.
+
+        Raises:
+            UsageError: a time is the number that says that there is none.
+        """
         if not self.timestamp:
             return np.full(batch.num_rows, now_ms, np.int64)
         column = batch.column(self.timestamp)
         exact = column.cast(pa.timestamp("ms", column.type.tz), safe=False).cast(pa.int64())
+        if pc.any(pc.equal(exact, NO_TIMESTAMP)).as_py():
+            raise UsageError(
+                f"{self.sink}(timestamp={self.timestamp!r}) has the last millisecond of 1969, which says in Kafka that "
+                "a record has no timestamp; make it null, or another time"
+            )
         times: npt.NDArray[np.int64] = pc.fill_null(exact, now_ms).to_numpy(zero_copy_only=False)
         return times
 
@@ -207,13 +216,16 @@ class Router:
             hashed = partitions_of_keys(pc.fill_null(keys, b""), count)
             chosen = np.where(keys.is_valid().to_numpy(zero_copy_only=False), hashed, chosen)
         if self._columns.partition:
-            named = batch.column(self._columns.partition).cast(pa.int64())
-            chosen = np.where(
-                named.is_valid().to_numpy(zero_copy_only=False),
-                pc.fill_null(named, 0).to_numpy(zero_copy_only=False),
-                chosen,
-            )
+            given = batch.column(self._columns.partition)
+            named = pc.fill_null(given.cast(pa.int64(), safe=False), 0).to_numpy(zero_copy_only=False)
+            chosen = np.where(given.is_valid().to_numpy(zero_copy_only=False), named, chosen)
         own = chosen[rows]
+        if (is_out := (own < 0) | (own >= count)).any():
+            wrong = given[int(rows[is_out][0])].as_py()
+            raise UsageError(
+                f"{self._columns.sink}(partition={self._columns.partition!r}) has partition {wrong} for topic "
+                f"'{topic}', which has the partitions 0 to {count - 1}"
+            )
         order = np.argsort(own, kind="stable")
         found, begins = np.unique(own[order], return_index=True)
         yield from zip(found.tolist(), np.split(rows[order], begins[1:]), strict=True)

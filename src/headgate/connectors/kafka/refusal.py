@@ -13,6 +13,14 @@ _RIGHTS = {
     ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
 }
 _FENCED = {ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.TRANSACTION_COORDINATOR_FENCED}
+_REMEDIES = {
+    ErrorCode.INVALID_RECORD: "in a compacted topic each record needs a key",
+    ErrorCode.INVALID_TIMESTAMP: (
+        "see message.timestamp.before.max.ms and message.timestamp.after.max.ms of the topic, or write records without "
+        "their times"
+    ),
+}
+"""What helps with records that a topic does not take."""
 
 
 def right_to(kind: int, key: str) -> str:
@@ -39,4 +47,6 @@ def refusal(what: str, brokers: str, code: ErrorCode, message: str | None = None
         return UsageError(f"cannot {what}: that is no name of a topic ({reason})")
     if code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
         return UsageError(f"cannot {what}: Kafka at {brokers} has no such topic or partition; create it first")
+    if code in _REMEDIES:
+        return UsageError(f"cannot {what}: Kafka at {brokers} does not take a record ({reason}); {_REMEDIES[code]}")
     return StorageError(what, f"in Kafka at {brokers}", reason, False)

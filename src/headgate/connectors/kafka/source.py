@@ -12,7 +12,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import ClassVar, TypeAlias
 from uuid import UUID
 
@@ -54,6 +54,8 @@ WAKEUP_MS = 5
 
 LOOK_MS = 10_000
 """How long a program may wait for brokers and the registry while it is built."""
+
+_EPOCH, _MILLISECOND = datetime(1970, 1, 1, tzinfo=UTC), timedelta(milliseconds=1)
 
 _POSITION_VERSION = 1
 
@@ -165,13 +167,13 @@ class Kafka(Source):
             upsert: the fields that are the key of the records: each record sets the row of its key, and one without a
                 value deletes it. There is a column ``op`` with ``"update_after"`` and ``"delete"``; go on with
                 ``.records_as_changes(...)``. One field of text or bytes is the key as it is; otherwise the key is a
-                JSON object of the fields.
+                JSON object of the fields. A value in which one of the fields is null is a bad record.
             start: where the first start begins: ``"earliest"``, ``"latest"``, ``"committed"`` (the offsets of
                 ``group``, and the earliest where it has none), a datetime with a time zone, or an offset for each
                 partition such as ``{("orders", 0): 1200}``. Partitions that are found later are read from their
                 beginning.
             end: where reading ends: ``"latest"`` as it is at the first start, a datetime, or an offset for each
-                partition. None: it never ends.
+                partition, which is waited for if the partition does not go as far yet. None: it never ends.
             group: a consumer group to which offsets are committed after each checkpoint, for monitoring. Reading never
                 depends on it after the first start.
             security: TLS and login.
@@ -269,13 +271,13 @@ class Kafka(Source):
 def _checked_place(name: str, place: object) -> Place:
     words = (EARLIEST, LATEST, COMMITTED) if name == "start" else (LATEST,)
     if isinstance(place, Mapping):
-        place = tuple(sorted(place.items()))
+        place = tuple(place.items())
     if place in words:
         return place  # type: ignore[return-value]
     if isinstance(place, datetime) and place.tzinfo is not None:
         return place
     if isinstance(place, tuple) and all(_is_offset(one) for one in place):
-        return place
+        return tuple(sorted(place))
     choices = ", ".join(map(repr, words))
     raise UsageError(
         f"{name}={place!r} of a Kafka source is none of {choices}, a datetime with a time zone, or offsets such as "
@@ -491,7 +493,10 @@ class KafkaReader(FailStopReader, CheckpointedFunction, CheckpointListener):
             there = client.committed_offsets(self._source.group, topic.name, parts)
             return {part: there[part][0] if part in there else first[part] for part in parts}
         if isinstance(place, datetime):
-            by_time = client.list_offsets(topic, dict.fromkeys(parts, int(place.timestamp() * 1000)))
+            time_ms = -((_EPOCH - place) // _MILLISECOND)  # the first one that is not before it
+            if time_ms < 0:  # numbers below zero mean other places to brokers
+                return client.list_offsets(topic, dict.fromkeys(parts, FIRST_OFFSET))
+            by_time = client.list_offsets(topic, dict.fromkeys(parts, time_ms))
             late = [part for part, offset in by_time.items() if offset < 0]
             return by_time | (client.list_offsets(topic, dict.fromkeys(late, LAST_OFFSET)) if late else {})
         return client.list_offsets(topic, dict.fromkeys(parts, FIRST_OFFSET if place == EARLIEST else LAST_OFFSET))
