@@ -15,7 +15,8 @@ from typing import Any
 
 import polars as pl
 import pytest
-from tests.servers.kafka import LIMITED_USER, PASSWORD, KafkaBroker, kafka_broker
+from tests.servers.kafka import LIMITED_USER, PASSWORD, TWO_PHASE_COMMIT, KafkaBroker, kafka_broker
+from tests.servers.kafka import RIGHTS as AUTHORIZER
 from tests.servers.schema_registry import schema_registry
 
 import headgate as hg
@@ -144,6 +145,18 @@ def test_a_sink_of_a_topic_that_the_user_must_not_see_names_it(
     at_least_once = hg.KafkaSink(kafka.sasl_address, topic, security=limited, guarantee="at-least-once")
     kafka.allow("TOPIC", topic, "DESCRIBE")
     PipelineToTopic(at_least_once, tmp_path).fail(r"cannot (begin to )?write.*: .*; add an ACL")
+
+
+@pytest.mark.long
+def test_two_phase_commit_without_its_right_ends_at_the_start(
+    prefix: str, limited: hg.KafkaSecurity, tmp_path: Path
+) -> None:
+    with kafka_broker(AUTHORIZER + TWO_PHASE_COMMIT) as broker:
+        broker.create_topic("t")
+        allow(broker, "t", prefix, RIGHTS)
+        sink = hg.KafkaSink(broker.sasl_address, "t", security=limited, prefix=prefix, two_phase=True)
+        right = rf"add an ACL for Write and for TwoPhaseCommit on transactional ids that begin with '{prefix}'$"
+        PipelineToTopic(sink, tmp_path).fail(right)  # and not after restarts
 
 
 def test_rights_that_are_taken_away_meanwhile_lose_nothing(

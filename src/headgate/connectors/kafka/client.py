@@ -330,7 +330,8 @@ class KafkaClient:
             if code := ErrorCode(answer.error_code):
                 what = f"use transactional id '{transactional_id}'"
                 if has_no_timeout and code is ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
-                    both = f"Write and for TwoPhaseCommit on transactional id '{transactional_id}'"
+                    beginning = transactional_id.partition(":")[0]
+                    both = f"Write and for TwoPhaseCommit on transactional ids that begin with '{beginning}'"
                     raise self._retry_or_refuse(what, code, right=both)
                 raise self._coordinator_problem(TRANSACTION_COORDINATOR, transactional_id, what, code)
             return ProducerIds(answer.producer_id, answer.producer_epoch)
@@ -351,6 +352,14 @@ class KafkaClient:
             is_on = True  # the client has no right to see settings; the first transaction finds it
         if version < request.VERSIONS[0] or not is_on:
             raise self._lacks_two_phase_commit()
+
+    def check_two_phase_right(self, prefix: str) -> None:
+        """Check that the user has the right to it for ids that begin with ``prefix``, by using one of them.
+
+        Raises:
+            UsageError: the user may not, or brokers do not keep prepared transactions.
+        """
+        self.take_over(f"{prefix}:two-phase-commit", ANSWER_MS, has_no_timeout=True)
 
     def _lacks_two_phase_commit(self) -> UsageError:
         return UsageError(

@@ -224,6 +224,8 @@ class KafkaSink(FencedSink):
             self._find_or_create(client)
             if self.is_transactional:
                 self._check_transactions(client)
+            if self.two_phase:
+                client.check_two_phase_right(self.prefix)
         if (values := self._values()) is not None:
             values.begin(self._columns.content(schema))
 
