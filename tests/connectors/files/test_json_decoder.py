@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import date
 from itertools import pairwise
 
 import numpy as np
@@ -149,3 +150,59 @@ def test_a_problem_names_what_is_wrong(line: str, problem: str) -> None:
     decoded = JsonDecoder(schema).decode(Lines(values, np.arange(2)))
     assert decoded.batch.column("a").to_pylist() == [3]
     assert decoded.refused.problems == [problem]
+
+
+COUNTS = pa.map_(pa.string(), pa.int64())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "text", "expected"),
+    [
+        (COUNTS, '{"a": 1, "": null, "ä\\"": 3}', [("a", 1), ("", None), ('ä"', 3)]),
+        (COUNTS, "{}", []),
+        (COUNTS, "null", None),
+        (COUNTS, '{"a": 1, "a": 2}', [("a", 2)]),
+        (COUNTS, '[{"key": "a", "value": 1}]', [("a", 1)]),
+        (pa.map_(pa.int64(), pa.bool_()), '{"-1": true}', [(-1, True)]),
+        (pa.map_(pa.bool_(), pa.float64()), '{"true": 1e3}', [(True, 1_000.0)]),
+        (pa.map_(pa.string(), pa.date32()), '{"a": "2024-02-29"}', [("a", date(2024, 2, 29))]),
+    ],
+)
+def test_an_object_is_a_map(dtype: pa.DataType, text: str, expected: list[tuple[object, object]] | None) -> None:
+    decoder = JsonDecoder(pa.schema([("id", pa.int64()), ("map", dtype)]))
+    decoded = decoder.decode(lines_of([f'{{"map": {text}, "id": 7, "other": {{}}}}'.encode(), b'{"id": 8}']))
+    assert decoded.refused.problems == []
+    entries = None if expected is None else [{"key": key, "value": value} for key, value in expected]
+    assert decoded.batch.to_pylist() == [{"id": 7, "map": entries}, {"id": 8, "map": None}]
+
+
+def test_maps_within_maps_lists_and_structs() -> None:
+    inner = pa.list_(pa.struct([("counts", COUNTS), ("n", pa.int64())]))
+    decoder = JsonDecoder(pa.schema([("deep", pa.map_(pa.string(), inner))]))
+    decoded = decoder.decode(lines_of([b'{"deep": {"k": [{"counts": {"a": 1}, "n": 2, "other": 3}, null, {}]}}']))
+    (row,) = decoded.batch.to_pylist()
+    found = [{"counts": [{"key": "a", "value": 1}], "n": 2}, None, {"counts": None, "n": None}]
+    assert row == {"deep": [{"key": "k", "value": found}]}
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('{"map": {"a": "x"}}', 'field \'map\' is map<string, int64>, which cannot hold {"a": "x"}'),
+        ('{"map": 5}', "field 'map' is map<string, int64>, which cannot hold 5"),
+        ('{"map": {"a": 1}', "Missing a comma or '}' after an object member"),
+        ('{"map": {}} {"map": {}}', "several JSON values on one line"),
+        ('{"map": null}', "field 'map' is missing or null"),
+    ],
+)
+def test_what_is_no_map_is_a_bad_record(text: str, problem: str) -> None:
+    decoded = JsonDecoder(pa.schema([("map", COUNTS)]), ["map"]).decode(lines_of([b'{"map": {}}', text.encode()]))
+    assert decoded.refused.problems == [problem]
+    assert decoded.batch.num_rows == 1
+
+
+def test_a_key_cannot_write_what_follows_it() -> None:
+    decoder = JsonDecoder(pa.schema([("map", pa.map_(pa.int64(), pa.int64()))]))
+    decoded = decoder.decode(lines_of([rb'{"map": {"1, \"value\": 3}, {\"key\": 4": 5}}']))
+    assert decoded.batch.num_rows == 0
+    assert len(decoded.refused.problems) == 1

@@ -20,10 +20,11 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from headgate.codec.exact_values import MisfitError, shortened_text
+from headgate.connectors.files.json_maps import MapLines
 from headgate.connectors.files.json_shape import ShapedReader
 from headgate.connectors.files.line_file import Lines, RawLines
 from headgate.errors import UsageError
-from headgate.operators.schemas import canonical_schema, schema_text, to_canonical
+from headgate.operators.schemas import canonical_schema, has_map, schema_text, to_canonical
 
 Starts: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 Mask: TypeAlias = np.ndarray[Any, np.dtype[np.bool_]]
@@ -130,8 +131,14 @@ class JsonDecoder:
             UsageError: a type cannot be read from JSON, or a required field is not in the schema.
         """
         self.schema = canonical_schema(schema)
-        self._parsed = pa.schema([pa.field(f.name, _parsed_type(f.type, f.name)) for f in self.schema])
-        self._cast = pa.schema([pa.field(f.name, wide_type(f.type)) for f in self.schema])
+        with_maps = [field for field in schema if has_map(field.type)]
+        self._fields = [field if field in with_maps else self.schema.field(field.name) for field in schema]
+        self._map_lines = MapLines(with_maps) if with_maps else None
+        self._maps = JsonDecoder(canonical_schema(pa.schema(with_maps))) if with_maps else None
+        self._plain = pa.schema([self.schema.field(f.name) for f in schema if f not in with_maps])
+        """All but the columns with maps."""
+        self._parsed = pa.schema([pa.field(f.name, _parsed_type(f.type, f.name)) for f in self._plain])
+        self._cast = pa.schema([pa.field(f.name, wide_type(f.type)) for f in self._plain])
         self._shaped = ShapedReader(self._cast)
         not_null = [f.name for f in schema if not f.nullable]
         self._required = list(dict.fromkeys([*not_null, *required]))
@@ -146,7 +153,7 @@ class JsonDecoder:
         if lines.raw is not None and (whole := self._parse_whole(lines.raw)) is not None:
             return Decoded(whole, lines.starts, refused)
         values, starts = valid_text(lines, refused)
-        if (alike := self._read_alike(*_as_buffer(values))) is not None:
+        if self._maps is None and (alike := self._read_alike(*_as_buffer(values))) is not None:
             return self._check_required(alike, values, starts, refused)
         values, starts = _objects(values, starts, refused)
         good = np.ones(len(values), np.bool_)
@@ -154,7 +161,7 @@ class JsonDecoder:
 
         def parse(low: int, high: int) -> str | None:
             try:
-                batches.append(self._parse(joined(values.slice(low, high - low)), high - low))
+                batches.append(self._parse_lines(values.slice(low, high - low)))
             except _SeveralValuesError:
                 return "several JSON values on one line"
             except (pa.ArrowInvalid, MisfitError) as error:
@@ -167,7 +174,7 @@ class JsonDecoder:
 
     def _parse_whole(self, raw: RawLines) -> pa.RecordBatch | None:
         """Parse lines as they stand in the file; None if not each of them is one sound record."""
-        if not (_are_objects(raw) and _is_utf8(raw.data)):
+        if self._maps is not None or not (_are_objects(raw) and _is_utf8(raw.data)):
             return None
         batch = self._read_alike(raw.data, raw.starts() - raw.base, raw.ends)
         try:
@@ -185,7 +192,16 @@ class JsonDecoder:
         except MisfitError:
             return None
 
+    def _parse_lines(self, values: pa.LargeStringArray) -> pa.RecordBatch:
+        batch = self._parse(joined(values), len(values))
+        if self._maps is None or self._map_lines is None:
+            return batch
+        maps = self._maps._parse_lines(self._map_lines.of(values))
+        columns = [(maps if name in maps.schema.names else batch).column(name) for name in self.schema.names]
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
     def _parse(self, text: pa.Buffer, rows: int) -> pa.RecordBatch:
+        """Parse all columns but those with maps."""
         table = pj.read_json(
             pa.BufferReader(text),
             read_options=pj.ReadOptions(use_threads=False, block_size=len(text) + 64),
@@ -193,8 +209,8 @@ class JsonDecoder:
         )
         if table.num_rows != rows:
             raise _SeveralValuesError
-        table = table.select(self.schema.names).cast(self._cast).combine_chunks()
-        return to_canonical(one_batch(table, self._cast), self.schema)
+        table = table.select(self._plain.names).cast(self._cast).combine_chunks()
+        return to_canonical(one_batch(table, self._cast), self._plain)
 
     def _problem(self, values: pa.LargeStringArray, error: Exception) -> str:
         """Return what is wrong with one line; which field it is, the field says that cannot be read alone."""
@@ -204,7 +220,7 @@ class JsonDecoder:
             return f"field '{twice[1].replace('/', '.')}' is there twice"
         line = values[0].as_py()
         is_sound = _is_readable(pa.schema([]), values)  # else each field alone cannot be read in this line
-        for one in self.schema:
+        for one in self._fields:
             alone = values if is_sound else _alone(line, one.name)
             if not _is_readable(pa.schema([one]), alone):
                 return _misfit(line, one) or _reason(error)
@@ -352,7 +368,7 @@ def wide_type(dtype: pa.DataType) -> pa.DataType:
 
 def _is_readable(schema: pa.Schema, values: pa.LargeStringArray) -> bool:
     try:
-        JsonDecoder(schema)._parse(joined(values), 1)
+        JsonDecoder(schema)._parse_lines(values)
     except (pa.ArrowInvalid, MisfitError):
         return False
     return True
