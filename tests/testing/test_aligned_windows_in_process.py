@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 import headgate as hg
 from headgate import testing
-from headgate.testing import EOF, Collect, FailOnce, ScriptedSource
+from headgate.testing import EOF, PAUSE, Collect, FailOnce, ScriptedSource
 
 SCHEMA = {"page": pa.string(), "ts": pa.timestamp("us"), "n": pa.int64()}
 START = datetime(2026, 3, 28)
@@ -22,10 +23,11 @@ def click(page: str, second: float, n: int = 1) -> dict[str, Any]:
     return {"page": page, "ts": START + timedelta(seconds=second), "n": n}
 
 
-def clicks(*items: Any) -> hg.Stream:
+def clicks(*items: Any, parallelism: int = 2) -> hg.Stream:
+    """Records in this order; a single subtask has what comes before a pause in event time before what follows."""
     pipeline = hg.Pipeline(
         "p",
-        parallelism=2,
+        parallelism=parallelism,
         restart=hg.FixedDelay(delay="10ms"),
         checkpointing=hg.Checkpointing(interval="20ms"),
     )
@@ -42,7 +44,8 @@ def found(sink: Collect, *columns: str) -> list[tuple[Any, ...]]:
 def test_late_records_are_in_their_output_once_over_a_failure(tmp_path: Path) -> None:
     counts, late = Collect(tmp_path / "counts"), Collect(tmp_path / "late")
     first = [click("a", 1), click("b", 2), click("a", 11)]
-    stream = clicks(first, [click("a", 25)], [click("b", 3, 7)], FailOnce(tmp_path / "failed"), [click("a", 4, 8)])
+    second = [click("a", 25)], PAUSE, [click("b", 3, 7)], FailOnce(tmp_path / "failed"), [click("a", 4, 8)]
+    stream = clicks(first, *second, parallelism=1)
     windows = stream.with_timestamps("ts").key_by("page").window(hg.Tumbling("10s"), late_output="late")
     results = windows.agg(n=pl.len())
     results.sink(counts)
@@ -50,6 +53,22 @@ def test_late_records_are_in_their_output_once_over_a_failure(tmp_path: Path) ->
     assert testing.run(stream._pipeline).is_finished
     assert found(counts, "page", "window_start", "n") == [("a", 0, 1), ("a", 10, 1), ("a", 20, 1), ("b", 0, 1)]
     assert found(late, "page", "ts", "n") == [("a", 4, 8), ("b", 3, 7)]
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+def test_the_warning_says_whether_late_records_were_dropped(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, is_read: bool
+) -> None:
+    stream = clicks([click("a", 25)], PAUSE, [click("a", 1), click("a", 2)], parallelism=1)
+    windows = stream.with_timestamps("ts").key_by("page").window(hg.Tumbling("10s"), late_output="late")
+    results = windows.agg(n=pl.len())
+    results.sink(Collect(tmp_path / "counts"))
+    if is_read:
+        results.side_output("late").sink(Collect(tmp_path / "late"))
+    with caplog.at_level(logging.WARNING, "headgate"):
+        assert testing.run(stream._pipeline).late_records == 2
+    what = "sent 2 late records to its output 'late'" if is_read else "dropped 2 late records"
+    assert f"'window' {what} (lateness: p50 20.0 s" in caplog.text
 
 
 def test_sliding_windows_are_counted_once_over_a_failure(tmp_path: Path) -> None:

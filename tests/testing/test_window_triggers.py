@@ -11,7 +11,7 @@ import pytest
 
 import headgate as hg
 from headgate import testing
-from headgate.testing import EOF, Collect, FailOnce, ScriptedSource
+from headgate.testing import EOF, PAUSE, Collect, FailOnce, ScriptedSource
 
 SCHEMA = {"user": pa.string(), "ts": pa.int64(), "n": pa.int64()}
 
@@ -20,10 +20,14 @@ def click(user: str, ts: int, n: int = 1) -> dict[str, Any]:
     return {"user": user, "ts": ts, "n": n}
 
 
-def clicks(*items: Any, state: Any = None) -> hg.Stream:
-    checkpointing = hg.Checkpointing(interval="20ms")
+def clicks(*items: Any, state: Any = None, parallelism: int = 2) -> hg.Stream:
+    """Records in this order; a single subtask has what comes before a pause in event time before what follows."""
     pipeline = hg.Pipeline(
-        "p", parallelism=2, restart=hg.FixedDelay(delay="10ms"), checkpointing=checkpointing, state=state or hg.Memory()
+        "p",
+        parallelism=parallelism,
+        restart=hg.FixedDelay(delay="10ms"),
+        checkpointing=hg.Checkpointing(interval="20ms"),
+        state=state or hg.Memory(),
     )
     return pipeline.source(ScriptedSource([*items, EOF], schema=SCHEMA, pause_ms=30))
 
@@ -66,11 +70,12 @@ def test_a_trigger_goes_on_after_a_failure(tmp_path: Path, state: Any) -> None:
     assert [row for row in found_rows if row[0] == "b"] == [("b", 1, 2, 0)]
 
 
-def test_late_records_fire_again_and_later_ones_go_to_their_output(tmp_path: Path) -> None:
+def test_late_records_fire_again_and_later_ones_go_to_their_output(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     sink, late = Collect(tmp_path / "out"), Collect(tmp_path / "late")
-    stream = clicks(
-        [click("a", 100, 1)], [click("a", 1_500, 2)], [click("a", 300, 4)], [click("a", 9_000)], [click("a", 5, 8)]
-    )
+    first = [click("a", 100, 1)], PAUSE, [click("a", 1_500, 2)], PAUSE, [click("a", 300, 4)], PAUSE
+    stream = clicks(*first, [click("a", 9_000)], PAUSE, [click("a", 5, 8)], parallelism=1)
     windows = (
         stream.with_timestamps("ts")
         .key_by("user")
@@ -83,6 +88,7 @@ def test_late_records_fire_again_and_later_ones_go_to_their_output(tmp_path: Pat
     assert [row["total"] for row in sink.rows()] == [1, 5, 2, 1]
     assert late.rows() == [click("a", 5, 8)]
     assert result.late_records == 1
+    assert "'window-trigger' sent 1 late record to its output 'late'" in caplog.text
 
 
 def test_functions_and_further_windows_take_what_a_trigger_emits(tmp_path: Path) -> None:

@@ -170,26 +170,30 @@ def summary_text(progress: Progress) -> str:
     return " · ".join(parts)
 
 
-def late_text(node: NodeProgress, *, is_of_windows: bool = False) -> str:
-    """Return a sentence about the late records of an operator: how many, how late, and what to set.
+def late_text(node: NodeProgress, is_of_windows: bool, output: str | None) -> str:
+    """Return a sentence about the late records of an operator: how many, where they are, how late, and what to set.
 
     Args:
         node: the operator.
         is_of_windows: it is a window, and its records are results of other windows.
+        output: its output that took them; None: they were dropped.
     """
     assert node.lateness is not None, "only operators with late records"
     late = node.lateness
     seen = ", ".join(
         f"{name} {duration_text(ms)}" for name, ms in (("p50", late.p50_ms), ("p99", late.p99_ms), ("max", late.max_ms))
     )
-    longer = f"{duration_text(late.max_ms)} longer, would have kept them all"
+    rescued = "kept them all" if output is None else "had them all in their windows"
+    longer = f"{duration_text(late.max_ms)} longer, would have {rescued}"
     remedy = f"out_of_orderness of with_timestamps, {longer}"
     if is_of_windows:
         remedy = (
             "they are results of other windows, which come when event time has passed their window_start long ago; "
             f"allowed_lateness of '{node.node}', {longer}, and so would windows that begin and end with the others"
         )
-    return f"'{node.node}' dropped {count_text(node.late_records)} late records (lateness: {seen}); {remedy}"
+    records = counted(node.late_records, "late record")
+    what = f"dropped {records}" if output is None else f"sent {records} to its output '{output}'"
+    return f"'{node.node}' {what} (lateness: {seen}); {remedy}"
 
 
 def progress_html(name: str, progress: Progress, ended: str | None = None) -> str:

@@ -473,7 +473,8 @@ class Progress:
         failures: the number of failures, whether or not the pipeline was started again; counted as ``restarts``.
         watermark_ms: the lowest watermark of all subtasks in milliseconds since 1970, or None before the first one.
         busy: the share of the time, 0 to 1, in which the busiest worker was not idle.
-        late_records: records that were dropped because their window had already fired; counted as in ``NodeProgress``.
+        late_records: records that came when their window had fired, and were dropped or sent to an output for them;
+            counted as in ``NodeProgress``.
         bad_records: records that were diverted; counted as in ``NodeProgress``.
         lost_outputs: pieces of output that a target denied and without which the pipeline continued, in all its runs.
         workers: the registered workers, by number.
@@ -504,7 +505,7 @@ class Progress:
 
 
 class LateRecords(str):
-    """Note that says which operator dropped late records, how late they were, and what to set: a warning."""
+    """Warning that says which operator had late records, where they are, how late they were, and what to set."""
 
     def __new__(cls, node: NodeProgress, text: str) -> Self:
         """``text``: the sentence about ``node``."""
@@ -587,7 +588,7 @@ class RunResult:  # OM1
         records_out: records that reached sinks, counted in the same way.
         last_checkpoint: the newest completed checkpoint, or None.
         restarts: how often this run was restarted after a failure, by its process or by its supervisor.
-        late_records: records that were dropped as late, counted as ``records_in``.
+        late_records: records that were late, dropped or sent to an output for them; counted as ``records_in``.
         is_drained: whether the sources were asked to end. A drained run is finished, too.
         savepoint: the outcome of the savepoint with which the run was to end; None if none was requested.
         has_removed_checkpoints: whether the run was cancelled with ``Checkpointing(retain_on_cancel=False)`` and

@@ -370,11 +370,15 @@ def test_lateness_is_summed_over_workers_and_runs_and_is_no_counter_of_its_own()
     (node,) = book.snapshot(PipelineState.RUNNING, Generation(1), 0, None).nodes
     assert (node.late_records, node.lateness) == (100, Lateness(20, 20, 5_000))
     assert (node.counters, node.subtasks[0].counters) == ((("late", 100),), (("late", 99),))
-    assert late_text(node) == (
+    assert late_text(node, False, None) == (
         "'window' dropped 100 late records (lateness: p50 20 ms, p99 20 ms, max 5.0 s); "
         "out_of_orderness of with_timestamps, 5.0 s longer, would have kept them all"
     )
-    assert late_text(node, is_of_windows=True) == (
+    assert late_text(node, False, "late") == (
+        "'window' sent 100 late records to its output 'late' (lateness: p50 20 ms, p99 20 ms, max 5.0 s); "
+        "out_of_orderness of with_timestamps, 5.0 s longer, would have had them all in their windows"
+    )
+    assert late_text(node, True, None) == (
         "'window' dropped 100 late records (lateness: p50 20 ms, p99 20 ms, max 5.0 s); they are results of other "
         "windows, which come when event time has passed their window_start long ago; allowed_lateness of 'window', "
         "5.0 s longer, would have kept them all, and so would windows that begin and end with the others"

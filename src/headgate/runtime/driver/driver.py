@@ -50,7 +50,7 @@ from headgate.runtime.driver.supervisor_host import Answer, Launcher, PendingReq
 from headgate.runtime.driver.takeover import HeartbeatWriter, ReplacementWatch, current_takeover
 from headgate.runtime.driver.workers import Workers
 from headgate.runtime.surroundings import PROCESS, Surroundings
-from headgate.runtime.worker.deployment import is_window_of_windows
+from headgate.runtime.worker.deployment import is_window_of_windows, late_output
 from headgate.storage.local_directories import make_root
 from headgate.storage.urls import absolute_location, local_directory, open_storage
 
@@ -347,12 +347,13 @@ class Driver:
         self._warn_of_late_records(LATE_FACTOR)
 
     def _warn_of_late_records(self, factor: int) -> None:
-        """Warn of operators that have dropped ``factor`` times as many late records as at the last warning."""
+        """Warn of operators that have had ``factor`` times as many late records as at the last warning."""
         for node in self._latest.nodes:
             warned = self._late_warned.get(node.node, 0)
             if node.lateness is not None and node.late_records > warned and node.late_records >= factor * warned:
                 self._late_warned[node.node] = node.late_records
-                text = late_text(node, is_of_windows=is_window_of_windows(self._graph, node.node))
+                output = late_output(self._graph, node.node)
+                text = late_text(node, is_window_of_windows(self._graph, node.node), output)
                 self._observer.on_note(LateRecords(node, text))
 
     def _on_finish(self, effect: supervisor_events.Finish) -> None:

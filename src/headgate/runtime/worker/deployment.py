@@ -23,7 +23,7 @@ from headgate.connectors.base import (
 )
 from headgate.environment import SYSTEM_THREADS, Clock, Threads
 from headgate.errors import CorruptionError, UsageError
-from headgate.model.graph import BAD_RECORDS, BROADCAST_INPUT, Edge, Graph, Node, Role
+from headgate.model.graph import BAD_RECORDS, BROADCAST_INPUT, MAIN, Edge, Graph, Node, OutputTag, Role
 from headgate.model.ids import ChannelIndex, CheckpointId, Generation, NodeName, SubtaskId, VertexId, WorkerIndex
 from headgate.model.lineage import Location, Relocation
 from headgate.model.manifest import Place
@@ -138,6 +138,12 @@ def is_window_of_windows(graph: Graph, name: NodeName) -> bool:
     spec = graph.node(name).spec
     is_window = isinstance(spec, WindowMergeSpec | WindowBufferSpec | SessionMergeSpec) and not spec.holds_back
     return is_window and bool(event_delay_ms(graph, name))
+
+
+def late_output(graph: Graph, name: NodeName) -> OutputTag | None:
+    """Return the output that takes late records of a window, the only one beside its results; None: none is read."""
+    tags = (edge.tag for node in graph.nodes for edge in node.inputs if edge.upstream == name)
+    return next((tag for tag in tags if tag not in (MAIN, BAD_RECORDS)), None)
 
 
 class Deployment:
