@@ -123,11 +123,8 @@ def test_an_altered_holder_says_nothing(holder: LockHolder, data: st.DataObject)
 @pytest.mark.parametrize(
     ("head", "decode"),
     [
-        *[
-            (f"headgate-log {version} {kind}", decode_log_entry)
-            for version in range(1, 7)
-            for kind in ("claim", "manifest")
-        ],
+        ("headgate-log 1 claim", decode_log_entry),
+        ("headgate-log 1 manifest", decode_log_entry),
         ("headgate-savepoint 1", decode_savepoint),
         ("headgate-life 1", decode_life),
         ("headgate-targets 1", decode_targets),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from decimal import Decimal
-from itertools import product
 
 import pyarrow as pa
 import pytest
@@ -49,15 +48,16 @@ def refused(old: ValueType, new: ValueType, rules: StateRules = NO_RULES, fixed:
     return found.why
 
 
-@pytest.mark.parametrize(("old", "new"), [*product([*WIDENINGS, *OTHERS], repeat=2)])
-def test_a_number_becomes_a_wider_one_and_nothing_else_becomes_anything(old: str, new: str) -> None:  # EV2
-    found = conversion_of(Plain(old), Plain(new))
-    if old == new:
-        assert found == Kept()
-    elif new in WIDENINGS.get(old, "").split():
-        assert found == Widened("", old, new)
-    else:
-        assert found == Misfit(f"not every {old} can be kept as a {new}")
+@pytest.mark.parametrize("old", [*WIDENINGS, *OTHERS])
+def test_a_number_becomes_a_wider_one_and_nothing_else_becomes_anything(old: str) -> None:  # EV2
+    for new in (*WIDENINGS, *OTHERS):
+        found = conversion_of(Plain(old), Plain(new))
+        if old == new:
+            assert found == Kept()
+        elif new in WIDENINGS.get(old, "").split():
+            assert found == Widened("", old, new)
+        else:
+            assert found == Misfit(f"not every {old} can be kept as a {new}")
 
 
 @pytest.mark.parametrize(("old", "new"), [(old, new) for old, wide in WIDENINGS.items() for new in wide.split()])

@@ -86,66 +86,6 @@ ORACLES = {
             (SELECT *, row_number() OVER (PARTITION BY auction ORDER BY price DESC) AS rank FROM bid)
         WHERE rank <= 10""",
 }
-ORACLES = {
-    "q0": "SELECT auction, bidder, price, date_time, extra FROM bid",
-    "q1": "SELECT auction, bidder, 0.908 * price AS price, date_time, extra FROM bid",
-    "q2": "SELECT auction, price FROM bid WHERE auction % 123 = 0",
-    "q14": """
-        SELECT auction, bidder, 0.908 * price AS price,
-            CASE WHEN hour(date_time) BETWEEN 8 AND 18 THEN 'dayTime'
-                WHEN hour(date_time) <= 6 OR hour(date_time) >= 20 THEN 'nightTime' ELSE 'otherTime' END,
-            date_time, extra, length(extra) - length(replace(extra, 'c', ''))
-        FROM bid WHERE 0.908 * price > 1000000 AND 0.908 * price < 50000000""",
-    "q21": """
-        SELECT * FROM (SELECT auction, bidder, price, channel,
-            CASE lower(channel) WHEN 'apple' THEN '0' WHEN 'google' THEN '1' WHEN 'facebook' THEN '2'
-                WHEN 'baidu' THEN '3' ELSE nullif(regexp_extract(url, 'channel_id=([^&]*)', 1), '') END AS channel_id
-            FROM bid) WHERE channel_id IS NOT NULL""",
-    "q22": """
-        SELECT auction, bidder, price, channel, split_part(url, '/', 4), split_part(url, '/', 5),
-            split_part(url, '/', 6) FROM bid""",
-    "q3": """
-        SELECT name, city, state, a.id FROM auction AS a JOIN person AS p ON a.seller = p.id
-        WHERE category = 10 AND state IN ('OR', 'ID', 'CA')""",
-    "q4": """
-        SELECT category, avg(final) FROM (SELECT a.id, category, max(price) AS final FROM auction AS a JOIN bid AS b
-            ON a.id = b.auction AND b.date_time BETWEEN a.date_time AND expires GROUP BY ALL) GROUP BY category""",
-    "q8": f"""
-        SELECT DISTINCT p.id, name, p.ten FROM (SELECT *, {TEN} AS ten FROM person) AS p
-        JOIN (SELECT *, {TEN} AS ten FROM auction) AS a ON p.id = a.seller AND p.ten = a.ten""",
-    "q9": """
-        SELECT * FROM (SELECT a.id, price, b.date_time, row_number() OVER
-            (PARTITION BY a.id ORDER BY price DESC, b.date_time) AS rank FROM auction AS a JOIN bid AS b
-            ON a.id = b.auction AND b.date_time BETWEEN a.date_time AND expires) WHERE rank = 1""",
-    "q13": "SELECT auction, bidder, price, date_time, auction % 10000 FROM bid",
-    "q20": """
-        SELECT b.*, a.* EXCLUDE (id) FROM bid AS b JOIN auction AS a ON b.auction = a.id WHERE category = 10""",
-    "q5": f"""
-        SELECT auction, n FROM (SELECT *, max(n) OVER (PARTITION BY w) AS most FROM
-            (SELECT auction, w, count(*) AS n FROM {HOPS} GROUP BY ALL)) WHERE n = most""",
-    "q7": f"""
-        SELECT auction, bidder, price, date_time, extra FROM
-            (SELECT *, max(price) OVER (PARTITION BY {TEN}) AS most FROM bid) WHERE price = most""",
-    "q11": """
-        SELECT bidder, count(*), min(date_time), max(date_time) + INTERVAL '10' SECOND FROM
-            (SELECT *, sum(CAST(gap AS INT)) OVER (PARTITION BY bidder ORDER BY date_time) AS session FROM
-                (SELECT *, coalesce(date_time - lag(date_time) OVER (PARTITION BY bidder ORDER BY date_time)
-                    >= INTERVAL '10' SECOND, false) AS gap FROM bid)) GROUP BY bidder, session""",
-    "q10": f"SELECT auction, bidder, price, date_time, extra, {DAY}, strftime(date_time, '%H:%M') FROM bid",
-    "q12": "SELECT bidder, count(*) FROM bid GROUP BY bidder",
-    "q15": f"SELECT {DAY} AS day, {statistics('bid', 'bidder', 'auction')} FROM bid GROUP BY day",
-    "q16": f"""
-        SELECT channel, {DAY} AS day, strftime(max(date_time), '%H:%M'), {statistics("bid", "bidder", "auction")}
-        FROM bid GROUP BY channel, day""",
-    "q17": f"""
-        SELECT auction, {DAY} AS day, {statistics("bid")}, min(price), max(price), avg(price), sum(price)
-        FROM bid GROUP BY auction, day""",
-    "q18": "SELECT bidder, auction, max(date_time) FROM bid GROUP BY bidder, auction",
-    "q19": """
-        SELECT auction, price, rank FROM
-            (SELECT *, row_number() OVER (PARTITION BY auction ORDER BY price DESC) AS rank FROM bid)
-        WHERE rank <= 10""",
-}
 TIED = {
     "q9": ["id", "price", "date_time_bid", "rank"],
     "q18": ["bidder", "auction", "date_time"],

@@ -182,12 +182,12 @@ def test_rename_of_nothing_is_not_found(storage: Storage) -> None:
         storage.rename_if_absent("a", "c")
 
 
-@pytest.mark.parametrize("path", ["", "/a", "a/", "a//b", "../a", "a/../b", "./a", "a\\b", "a\0", TEMP_PREFIX + "1"])
-def test_unusable_paths_are_refused(storage: Storage, path: str) -> None:
-    with pytest.raises(UsageError, match="not usable"):
-        storage.put(path, [b"1"])
-    with pytest.raises(UsageError, match="not usable"):
-        storage.get(path)
+def test_unusable_paths_are_refused(storage: Storage) -> None:
+    for path in ["", "/a", "a/", "a//b", "../a", "a/../b", "./a", "a\\b", "a\0", TEMP_PREFIX + "1"]:
+        with pytest.raises(UsageError, match="not usable"):
+            storage.put(path, [b"1"])
+        with pytest.raises(UsageError, match="not usable"):
+            storage.get(path)
 
 
 def test_handles_on_one_url_see_the_same_objects(tmp_path: Path) -> None:

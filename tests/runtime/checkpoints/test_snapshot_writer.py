@@ -415,23 +415,22 @@ def written(name: str) -> tuple[Writing, SnapshotWritten]:
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("change", [-1, 1])
-def test_a_restore_that_finds_other_rows_than_the_manifest_says_refuses(name: str, change: int) -> None:
+def test_a_restore_that_finds_other_rows_than_the_manifest_says_refuses(name: str) -> None:
     writing, event = written(name)
     part = state_parts(event)[0]
     assert part.rows is not None
     state, rows = next(iter(part.rows["node"].items()))
-    lying = dataclasses.replace(part, rows={"node": {**part.rows["node"], state: rows + change}})
-    with pytest.raises(CorruptionError) as caught:
-        read_part(writing.storage, "p", lying)
-    assert str(caught.value) == (
-        f"p/{lying.path} is damaged at byte 0: expected {rows + change} rows of state '{state}' of operator 'node', "
-        f"as its manifest says, found {rows} rows"
-    )
-    entries = (SubtaskEntry(SUBTASK, (lying,)),)
-    manifest = Manifest(CheckpointId(1), Generation(1), 1, 128, entries)
-    (damage,) = CheckpointLog(writing.storage, "p").files.verify(manifest)
-    assert f"expected {rows + change} rows" in damage.problem
+    for said in (rows - 1, rows + 1):
+        lying = dataclasses.replace(part, rows={"node": {**part.rows["node"], state: said}})
+        with pytest.raises(CorruptionError) as caught:
+            read_part(writing.storage, "p", lying)
+        assert str(caught.value) == (
+            f"p/{lying.path} is damaged at byte 0: expected {said} rows of state '{state}' of operator 'node', "
+            f"as its manifest says, found {rows} rows"
+        )
+        manifest = Manifest(CheckpointId(1), Generation(1), 1, 128, (SubtaskEntry(SUBTASK, (lying,)),))
+        (damage,) = CheckpointLog(writing.storage, "p").files.verify(manifest)
+        assert f"expected {said} rows" in damage.problem
 
 
 def test_a_restore_without_an_operator_that_the_manifest_names_refuses() -> None:
