@@ -92,18 +92,18 @@ def spark() -> Iterator[Any]:
     from pyspark import cloudpickle
 
     import bench
-    from headgate.spark.session import make_session
+    from headgate.spark.session import make_context
 
     cloudpickle.register_pickle_by_value(bench)  # workers need not find these directories
     cloudpickle.register_pickle_by_value(_example())
-    session = make_session("components", 2, None)
+    context = make_context("components", 2, None)
     try:
-        yield session
+        yield context
     finally:
-        session.stop()
+        context.stop()
 
 
-def measure(session: Any, edges: int, vertices: int, interval_ms: int | None, expected: Any) -> dict[str, Any]:
+def measure(context: Any, edges: int, vertices: int, interval_ms: int | None, expected: Any) -> dict[str, Any]:
     """Insert all edges once; return the rate and what it took.
 
     Raises:
@@ -112,7 +112,7 @@ def measure(session: Any, edges: int, vertices: int, interval_ms: int | None, ex
     directory = tempfile.mkdtemp(prefix="headgate-bench-")
     try:
         definition = wrapped(pipeline(edges, vertices, interval_ms, directory).definition(), FIRST, FirstEdges)
-        measured = _measure(session, definition, edges)
+        measured = _measure(context, definition, edges)
         changes = read_committed(f"{directory}/labels")
     finally:
         shutil.rmtree(directory, ignore_errors=True)
@@ -133,11 +133,11 @@ class _Seen(SilentObserver):
         self.durations_ms.append(duration_ms)
 
 
-def _measure(session: Any, definition: PipelineDefinition, edges: int) -> dict[str, Any]:
+def _measure(context: Any, definition: PipelineDefinition, edges: int) -> dict[str, Any]:
     from headgate.spark.session import start_pipeline
 
     seen, ended, meter = _Seen(), [], CpuMeter()
-    handle = start_pipeline(definition, spark=session, observer=seen)
+    handle = start_pipeline(definition, spark=context, observer=seen)
     handle.driver.result.add_done_callback(lambda _: ended.append(time.monotonic()))
     handle.wait()
     cpu_s = meter.cpu_seconds()

@@ -119,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from pyspark import cloudpickle
 
     import bench
-    from headgate.spark.session import make_session
+    from headgate.spark.session import make_context
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("queries", nargs="+", choices=list(QUERIES))
@@ -131,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--sql", action="store_true", help="run the queries in SQL")
     options = parser.parse_args(arguments)
     cloudpickle.register_pickle_by_value(bench)  # the note: workers need not find this directory
-    spark = make_session("nexmark", PARALLELISM, None)
+    spark = make_context("nexmark", PARALLELISM, None)
     found: dict[str, dict[str, Any]] = {}
     for query in options.queries:
         found[query] = of_query(query, options, spark)

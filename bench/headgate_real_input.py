@@ -75,14 +75,14 @@ def on_spark(files: Path, output: Path, key: str) -> dict[str, float]:
     from pyspark import cloudpickle
 
     import bench
-    from headgate.spark.session import make_session, start_pipeline
+    from headgate.spark.session import make_context, start_pipeline
 
     cloudpickle.register_pickle_by_value(bench)  # the note: workers need not find this directory
     with tempfile.TemporaryDirectory(prefix="headgate-bench-") as directory:
         plain = pipeline(files, output, key, directory).definition()
         definition = wrapped(plain, "key-by", lambda spec: Noted(spec, directory))
         begun_s = time.monotonic()
-        spark = make_session("real-input", definition.plan.parallelism, None)  # its workers are there when all is read
+        spark = make_context("real-input", definition.plan.parallelism, None)  # its workers are there when all is read
         handle = start_pipeline(definition, spark=spark)
         meter = CpuMeter()
         notes: list[Path] = []

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pyspark import SparkContext
-from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 import headgate as hg
@@ -65,11 +63,13 @@ def test_what_makes_no_sense_is_refused(
         started(monkeypatch, tmp_path, **begins)
 
 
-class Session:
+class Context:
     """Of a cluster with two slots."""
 
+    master = "local[2]"
+
     def __init__(self) -> None:
-        self.sparkContext = SimpleNamespace(master="local[2]", defaultParallelism=2)  # as Spark spells it
+        self.defaultParallelism = 2  # as Spark spells it
         self.is_stopped = False
 
     def stop(self) -> None:
@@ -114,15 +114,14 @@ def test_a_supervisor_that_cannot_begin_deletes_nothing(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("whose", ["made for it", "given", "of this process"])
-def test_a_check_stops_only_the_session_that_it_made(monkeypatch: pytest.MonkeyPatch, whose: str) -> None:
-    session = Session()
-    monkeypatch.setattr(SparkContext, "_active_spark_context", session if whose == "of this process" else None)
-    monkeypatch.setattr(SparkSession, "getActiveSession", lambda: None)
-    monkeypatch.setattr("headgate.spark.session.make_session", lambda *_: session)
-    given = session if whose == "given" else None
+def test_a_check_stops_only_the_context_that_it_made(monkeypatch: pytest.MonkeyPatch, whose: str) -> None:
+    context = Context()
+    monkeypatch.setattr(SparkContext, "_active_spark_context", context if whose == "of this process" else None)
+    monkeypatch.setattr("headgate.spark.session.make_context", lambda *_: context)
+    given = context if whose == "given" else None
     with pytest.raises(UsageError, match="parallelism 3 needs as many slots"):
         check_cluster("p", 3, given, None)
-    assert session.is_stopped == (whose == "made for it")
+    assert context.is_stopped == (whose == "made for it")
     check_cluster("p", 2, given, None)
 
 
@@ -146,15 +145,15 @@ class Notes(SilentObserver):
         self.texts.append(str(text))
 
 
-def no_session(*_: object, **__: object) -> None:
+def no_context(*_: object, **__: object) -> None:
     raise AssertionError("Spark is asked for")
 
 
 def test_a_pipeline_that_has_finished_says_so_without_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = testing.run(pipeline(tmp_path))
     assert not first.had_finished
-    for name in ("find_session", "make_session", "ensure_jvm"):
-        monkeypatch.setattr(session, name, no_session)
+    for name in ("find_context", "make_context", "ensure_jvm"):
+        monkeypatch.setattr(session, name, no_context)
     notes = Notes()
     handle = pipeline(tmp_path).start(observer=notes)
     again = handle.wait(60)
@@ -171,7 +170,7 @@ def test_a_damaged_end_is_not_taken_for_one(tmp_path: Path, monkeypatch: pytest.
     testing.run(pipeline(tmp_path))
     newest = max((tmp_path / "checkpoints" / "p" / "log").iterdir())
     newest.write_bytes(newest.read_bytes()[:-3])
-    monkeypatch.setattr(session, "find_session", no_session)
+    monkeypatch.setattr(session, "find_context", no_context)
     with pytest.raises(PipelineFailed, match="Spark is asked for"):
         pipeline(tmp_path).start()
 

@@ -190,7 +190,7 @@ def test_the_progress_of_a_takeover_that_came_too_late_is_not_shown_any_more(
     program.write_text(
         "import headgate as hg\np = hg.Pipeline('p')\np.source(hg.FromRows([{'n': 1}])).sink(hg.Discard())"
     )
-    monkeypatch.setattr(run, "WarmSession", Warm)
+    monkeypatch.setattr(run, "WarmContext", Warm)
     monkeypatch.setattr(run, "_make_observer", lambda *given, **named: Shown())
     monkeypatch.setattr(run.Pipeline, "start", start)
     result = CliRunner().invoke(app, ["run", "--standby", "--dir", ROOT, str(program)])
@@ -205,7 +205,7 @@ def test_the_directory_is_made_for_whom_the_pipeline_wants(tmp_path: Path, monke
         "import headgate as hg\np = hg.Pipeline('p', security=hg.Security(access='group'))\n"
         "p.source(hg.FromRows([{'n': 1}])).sink(hg.Discard())\n"
     )
-    monkeypatch.setattr(run, "WarmSession", Warm)
+    monkeypatch.setattr(run, "WarmContext", Warm)
     monkeypatch.setattr(StandbyRunner, "run", lambda self: open_storage(self.root).list("p") or None)
     where = tmp_path / "checkpoints"
     result = CliRunner().invoke(app, ["run", "--standby", "--dir", str(where), str(program)])

@@ -154,9 +154,11 @@ def main() -> None:
     argument = sys.argv[1]
     if not argument.isdigit():
         sys.exit(run_one(json.loads(argument)))
-    from headgate.spark.session import make_session
+    from pyspark.sql import SparkSession
 
-    Host(make_session("tests", int(argument), None)).serve()
+    from headgate.spark.session import make_context
+
+    Host(SparkSession(make_context("tests", int(argument), None))).serve()
 
 
 if __name__ == "__main__":

@@ -53,7 +53,15 @@ def test_a_pipeline_without_streams_needs_no_database() -> None:
 
 
 def test_a_pipeline_is_defined_without_pandas() -> None:
-    assert "pandas" not in brought_by("import headgate; headgate.Pipeline")
+    """Arrow imports it as soon as values become an array, which defining a pipeline does without."""
+    defined = "hg.Pipeline('p').source(hg.Generator()).sink(hg.Discard())"
+    assert "pandas" not in brought_by(f"import headgate as hg; {defined}")
+
+
+def test_a_run_imports_no_other_command() -> None:
+    brought = brought_by("from headgate.cli.__main__ import app_for; app_for(['run', 'program.py'])")
+    assert "headgate.cli.run" in brought
+    assert brought.isdisjoint({"pandas", "pyspark", "headgate.cli.streams", "headgate.codec.kafka.messages"})
 
 
 def test_the_version_is_said_once() -> None:

@@ -179,11 +179,12 @@ def test_what_a_jvm_that_failed_has_written_is_none(tmp_path: Path, monkeypatch:
 
     def made(*_: object) -> Any:
         told.append(os.environ[JVM_OPTIONS])
-        return SimpleNamespace(sparkContext=SimpleNamespace(_gateway=SimpleNamespace(proc=jvm)), stop=lambda: None)
+        return SimpleNamespace(_gateway=SimpleNamespace(proc=jvm), stop=lambda: None)
 
     monkeypatch.setenv(JVM_OPTIONS, "-Dmine")
-    monkeypatch.setattr(session, "make_session", made)
-    monkeypatch.setattr(launcher, "warm_up", lambda *_: None)
+    monkeypatch.setattr(session, "make_context", made)
+    for name in ("warm_up", "warm_up_sql"):
+        monkeypatch.setattr(launcher, name, lambda *_: None)
     (tmp_path / "half.jsa").write_bytes(WHOLE[:3])
     with pytest.raises(PipelineFailed, match="is there room on the disk"):
         class_dump.dump_archive(tmp_path / "half.jsa", "-Dmore")

@@ -38,7 +38,7 @@ from headgate.spark.jvm import (
     startup_errors,
     take_or_start,
 )
-from headgate.spark.session import find_session, make_session
+from headgate.spark.session import find_context, make_context
 
 TELLS = r"""
 printf '\0\0\0\7\0\0\0\6secret' > "$_PYSPARK_DRIVER_CONN_INFO_PATH.tmp"
@@ -231,7 +231,7 @@ def test_a_session_of_the_programs_own_ends_the_jvm_that_was_begun_ahead(
         raise Ended
 
     monkeypatch.setattr(session, "lock_for", lambda _: SimpleNamespace(release=lambda: None))
-    monkeypatch.setattr(session, "find_session", lambda *_: SimpleNamespace())
+    monkeypatch.setattr(session, "find_context", lambda *_: SimpleNamespace())
     monkeypatch.setattr(session, "_check_slots", check_slots)
     monkeypatch.setattr(session, "has_finished", lambda _: False)
     plan = SimpleNamespace(config=SimpleNamespace(name="p"), plan=SimpleNamespace(parallelism=1))
@@ -322,12 +322,12 @@ def test_a_jvm_that_dies_while_it_starts_is_one_sentence(
     monkeypatch.setenv("SPARK_HOME", str(spark_home(tmp_path, script)))
     monkeypatch.setattr("headgate.spark.prerequisites.java_problem", lambda *_: None)
     with pytest.raises(PipelineFailed, match=told) as raised:
-        make_session("p", 1, "local[1]")
+        make_context("p", 1, "local[1]")
     assert raised.value.__cause__ is None
     assert raised.value.__suppress_context__ or raised.value.__context__ is None  # no page of py4j's either
     assert capfd.readouterr().err == ""
     with pytest.raises(PipelineFailed, match=told):  # and nothing of it is in the way of the next try
-        make_session("p", 1, "local[1]")
+        make_context("p", 1, "local[1]")
 
 
 @pytest.mark.usefixtures("no_jvm")
@@ -335,10 +335,10 @@ def test_no_java_and_no_master_are_told_before_a_jvm_starts(monkeypatch: pytest.
     monkeypatch.delenv("SPARK_HOME", raising=False)
     monkeypatch.setattr("headgate.spark.session.ensure_jvm", lambda _: pytest.fail("a JVM was started"))
     with pytest.raises(UsageError, match="is not the URL of a Spark master"):
-        make_session("p", 1, "nonsense")
+        make_context("p", 1, "nonsense")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(UsageError, match=r"JAVA_HOME is .*; 'headgate doctor' checks the rest"):
-        make_session("p", 1, "local")
+        make_context("p", 1, "local")
 
 
 @pytest.mark.usefixtures("no_jvm")
@@ -352,7 +352,7 @@ def test_a_program_of_spark_submit_runs_where_that_said(monkeypatch: pytest.Monk
 
     monkeypatch.setattr("headgate.spark.session.ensure_jvm", builder)
     with pytest.raises(PipelineFailed, match="enough"):
-        make_session("p", 2, None)
+        make_context("p", 2, None)
     assert "spark.master" not in given[0]
     assert session_options("p", "local[2]")["spark.master"] == "local[2]"
 
@@ -386,14 +386,13 @@ def test_a_jvm_that_died_is_forgotten_so_that_another_can_start(monkeypatch: pyt
 def test_a_master_that_a_session_would_ignore_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     context = SimpleNamespace(master="local[2]")
     session = SimpleNamespace(sparkContext=context)
-    assert find_session(session, None) is session
-    assert find_session(session, "local[2]") is session
+    assert find_context(session, None) is find_context(context, None) is context
+    assert find_context(session, "local[2]") is context
     with pytest.raises(UsageError, match=r"'yarn' is given, .* which is on 'local\[2\]': leave the master out"):
-        find_session(session, "yarn")
-    monkeypatch.setattr(SparkSession, "getActiveSession", lambda: None)
-    monkeypatch.setattr(SparkContext, "_active_spark_context", context)  # a session of another thread
+        find_context(session, "yarn")
+    monkeypatch.setattr(SparkContext, "_active_spark_context", context)  # of another thread
     with pytest.raises(UsageError, match="leave the master out"):
-        find_session(None, "yarn")
+        find_context(None, "yarn")
 
 
 def listening(*written: str, passes_on: bool = False) -> StderrReader:

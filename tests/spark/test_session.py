@@ -1,4 +1,4 @@
-"""Whose turn it is to stop a session that a pipeline made, when others use it, or end beside it."""
+"""Whose turn it is to stop a context that a pipeline made, when others use it, or end beside it."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 import headgate as hg
-from headgate.spark.session import PipelineSession, SparkHandle, find_session
+from headgate.spark.session import PipelineContext, SparkHandle, find_context
 
 WAIT_S = 300.0
 
 
-class Session:
-    """A session whose stop takes until it is let go on."""
+class Context:
+    """A context whose stop takes until it is let go on."""
+
+    master = "local[2]"
 
     def __init__(self) -> None:
-        self.sparkContext = SimpleNamespace(master="local[2]", defaultParallelism=2)
         self.is_stopping, self.may_stop = threading.Event(), threading.Event()
         self.is_stopped = False
 
@@ -32,6 +33,8 @@ class Session:
         assert self.may_stop.wait(WAIT_S)
         assert not self.is_stopped, "once"
         self.is_stopped = True
+        if SparkContext._active_spark_context is self:
+            SparkContext._active_spark_context = None
 
 
 class Handle(SparkHandle):
@@ -46,8 +49,8 @@ class Handle(SparkHandle):
 
 
 @pytest.fixture(autouse=True)
-def no_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PipelineSession, "current", None)
+def no_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PipelineContext, "current", None)
 
 
 @pytest.fixture
@@ -56,40 +59,39 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield threads
 
 
-def test_no_wait_for_a_run_returns_before_its_session_is_stopped(
+def test_no_wait_for_a_run_returns_before_its_context_is_stopped(
     pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A look that has enough is stopped by one thread, while another waits for it and goes on to the next start."""
-    session = Session()
-    handle = Handle(PipelineSession(session).use())
-    monkeypatch.setattr(SparkContext, "_active_spark_context", session.sparkContext)
-    monkeypatch.setattr(SparkSession, "getActiveSession", lambda: None if session.is_stopped else session)
+    context = Context()
+    handle = Handle(PipelineContext(context).use())
+    monkeypatch.setattr(SparkContext, "_active_spark_context", context)
     first = pool.submit(handle.release)
-    assert session.is_stopping.wait(WAIT_S)
-    second, found = pool.submit(handle.release), pool.submit(find_session, None, None)
+    assert context.is_stopping.wait(WAIT_S)
+    second, found = pool.submit(handle.release), pool.submit(find_context, None, None)
     with pytest.raises(TimeoutError):
         second.result(0.1)  # not a wait for anything: a longer one finds nothing else
     assert not found.done(), "a start waits, too"
-    session.may_stop.set()
+    context.may_stop.set()
     for done in (first, second):
         done.result(WAIT_S)
     assert found.result(WAIT_S) is None
 
 
-def test_the_last_pipeline_on_a_session_that_pipelines_made_stops_it() -> None:
-    session = Session()
-    session.may_stop.set()
-    first = PipelineSession(session).use()
-    own = PipelineSession.of(session)
+def test_the_last_pipeline_on_a_context_that_pipelines_made_stops_it() -> None:
+    context = Context()
+    context.may_stop.set()
+    first = PipelineContext(context).use()
+    own = PipelineContext.of(context)
     assert own is not None
     second = own.use()
     first()
     first()
-    assert not session.is_stopped, "the second pipeline runs"
+    assert not context.is_stopped, "the second pipeline runs"
     second()
-    assert session.is_stopped
-    assert PipelineSession.of(session) is None
-    assert PipelineSession.of(Session()) is None, "its user's"
+    assert context.is_stopped
+    assert PipelineContext.of(context) is None
+    assert PipelineContext.of(Context()) is None, "its user's"
 
 
 @pytest.mark.spark
@@ -97,7 +99,7 @@ def test_the_last_pipeline_on_a_session_that_pipelines_made_stops_it() -> None:
 @pytest.mark.xdist_group("session")  # of one process, which keeps its JVM
 def test_looks_and_runs_of_one_process_follow_each_other(tmp_path: Path) -> None:
     """As cells of a notebook do, each right behind the one before, in the main thread and in others."""
-    assert SparkContext._active_spark_context is None, "the session is the pipelines' own"
+    assert SparkContext._active_spark_context is None, "the context is the pipelines' own"
     pipeline = hg.Pipeline("cells", parallelism=1, checkpointing=hg.Checkpointing(dir=tmp_path / "checkpoints"))
     endless = pipeline.source(hg.Generator({"id": hg.RowNumber()}, rows_per_second=500))
 
@@ -115,3 +117,4 @@ def test_looks_and_runs_of_one_process_follow_each_other(tmp_path: Path) -> None
         cell.submit(look).result()
         look()
     assert SparkContext._active_spark_context is None
+    assert SparkSession._instantiatedSession is None, "no pipeline needs Spark SQL, whose start takes a second"

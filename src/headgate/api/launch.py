@@ -138,11 +138,11 @@ def available_slots(master: str | None, spark: Any) -> int | None:
     Raises:
         UsageError: only the cluster itself knows.
     """
-    from headgate.spark.session import find_session
+    from headgate.spark.session import find_context
 
-    session = find_session(spark, master)
-    if session is not None:
-        return int(session.sparkContext.defaultParallelism)
+    context = find_context(spark, master)
+    if context is not None:
+        return int(context.defaultParallelism)
     url = master or os.environ.get("HEADGATE_MASTER")
     if url is None:
         return None
@@ -162,9 +162,9 @@ def check_master(master: str | None, spark: Any) -> None:
         return
     read_master(master)
     if "pyspark" in sys.modules:  # else there is no session
-        from headgate.spark.session import find_session
+        from headgate.spark.session import find_context
 
-        find_session(spark, master)
+        find_context(spark, master)
 
 
 def place_sources(graph: Graph, config: PipelineConfig) -> Graph:

@@ -11,10 +11,14 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from headgate.spark.jvm import adopt_environment, jvm_settings, launch_of, quick_options, session_options, start_early
 from headgate.spark.prerequisites import JVM_OPTIONS, SUBMITTED, java_problem, read_master, spark_home_problem
 from headgate.spark.py_files import program_place, with_directory
+
+if TYPE_CHECKING:
+    import typer
 
 NO_JVM = frozenset({"--help", "--describe", "--supervised", "--standby"})
 """Options of commands that need no JVM, or not yet."""
@@ -30,10 +34,27 @@ def main() -> None:
     with suppress(Exception):  # a JVM that cannot be started early is started later, with a proper error
         start_jvm(sys.argv[1:], os.environ)
     before = dict(os.environ)
-    from headgate.cli import app as command
+    app = app_for(sys.argv[1:])
+    from headgate.cli.command_line import call
 
     adopt_environment(before, os.environ)
-    command.main()
+    call(app)
+
+
+def app_for(words: Sequence[str]) -> typer.Typer:
+    """Return the command line for ``words``: for a run the one with this command alone, which takes less to import."""
+    if words[:1] != ["run"]:
+        from headgate.cli.app import app
+
+        return app
+    from headgate.cli.command_line import command_line
+    from headgate.cli.options import unwrap_help
+    from headgate.cli.run import run
+
+    alone = command_line()
+    alone.command("run")(run)
+    unwrap_help(alone)
+    return alone
 
 
 def start_jvm(words: Sequence[str], environ: Mapping[str, str]) -> None:

@@ -100,7 +100,7 @@ from headgate.runtime.driver.remote_control import DRAIN, STOP
 from headgate.runtime.driver.takeover import HeartbeatReader, Takeover, taking_over
 from headgate.spark.jvm import quick_jvm
 from headgate.spark.py_files import program_place
-from headgate.spark.session import WarmSession, check_cluster
+from headgate.spark.session import WarmContext, check_cluster
 from headgate.storage.urls import open_storage
 
 TEXTS = {
@@ -363,7 +363,7 @@ def _run_as_standby(pipeline: Pipeline, options: RunOptions, client: SupervisorC
 
     with quick_jvm(), ExitStack() as opened, ExitStack() as shown:  # this process does nothing else with Spark
         conf = options.submission.conf
-        session = WarmSession(config.name, definition.plan.parallelism, options.master, conf)
+        session = WarmContext(config.name, definition.plan.parallelism, options.master, conf)
         opened.callback(session.close)
 
         def start() -> PipelineHandle:

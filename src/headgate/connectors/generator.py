@@ -53,7 +53,8 @@ class Uniform:
         if not self.low < self.high:
             raise UsageError(f"Uniform({self.low}, {self.high}) is empty; low must be less than high")
         spread = np.uint64(self.high - self.low)
-        return pa.array((splitmix(rows, seed) % spread).astype(np.int64) + self.low)
+        numbers = (splitmix(rows, seed) % spread).astype(np.int64) + self.low
+        return pa.Array.from_buffers(pa.int64(), rows, [None, pa.py_buffer(numbers)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ class RowNumber:
 
     def pool(self, rows: int, seed: int) -> pa.Array:
         """Return the type only: row numbers do not repeat, so there is no pool."""
-        return pa.array([], pa.int64())
+        return pa.nulls(0, pa.int64())
 
 
 def _two_columns() -> dict[str, Column]:

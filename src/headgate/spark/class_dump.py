@@ -68,14 +68,15 @@ def dump_archive(made: Path, *options: str) -> None:
     Raises:
         UsageError, PipelineFailed: see ``make_archive``.
     """
-    from headgate.spark.launcher import warm_up
-    from headgate.spark.session import make_session
+    from headgate.spark.launcher import warm_up, warm_up_sql
+    from headgate.spark.session import make_context
 
     with _jvm_options(*options, f'"-XX:ArchiveClassesAtExit={made}"', "-Xlog:disable"):
-        session = make_session("prepare", 2, "local[2]")
-        warm_up(session, 2)
-    jvm: subprocess.Popen[bytes] = session.sparkContext._gateway.proc
-    session.stop()
+        context = make_context("prepare", 2, "local[2]")
+        warm_up(context, 2)
+        warm_up_sql(context)
+    jvm: subprocess.Popen[bytes] = context._gateway.proc
+    context.stop()
     assert jvm.stdin is not None
     jvm.stdin.close()
     try:

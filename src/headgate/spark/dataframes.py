@@ -45,10 +45,13 @@ _EXACT = {
 
 
 def active_session() -> Any:
-    """Return the SparkSession that is active in this thread or process, or None."""
+    """Return the SparkSession that is active in this thread or process, or one on its context; None: it has none."""
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    return SparkSession.getActiveSession()
+    found = SparkSession.getActiveSession()
+    has_context = SparkContext._active_spark_context is not None
+    return SparkSession.builder.getOrCreate() if found is None and has_context else found
 
 
 def arrow_schema(dataframe: Any) -> pa.Schema:

@@ -76,14 +76,14 @@ def temporary_file_options(directory: Path | None) -> tuple[dict[str, str], str]
     return {"spark.local.dir": str(directory)}, f'"-Djava.io.tmpdir={directory}"'
 
 
-def ignore_sigterm_in_jvm(session: Any) -> None:
+def ignore_sigterm_in_jvm(context: Any) -> None:
     """Have the JVM ignore SIGTERM, as PySpark has it ignore Ctrl-C.
 
     The end of a service sends it to all processes of it, and a pipeline without its JVM can take no last
     checkpoint. Without its driver the JVM ends anyway: its input closes.
     """
     with suppress(Exception):  # a JVM without these classes is one that ends with the signal, as ever
-        signals = session._jvm.sun.misc
+        signals = context._jvm.sun.misc
         signals.Signal.handle(signals.Signal("TERM"), signals.SignalHandler.SIG_IGN)
 
 
@@ -343,8 +343,8 @@ def take_or_start(launch: Launch) -> JvmProcess:
 
 _SECRET = "PYSPARK_GATEWAY_SECRET"
 
-PRELOADED_MODULES = ("pyspark.sql.pandas.functions", "pyspark.sql.classic.dataframe", "pandas")
-"""What a session and its first job import: done while the JVM starts, which takes longer."""
+PRELOADED_MODULES = ("pyspark.core.rdd", "pyspark.core.broadcast")
+"""What a context and its first job import: done while the JVM starts, which takes longer."""
 
 LINES_MAX = 200
 """Kept of what a starting JVM writes: the beginning says why, the rest are frames."""

@@ -20,7 +20,7 @@ from headgate.errors import PipelineFailed
 from headgate.model.failure import Failure, FailureKind
 from headgate.model.plan import PipelineDefinition
 from headgate.spark.jvm import cause_of
-from headgate.spark.worker_main import OTHER_RELEASE, RESULT_SCHEMA, WorkerMain
+from headgate.spark.worker_main import OTHER_RELEASE, WorkerMain
 
 CHARS_SHOWN = 300
 
@@ -156,9 +156,9 @@ CONTEXT_STOPPED = (
 
 @dataclass(slots=True)
 class SparkLauncher:
-    """Submits barrier stages to one SparkSession."""
+    """Submits barrier stages to one SparkContext."""
 
-    spark: Any
+    context: Any
     definition: PipelineDefinition
     fingerprint: str
     is_local: bool
@@ -170,7 +170,7 @@ class SparkLauncher:
         """Run the job in a thread of its own; call ``ended`` once when it is over.
 
         Raises:
-            PipelineFailed: Spark's JVM is gone, or its context, and with it this session.
+            PipelineFailed: Spark's JVM is gone, or its context.
         """
         from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
         from pyspark import InheritableThread
@@ -192,10 +192,10 @@ class SparkLauncher:
         from py4j.protocol import Py4JNetworkError
 
         with suppress(Py4JNetworkError, OSError):  # without a JVM there is no task either
-            self.spark.sparkContext.cancelJobGroup(self._group(submission))
+            self.context.cancelJobGroup(self._group(submission))
 
     def _is_stopped(self) -> bool:
-        java = self.spark.sparkContext._jsc
+        java = self.context._jsc
         return java is None or bool(java.sc().isStopped())
 
     def _group(self, submission: int) -> str:
@@ -203,30 +203,42 @@ class SparkLauncher:
 
     def _run(self, submission: int, main: WorkerMain, ended: Callable[[Failure | None], None]) -> None:
         parallelism = self.definition.plan.parallelism
-        context = self.spark.sparkContext
         try:
             description = f"headgate pipeline '{self.definition.config.name}'"
-            context.setJobGroup(self._group(submission), description, interruptOnCancel=True)
-            frame = self.spark.range(0, parallelism, 1, parallelism)
-            with _worker_environment(context, self.is_local):
-                workers = frame.mapInArrow(main, RESULT_SCHEMA, barrier=True)
-            workers.collect()
+            self.context.setJobGroup(self._group(submission), description, interruptOnCancel=True)
+            barrier_stage(self.context, parallelism, main).collect()
         except BaseException as error:  # whatever it is, the driver waits for this thread
             ended(job_failure(str(error) or type(error).__name__))
         else:
             ended(None)
 
 
-def warm_up(spark: Any, parallelism: int) -> None:
+def warm_up(context: Any, parallelism: int) -> None:
     """Run a job that does nothing, so that Spark has forked Python workers once and the next job need not wait."""
-    context = spark.sparkContext
-    with _worker_environment(context, context.master.startswith("local")):
-        spark.range(0, parallelism, 1, parallelism).mapInArrow(discard_rows, RESULT_SCHEMA).collect()
+    barrier_stage(context, parallelism, discard_rows).collect()
 
 
-def discard_rows(batches: Iterator[Any]) -> Iterator[Any]:
+def warm_up_sql(context: Any) -> None:
+    """Run a query that does nothing, so that the JVM has loaded Spark SQL, which DataFrames need."""
+    from pyspark.sql import SparkSession
+
+    SparkSession(context).range(2).mapInArrow(discard_rows, "id long").collect()
+
+
+def barrier_stage(context: Any, parallelism: int, main: Callable[[Iterator[Any]], Iterator[Any]]) -> Any:
+    """Return an RDD of so many tasks that run at the same time; each calls ``main`` with no rows.
+
+    An RDD and not a DataFrame: Spark SQL would be loaded, and a query planned, for a function that reads nothing.
+    """
+    with _worker_environment(context, is_local=context.master.startswith("local")):
+        workers = context.parallelize([], parallelism).barrier().mapPartitions(main)
+        workers.id()  # Spark's half of it is made now, with this environment
+    return workers
+
+
+def discard_rows(rows: Iterator[Any]) -> Iterator[Any]:
     """Read everything and return nothing."""
-    for _ in batches:
+    for _ in rows:
         pass
     return iter(())
 

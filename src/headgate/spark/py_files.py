@@ -102,12 +102,11 @@ def write_zip(paths: Iterable[Path], target: Path) -> None:
                 archive.write(file, file.relative_to(path.parent))
 
 
-def send_modules(session: Any, submission: Submission) -> None:
-    """Have the workers of ``session`` find what ``submission`` names, and the modules beside the program.
+def send_modules(context: Any, submission: Submission) -> None:
+    """Have the workers of ``context`` find what ``submission`` names, and the modules beside the program.
 
     Called before the first job. On local Spark only what is named is added: the rest is found where it is.
     """
-    context = session.sparkContext
     for file in submission.py_files:
         context.addPyFile(file)
     if context.master.startswith("local"):

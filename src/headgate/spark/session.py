@@ -1,6 +1,7 @@
-"""Run a pipeline on Spark: find or make the session, check the cluster, start the driver, return the handle.
+"""Run a pipeline on Spark: find or make the context, check the cluster, start the driver, return the handle.
 
-Counterparts: ``api.pipeline`` above, ``runtime.driver.driver`` below. The only place that creates a SparkSession.
+Counterparts: ``api.pipeline`` above, ``runtime.driver.driver`` below. The only place that creates a SparkContext.
+It makes no SparkSession: workers need none, and loading Spark SQL was half of the JVM's work until the first record.
 """
 
 from __future__ import annotations
@@ -47,43 +48,43 @@ SLOTS_WAIT_S = 30.0
 """How long to wait for a cluster's executors to come up before the parallelism counts as too high."""
 
 
-SESSION_LOCK = threading.RLock()
-"""Held while a session is found, made or stopped: a process has one, and its threads may start and end pipelines."""
+CONTEXT_LOCK = threading.RLock()
+"""Held while a context is found, made or stopped: a process has one, and its threads may start and end pipelines."""
 
 
-class PipelineSession:
-    """A session that a pipeline made; those that start while it is there use it, too. The last one stops it."""
+class PipelineContext:
+    """A context that a pipeline made; those that start while it is there use it, too. The last one stops it."""
 
-    current: ClassVar[PipelineSession | None] = None
+    current: ClassVar[PipelineContext | None] = None
 
-    def __init__(self, spark: Any) -> None:
-        self._spark = spark
+    def __init__(self, context: Any) -> None:
+        self._context = context
         self._users: set[object] = set()
-        PipelineSession.current = self
+        PipelineContext.current = self
 
     @classmethod
-    def of(cls, spark: Any) -> PipelineSession | None:
-        """Return the one of the same context as ``spark``; None: that is its user's."""
+    def of(cls, context: Any) -> PipelineContext | None:
+        """Return the one of ``context``; None: that is its user's."""
         own = cls.current
-        return own if own is not None and own._spark.sparkContext is spark.sparkContext else None
+        return own if own is not None and own._context is context else None
 
     def use(self) -> Callable[[], None]:
         """Keep it for one more user; return what gives it back, and may be called again by any thread.
 
-        When that returns, a session without users is stopped, whichever thread did it.
+        When that returns, a context without users is stopped, whichever thread did it.
         """
         user = object()
         self._users.add(user)
         return functools.partial(self._give_back, user)
 
     def _give_back(self, user: object) -> None:
-        with SESSION_LOCK:
+        with CONTEXT_LOCK:
             if user in self._users:
                 self._users.remove(user)
                 if not self._users:
-                    PipelineSession.current = None
-                    is_local = self._spark.sparkContext.master.startswith("local")
-                    _stop(self._spark)
+                    PipelineContext.current = None
+                    is_local = self._context.master.startswith("local")
+                    _stop(self._context)
                     if is_local:
                         prepare_in_background(os.environ)
 
@@ -92,7 +93,7 @@ class SparkHandle(DriverHandle):
     """A pipeline that runs on Spark."""
 
     def __init__(self, driver: Driver, give_back: Callable[[], None] | None = None) -> None:
-        """``give_back``: of its ``PipelineSession``; None: the session is its user's."""
+        """``give_back``: of its ``PipelineContext``; None: the context is its user's."""
         super().__init__(driver)
         self._give_back = give_back
 
@@ -131,12 +132,12 @@ def start_pipeline(
 ) -> SparkHandle:
     """Start ``definition`` and return its handle.
 
-    Uses ``spark``, else the active SparkSession, else makes one for ``master`` (default: local, as many slots as
-    the parallelism) and stops it at the end. ``submission`` has settings and files for Spark.
+    Uses ``spark`` (a session or a context), else the context of this process, else makes one for ``master`` (default:
+    local, as many slots as the parallelism) and stops it at the end. ``submission`` has settings and files for Spark.
 
     Raises:
         UsageError: the cluster has fewer slots than the parallelism, another driver runs this pipeline, there is no
-            Java, or ``master`` is not where the session is.
+            Java, or ``master`` is not where the context is.
         PipelineFailed: Spark could not start; it may, later.
     """
     config, submission = definition.config, submission or Submission()
@@ -151,19 +152,20 @@ def start_pipeline(
             finished.start()
             return SparkHandle(finished)
         with startup_errors():
-            with SESSION_LOCK:
-                session = find_session(spark, master)
-                is_new = _is_new(session)
-                if session is not None:
+            with CONTEXT_LOCK:
+                context = find_context(spark, master)
+                own: PipelineContext | None
+                if context is not None:
                     discard_early()
+                    own = PipelineContext.of(context)
                 else:
-                    session = make_session(config.name, parallelism, master, submission.conf)
-                own = PipelineSession(session) if is_new else PipelineSession.of(session)
+                    context = make_context(config.name, parallelism, master, submission.conf)
+                    own = PipelineContext(context)
                 give_back = None if own is None else own.use()
-            _check_slots(session, parallelism)
-            send_modules(session, submission)
-            is_local = session.sparkContext.master.startswith("local")
-            host = "127.0.0.1" if is_local else session.conf.get("spark.driver.host")
+            _check_slots(context, parallelism)
+            send_modules(context, submission)
+            is_local = context.master.startswith("local")
+            host = "127.0.0.1" if is_local else context.getConf().get("spark.driver.host")
         fingerprint = plan_fingerprint(definition)
         logs = log_directory(is_local=is_local)
         from pyspark import cloudpickle
@@ -171,7 +173,7 @@ def start_pipeline(
         for module in modules_being_imported():
             cloudpickle.register_pickle_by_value(module)
         pickled(definition, cloudpickle.dumps)  # else a thread of its own would fail, and say less
-        launcher = SparkLauncher(session, definition, fingerprint, is_local, logs)
+        launcher = SparkLauncher(context, definition, fingerprint, is_local, logs)
         if logs is not None:
             watcher.on_note(LogPlace(str(logs / config.name)))
         driver = Driver(definition, launcher, watcher, fingerprint, host=host, lock=lock, beats=True)
@@ -184,36 +186,31 @@ def start_pipeline(
     return SparkHandle(driver, give_back)
 
 
-def find_session(spark: Any, master: str | None) -> Any:
-    """Return the session that a pipeline will use and leave running; None if it has to make one.
+def find_context(spark: Any, master: str | None) -> Any:
+    """Return the context that a pipeline will use and leave running; None if it has to make one.
+
+    Args:
+        spark: a session or a context; None: the context of this process, if it has one.
+        master: what the pipeline was told to run on.
 
     Raises:
-        UsageError: ``master`` is given, and the session is elsewhere.
+        UsageError: ``master`` is given, and the context is elsewhere.
     """
     from pyspark import SparkContext
-    from pyspark.sql import SparkSession
 
-    with SESSION_LOCK:  # none that another thread is about to stop
+    with CONTEXT_LOCK:  # none that another thread is about to stop
         forget_dead_jvm()
-        found = spark if spark is not None else SparkSession.getActiveSession()
-        context = SparkContext._active_spark_context if found is None else found.sparkContext  # a process has one
+        context = SparkContext._active_spark_context if spark is None else getattr(spark, "sparkContext", spark)
     if context is not None and master is not None and not same_master(context.master, master):
         raise UsageError(
             f"master '{master}' is given, but the SparkSession that is there would be used, which is on "
             f"'{context.master}': leave the master out, or stop that session first"
         )
-    return found
+    return context
 
 
-def _is_new(found: Any) -> bool:
-    """Whether a session that is made now is the pipeline's own, to be stopped with it: others may use the context."""
-    from pyspark import SparkContext
-
-    return found is None and SparkContext._active_spark_context is None
-
-
-def make_session(name: str, parallelism: int, master: str | None, conf: Iterable[tuple[str, str]] = ()) -> Any:
-    """Return a new SparkSession that logs little: the driver reports failures of workers, without JVM frames.
+def make_context(name: str, parallelism: int, master: str | None, conf: Iterable[tuple[str, str]] = ()) -> Any:
+    """Return a new SparkContext that logs little: the driver reports failures of workers, without JVM frames.
 
     ``conf``: settings of the user's, which count more than those that Headgate makes.
 
@@ -221,8 +218,6 @@ def make_session(name: str, parallelism: int, master: str | None, conf: Iterable
         UsageError: there is no such master, no Java, or no Spark.
         PipelineFailed: the master does not answer, or Spark's JVM ended.
     """
-    from pyspark.sql import SparkSession
-
     url = master or os.environ.get("HEADGATE_MASTER")
     if url is None and SUBMITTED not in os.environ:  # spark-submit has been told its master
         url = f"local[{parallelism}]"
@@ -236,24 +231,23 @@ def make_session(name: str, parallelism: int, master: str | None, conf: Iterable
             check_prerequisites(place)
         ensure_jvm(jvm_settings(options))
         log_to(spark_log(name) if is_local else None)
-        builder = SparkSession.builder
-        for option, value in options.items():
-            builder = builder.config(option, value)
-        session = builder.getOrCreate()
-    ignore_sigterm_in_jvm(session)
-    return session
+        from pyspark import SparkConf, SparkContext
+
+        context = SparkContext(conf=SparkConf().setAll(list(options.items())))
+    ignore_sigterm_in_jvm(context)
+    return context
 
 
-def _stop(session: Any) -> None:
-    """Stop a session; its JVM may have died before."""
+def _stop(context: Any) -> None:
+    """Stop a context; its JVM may have died before."""
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
     with suppress(Py4JError, OSError):
-        session.stop()
+        context.stop()
 
 
-class WarmSession:
-    """What a standby keeps ready: a local session that has run a job, so that its JVM and its Python workers are up.
+class WarmContext:
+    """What a standby keeps ready: a local context that has run a job, so that its JVM and its Python workers are up.
 
     None on a cluster: an application that waits would hold slots that the running pipeline needs.
     """
@@ -261,28 +255,27 @@ class WarmSession:
     def __init__(self, name: str, parallelism: int, master: str | None, conf: Iterable[tuple[str, str]] = ()) -> None:
         self.spark: Any = None
         if _is_local(master):
-            self.spark = make_session(name, parallelism, master, conf)
+            self.spark = make_context(name, parallelism, master, conf)
             warm_up(self.spark, parallelism)
 
     @property
     def is_alive(self) -> bool:
         """Whether its JVM runs."""
-        return self.spark is None or self.spark.sparkContext._gateway.proc.poll() is None
+        return self.spark is None or self.spark._gateway.proc.poll() is None
 
     def close(self) -> None:
-        """Stop the session, if there is one."""
+        """Stop the context, if there is one."""
         if self.spark is not None:
             _stop(self.spark)
 
 
 def _is_local(master: str | None) -> bool:
-    """Whether a session for ``master`` is in this machine alone."""
+    """Whether a context for ``master`` is in this machine alone."""
     return (master or os.environ.get("HEADGATE_MASTER") or "local").startswith("local")
 
 
-def slots(session: Any) -> int:
-    """Return how many tasks the session's cluster can run at the same time."""
-    context = session.sparkContext
+def slots(context: Any) -> int:
+    """Return how many tasks the context's cluster can run at the same time."""
     if context.master.startswith("local"):
         return int(context.defaultParallelism)
     scala = context._jsc.sc()
@@ -290,13 +283,13 @@ def slots(session: Any) -> int:
     return int(scala.maxNumConcurrentTasks(profile))
 
 
-def _check_slots(session: Any, parallelism: int) -> None:
+def _check_slots(context: Any, parallelism: int) -> None:
     """Refuse what Spark would otherwise only retry for ten minutes."""
     deadline = time.monotonic() + SLOTS_WAIT_S
-    while (free := slots(session)) < parallelism:
-        if session.sparkContext.master.startswith("local") or time.monotonic() > deadline:
+    while (free := slots(context)) < parallelism:
+        if context.master.startswith("local") or time.monotonic() > deadline:
             raise UsageError(
-                f"parallelism {parallelism} needs as many slots, but {session.sparkContext.master} has {free}; "
+                f"parallelism {parallelism} needs as many slots, but {context.master} has {free}; "
                 "lower the parallelism or give Spark more cores"
             )
         time.sleep(0.2)
@@ -312,15 +305,14 @@ def check_cluster(
     Raises:
         UsageError, PipelineFailed: see ``start_pipeline``.
     """
-    with startup_errors(), SESSION_LOCK:
-        found = find_session(spark, master)
-        is_new = _is_new(found)
-        session = make_session(name, parallelism, master, conf) if found is None else found
+    with startup_errors(), CONTEXT_LOCK:
+        found = find_context(spark, master)
+        context = make_context(name, parallelism, master, conf) if found is None else found
         try:
-            _check_slots(session, parallelism)
+            _check_slots(context, parallelism)
         finally:
-            if is_new:
-                _stop(session)
+            if found is None:
+                _stop(context)
 
 
 def plan_fingerprint(definition: PipelineDefinition) -> str:
@@ -348,17 +340,17 @@ def executors_of(master: str) -> list[Executor]:
         PipelineFailed: it does not answer, or Spark could not start.
     """
     read_master(master)
-    session = make_session("doctor", 1, master)
+    context = make_context("doctor", 1, master)
     try:
-        count = max(1, slots(session))
-        rdd = session.sparkContext.parallelize(range(count), count)
+        count = max(1, slots(context))
+        rdd = context.parallelize(range(count), count)
         begun_ms = SYSTEM_CLOCK.wall_ms()
         found = rdd.mapPartitions(describe_executor).collect()
         return [Executor(host, python, release, _ahead_ms(at, begun_ms)) for host, python, release, at in found]
     except Exception as error:
         raise UsageError(job_error(str(error)) or str(error)) from None
     finally:
-        session.stop()
+        context.stop()
 
 
 def describe_executor(_: Iterator[Any]) -> Iterator[tuple[str, str, str, int]]:

@@ -20,8 +20,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
-import pyarrow as pa
-
 from headgate import __version__
 from headgate.codec.messages import Obituary
 from headgate.model.ids import WorkerIndex
@@ -149,15 +147,13 @@ WATCH = ChildWatch()
 """Of this process: in Spark's daemon it watches, in a worker it holds what the daemon knew when it forked it."""
 
 
-RESULT_SCHEMA = "worker long"
-
 OTHER_RELEASE = "install the same release for both"
 """How a worker ends what it says when its Headgate is another one."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerMain:
-    """The function of ``mapInArrow``: one call per Spark task, that is per worker."""
+    """The function of the barrier stage: one call per Spark task, that is per worker."""
 
     definition: PipelineDefinition
     submission: int
@@ -170,8 +166,8 @@ class WorkerMain:
     """Of the driver's Headgate."""
     log_directory: Path | None = None
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Run a worker until its pipeline ends; yields nothing.
+    def __call__(self, rows: Iterator[Any]) -> Iterator[Any]:
+        """Run a worker until its pipeline ends; gets no rows and yields none.
 
         Raises:
             RuntimeError: the worker was stopped or failed. One sentence: the driver has the details.
@@ -198,7 +194,7 @@ class WorkerMain:
             spill_directory(),
             tuple(WATCH.known),
         )
-        for _ in batches:  # the one row that made this partition
+        for _ in rows:  # Spark uses a Python process again only if its input was read
             pass
         ignore_sigterm()
         worker = Worker(task)

@@ -11,7 +11,7 @@ SESSION, JVM = "headgate.spark.session", "headgate.spark.jvm"
 
 
 class Finder:
-    """Replaces names of two modules as soon as they are imported: no session is made, and no JVM begun ahead."""
+    """Replaces names of two modules as soon as they are imported: no context is made, and no JVM begun ahead."""
 
     def __init__(self):
         self._wanted = {SESSION: without_session, JVM: without_jvm}
@@ -36,7 +36,7 @@ class Finder:
 def without_session(module):
     module.start_pipeline = lambda definition, **options: start(module, definition, **options)
     module.check_cluster = lambda *_: None
-    module.WarmSession = Nothing
+    module.WarmContext = Nothing
 
 
 def without_jvm(module):
@@ -44,7 +44,7 @@ def without_jvm(module):
 
 
 class Nothing:
-    """A session that is not needed."""
+    """A context that is not needed."""
 
     spark = None
     is_alive = True
