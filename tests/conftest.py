@@ -9,11 +9,14 @@ import re
 import unittest
 from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 from tests.syntax import guard_parsing
+
+if TYPE_CHECKING:
+    from tests.servers.hdfs import HdfsCluster
 
 guard_parsing()
 settings.register_profile(
@@ -189,6 +192,22 @@ def _no_state_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield
+
+
+@pytest.fixture(scope="session")
+def shared_hdfs() -> Iterator[HdfsCluster]:
+    """A cluster for all tests of one process: they are of one group of pytest-xdist, ``hdfs``."""
+    from tests.servers.hdfs import hdfs_cluster
+
+    with hdfs_cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def hdfs(shared_hdfs: HdfsCluster) -> HdfsCluster:
+    """The cluster, of which each test has directories of its own. It may kill servers."""
+    shared_hdfs.heal()
+    return shared_hdfs
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -142,6 +143,14 @@ class HdfsCluster:
         except Exception:
             return False
         return True
+
+    def heal(self) -> None:
+        """Start what does not run, and wait until files can be written: the NameNode begins in safe mode."""
+        for process in self._processes.values():
+            if not process.is_running:
+                process.start()
+        while not self.is_writable():
+            time.sleep(0.05)
 
     def end(self) -> None:
         """End it for good."""

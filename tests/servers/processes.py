@@ -49,6 +49,10 @@ class ServerProcess:
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
     def start(self) -> None:
         with open(self._log, "ab") as log:
             self._process = subprocess.Popen(

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.servers.hdfs import HdfsCluster, hdfs_cluster
+from tests.servers.hdfs import HdfsCluster
 from tests.servers.proxy import Wire
 from typer.testing import CliRunner
 
@@ -23,10 +23,9 @@ from headgate.storage.urls import absolute_location, is_missing, open_storage
 pytestmark = pytest.mark.xdist_group("hdfs")
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[HdfsCluster]:
-    with hdfs_cluster() as started:
-        yield started
+@pytest.fixture
+def cluster(hdfs: HdfsCluster) -> HdfsCluster:
+    return hdfs
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from typing import Any
 import obstore
 import pytest
 from tests.servers.clouds import cloud_server
-from tests.servers.hdfs import HdfsCluster, hdfs_cluster
+from tests.servers.hdfs import HdfsCluster
 from typer.testing import CliRunner
 
 import headgate as hg
@@ -28,12 +28,6 @@ from headgate.storage.urls import absolute_location, open_storage
 
 HDFS = pytest.param("hdfs", marks=pytest.mark.xdist_group("hdfs"))
 AZURE = pytest.param("azure", marks=(pytest.mark.deep, pytest.mark.xdist_group("azure")))
-
-
-@pytest.fixture(scope="module")
-def hdfs() -> Iterator[HdfsCluster]:
-    with hdfs_cluster() as cluster:
-        yield cluster
 
 
 @pytest.fixture(scope="module")

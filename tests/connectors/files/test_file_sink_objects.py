@@ -11,7 +11,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from tests.conftest import IS_DEEP
-from tests.servers.hdfs import hdfs_cluster
+from tests.servers.hdfs import HdfsCluster
 from tests.servers.objects import BUCKET, ObjectServer, object_server
 from tests.servers.proxy import Wire
 
@@ -77,9 +77,8 @@ def test_the_sink_survives_every_kill_point_in_an_object_store(objects: ObjectSe
 
 @pytest.mark.deep
 @pytest.mark.xdist_group("hdfs")
-def test_the_sink_survives_every_kill_point_in_hdfs() -> None:
-    with hdfs_cluster() as cluster:
-        survive(cluster.url, (2, 1))
+def test_the_sink_survives_every_kill_point_in_hdfs(hdfs: HdfsCluster) -> None:
+    survive(hdfs.url, (2, 1))
 
 
 def sealed(sink: FileSink, subtask: int, *numbers: int) -> Committable:

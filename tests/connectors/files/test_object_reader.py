@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from obstore.store import from_url
 from tests.connectors.source_reading import context, read_all, read_over_subtasks
-from tests.servers.hdfs import hdfs_cluster
+from tests.servers.hdfs import HdfsCluster
 from tests.servers.objects import BUCKET, ObjectServer, object_server
 
 import headgate as hg
@@ -404,35 +404,32 @@ def test_objects_that_were_read_are_forgotten_when_they_are_old() -> None:
 
 
 @pytest.mark.xdist_group("hdfs")
-def test_files_of_hdfs_are_read_and_replacements_noticed() -> None:
-    with hdfs_cluster() as cluster:
-        storage = open_storage(f"{cluster.url}/input")
-        for name in ("a b.json", "day=1/x.json", "_SUCCESS", "é%.json"):
-            storage.put(name, [numbers(len(name), 3)])
-        storage.put("empty.json", [])
-        storage.put("a.parquet", [parquet(0, 3)])
-        url = f"{cluster.url}/input/"
-        rows = read_over_subtasks(hg.JsonLines(f"{url}**/*.json", SCHEMA, include_path=True), 2)
-        assert {row["path"] for row in rows} == {f"{url}{name}" for name in ("a b.json", "day=1/x.json", "é%.json")}
-        assert [row["n"] for row in read_over_subtasks(hg.ParquetFiles(url), 1)] == [0, 1, 2]
-        source = hg.JsonLines(f"{url}a b.json", SCHEMA)
-        positions = begun(source, 3).positions()
-        assert found(source, positions) == []
-        storage.put("a b.json", [numbers(50, 4)])
-        with pytest.raises(UsageError, match=r"a b.json was replaced"):
-            found(source, positions)
-        followed = hg.JsonLines(url, SCHEMA, pattern="*.json", follow=True, discovery_interval="1ms", replaced="read")
-        reader = begun(followed, 7)
-        cluster.kill("name_node")
-        for _ in range(20):
-            reader.poll()
-        cluster.start("name_node")
-        while not cluster.is_writable():  # the NameNode waits for the DataNode's report
-            time.sleep(0.1)
-        storage.put("b.json", [numbers(60, 3)])
-        rows = []
-        while len(rows) < 3:
-            batch = reader.poll()
-            rows += [] if batch is None else batch.batch.to_pylist()
-        assert [row["n"] for row in rows] == [60, 61, 62]
-        reader.close()
+def test_files_of_hdfs_are_read_and_replacements_noticed(hdfs: HdfsCluster) -> None:
+    storage = open_storage(f"{hdfs.url}/input")
+    for name in ("a b.json", "day=1/x.json", "_SUCCESS", "é%.json"):
+        storage.put(name, [numbers(len(name), 3)])
+    storage.put("empty.json", [])
+    storage.put("a.parquet", [parquet(0, 3)])
+    url = f"{hdfs.url}/input/"
+    rows = read_over_subtasks(hg.JsonLines(f"{url}**/*.json", SCHEMA, include_path=True), 2)
+    assert {row["path"] for row in rows} == {f"{url}{name}" for name in ("a b.json", "day=1/x.json", "é%.json")}
+    assert [row["n"] for row in read_over_subtasks(hg.ParquetFiles(url), 1)] == [0, 1, 2]
+    source = hg.JsonLines(f"{url}a b.json", SCHEMA)
+    positions = begun(source, 3).positions()
+    assert found(source, positions) == []
+    storage.put("a b.json", [numbers(50, 4)])
+    with pytest.raises(UsageError, match=r"a b.json was replaced"):
+        found(source, positions)
+    followed = hg.JsonLines(url, SCHEMA, pattern="*.json", follow=True, discovery_interval="1ms", replaced="read")
+    reader = begun(followed, 7)
+    hdfs.kill("name_node")
+    for _ in range(20):
+        reader.poll()
+    hdfs.heal()
+    storage.put("b.json", [numbers(60, 3)])
+    rows = []
+    while len(rows) < 3:
+        batch = reader.poll()
+        rows += [] if batch is None else batch.batch.to_pylist()
+    assert [row["n"] for row in rows] == [60, 61, 62]
+    reader.close()

@@ -9,7 +9,6 @@ import pytest
 from tests.connectors.files.test_file_sink_objects import sealed
 from tests.connectors.source_reading import context, read_all
 from tests.servers.clouds import cloud_server
-from tests.servers.hdfs import hdfs_cluster
 from tests.servers.objects import BUCKET, object_server
 
 import headgate as hg
@@ -36,8 +35,7 @@ def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             with object_server(tmp_path_factory.mktemp("objects")):
                 yield f"s3://{BUCKET}/odd"
         case _:
-            with hdfs_cluster() as cluster:
-                yield f"{cluster.url}/odd"
+            yield f"{request.getfixturevalue('shared_hdfs').url}/odd"
 
 
 def read(url: str) -> list[int]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.runtime.runs.test_object_stores import WAIT_S, Watching, numbers_at, pipeline
-from tests.servers.hdfs import HdfsCluster, hdfs_cluster, hdfs_pair
+from tests.servers.hdfs import HdfsCluster, hdfs_pair
 from tests.servers.postgres import postgres_server
 from tests.store.traffic import SCHEMA, all_rounds, flowing, per_key
 
@@ -20,20 +19,14 @@ from headgate.store.store import Store
 pytestmark = pytest.mark.xdist_group("hdfs")
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[HdfsCluster]:
-    with hdfs_cluster() as started:
-        yield started
-
-
 @pytest.mark.parametrize("server", ["name_node", "data_node"])
-def test_a_pipeline_goes_on_after_a_server_of_hdfs_was_killed(cluster: HdfsCluster, server: str) -> None:
-    place, watching = f"{cluster.url}/killed {server}", Watching()
+def test_a_pipeline_goes_on_after_a_server_of_hdfs_was_killed(hdfs: HdfsCluster, server: str) -> None:
+    place, watching = f"{hdfs.url}/killed {server}", Watching()
     with testing.running(pipeline(place, 2, 5_000), observer=watching) as run:
         watching.wait_checkpoints(2)
-        cluster.kill(server)
+        hdfs.kill(server)
         watching.wait(lambda: any("hdfs://" in note for note in watching.notes))
-        cluster.start(server)
+        hdfs.start(server)
         watching.wait_checkpoints(1)
         result = run.wait(WAIT_S)
     assert result is not None
@@ -63,8 +56,8 @@ def test_a_pipeline_goes_on_with_the_other_name_node_of_a_pair() -> None:
 
 
 @pytest.mark.deep
-def test_a_savepoint_in_hdfs_is_begun_from_at_another_parallelism(cluster: HdfsCluster) -> None:
-    place, watching = f"{cluster.url}/saved", Watching()
+def test_a_savepoint_in_hdfs_is_begun_from_at_another_parallelism(hdfs: HdfsCluster) -> None:
+    place, watching = f"{hdfs.url}/saved", Watching()
     with testing.running(pipeline(place, 2, 8_000), observer=watching) as run:
         watching.wait_checkpoints(1)
         run.stop(savepoint=f"{place}/savepoint")
@@ -79,11 +72,11 @@ def test_a_savepoint_in_hdfs_is_begun_from_at_another_parallelism(cluster: HdfsC
 @pytest.mark.deep
 @pytest.mark.parametrize("server", ["name_node", "data_node"])
 def test_events_of_a_store_in_hdfs_go_through_once_while_a_server_is_killed(
-    cluster: HdfsCluster, tmp_path: Path, server: str
+    hdfs: HdfsCluster, tmp_path: Path, server: str
 ) -> None:
     with postgres_server() as postgres:
         url, watching, is_over = postgres.url(server), Watching(), threading.Event()
-        with Store.open(url, chunks=f"{cluster.url}/store {server}") as store:
+        with Store.open(url, chunks=f"{hdfs.url}/store {server}") as store:
             store.create_stream("in", SCHEMA, segments=2, routing_key="key")
             checkpointing = hg.Checkpointing(interval="200ms", dir=tmp_path, tolerable_failures=1_000)
             made = hg.Pipeline("p", parallelism=2, checkpointing=checkpointing)
@@ -95,9 +88,9 @@ def test_events_of_a_store_in_hdfs_go_through_once_while_a_server_is_killed(
             ):
                 watching.wait_checkpoints(2)
                 with traffic.at_work:  # an append that meets the outage may be there or not
-                    cluster.kill(server)
-                    cluster.start(server)
-                    while not cluster.is_writable():  # the NameNode is in safe mode first
+                    hdfs.kill(server)
+                    hdfs.start(server)
+                    while not hdfs.is_writable():  # the NameNode is in safe mode first
                         continue
                 watching.wait_checkpoints(2)
                 is_over.set()

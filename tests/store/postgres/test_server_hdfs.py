@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from tests.servers.hdfs import HdfsCluster, hdfs_cluster
+from tests.servers.hdfs import HdfsCluster
 from tests.servers.postgres import PostgresServer
 from tests.store.storing import KEYED, STREAM, drain, drained, keyed
 from tests.store.test_store_crash import SINK, WRITER, kill, lines_of, start
@@ -18,16 +18,10 @@ from headgate.store.store import Store
 pytestmark = [pytest.mark.xdist_group("hdfs"), pytest.mark.long, pytest.mark.deep]
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[HdfsCluster]:
-    with hdfs_cluster() as started:
-        yield started
-
-
 @pytest.fixture
-def store(postgres: PostgresServer, cluster: HdfsCluster, request: pytest.FixtureRequest) -> Iterator[Store]:
+def store(postgres: PostgresServer, hdfs: HdfsCluster, request: pytest.FixtureRequest) -> Iterator[Store]:
     name = f"hdfs_{abs(hash(request.node.nodeid)) % 10**12}"
-    catalogue, storage, _ = location.open_shared(postgres.url(name), f"{cluster.url}/{name}")
+    catalogue, storage, _ = location.open_shared(postgres.url(name), f"{hdfs.url}/{name}")
     with Store(postgres.url(name), catalogue, storage) as opened:
         opened.create_stream(STREAM, KEYED, segments=3, routing_key="key")
         yield opened
@@ -65,11 +59,11 @@ def test_clients_that_are_killed_lose_and_repeat_nothing_in_hdfs(store: Store) -
 
 
 @pytest.mark.parametrize("server", ["name_node", "data_node"])
-def test_writers_wait_for_a_server_of_hdfs_that_was_killed(store: Store, cluster: HdfsCluster, server: str) -> None:
+def test_writers_wait_for_a_server_of_hdfs_that_was_killed(store: Store, hdfs: HdfsCluster, server: str) -> None:
     with store.writer(STREAM) as writer:
         writer.append(keyed(("a", 0))).result(60)
-        cluster.kill(server)
-        healing = threading.Timer(2, cluster.start, [server])
+        hdfs.kill(server)
+        healing = threading.Timer(2, hdfs.start, [server])
         healing.start()
         writer.append(keyed(("a", 1))).result(400)
         healing.join()
@@ -78,9 +72,9 @@ def test_writers_wait_for_a_server_of_hdfs_that_was_killed(store: Store, cluster
 
 
 def test_a_directory_of_hdfs_that_does_not_let_us_in_is_named(
-    postgres: PostgresServer, cluster: HdfsCluster, monkeypatch: pytest.MonkeyPatch
+    postgres: PostgresServer, hdfs: HdfsCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HADOOP_USER_NAME", "guest")
     with pytest.raises(UsageError, match=r"chunks of the store at .* cannot be reached: .*Permission denied") as caught:
-        location.open_shared(postgres.url("no_rights"), f"{cluster.url}/not-yours")
+        location.open_shared(postgres.url("no_rights"), f"{hdfs.url}/not-yours")
     assert "\n" not in str(caught.value)
