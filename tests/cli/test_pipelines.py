@@ -148,6 +148,20 @@ def test_a_pipeline_that_does_not_run_is_one_sentence(
     assert capsys.readouterr().err == error
 
 
+def test_where_a_pipeline_of_that_name_runs_is_said(tmp_path: Path) -> None:
+    place = tmp_path / "check points"
+    place.mkdir()
+    with subprocess.Popen([sys.executable, "-c", HOLDER, str(place)], stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        (place / "p" / "log").mkdir()
+        remember_pipeline("p", str(place))
+        result = CliRunner().invoke(cli.app, ["stop", "p", "--dir", str(tmp_path)])
+        assert isinstance(result.exception, UsageError)
+        assert f"A pipeline 'p' runs with --dir '{place}'" in str(result.exception)
+        assert CliRunner().invoke(cli.app, ["stop", "p", "--dir", str(place)]).exit_code == 0
+
+
 def test_a_lock_that_may_not_be_read_is_not_taken_for_a_pipeline_that_does_not_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import time
 from typing import Annotated, Any
 
@@ -14,6 +15,7 @@ import typer
 from rich.table import Table
 
 from headgate.api.config import CHECKPOINT_DIR_DEFAULT
+from headgate.api.pipeline_registry import remembered_pipelines
 from headgate.cli.options import AnyPipelineArgument, DirOption, JsonOption, PipelineArgument
 from headgate.cli.output import Terminal, duration_text, say, size_text, time_text
 from headgate.codec.snapshot import IN_FLIGHT_PREFIX
@@ -26,7 +28,7 @@ from headgate.protocol.checkpoints.recovery import Damage, ObservedEntry, Observ
 from headgate.protocol.checkpoints.restore_selection import KeptAside
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.checkpoints.savepoints import SavepointDirectory, refuse_unless_newest_is_known, savepoints_below
-from headgate.runtime.driver.remote_control import RunningPipeline
+from headgate.runtime.driver.remote_control import RunningPipeline, is_running_here
 from headgate.storage.base import NotFound
 from headgate.storage.urls import absolute_location, is_missing, local_directory, open_storage
 
@@ -94,7 +96,7 @@ def take_checkpoint(
     directory: DirOption = CHECKPOINT_DIR_DEFAULT,
 ) -> None:
     """Take a checkpoint of a pipeline that runs on this machine now, and wait until it has completed."""
-    outcome = request_and_wait(RunningPipeline.find(absolute_location(directory), pipeline), ControlRequest())
+    outcome = request_and_wait(running_pipeline(directory, pipeline), ControlRequest())
     if outcome.checkpoint is None:
         raise PipelineFailed(f"{pipeline}: there is no new checkpoint: {outcome.reason}")
     say(f"{pipeline}: checkpoint {outcome.checkpoint} is completed")
@@ -117,6 +119,29 @@ def discard_checkpoints(
     if not yes:
         typer.confirm("Remove their files for good?", abort=True)
     say(f"{log.discard_aside()} files removed")
+
+
+def running_pipeline(directory: str, pipeline: str) -> RunningPipeline:
+    """Return the pipeline that runs with its checkpoints in ``directory``.
+
+    Raises:
+        UsageError: it does not. Says where one of its name runs on this machine.
+    """
+    root = absolute_location(directory)
+    try:
+        return RunningPipeline.find(root, pipeline)
+    except UsageError as error:
+        places = [place for name, place in remembered_pipelines() if name == pipeline and _runs(place, name)]
+        if not places:
+            raise
+        raise UsageError(f"{error.message}. A pipeline '{pipeline}' runs with --dir {shlex.quote(places[0])}") from None
+
+
+def _runs(place: str, pipeline: str) -> bool:
+    try:
+        return is_running_here(place, pipeline)
+    except HeadgateError:  # another user's, or out of reach
+        return False
 
 
 def request_and_wait(running: RunningPipeline, request: ControlRequest) -> CheckpointOutcome:
@@ -329,9 +354,7 @@ def take_savepoint(
     directory: DirOption = CHECKPOINT_DIR_DEFAULT,
 ) -> None:
     """Write a savepoint of a pipeline that runs on this machine, and wait until it is complete."""
-    outcome = request_and_wait(
-        RunningPipeline.find(absolute_location(directory), pipeline), ControlRequest(absolute_location(path))
-    )
+    outcome = request_and_wait(running_pipeline(directory, pipeline), ControlRequest(absolute_location(path)))
     if outcome.savepoint is None:
         raise PipelineFailed(f"{pipeline}: there is no savepoint: {outcome.reason}")
     say(f"{pipeline}: savepoint {outcome.savepoint} is complete (checkpoint {outcome.checkpoint})")

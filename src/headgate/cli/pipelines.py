@@ -18,7 +18,7 @@ from rich.table import Table
 
 from headgate.api.config import CHECKPOINT_DIR_DEFAULT
 from headgate.api.pipeline_registry import KnownPipeline, KnownState, PipelineRegistry, known_fields
-from headgate.cli.checkpoints import request_and_wait
+from headgate.cli.checkpoints import request_and_wait, running_pipeline
 from headgate.cli.options import (
     DirOption,
     JsonOption,
@@ -222,7 +222,7 @@ def stop(
     pipeline is draining already, 'headgate stop' stops it at once, after a last checkpoint.
     """
     root = absolute_location(checkpoints)
-    running = RunningPipeline.find(root, pipeline)
+    running = running_pipeline(checkpoints, pipeline)
     how = "draining" if drain else "stopping"
     outcome: CheckpointOutcome | None = None
     if savepoint is None:
@@ -259,7 +259,7 @@ def cancel(
     Savepoints stay. 'headgate stop' takes a last checkpoint and never removes anything.
     """
     root = absolute_location(checkpoints)
-    running = RunningPipeline.find(root, pipeline)
+    running = running_pipeline(checkpoints, pipeline)
     say(f"{pipeline}: cancelling {running.holder.owner}", err=True)
     request_and_wait(running, ControlRequest(cancels=True))
     ended = _wait(running, CheckpointLog(open_storage(root), pipeline), pipeline)

@@ -10,6 +10,7 @@ import csv
 import io
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -233,7 +234,8 @@ def show(
     found = find_checkpoint(resolve_checkpoint_path(path, directory), checkpoint)
     storage = found.storage()
     wanted = _RowFilter(columns, where, key or (), limit)
-    again = f"{path} OPERATOR STATE" + ("" if directory == CHECKPOINT_DIR_DEFAULT else f" --dir {directory}")
+    again = f"{shlex.quote(path)} OPERATOR STATE"
+    again += "" if directory == CHECKPOINT_DIR_DEFAULT else f" --dir {shlex.quote(directory)}"
     again += "" if checkpoint is None else f" --id {checkpoint}"
     if operator is None:
         if wanted.is_anything:

@@ -270,7 +270,7 @@ class Reset:
         if known is not None and known.id == life.id:
             raise UsageError(
                 f"the checkpoints in {self._log.url} are a copy of those in {life.home}, and what pipeline "
-                f"'{self._pipeline}' has written belongs to both; to delete it, run: headgate reset {name} --dir {root}"
+                f"'{self._pipeline}' has written belongs to both; to delete it, run: headgate reset {name} --dir {shlex.quote(root)}"
             )
 
     # -- the step, and what follows it ------------------------------------------------------------------------------
@@ -475,7 +475,7 @@ class TargetSinks:
         if self._program is not None:
             return f"headgate run PROGRAM --fresh {leaving}"
         root, _, name = self._home.rpartition("/")
-        return f"headgate reset {name} --dir {root} {leaving}"
+        return f"headgate reset {name} --dir {shlex.quote(root)} {leaving}"
 
     def other_owner_text(self, target: Target, owner: Owner, holding: Holding) -> str:
         """Return why ``target`` is not emptied, which ``owner`` has."""
@@ -488,7 +488,7 @@ class TargetSinks:
         root, _, name = owner.life.home.rpartition("/")
         return (
             f"{sink}: {holding.where} belongs to the pipeline of the same name with its checkpoints in "
-            f"{owner.life.home}; to delete what that one wrote, run: headgate reset {name} --dir {root}"
+            f"{owner.life.home}; to delete what that one wrote, run: headgate reset {name} --dir {shlex.quote(root)}"
         )
 
     def _how_to_forget(self, target: Target) -> str:
