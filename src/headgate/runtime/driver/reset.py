@@ -7,6 +7,7 @@ anything else. Holds the pipeline's lock; runs in no driver. ``protocol.checkpoi
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -270,7 +271,8 @@ class Reset:
         if known is not None and known.id == life.id:
             raise UsageError(
                 f"the checkpoints in {self._log.url} are a copy of those in {life.home}, and what pipeline "
-                f"'{self._pipeline}' has written belongs to both; to delete it, run: headgate reset {name} --dir {shlex.quote(root)}"
+                f"'{self._pipeline}' has written belongs to both; to delete it, run: headgate reset {name} "
+                f"--dir {shlex.quote(root)}"
             )
 
     # -- the step, and what follows it ------------------------------------------------------------------------------
