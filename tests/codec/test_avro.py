@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.conftest import few
 
-from headgate.codec.avro import DecodedValues, UnreadableSchemaError, decode_values, parse_schema
+from headgate.codec.avro import LEVELS_MAX, DecodedValues, UnreadableSchemaError, decode_values, parse_schema
 from headgate.errors import UsageError
 
 NESTED = {
@@ -83,7 +83,8 @@ def judged(data: bytes, writer: Any, reader: Any) -> Any:
 
 def decode(data: list[bytes], writer: Any, reader: Any = None, head: bytes = b"") -> DecodedValues:
     values = pa.array([b"not this one", *(head + one for one in data)], pa.large_binary()).slice(1)
-    one, other = (parse_schema(json.dumps(each), "it") for each in (writer, writer if reader is None else reader))
+    one = parse_schema(json.dumps(writer), "it", of_writer=reader is not None)
+    other = parse_schema(json.dumps(writer if reader is None else reader), "it")
     found = decode_values(values, len(head), one, other)
     found.column.validate(full=True)
     assert found.column.type.equals(other.column)
@@ -277,6 +278,76 @@ def test_damaged_values_leave_the_others_alone(seed: int) -> None:
 def test_a_schema_that_no_columns_can_have_is_refused(schema: str, problem: str) -> None:
     with pytest.raises(UsageError, match=problem):
         parse_schema(schema, "it")
+
+
+NODE = {
+    "type": "record",
+    "name": "node",
+    "fields": [
+        {"name": "label", "type": ["null", "string", "long"]},
+        {"name": "next", "type": ["null", "node"]},
+        {"name": "below", "type": {"type": "array", "items": "node"}},
+    ],
+}
+ODD = record(
+    {"name": "id", "type": "int"},
+    {"name": "any", "type": ["int", "string", {"type": "map", "values": ["null", "double", "string"]}]},
+    {"name": "tree", "type": NODE},
+    {"name": "price", "type": {"type": "bytes", "logicalType": "decimal", "precision": 50, "scale": 2}},
+    {"name": "name", "type": "string"},
+)
+SOUND = record({"name": "name", "type": "string"}, {"name": "id", "type": "int"})
+LEAF = {"label": None, "next": None, "below": []}
+ODD_ROW = {"id": 1, "any": 1, "tree": LEAF, "price": Decimal(1), "name": "n"}
+
+
+def node(random_: random.Random, level: int) -> dict[str, Any]:
+    label = random_.choice([None, "a" * level, 1 << level])
+    after = node(random_, level + 1) if random_.random() < 0.6 and level < 9 else None
+    return {"label": label, "next": after, "below": [LEAF] * random_.choice([0, 0, 1, 3])}
+
+
+def test_types_that_no_column_can_have_are_passed_over_where_they_are_not_read() -> None:
+    draw = random.Random(5)
+    rows = [
+        {
+            "id": n,
+            "any": draw.choice([n, "text" * (n % 5), {"a": None, "b": 1.5, "c": "d"}, {}]),
+            "tree": node(draw, 0),
+            "price": Decimal(n),
+            "name": f"n{n}",
+        }
+        for n in range(50)
+    ]
+    data = encoded(ODD, rows)
+    found = decode(data, ODD, SOUND)
+    assert found.problems == {}
+    assert found.column.to_pylist() == [judged(one, ODD, SOUND) for one in data]
+    found = decode([data[0], data[1][:-3], data[2] + b"x"], ODD, SOUND)
+    assert sorted(found.problems) == [1, 2]
+
+
+def test_a_branch_of_a_union_is_read_if_it_is_of_the_type_of_the_reader() -> None:
+    reader = record({"name": "any", "type": "string"})
+    found = decode(encoded(ODD, [{**ODD_ROW, "any": "text"}, {**ODD_ROW, "any": 1}]), ODD, reader)
+    assert found.column.to_pylist()[0] == {"any": "text"}
+    assert found.problems == {1: "int cannot be read as string"}
+
+
+def test_a_type_that_is_within_itself_without_end_is_a_problem_of_its_value() -> None:
+    deep: dict[str, Any] = LEAF
+    for _ in range(LEVELS_MAX + 1):
+        deep = {**LEAF, "next": deep}
+    found = decode(encoded(ODD, [ODD_ROW, {**ODD_ROW, "tree": deep}, {**ODD_ROW, "tree": deep["next"]}]), ODD, SOUND)
+    assert found.problems == {1: f"type 'a.b.node' is more than {LEVELS_MAX} times within itself"}
+    assert found.column.to_pylist()[2] == {"name": "n", "id": 1}
+
+
+def test_a_default_that_is_no_value_of_its_type_is_refused_when_it_is_needed() -> None:
+    reader = record({"name": "id", "type": "int"}, {"name": "more", "type": "long", "default": "x"})
+    writer = record({"name": "id", "type": "int"})
+    with pytest.raises(UnreadableSchemaError, match="the default 'x' of field 'more' is no long"):
+        decode(encoded(writer, [{"id": 1}]), writer, reader)
 
 
 def test_named_types_are_known_after_they_are_defined() -> None:

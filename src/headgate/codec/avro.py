@@ -8,8 +8,8 @@ cannot be decoded is marked and stands still; all others go on. Never does I/O.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -24,6 +24,9 @@ _Mask: TypeAlias = npt.NDArray[np.bool_]
 
 ITEMS_MAX = 1_000_000
 """Items of one array or map that are read: each takes a step of its own."""
+
+LEVELS_MAX = 100
+"""How often a type may be within itself in one value."""
 
 _PRIMITIVES = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
 _NUMBERS = {"int": pa.int32(), "long": pa.int64(), "float": pa.float32(), "double": pa.float64()}
@@ -60,10 +63,13 @@ class AvroType:
     """A schema, or a part of one.
 
     Attributes:
-        kind: a primitive, ``"record"``, ``"enum"``, ``"array"``, ``"map"``, ``"fixed"`` or ``"union"``.
-        column: what values become.
+        kind: a primitive, ``"record"``, ``"enum"``, ``"array"``, ``"map"``, ``"fixed"``, ``"union"``, or
+            ``"reference"`` to a type that it is itself a part of.
+        column: what values become, unless there is a problem.
         inner: the type of the items of an array and of the values of a map; the branches of a union.
         scale: what numbers of a logical type are multiplied with and divided by.
+        problem: why values cannot be a column, of this type or within it; "": they can.
+        definitions: of a reference: named types.
     """
 
     kind: str
@@ -75,15 +81,24 @@ class AvroType:
     default_symbol: str | None = None
     size: int = 0
     scale: tuple[int, int] | None = None
+    problem: str = ""
+    definitions: Mapping[str, AvroType | None] = field(default_factory=dict, compare=False, repr=False)
+
+    def resolve(self) -> AvroType:
+        """Return the type that a reference is to, or this one."""
+        found = self.definitions[self.name] if self.kind == "reference" else self
+        assert found is not None, "references are followed after all types are known"
+        return found
 
 
-def parse_schema(text: str, where: str, references: Sequence[str] = ()) -> AvroType:
+def parse_schema(text: str, where: str, references: Sequence[str] = (), *, of_writer: bool = False) -> AvroType:
     """Return a schema of Avro.
 
     Args:
         text: it, as JSON.
         where: what has it, for errors.
         references: schemas that define types which it uses.
+        of_writer: values are read with another schema, so that fields may have types that no column can have.
 
     Raises:
         UsageError: it is none, or its values cannot be columns.
@@ -91,7 +106,10 @@ def parse_schema(text: str, where: str, references: Sequence[str] = ()) -> AvroT
     parser = _Parser(where)
     for one in references:
         parser.parse(_loaded(one, where), "")
-    return parser.parse(_loaded(text, where), "")
+    found = parser.parse(_loaded(text, where), "")
+    if found.problem and not of_writer:
+        raise UsageError(f"{where}: {found.problem}")
+    return found
 
 
 def _loaded(text: str, where: str) -> Any:
@@ -125,7 +143,8 @@ class _Parser:
         if kind in ("array", "map"):
             inner = self.parse(given.get("items" if kind == "array" else "values"), space)
             of_map = pa.struct([("key", pa.large_string()), ("value", inner.column)])
-            return AvroType(kind, pa.large_list(inner.column if kind == "array" else of_map), inner=(inner,))
+            column = pa.large_list(inner.column if kind == "array" else of_map)
+            return AvroType(kind, column, inner=(inner,), problem=inner.problem)
         return self._logical(self.parse(kind, space), given)
 
     def _define(self, given: dict[str, Any], space: str) -> AvroType:
@@ -159,14 +178,16 @@ class _Parser:
             )
             for one in given["fields"]
         )
-        return AvroType("record", pa.struct([pa.field(f.name, f.type.column) for f in fields]), name, fields)
+        column = pa.struct([pa.field(f.name, f.type.column) for f in fields])
+        return AvroType("record", column, name, fields, problem=_first_problem([f.type for f in fields]))
 
     def _known(self, full: str, given: str) -> AvroType:
         found = self._named.get(full, self._named.get(given))
         if found is not None:
             return found
-        if full in self._named or given in self._named:
-            raise self._refuse(f"type {full!r} contains itself, which no column can")
+        if (own := full if full in self._named else given) in self._named:
+            problem = f"type {own!r} contains itself, which no column can"
+            return AvroType("reference", pa.null(), own, problem=problem, definitions=self._named)
         raise self._refuse(f"type {given!r} is not defined")
 
     def _logical(self, base: AvroType, given: dict[str, Any]) -> AvroType:
@@ -174,7 +195,7 @@ class _Parser:
         if logical == "decimal" and base.kind in ("bytes", "fixed"):
             precision, scale = given.get("precision"), given.get("scale", 0)
             if not isinstance(precision, int) or not 0 < precision <= 38:
-                raise self._refuse(f"a decimal of {precision} digits; columns have 38 at most")
+                return replace(base, problem=f"a decimal of {precision} digits; columns have 38 at most")
             return AvroType(base.kind, pa.decimal128(precision, scale), base.name, size=base.size)
         if (found := _LOGICAL_TYPES.get((base.kind, str(logical)))) is not None:
             return AvroType(base.kind, found[0], scale=(found[1], found[2]))
@@ -182,13 +203,18 @@ class _Parser:
 
     def _union(self, branches: tuple[AvroType, ...]) -> AvroType:
         columns = {str(one.column) for one in branches if one.kind != "null"}
-        if len(columns) > 1:
-            raise self._refuse(f"a union of several types ({', '.join(sorted(columns))}), which no column can hold")
+        problem = _first_problem(branches)
+        if len(columns) > 1 and not problem:
+            problem = f"a union of several types ({', '.join(sorted(columns))}), which no column can hold"
         column = next((one.column for one in branches if one.kind != "null"), pa.null())
-        return AvroType("union", column, inner=branches)
+        return AvroType("union", column, inner=branches, problem=problem)
 
     def _refuse(self, problem: str) -> UsageError:
         return UsageError(f"{self._where}: {problem}")
+
+
+def _first_problem(types: Iterable[AvroType]) -> str:
+    return next((one.problem for one in types if one.problem), "")
 
 
 def _column_of(kind: str) -> pa.DataType:
@@ -246,6 +272,7 @@ class _Steps:
 
     def decode(self, writer: AvroType, reader: AvroType, rows: _Ints) -> pa.Array:
         """Return the next value of each row, as the reader has it."""
+        writer = writer.resolve()
         if writer.kind == "union":
             return self._union(writer, reader, rows)
         if reader.kind == "union":
@@ -424,25 +451,21 @@ class _Steps:
         for one in writer.fields:
             target = wanted.get(one.name)
             if target is None:
-                self.decode(one.type, one.type, rows)
+                self._skip(one.type, rows)
             else:
                 columns[target.name] = self.decode(one.type, target.type, rows)
         for one in reader.fields:
             if one.name not in columns:
                 if not one.has_default:
                     raise UnreadableSchemaError(f"it has no field '{one.name}', which has no default")
-                columns[one.name] = _repeated(one.default, one.type, len(rows))
+                columns[one.name] = _default_of(one, len(rows))
         arrays = [_as(columns[one.name], one.type.column) for one in reader.fields]
         if not arrays:
             return pa.array([{}] * len(rows), pa.struct([]))
         return pa.StructArray.from_arrays(arrays, fields=list(reader.column))
 
     def _union(self, writer: AvroType, reader: AvroType, rows: _Ints) -> pa.Array:
-        number = self._long(rows)
-        is_wrong = (number < 0) | (number >= len(writer.inner))
-        if is_wrong.any():
-            wrong = rows[is_wrong]
-            self.fail(wrong[~self.is_bad[wrong]], "a branch of a union that its schema does not have")
+        number = self._branches(writer, rows)
         parts: list[pa.Array] = []
         place = np.full(len(rows), -1, np.int64)
         count = 0
@@ -470,22 +493,47 @@ class _Steps:
             return parts[0]
         return pa.concat_arrays(parts).take(pa.array(place, mask=place < 0))
 
+    def _branches(self, writer: AvroType, rows: _Ints) -> _Ints:
+        """Return which branch of a union the next value of each row is of."""
+        number = self._long(rows)
+        is_wrong = (number < 0) | (number >= len(writer.inner))
+        if is_wrong.any():
+            wrong = rows[is_wrong]
+            self.fail(wrong[~self.is_bad[wrong]], "a branch of a union that its schema does not have")
+        return number
+
+    def _skip(self, writer: AvroType, rows: _Ints, level: int = 0) -> None:
+        """Pass over the next value of each row."""
+        if not writer.problem:
+            self.decode(writer, writer, rows)
+        elif writer.kind == "reference" and level == LEVELS_MAX:
+            self.fail(rows, f"type {writer.name!r} is more than {LEVELS_MAX} times within itself")
+        elif len(rows):
+            match writer.kind:
+                case "union":
+                    number = self._branches(writer, rows)
+                    for index, branch in enumerate(writer.inner):
+                        self._skip(branch, rows[(number == index) & ~self.is_bad[rows]], level)
+                case "record":
+                    for one in writer.fields:
+                        self._skip(one.type, rows, level)
+                case "array" | "map":
+                    for active in self._item_steps(rows):
+                        if writer.kind == "map":
+                            self._bytes(self._length(rows[active]), AvroType("bytes", pa.large_binary()), rows[active])
+                        self._skip(writer.inner[0], rows[active], level)
+                case "reference":
+                    self._skip(writer.resolve(), rows, level + 1)
+                case _:  # a decimal, of which the bytes are enough
+                    self.decode(writer, writer, rows)
+
     def _items(self, writer: AvroType, reader: AvroType, rows: _Ints) -> pa.Array:
-        """Return arrays or maps. Each step takes the next item of every row that has one more."""
-        left = np.zeros(len(rows), np.int64)
-        has_more = ~self.is_bad[rows]
+        """Return arrays or maps."""
         found: list[tuple[_Ints, pa.Array]] = []
         counts = np.zeros(len(rows), np.int64)
         inner = writer.inner[0]
         self.decode(inner, reader.inner[0], rows[:0])  # the types must go together, also where all are empty
-        while has_more.any():
-            begins = np.flatnonzero(has_more & (left == 0))
-            if len(begins):
-                left[begins] = self._block(rows[begins])
-                has_more[begins] = (left[begins] > 0) & ~self.is_bad[rows[begins]]
-            active = np.flatnonzero(has_more)
-            if not len(active):
-                break
+        for active in self._item_steps(rows):
             own = rows[active]
             if writer.kind == "map":
                 key = self._bytes(self._length(own), AvroType("string", pa.large_string()), own)
@@ -495,11 +543,6 @@ class _Steps:
                 item = _as(self.decode(inner, reader.inner[0], own), reader.column.value_type)
             found.append((active, item))
             counts[active] += 1
-            left[active] -= 1
-            has_more[self.is_bad[rows]] = False
-            if (counts > ITEMS_MAX).any():
-                self.fail(rows[counts > ITEMS_MAX], f"more than {ITEMS_MAX:,} items")
-                has_more[self.is_bad[rows]] = False
         offsets = pa.array(np.concatenate(([0], np.cumsum(counts))))
         if not found:
             items = pa.nulls(0, reader.column.value_type)
@@ -507,6 +550,27 @@ class _Steps:
             order = np.argsort(np.concatenate([of for of, _ in found]), kind="stable")
             items = pa.concat_arrays([item for _, item in found]).take(pa.array(order))
         return pa.LargeListArray.from_arrays(offsets, items, type=reader.column)
+
+    def _item_steps(self, rows: _Ints) -> Iterator[_Ints]:
+        """Yield which of ``rows`` have one more item of an array or map, which the caller takes before it goes on."""
+        left = np.zeros(len(rows), np.int64)
+        counts = np.zeros(len(rows), np.int64)
+        has_more = ~self.is_bad[rows]
+        while has_more.any():
+            begins = np.flatnonzero(has_more & (left == 0))
+            if len(begins):
+                left[begins] = self._block(rows[begins])
+                has_more[begins] = (left[begins] > 0) & ~self.is_bad[rows[begins]]
+            active = np.flatnonzero(has_more)
+            if not len(active):
+                break
+            yield active
+            counts[active] += 1
+            left[active] -= 1
+            has_more[self.is_bad[rows]] = False
+            if (counts > ITEMS_MAX).any():
+                self.fail(rows[counts > ITEMS_MAX], f"more than {ITEMS_MAX:,} items")
+                has_more[self.is_bad[rows]] = False
 
     def _block(self, rows: _Ints) -> _Ints:
         count = self._long(rows)
@@ -578,6 +642,19 @@ def _named(one: AvroType) -> str:
 
 def _as(column: pa.Array, dtype: pa.DataType) -> pa.Array:
     return column if column.type.equals(dtype) else column.cast(dtype)
+
+
+def _default_of(one: AvroField, count: int) -> pa.Array:
+    """Return the default of a field ``count`` times.
+
+    Raises:
+        UnreadableSchemaError: it is no value of the field's type.
+    """
+    try:
+        return _repeated(one.default, one.type, count)
+    except (pa.ArrowException, ValueError, TypeError, AttributeError, OverflowError, KeyError) as error:
+        problem = f"the default {one.default!r} of field '{one.name}' is no {_named(one.type)}"
+        raise UnreadableSchemaError(problem) from error
 
 
 def _repeated(default: Any, of: AvroType, count: int) -> pa.Array:

@@ -226,6 +226,11 @@ def test_headers_are_a_column_where_they_are_wanted() -> None:
             "both have a column 'key'; rename that of the metadata: metadata={'kafka_key': 'key'}",
         ),
         ({"format": "csv", "schema": {"a": pl.List(pl.Int64)}}, "which CSV cannot express"),
+        (
+            {"format": "json", "schema": {}},
+            "the schema of a Kafka source with format='json' has no fields; give at least",
+        ),
+        ({"format": "avro", "schema": '{"type": "record", "name": "r", "fields": []}'}, "format='avro' has no fields"),
         ({"discovery_interval": "soon"}, "discovery_interval"),
     ],
 )

@@ -206,6 +206,8 @@ class RecordDecoder:
     def __init__(self, form: RecordFormat, environment: Environment = SYSTEM_ENVIRONMENT) -> None:
         self._form, self._decoder = form, value_decoder(form, environment)
         values = pa.schema([(VALUE, pa.large_binary())]) if self._decoder is None else self._decoder.schema
+        if not values.names:
+            raise UsageError(f"the schema of a Kafka source with format={form.name!r} has no fields; give at least one")
         self._upsert = UpsertKeys(values, form.upsert) if form.upsert else None
         if self._upsert is not None:
             values = with_op(values)

@@ -75,9 +75,9 @@ class FoundSchema:
     text: str
     references: tuple[str, ...] = ()
 
-    def parse(self, where: str) -> AvroType:
+    def parse(self, where: str, *, of_writer: bool = False) -> AvroType:
         """Return it as Avro. See ``parse_schema``."""
-        return parse_schema(self.text, where, self.references)
+        return parse_schema(self.text, where, self.references, of_writer=of_writer)
 
 
 class RegistryClient:
