@@ -715,6 +715,7 @@ def test_what_cannot_work_is_one_sentence(kafka: KafkaBroker, client: KafkaClien
         ({"two_phase": True, "transaction_timeout": "5m"}, "transactions without a timeout: leave transaction_timeout"),
         ({"topic": ""}, "names no topic"),
         ({"brokers": "kafka"}, "is no address of a Kafka broker"),
+        ({"brokers": ["kafka:9092"]}, r"brokers=\['kafka:9092'\] must be one text with commas"),
     ],
 )
 def test_options_that_cannot_work_are_refused(options: dict[str, Any], problem: str) -> None:

@@ -472,11 +472,12 @@ def test_what_is_wrong_is_said_before_anything_starts(kafka: KafkaBroker) -> Non
         ({"topics": "a", "start": {("a", 0): 1, "a": 2}}, "offsets such as"),
         ({"topics": "a", "end": "earliest"}, "end='earliest' of a Kafka source is none of 'latest'"),
         ({"topics": "a", "start": "committed"}, "needs group="),
+        ({"topics": "a", "brokers": ("kafka:9092",)}, r"brokers=\('kafka:9092',\) must be one text with commas"),
     ],
 )
 def test_a_source_that_cannot_work_is_refused(options: dict[str, Any], problem: str) -> None:
     with pytest.raises(UsageError, match=problem):
-        Kafka("kafka:9092", **options)
+        Kafka(**{"brokers": "kafka:9092", **options})
 
 
 def test_a_source_says_where_it_reads_and_how_it_ends() -> None:

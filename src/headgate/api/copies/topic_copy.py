@@ -17,7 +17,7 @@ from headgate.codec.arrow import MOMENT
 from headgate.codec.kafka.messages import LATEST
 from headgate.codec.kafka.record_batch import HEADERS_TYPE
 from headgate.connectors.files.line_decoders import JsonDecoder
-from headgate.connectors.kafka.client import KafkaClient
+from headgate.connectors.kafka.client import KafkaClient, addresses
 from headgate.connectors.kafka.formats import METADATA, RAW, VALUE
 from headgate.connectors.kafka.security import NO_SECURITY, KafkaSecurity
 from headgate.connectors.kafka.sink import KafkaSink
@@ -122,7 +122,7 @@ class TopicCopy(StreamCopy):
 
     def _find_topic(self) -> None:
         """Find the topic that is written, or create it."""
-        client = KafkaClient(self.brokers.split(","), self.security)
+        client = KafkaClient(addresses(self.brokers), self.security)
         try:
             if self.partitions and self.topic not in client.topics([self.topic]):
                 client.create_topic(self.topic, self.partitions)

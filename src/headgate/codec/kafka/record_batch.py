@@ -20,7 +20,8 @@ try:
 except ImportError:
     crc32c = None  # type: ignore[assignment]
 
-MAGIC = 2
+MAGIC, MAGIC_BEGIN = 2, 16
+"""The number of the format, and where it is in a batch, also of older formats."""
 HEADER = struct.Struct(">qiibIhiqqqhii")
 CRC_BEGIN = 21
 """The checksum is of everything after itself."""

@@ -32,6 +32,7 @@ from headgate.codec.kafka.record_batch import (
     HEADERS_TYPE,
     LENGTH_BEGIN,
     MAGIC,
+    MAGIC_BEGIN,
     NO_EPOCH,
     NO_TIMESTAMP,
     RECORD_BYTES_MIN,
@@ -181,10 +182,13 @@ def _control_type(records: memoryview) -> int | None:
 def _whole_batches(data: memoryview, place: str) -> Iterator[tuple[BatchHeader, memoryview]]:
     """Yield header and records of each batch that is there as a whole, with the right checksum."""
     position = 0
-    while len(data) - position >= HEADER.size:
+    while len(data) - position > MAGIC_BEGIN:
+        if (magic := data[position + MAGIC_BEGIN]) != MAGIC:
+            expected = f"a record batch of format {MAGIC}, which is that of Kafka 0.11 and later"
+            _refuse(place, position, expected, f"format {magic}")
+        if len(data) - position < HEADER.size:
+            return
         header = BatchHeader._make(HEADER.unpack_from(data, position))
-        if header.magic != MAGIC:
-            _refuse(place, position, f"a record batch of format {MAGIC}", f"format {header.magic}")
         end = position + LENGTH_BEGIN + header.batch_length
         if end > len(data):
             return

@@ -641,6 +641,17 @@ def probes(prefix: str) -> tuple[str, ...]:
     return tuple(prefix + first + second for first in digits for second in digits)
 
 
+def addresses(brokers: object) -> list[str]:
+    """Return the addresses in the option ``brokers``.
+
+    Raises:
+        UsageError: it is no text.
+    """
+    if not isinstance(brokers, str):
+        raise UsageError(f"brokers={brokers!r} must be one text with commas, such as 'kafka-1:9092,kafka-2:9092'")
+    return brokers.split(",")
+
+
 def _address(text: str) -> tuple[str, int]:
     host, colon, port = text.strip().rpartition(":")
     if not colon or not host or not port.isdigit() or not 0 < int(port) < 1 << 16:

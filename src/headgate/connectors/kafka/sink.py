@@ -16,7 +16,7 @@ from headgate.codec.kafka.compression import Compression
 from headgate.codec.kafka.record_batch import checksum
 from headgate.connectors.base import Committer, Holding, SinkContext, SinkWriter
 from headgate.connectors.fenced_sink import Fence, FencedSink, owner_of
-from headgate.connectors.kafka.client import KafkaClient
+from headgate.connectors.kafka.client import KafkaClient, addresses
 from headgate.connectors.kafka.committer import KafkaCommitter
 from headgate.connectors.kafka.formats import DEBEZIUM
 from headgate.connectors.kafka.outgoing_records import RecordColumns, Router
@@ -205,7 +205,7 @@ class KafkaSink(FencedSink):
 
     def client(self) -> KafkaClient:
         """Return a client of the cluster."""
-        return KafkaClient(self.brokers.split(","), self.security, environment=self.environment)
+        return KafkaClient(addresses(self.brokers), self.security, environment=self.environment)
 
     def check(self, schema: pa.Schema) -> None:
         """See ``Sink``: also that brokers are there, have the topic, and allow the transactions."""

@@ -25,7 +25,7 @@ from headgate.codec.kafka.messages import EARLIEST as FIRST_OFFSET
 from headgate.codec.kafka.messages import LATEST as LAST_OFFSET
 from headgate.codec.kafka.record_batch import NO_EPOCH, checksum
 from headgate.connectors.base import FailStopReader, Source, SourceBatch, SourceContext, SplitPosition, owner_of_split
-from headgate.connectors.kafka.client import PATIENCE_MS, KafkaClient, Topic
+from headgate.connectors.kafka.client import PATIENCE_MS, KafkaClient, Topic, addresses
 from headgate.connectors.kafka.fetcher import Fetched, Fetcher, Partition
 from headgate.connectors.kafka.formats import AVRO, DROP, RAW, Metadata, RecordDecoder, RecordFormat, record_format
 from headgate.connectors.kafka.schemas.schema_registry import RegistryClient, SchemaRegistry
@@ -209,8 +209,9 @@ class Kafka(Source):
 
     def client(self, patience_ms: int = PATIENCE_MS) -> KafkaClient:
         """Return a client of the cluster."""
-        brokers = self.brokers.split(",")
-        return KafkaClient(brokers, self.security, environment=self.environment, patience_ms=patience_ms)
+        return KafkaClient(
+            addresses(self.brokers), self.security, environment=self.environment, patience_ms=patience_ms
+        )
 
     def schema(self) -> pa.Schema:
         """See ``Source``. The topics are looked for, too."""
