@@ -20,7 +20,6 @@ import psutil
 
 HERE = Path(__file__).resolve().parent
 PROGRAM = HERE.parents[1] / "examples" / "log_errors.py"
-POLL_S = 0.02
 
 
 def log4j_options(log: Path, level: str, detail: str) -> str:

@@ -73,7 +73,6 @@ def test_a_start_that_is_refused_leaves_the_options_as_they_were(
 
 NAMED = ["--restore", "41", "--go-back-past", "43", "--allow-unclaimed-state", "a", "--allow-unclaimed-state", "b"]
 NAMED += ["--moved", "/old=/new"]
-BEGINS = (41, 43, ("a", "b"), {"/old": "/new"}, ())
 
 
 def told(monkeypatch: pytest.MonkeyPatch, options: list[str], program: Path) -> tuple[Any, ...]:

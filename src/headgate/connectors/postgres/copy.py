@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
+from headgate.connectors.sql.sink import sql_type
 from headgate.errors import UsageError
 
 _SENT: dict[str, pa.DataType] = {
@@ -118,24 +119,4 @@ def created_type(dtype: pa.DataType) -> sa.types.TypeEngine[Any]:
         return postgresql.ARRAY(created_type(dtype.value_type))
     if pa.types.is_nested(dtype):
         return postgresql.JSONB()
-    if pa.types.is_integer(dtype):
-        bits = dtype.bit_width + pa.types.is_unsigned_integer(dtype)
-        if bits > 64:
-            return sa.Numeric(20, 0)
-        return sa.SmallInteger() if bits <= 16 else sa.Integer() if bits <= 32 else sa.BigInteger()
-    if pa.types.is_decimal(dtype):
-        return sa.Numeric(dtype.precision, dtype.scale)
-    if pa.types.is_timestamp(dtype):
-        return postgresql.TIMESTAMP(timezone=dtype.tz is not None)
-    if pa.types.is_floating(dtype):
-        return sa.REAL() if dtype.bit_width <= 32 else sa.Double()
-    simple: list[tuple[pa.DataType, sa.types.TypeEngine[Any]]] = [
-        (pa.bool_(), sa.Boolean()),
-        (pa.large_string(), sa.Text()),
-        (pa.large_binary(), postgresql.BYTEA()),
-        (pa.date32(), sa.Date()),
-    ]
-    for ours, theirs in simple:
-        if dtype.equals(ours):
-            return theirs
-    return sa.Time() if pa.types.is_time(dtype) else postgresql.INTERVAL()
+    return sql_type("postgresql", dtype) or postgresql.INTERVAL()

@@ -90,8 +90,29 @@ def failing_target(target: Target) -> Target:
     return target
 
 
-class _FailingTwoPhaseSink(TwoPhaseSink[Any]):
+class _FailingSink:
+    """What fails of both kinds of sinks."""
+
+    _inner: TwoPhaseSink[Any] | LedgerSink
+    _failure: Failure
+
+    def claim(self, fence: Fence) -> None:
+        self._failure.during(lambda: self._inner.claim(fence))
+
+    def claimed(self, owner: str) -> Fence | None:
+        return self._failure.during(lambda: self._inner.claimed(owner))
+
+    def all_claimed(self) -> Iterable[Fence]:
+        return self._failure.during(lambda: list(self._inner.all_claimed()))
+
+    def remove_output(self, fence: Fence) -> None:
+        self._failure.during(lambda: self._inner.remove_output(fence))
+
+
+class _FailingTwoPhaseSink(_FailingSink, TwoPhaseSink[Any]):
     """A two-phase sink that fails in calls that are retried: not in ``begin`` and ``write``."""
+
+    _inner: TwoPhaseSink[Any]
 
     def __init__(self, inner: TwoPhaseSink[Any], failure: Failure) -> None:
         self._inner, self._failure = inner, failure
@@ -106,18 +127,6 @@ class _FailingTwoPhaseSink(TwoPhaseSink[Any]):
     def prepare(self, transaction: Any, name: str, fence: Fence) -> None:
         # an open transaction ends with its server, and no retry brings it back: a restart does
         self._failure.during(lambda: self._inner.prepare(transaction, name, fence), crashes=False)
-
-    def claim(self, fence: Fence) -> None:
-        self._failure.during(lambda: self._inner.claim(fence))
-
-    def claimed(self, owner: str) -> Fence | None:
-        return self._failure.during(lambda: self._inner.claimed(owner))
-
-    def all_claimed(self) -> Iterable[Fence]:
-        return self._failure.during(lambda: list(self._inner.all_claimed()))
-
-    def remove_output(self, fence: Fence) -> None:
-        self._failure.during(lambda: self._inner.remove_output(fence))
 
     def prepared(self, owner: str) -> Iterable[str]:
         return self._failure.during(lambda: list(self._inner.prepared(owner)))
@@ -142,26 +151,15 @@ class _FailingForgettingSink(_FailingTwoPhaseSink):
         self._failure.during(lambda: self._inner.forget(names))
 
 
-class _FailingLedgerSink(LedgerSink):
+class _FailingLedgerSink(_FailingSink, LedgerSink):
     """A ledger sink that writes each batch as a piece of its own, and fails between them, too."""
 
     piece_bytes = 1
+    _inner: LedgerSink
 
     def __init__(self, inner: LedgerSink, failure: Failure) -> None:
         self._inner, self._failure = inner, failure
         self.transient_errors = inner.transient_errors
-
-    def claim(self, fence: Fence) -> None:
-        self._failure.during(lambda: self._inner.claim(fence))
-
-    def claimed(self, owner: str) -> Fence | None:
-        return self._failure.during(lambda: self._inner.claimed(owner))
-
-    def all_claimed(self) -> Iterable[Fence]:
-        return self._failure.during(lambda: list(self._inner.all_claimed()))
-
-    def remove_output(self, fence: Fence) -> None:
-        self._failure.during(lambda: self._inner.remove_output(fence))
 
     def publish(self, outputs: Sequence[LedgerOutput], fence: Fence) -> None:
         wrapped = [_FailingOutput(output, self._failure) for output in outputs]
