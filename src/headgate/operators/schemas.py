@@ -75,9 +75,13 @@ def canonical_schema(schema: pa.Schema) -> pa.Schema:
     """Return ``schema`` in canonical types, without metadata and with every field nullable.
 
     Raises:
-        UsageError: a type is not supported, or two columns have one name.
+        UsageError: a type is not supported, two columns have one name, or one has none that Polars can carry.
     """
     refuse_twice(schema, "a schema")
+    for i, name in enumerate(schema.names):
+        if not name or "\0" in name:
+            problem = "has a zero byte in its name" if name else "has no name"
+            raise UsageError(f"column {i + 1} of {len(schema.names)} {problem}; rename it")
     return pa.schema([pa.field(f.name, canonical_type(f.type, f"column '{f.name}'")) for f in schema])
 
 

@@ -149,6 +149,17 @@ def test_a_window_needs_event_times_that_are_still_there() -> None:
     timed.select("service", "ts").key_by("service").window(hg.Tumbling("5s"))
 
 
+@pytest.mark.parametrize("name", ["__group", "__start", "__rows", "__partial_0", "__headgate_sum_0"])
+@pytest.mark.parametrize("window", [hg.Tumbling("5s"), hg.Session("5s"), hg.Count(5)])
+def test_a_window_refuses_columns_with_names_of_its_own(name: str, window: Any) -> None:
+    rows = hg.Pipeline("p").source(hg.FromRows([], schema={name: int, "k": int, "ts": pa.timestamp("us")}))
+    windowed = rows.with_timestamps("ts").key_by("k").window(window)
+    with pytest.raises(hg.UsageError, match=f"windows have a column '{name}' themselves; give yours another name"):
+        windowed.agg(n=pl.len())
+    with pytest.raises(hg.UsageError, match=f"windows have a column '{name}' themselves"):
+        windowed.apply(lambda key, rows: None, {"n": int})
+
+
 def test_an_expression_given_as_the_operators_name_is_explained() -> None:
     _, rows = made()
     with pytest.raises(hg.UsageError, match=r"alias\('name'\)"):

@@ -263,6 +263,10 @@ def check_join(node: str, plan: JoinPlan) -> None:
     """
     for side in (plan.left, plan.right):
         check_keys(node, side.schema, side.keys)
+        if isinstance(plan.bound, SameWindow) and WINDOW_COLUMN in side.schema.names:
+            raise UsageError(
+                f"operator '{node}': joins have a column '{WINDOW_COLUMN}' themselves; give yours another name"
+            )
     for left, right in zip(plan.left.keys, plan.right.keys, strict=True):
         types = plan.left.schema.field(left).type, plan.right.schema.field(right).type
         if not types[0].equals(types[1]):

@@ -21,14 +21,12 @@ from headgate.operators.checkpoint_listeners import own_copy_of
 from headgate.operators.functions import RowWriter, divert_misfits, divert_refused, paused_gc
 from headgate.operators.schemas import columns_of_frame, refuse_twice
 from headgate.operators.user_functions import FunctionOperator, UserFunctionError, shortened, user_traceback
-
-ROWS = "__window_rows"
-"""The column with the list of a window's records."""
+from headgate.operators.windows.window_plan import ALL_ROWS
 
 
 def rows_of_window(schema: pa.Schema) -> pl.Expr:
     """Return the aggregate that keeps the records of a window, in the order in which they came."""
-    return pl.struct(*map(pl.col, schema.names)).alias(ROWS)
+    return pl.struct(*map(pl.col, schema.names)).alias(ALL_ROWS)
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,7 @@ class WindowFunctionSpec:
         Raises:
             UsageError: two columns have the same name.
         """
-        output = pa.schema([*(field for field in schema if field.name != ROWS), *self.values])
+        output = pa.schema([*(field for field in schema if field.name != ALL_ROWS), *self.values])
         refuse_twice(output, f"operator '{node}': its result, with the key and the bounds of the window,")
         return output
 
@@ -74,7 +72,7 @@ class WindowFunctionOperator(FunctionOperator):
         self._open_function(self._function)
 
     def process(self, batch: pa.RecordBatch) -> None:
-        lists = batch.column(ROWS)
+        lists = batch.column(ALL_ROWS)
         rows = pl.DataFrame(pa.RecordBatch.from_struct_array(lists.flatten()))
         ends = np.cumsum(lists.value_lengths().to_numpy()).tolist()
         keys = list(zip(*(batch.column(key).to_pylist() for key in self._spec.keys), strict=True))
@@ -91,7 +89,7 @@ class WindowFunctionOperator(FunctionOperator):
                     record = f"{part.height} records of key {shortened(key if len(key) > 1 else key[0])}"
                     raise UserFunctionError(self.context.node, record, user_traceback(error)) from None
         of = pa.array(np.repeat(np.arange(len(parts)), [part.num_rows for part in parts]))
-        about = batch.drop_columns([ROWS]).take(of)
+        about = batch.drop_columns([ALL_ROWS]).take(of)
         whole = pa.concat_batches(parts)
         output = pa.schema([*about.schema, *self._spec.values])
         self.output.emit(pa.RecordBatch.from_arrays([*about.columns, *whole.columns], schema=output))

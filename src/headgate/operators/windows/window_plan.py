@@ -7,7 +7,7 @@ records and Polars aggregates them when it fires.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -42,6 +42,9 @@ from headgate.state.window_aggregates import (
 WINDOW_COLUMN = "__window"
 ROWS_COLUMN = "__rows"
 START_COLUMN, END_COLUMN = "window_start", "window_end"
+
+ALL_ROWS = "__window_rows"
+"""The column with the list of a window's records, for a function."""
 
 _INT_MIN, _INT_MAX = -(1 << 63), (1 << 63) - 1
 
@@ -176,6 +179,21 @@ def window_shape(aggregate: WindowedAggregate, schema: pa.Schema, node: str) -> 
     return WindowShape(aggregate.keys, types, time, aggregate.windows, output, aggregate.emission)
 
 
+_OWN_NAMES = {WINDOW_COLUMN, ROWS_COLUMN, "__start", "__end", "__group", ALL_ROWS}
+_OWN_PREFIXES = ("__partial_", "__headgate_")
+
+
+def _refuse_own_names(node: str, names: Iterable[str]) -> None:
+    """Refuse columns that windows have themselves beside those of records and results.
+
+    Raises:
+        UsageError
+    """
+    for name in names:
+        if name in _OWN_NAMES or name.startswith(_OWN_PREFIXES):
+            raise UsageError(f"operator '{node}': windows have a column '{name}' themselves; give yours another name")
+
+
 def aggregated_schema(
     node: str, schema: pa.Schema, keys: tuple[str, ...], aggregates: tuple[pl.Expr, ...], *, has_bounds: bool = True
 ) -> pa.Schema:
@@ -200,6 +218,7 @@ def aggregated_schema(
     if has_bounds:
         fields += [pa.field(name, pa.timestamp("us")) for name in (START_COLUMN, END_COLUMN)]
     output = pa.schema([*fields, *(found.field(i) for i in range(len(keys), len(found)))])
+    _refuse_own_names(node, [*schema.names, *(name for name in output.names if name != ALL_ROWS)])
     if len(set(output.names)) != len(output.names):
         raise UsageError(f"operator '{node}': two result columns have the same name; they would be {describe(output)}")
     return output
