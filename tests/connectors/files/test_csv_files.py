@@ -145,6 +145,22 @@ def test_a_quote_that_is_never_closed_costs_one_line(tmp_path: Path) -> None:
     assert [row["problem"] for row in bad] == ["a quote is not closed within 10 bytes"]
 
 
+@pytest.mark.parametrize("last", ['y,"2', '"y,2', 'y,"', 'y,"2""'])
+def test_a_quote_that_is_not_closed_in_a_last_line_without_line_end_costs_it(last: str, tmp_path: Path) -> None:
+    rows, bad = read(CsvFiles(write(tmp_path / "a.csv", f"b,a\n1,x\n{last}"), {"a": str, "b": str}))
+    assert rows == [{"a": "x", "b": "1"}]
+    assert [(row["problem"], row["record"]) for row in bad] == [
+        ("a quote is not closed until the end of the file", last)
+    ]
+
+
+@pytest.mark.parametrize("blank", [b"\n", b"\r\n\r\n", b"\xef\xbb\xbf\n"])
+def test_blank_lines_before_the_header_are_nothing(blank: bytes, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", blank + b'"a",b\nx,1\ny,2\n')
+    assert read_text(tmp_path, path.read_bytes()) == [{"a": "x", "b": 1}, {"a": "y", "b": 2}]
+    check_source(CsvFiles(path, SCHEMA))
+
+
 def test_a_quote_within_a_field_is_text(tmp_path: Path) -> None:
     text = 'a,b\n5" pipe,1\n6" pipe,2\n"7"" pipe",3\n8"",4\n""9,5\n"x"y"z,6\n'
     found = [row["a"] for row in read_text(tmp_path, text)]

@@ -498,7 +498,7 @@ class LineFile:
             ends = ends[:1]
         size = int(ends[-1]) + 1
         if self._needs_header and lines is None:
-            self._header = self._buffer[:size]
+            self._header = None if _is_blank(self._buffer[:size]) else self._buffer[:size]
         elif lines is None:
             lines = self._split(self._buffer[:size], ends)
         self._pass(self._buffer[max(size - HEAD_BYTES, 0) : size])
@@ -578,6 +578,9 @@ class LineFile:
         lines: Lines | RefusedLine | None
         if len(rest) > self._line_bytes_max:
             lines = RefusedLine(self.lines + 1, self.offset, self._too_long(len(rest)), rest[: self._head_bytes])
+        elif self._quotes == QUOTED:
+            problem = "a quote is not closed until the end of the file"
+            lines = RefusedLine(self.lines + 1, self.offset, problem, rest[: self._head_bytes])
         elif self._needs_header:
             self._header, lines = rest, None
         else:
@@ -636,17 +639,20 @@ class LineFile:
         self._seen_bytes = status.st_size
         self._inode, self._accepted_inode = (status.st_dev, status.st_ino), 0
 
-    def _read_header(self, descriptor: int) -> bytes:
-        """Return the first record of a file of CSV that is read from another position on."""
+    def _read_header(self, descriptor: int) -> bytes | None:
+        """Return the first record of a file of CSV that is read from another position on; None: it follows there."""
         assert self._csv is not None
-        data, quotes = b"", OUTSIDE
+        data, quotes, start = b"", OUTSIDE, 0
         while block := self._pread(descriptor, min(HEADER_BYTES, self.offset - len(data)), len(data)):
             newlines = np.flatnonzero(np.frombuffer(block, np.uint8) == 10)
             ends, quotes = record_ends(block, newlines, self._csv, data[-len(_BOM) :], quotes)
-            if len(ends):
-                return data + block[: ends[0] + 1]
+            after = [len(data) + end + 1 for end in ends.tolist()]
             data += block
-        return data
+            for end in after:
+                if not _is_blank(data[start:end]):
+                    return data[start:end]
+                start = end
+        return data[start:] or None
 
     def _pread(self, descriptor: int, size_bytes: int, offset: int) -> bytes:
         if self._compressed is not None:
@@ -731,6 +737,11 @@ def record_ends(block: bytes, newlines: Offsets, form: CsvForm, previous: bytes,
         return ends, QUOTED
     is_closed = len(quotes) > 0 and quotes[-1] == len(data) - 1
     return ends, CLOSED if is_closed else OUTSIDE
+
+
+def _is_blank(record: bytes) -> bool:
+    """Whether a record of CSV before the header is nothing but a line end."""
+    return not record.removeprefix(_BOM).strip(b"\r\n")
 
 
 def _has_return(record: bytes, quote: int | None) -> bool:
