@@ -141,7 +141,9 @@ def test_csv_has_the_fields_of_its_schema_in_their_order() -> None:
     assert problem == "it has 1 fields, not 2"
 
 
-@pytest.mark.parametrize("value", [b'"a,1', b"a,1\nb,2", b"a,x", b"a,1.5", b"a,1,2", b"", b"\xff,1", b'a",1'])
+@pytest.mark.parametrize(
+    "value", [b'"a,1', b'a,"1', b'a,1"""', b"a,1\nb,2", b"a,x", b"a,1.5", b"a,1,2", b"", b"\xff,1", b'a",1']
+)
 def test_a_value_that_is_no_csv_of_the_schema_is_a_bad_record(value: bytes) -> None:
     found = decode(b"g,0", value, b"g,2", value, b'"g",4', format="csv", schema=FIELDS, metadata="offset")
     assert [(row["offset"], row["size"]) for row in rows(found) if row["name"] == "g"] == [(100, 0), (104, 2), (108, 4)]

@@ -33,7 +33,7 @@ from headgate.connectors.files.line_decoders import (
     one_batch,
     valid_text,
 )
-from headgate.connectors.files.line_file import Lines
+from headgate.connectors.files.line_file import OUTSIDE, QUOTED, CsvForm, Lines, record_ends
 from headgate.connectors.kafka.changes import DebeziumDecoder, UpsertKeys, with_op
 from headgate.connectors.kafka.schemas.avro_decoder import AvroDecoder
 from headgate.connectors.kafka.schemas.protobuf_decoder import ProtobufDecoder
@@ -298,6 +298,7 @@ class CsvDecoder:
             UsageError: a type cannot be read from CSV.
         """
         self._parser = CsvParser(schema, CsvOptions(separator))
+        self._form = CsvForm(ord(separator), ord('"'), has_header=False)
         self.schema = self._parser.schema
         self._required = [f.name for f in schema if not f.nullable]
 
@@ -318,6 +319,8 @@ class CsvDecoder:
                 return "one of several"
             if high - low == 1 and not values[low].as_py():
                 return "the value is empty"
+            if high - low == 1 and is_odd[low].as_py() and self._is_open(values[low].as_py()):
+                return "a quote is not closed"
             try:
                 batches.append(self._parser.parse(joined(values.slice(low, high - low)), high - low))
             except (pa.ArrowInvalid, MisfitError) as error:
@@ -329,3 +332,6 @@ class CsvDecoder:
         values, rows = values.filter(pa.array(good)), rows[good]
         batch, rows = without_nulls(batch, self._required, values, rows, refused)
         return Decoded(batch, rows, refused)
+
+    def _is_open(self, value: str) -> bool:
+        return record_ends(value.encode(), np.empty(0, np.int64), self._form, b"", OUTSIDE)[1] == QUOTED
