@@ -56,8 +56,7 @@ def test_compressed_files_of_every_format_are_read(ending: str, tmp_path: Path) 
 def test_members_follow_each_other(ending: str, tmp_path: Path) -> None:
     compress = CODECS[ending]
     path = tmp_path / f"a{ending}"
-    empty = compress(b"") if ending != ".bz2" else b""  # Arrow does not read empty members of bz2
-    path.write_bytes(compress(lines(500)) + empty + compress(lines(500, 500)))
+    path.write_bytes(compress(b"") + compress(lines(500)) + compress(b"") * 2 + compress(lines(500, 500)))
     assert [int(row["line"].split()[0]) for row in read(TextFiles(path))] == list(range(1000))
 
 

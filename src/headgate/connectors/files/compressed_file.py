@@ -6,7 +6,9 @@ time. Reading at an offset before the last one begins again at the start of the 
 
 from __future__ import annotations
 
+import bz2
 import io
+from typing import Protocol
 
 import pyarrow as pa
 
@@ -29,6 +31,10 @@ _STEP_BYTES = 1 << 20
 """Decompressed at a time where records are passed over."""
 
 
+_INPUT_BYTES = 64 << 10
+"""Of the file, read at a time where pyarrow does not do it."""
+
+
 def codec_of(path: str, compression: str) -> str | None:
     """Return how the file at ``path`` is compressed, or None."""
     if compression == INFER:
@@ -46,7 +52,11 @@ class CompressedFile:
 
     def _begin(self) -> None:
         self._bytes = _CompressedBytes(self._system)
-        self._stream = pa.CompressedInputStream(pa.PythonFile(self._bytes, mode="r"), self._codec)
+        self._stream: _Stream
+        if self._codec == "bz2":
+            self._stream = _Bz2Stream(self._bytes)
+        else:
+            self._stream = pa.CompressedInputStream(pa.PythonFile(self._bytes, mode="r"), self._codec)
         self._head = b""
         self._tail = b""
         self.offset = 0
@@ -105,11 +115,41 @@ class CompressedFile:
 
     def _damaged(self, why: str) -> UsageError:
         if "Truncated" in why:
-            size = self._bytes.offset
-            text = f"{self._path} is truncated: its {self._codec} goes on after its {size} bytes, which are"
+            text = f"is truncated: its {self._codec} goes on after its {self._bytes.offset} bytes"
         else:
-            text = f"{self._path} is not {self._codec}, or damaged, after"
-        return UsageError(f"{text} {self.offset} bytes when decompressed; replace it by the whole file and start again")
+            text = f"is not {self._codec}, or damaged, at {self.offset} decompressed bytes or later"
+        return UsageError(f"{self._path} {text}; replace it by the whole file and start again")
+
+
+class _Stream(Protocol):
+    def read(self, size_bytes: int, /) -> bytes:
+        """Return so many decompressed bytes, or fewer; none at the end of the file."""
+
+
+class _Bz2Stream:
+    """Decompresses streams of bz2, one after the other. pyarrow fails where an empty one is between others."""
+
+    def __init__(self, file: io.RawIOBase) -> None:
+        self._file, self._decompressor = file, bz2.BZ2Decompressor()
+        self._input = b""
+        self._has_begun = False
+
+    def read(self, size_bytes: int, /) -> bytes:
+        parts = []
+        while size_bytes:
+            if self._decompressor.eof:
+                self._input = self._decompressor.unused_data
+                self._decompressor, self._has_begun = bz2.BZ2Decompressor(), False
+            if self._decompressor.needs_input and not self._input:
+                self._input = self._file.read(_INPUT_BYTES) or b""
+                if not self._input and self._has_begun:
+                    raise OSError("Truncated bz2")
+                if not self._input:
+                    break
+            parts.append(self._decompressor.decompress(self._input, size_bytes))
+            self._input, self._has_begun = b"", True
+            size_bytes -= len(parts[-1])
+        return b"".join(parts)
 
 
 class _CompressedBytes(io.RawIOBase):
