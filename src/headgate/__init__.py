@@ -65,6 +65,7 @@ PUBLIC_NAMES = {
     ),
     "headgate.model.progress": "PipelineHandle PipelineState Progress RunResult",
     "headgate.operators.async_map": "AsyncFunction",
+    "headgate.operators.counters": "Counter",
     "headgate.operators.checkpoint_listeners": (
         "CheckpointListener CheckpointedFunction OperatorList PublishOnCheckpoint RestoreContext SnapshotContext "
         "UnionList"
@@ -206,6 +207,7 @@ if TYPE_CHECKING:
     from headgate.operators.checkpoint_listeners import RestoreContext as RestoreContext
     from headgate.operators.checkpoint_listeners import SnapshotContext as SnapshotContext
     from headgate.operators.checkpoint_listeners import UnionList as UnionList
+    from headgate.operators.counters import Counter as Counter
     from headgate.operators.process.batch_aggregation import BatchAggregateFunction as BatchAggregateFunction
     from headgate.operators.process.batch_aggregation import BatchAggregatingState as BatchAggregatingState
     from headgate.operators.process.batch_aggregation import BatchReducingState as BatchReducingState

@@ -24,7 +24,7 @@ from headgate.model.schema_evolution import NO_OPERATOR_RULES, Misfit, OperatorR
 from headgate.model.state_schema import StateIdentity, declared
 from headgate.operators.base import RestoredState
 from headgate.operators.schemas import as_schema
-from headgate.operators.user_functions import HookError, copied, has_life_cycle, user_traceback
+from headgate.operators.user_functions import HookError, copied, is_of_one_subtask, user_traceback
 from headgate.state.descriptors import NO_EVOLUTION, Evolution, check_names, checked_evolution, evolved_values
 from headgate.state.row_values import Conversion, conversion, mismatch, python_values
 from headgate.state.snapshot import FrozenState
@@ -451,12 +451,12 @@ F = TypeVar("F")
 
 
 def own_copy_of(node: str, function: F) -> F:
-    """Return ``function`` for one subtask: a copy if it is opened, closed or called for checkpoints, else itself.
+    """Return ``function`` for one subtask: itself, or a copy if a subtask needs one of its own.
 
     Raises:
         UsageError: it cannot be copied.
     """
-    if isinstance(function, CheckpointListener | CheckpointedFunction) or has_life_cycle(function):
+    if isinstance(function, CheckpointListener | CheckpointedFunction) or is_of_one_subtask(function):
         return copied(node, function)  # type: ignore[no-any-return]
     return function
 

@@ -24,8 +24,9 @@ from headgate.codec.exact_values import MisfitError, described, exact_array, exa
 from headgate.errors import UsageError
 from headgate.model.schema_evolution import OperatorRules
 from headgate.model.state_schema import ACCUMULATORS, StateIdentity
-from headgate.operators.base import KeyedOperator, Operator, OperatorContext, Output
+from headgate.operators.base import KeyedOperator, Operator, OperatorContext, OperatorMetrics, Output
 from headgate.operators.checkpoint_listeners import own_copy_of
+from headgate.operators.counters import bind_counters, has_counters
 from headgate.operators.keys import check_keys
 from headgate.operators.schemas import (
     SchemaLike,
@@ -42,6 +43,7 @@ from headgate.operators.user_functions import (
     UserFunctionError,
     bad_records,
     batch_error,
+    copied,
     described_rows,
     divert_unreadable,
     has_life_cycle,
@@ -449,8 +451,12 @@ class MapBatchesSpec:
                 f"{type(self.function).__name__} is opened on the workers only"
             )
         empty = pa.RecordBatch.from_pylist([], schema=schema)
+        function = self.function
+        if has_counters(function):
+            function = copied(node, function)
+            bind_counters(function, OperatorMetrics())
         try:
-            result = self.function(empty if self.wants_arrow() else frame_of(empty))
+            result = function(empty if self.wants_arrow() else frame_of(empty))
         except Exception as error:
             raise UsageError(
                 f"operator '{node}': the function failed on an empty batch, by which its schema is found; "

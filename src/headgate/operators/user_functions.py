@@ -24,6 +24,7 @@ import pyarrow as pa
 from headgate.errors import HeadgateError, UsageError
 from headgate.model.plan import PipelineDefinition
 from headgate.operators.base import Operator
+from headgate.operators.counters import bind_counters, has_counters
 from headgate.plain_text import encodable, printable
 from headgate.state.key_hash import column_words
 
@@ -206,6 +207,11 @@ def has_life_cycle(function: object) -> bool:
     return any(callable(getattr(type(function), name, None)) for name in ("open", "close"))
 
 
+def is_of_one_subtask(function: object) -> bool:
+    """Whether each subtask needs a copy of ``function``, which is opened and closed, or counts."""
+    return has_life_cycle(function) or has_counters(function)
+
+
 class FunctionOperator(Operator):
     """An operator that calls ``user_object``, a function of the user's; opens and closes it if it has such methods."""
 
@@ -219,10 +225,16 @@ class FunctionOperator(Operator):
             UserFunctionError: its ``open`` raised.
         """
         self.user_object = function
+        bind_counters(function, self.context.metrics)
         try:
             getattr(function, "open", lambda: None)()
         except Exception as error:
             raise UserFunctionError(self.context.node, "open()", user_traceback(error)) from None
+        self._function_is_open()
+
+    def _function_is_open(self) -> None:
+        """``user_object`` is open: its counters count, also those that ``open`` has made."""
+        bind_counters(self.user_object, self.context.metrics)
         self._is_function_open = True
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ import pyarrow as pa
 from headgate.errors import UsageError
 from headgate.model.graph import MAIN
 from headgate.operators.base import Operator, OperatorContext, Output, key_columns, owner_of
+from headgate.operators.counters import bind_counters
 from headgate.operators.functions import divert_misfits
 from headgate.operators.keys import check_keys
 from headgate.operators.process.batch_aggregation import BatchStateHandle
@@ -356,8 +357,9 @@ class BatchProcessOperator(FunctionOperator, TimedOperator):
         self._function: BatchProcessFunction = copied(node, spec.function)
         self.user_object = self._function
         maker = BatchHandleFactory(node, self._current, lambda _: self._backend)
+        bind_counters(self._function, context.metrics)
         found = declare_states(node, self._function, self._handle(maker))
-        self._is_function_open = True
+        self._function_is_open()
         assert found == spec.descriptors
         self._side_outputs: SideOutputs = BatchSideOutputs(node, side_schemas(node, spec.function, spec.schema))
         self._user_context = BatchContext(

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from headgate.errors import UsageError
 from headgate.operators.base import Operator, OperatorContext, Output, key_columns
+from headgate.operators.counters import bind_counters
 from headgate.operators.functions import Row, RowWriter, divert_refused, paused_gc, rows_of
 from headgate.operators.keys import check_keys
 from headgate.operators.process.broadcast_state import BroadcastState
@@ -241,8 +242,9 @@ class ProcessOperator(FunctionOperator, TimedOperator):
         self._function: ProcessFunction = copied(node, self._spec.function)
         self.user_object = self._function
         maker = RowHandleFactory(node, self._current, self._backend.cells, self._backend.time)
+        bind_counters(self._function, context.metrics)
         found = declare_states(node, self._function, self._handle(maker))
-        self._is_function_open = True
+        self._function_is_open()
         assert found == self._spec.descriptors
         self._writer = RowWriter(self._spec.output_schema(self._spec.schema, node))
 

@@ -16,7 +16,8 @@ from headgate.errors import UsageError
 from headgate.model.graph import MAIN, MAIN_INPUT, InputName, OutputTag
 from headgate.model.schema_evolution import OperatorRules
 from headgate.model.state_schema import StateIdentity
-from headgate.operators.base import Operator, key_columns
+from headgate.operators.base import Operator, OperatorMetrics, key_columns
+from headgate.operators.counters import bind_counters
 from headgate.operators.keys import check_keys
 from headgate.operators.process.broadcast_state import BroadcastSide
 from headgate.operators.process.side_outputs import side_schemas
@@ -254,6 +255,7 @@ def learned_states(node: str, function: Any, states: Declarations[Any, Any, Any]
         UserFunctionError: its ``open`` or ``close`` raised.
     """
     own = copied(node, function)
+    bind_counters(own, OperatorMetrics())
     found = declare_states(node, own, states)
     try:
         own.close()
