@@ -35,6 +35,7 @@ from headgate.environment import SYSTEM_CLOCK
 from headgate.errors import HeadgateError, PipelineFailed, UsageError
 from headgate.plain_text import printable
 from headgate.spark.class_archive import java_options
+from headgate.spark.early_daemon import ADDRESS, MODULE, EarlyDaemon
 from headgate.spark.prerequisites import JVM_OPTIONS, SUBMITTED, read_master, spark_home
 from headgate.storage.local_directories import ProcessDirectory
 
@@ -102,6 +103,11 @@ LOG = "headgate.log"
 START_LOG = "spark-start.log"
 """Where they are until the pipeline is known."""
 
+DAEMON = "spark.python.daemon.module"
+
+DAEMON_END_S = 5.0
+"""For the process that forked workers for a JVM that has ended."""
+
 _OF_A_SESSION = ("spark.app.name", "spark.master")
 
 
@@ -114,7 +120,7 @@ def session_options(name: str, master: str | None) -> dict[str, str]:
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": f"{SLOTS_LOOK_S}s",
         "spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures": str(SLOTS_LOOKS_MAX),
-        "spark.python.daemon.module": "headgate.spark.python_daemon",
+        DAEMON: MODULE,
     }
     if master is not None:
         options["spark.master"] = read_master(master).url
@@ -197,11 +203,13 @@ class Launch:
         command: with the settings of Spark.
         environment: which the Python workers get from the JVM.
         surroundings: working directory, umask, priority, processors and limits.
+        has_early_daemon: whether workers are forked on this machine, from Headgate's own process.
     """
 
     command: tuple[str, ...]
     environment: Mapping[str, str]
     surroundings: tuple[object, ...]
+    has_early_daemon: bool = False
 
 
 def launch_of(settings: Mapping[str, str], environment: Mapping[str, str]) -> Launch:
@@ -219,9 +227,9 @@ def launch_of(settings: Mapping[str, str], environment: Mapping[str, str]) -> La
     rest = shlex.split(environment.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell"))  # as PySpark has it
     command = (os.path.join(home, "bin", "spark-submit"), *given, *rest)
     options = java_options(environment.get(JVM_OPTIONS, ""))
-    return Launch(
-        command, {**environment, "SPARK_HOME": home, **({JVM_OPTIONS: options} if options else {})}, _surroundings()
-    )
+    environment = {**environment, "SPARK_HOME": home, **({JVM_OPTIONS: options} if options else {})}
+    is_local = read_master(settings.get("spark.master", "yarn")).is_local
+    return Launch(command, environment, _surroundings(), is_local and settings.get(DAEMON) == MODULE)
 
 
 def _surroundings() -> tuple[object, ...]:
@@ -239,6 +247,7 @@ class JvmProcess:
         launch: what it was begun with.
         process: the JVM; a script of Spark's, which becomes it, in the first moments.
         words: the descriptor from which its standard error is read.
+        daemon: from which Spark will fork workers, begun at the same time.
     """
 
     def __init__(self, launch: Launch) -> None:
@@ -248,11 +257,11 @@ class JvmProcess:
         # Not in the directory that the next start sweeps: a JVM that cannot write there lives on without its driver.
         self._place = Path(tempfile.mkdtemp(prefix=PLACE))
         self._address_file = self._place / "address"
-        environment = {
-            **launch.environment,
-            "SPARK_CONNECT_MODE": "0",
-            "_PYSPARK_DRIVER_CONN_INFO_PATH": str(self._address_file),
-        }
+        environment = {**launch.environment, "SPARK_CONNECT_MODE": "0"}
+        self.daemon = EarlyDaemon(environment) if launch.has_early_daemon else None
+        if self.daemon is not None:
+            environment[ADDRESS] = self.daemon.address
+        environment["_PYSPARK_DRIVER_CONN_INFO_PATH"] = str(self._address_file)
         self.words, sink = os.pipe()
         try:
             self.process = subprocess.Popen(
@@ -260,7 +269,7 @@ class JvmProcess:
             )
         except BaseException:
             os.close(self.words)
-            shutil.rmtree(self._place, ignore_errors=True)
+            self._end_rest()
             raise
         finally:
             os.close(sink)
@@ -275,6 +284,7 @@ class JvmProcess:
         try:
             while not self._address_file.exists():  # it gets its name when it is whole
                 if self.process.poll() is not None:
+                    self._end_rest()
                     return None
                 time.sleep(LOOK_S)
             address = self._address_file.read_bytes()
@@ -292,6 +302,11 @@ class JvmProcess:
         self.process.stdin.close()
         self.process.wait()
         os.close(self.words)
+        self._end_rest()
+
+    def _end_rest(self) -> None:
+        if self.daemon is not None:
+            self.daemon.end()
         shutil.rmtree(self._place, ignore_errors=True)
 
 
@@ -481,7 +496,7 @@ def _gateway_of(jvm: JvmProcess, port: int, secret: str) -> Any:
     finally:
         for name in (SUBMITTED, _SECRET):
             del os.environ[name]
-    gateway.proc = jvm.process
+    gateway.proc, gateway.early_daemon = jvm.process, jvm.daemon
     return gateway
 
 
@@ -514,6 +529,8 @@ def forget_dead_jvm() -> None:
         return
     with suppress(Exception):  # whatever is left of its connections
         gateway.shutdown()
+    if (daemon := getattr(gateway, "early_daemon", None)) is not None:
+        daemon.end(DAEMON_END_S)
     SparkContext._gateway = SparkContext._jvm = None
     SparkContext._active_spark_context = None
     SparkSession._instantiatedSession = None

@@ -19,6 +19,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from headgate.spark.early_daemon import hand_over, take_over
+
 MODULES = (
     "pyspark.worker",
     "polars",
@@ -37,9 +39,15 @@ OPTIONAL = ("pandas", "headgate.storage.object_store")
 
 def main() -> None:
     """Fork workers on Spark's request until Spark ends."""
-    drop_archives_from_path()
     block_sigterm()
-    prepare()
+    if len(sys.argv) > 1 and sys.argv[1].startswith(os.sep):  # begun beside the JVM; Spark names a module
+        if not take_over(sys.argv[1], prepare):
+            return
+    else:
+        drop_archives_from_path()
+        if hand_over():
+            return
+        prepare()
     from pyspark.daemon import manager
 
     from headgate.spark.worker_main import WATCH
