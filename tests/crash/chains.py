@@ -231,9 +231,11 @@ class Chain:
 
 
 def _is_worker(process: psutil.Process, driver: psutil.Process) -> bool:
-    """Whether it is neither the JVM, or what starts plain workers, nor a daemon of Spark's that has workers."""
+    """Whether it is neither the JVM, nor what starts workers, nor the daemon that the JVM knows."""
     with contextlib.suppress(psutil.Error):
-        return process.ppid() != driver.pid and not process.children() and process.status() != psutil.STATUS_ZOMBIE
+        parent = process.parent()
+        is_of_worker = parent is not None and parent.pid != driver.pid and parent.name() != "java"
+        return is_of_worker and not process.children() and process.status() != psutil.STATUS_ZOMBIE
     return False
 
 

@@ -89,7 +89,9 @@ from pathlib import Path
 import psutil
 import headgate as hg
 
-Path(sys.argv[1] + ".begun").write_text(" ".join(str(child.pid) for child in psutil.Process().children()))
+begun = psutil.Process().children()
+java = [str(child.pid) for child in begun if "headgate.spark.python_daemon" not in child.cmdline()]
+Path(sys.argv[1] + ".begun").write_text(" ".join(java))
 
 def shout(row):
     print("seen", row["n"])

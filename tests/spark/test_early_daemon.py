@@ -77,8 +77,8 @@ def test_an_early_one_that_is_not_needed_ends_with_the_process_that_began_it(
 
 
 @pytest.mark.long
-def test_workers_are_forked_by_the_early_one() -> None:
-    daemon = EarlyDaemon(OURS)
+def test_workers_are_forked_by_the_early_one(address: str) -> None:
+    daemon = EarlyDaemon(OURS, Path(address).absolute().parent)
     given: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     command = [sys.executable, "-m", MODULE, "pyspark.worker"]
     of_spark = {**OURS, **OF_WORKERS, ADDRESS: daemon.address}

@@ -16,7 +16,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -25,9 +24,6 @@ ADDRESS = "HEADGATE_EARLY_DAEMON"
 """The environment variable that names the socket of the early one to the one that Spark begins."""
 
 MODULE = "headgate.spark.python_daemon"
-PLACE = "headgate-daemon-"
-"""How the directories of the sockets begin, among those for temporary files."""
-
 OF_WORKERS = {"POLARS_MAX_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "YES"}
 """What Headgate and Spark set for local workers. A seed of hashes that is set stays."""
 
@@ -46,11 +42,11 @@ class EarlyDaemon:
         address: the path of its socket.
     """
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        """``environment``: that of the JVM."""
+    def __init__(self, environment: Mapping[str, str], place: Path) -> None:
+        """``environment``: that of the JVM; ``place``: an empty directory, which is removed when it is not needed."""
         self._owner = os.getpid()
-        self._place = Path(tempfile.mkdtemp(prefix=PLACE))
-        self.address = str(self._place / "socket")
+        self._place = place
+        self.address = str(place / "socket")
         seed = environment.get(_SEED, OF_WORKERS[_SEED])
         nothing = subprocess.DEVNULL
         self._process = subprocess.Popen(

@@ -258,8 +258,9 @@ class JvmProcess:
         self._place = Path(tempfile.mkdtemp(prefix=PLACE))
         self._address_file = self._place / "address"
         environment = {**launch.environment, "SPARK_CONNECT_MODE": "0"}
-        self.daemon = EarlyDaemon(environment) if launch.has_early_daemon else None
-        if self.daemon is not None:
+        self.daemon: EarlyDaemon | None = None
+        if launch.has_early_daemon:
+            self.daemon = EarlyDaemon(environment, Path(tempfile.mkdtemp(prefix=PLACE)))
             environment[ADDRESS] = self.daemon.address
         environment["_PYSPARK_DRIVER_CONN_INFO_PATH"] = str(self._address_file)
         self.words, sink = os.pipe()
