@@ -210,3 +210,22 @@ def test_another_shape_is_found_again_after_some_blocks() -> None:
     assert not read(other)
     assert [read(alike) for _ in range(3)] == [False, True, True]
     assert read([b'{"id":1}'] * ROWS_MIN)
+
+
+@pytest.mark.parametrize("zone", [None, "UTC", "Europe/Berlin"])
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_times_are_read_as_by_a_parser(unit: str, zone: str | None) -> None:
+    schema = pa.schema([("at", pa.timestamp(unit, zone))])
+    for time in ("2015-07-15", "2015-07-15T01:02", "2015-07-15 01:02:03", "2015-07-15T01:02:03", "1969-12-31T23:59:59"):
+        for end in ("", ".5", ".123", ".123456", ".123456789", "Z", "+02:00", ".123Z", "x"):
+            texts = [b'{"at":"%s"}' % f"{time}{end}".encode()] * ROWS_MIN
+            assert whole(JsonDecoder(schema).decode(lines_of(texts))) == parsed(texts, schema, [])
+            other = [*texts[:-1], b'{"at":"2015-07-15T01:02:03Z"}', b'{"at":"2015-07-15T01:02:03"}']
+            assert whole(JsonDecoder(schema).decode(lines_of(other))) == parsed(other, schema, [])
+
+
+@pytest.mark.parametrize("zone", [None, "UTC", "Europe/Berlin"])
+@pytest.mark.parametrize("end", ["", "Z", "+02:00"])
+def test_times_that_are_written_alike_need_no_parser(zone: str | None, end: str) -> None:
+    texts = [b'{"at":"2015-07-15T01:02:03%s"}' % end.encode()] * ROWS_MIN
+    assert columns_of(texts, pa.schema([("at", pa.timestamp("us", zone))])) is not None

@@ -9,6 +9,7 @@ other way is left to ``line_decoders``.
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -117,7 +118,8 @@ class ShapedReader:
         first, last = int(starts[0]), int(ends[-1])
         inside = np.frombuffer(raw, np.uint8)[first:last]
         between = len(inside) - int((ends - starts).sum())
-        if b"\\" in inside.tobytes() or np.count_nonzero(inside < _SPACE) != between:
+        text = raw if isinstance(raw, bytes) and len(raw) == last - first else inside.tobytes()
+        if b"\\" in text or np.count_nonzero(inside < _SPACE) != between:
             return None
         shape = self._shape
         line = inside[: int(ends[0]) - first].tobytes()
@@ -143,9 +145,10 @@ class ShapedReader:
                     return None
                 continue
             wanted = self._schema.field(index).type
-            if field.is_text != pa.types.is_large_string(wanted):
+            if field.is_text != (pa.types.is_large_string(wanted) or pa.types.is_timestamp(wanted)):
                 return None
-            column = values.column(number) if field.is_text else _scalars(values.column(number), wanted)
+            read = _texts if field.is_text else _scalars
+            column = read(values.column(number), wanted)
             if column is None:
                 return None
             found[field.name] = column
@@ -199,7 +202,21 @@ class _Values:
 
 def _is_simple(dtype: pa.DataType) -> bool:
     is_number = pa.types.is_integer(dtype) or pa.types.is_float64(dtype)
-    return bool(is_number or pa.types.is_boolean(dtype) or pa.types.is_large_string(dtype))
+    is_text = pa.types.is_large_string(dtype) or pa.types.is_timestamp(dtype)
+    return bool(is_number or pa.types.is_boolean(dtype) or is_text)
+
+
+def _texts(column: pa.Array, dtype: pa.DataType) -> pa.Array | None:
+    """Return texts, or the times in them; None if not all are such, or some have a zone and others have none.
+
+    The parser reads times with a zone and without one for every type, those without one as in UTC.
+    """
+    if not pa.types.is_timestamp(dtype):
+        return column
+    for zone in (dtype.tz, None if dtype.tz else "UTC"):
+        with suppress(pa.ArrowInvalid):
+            return column.cast(pa.timestamp(dtype.unit, zone)).view(dtype)
+    return None
 
 
 def _are_scalars(column: pa.Array) -> bool:
