@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -94,7 +96,11 @@ def test_no_poll_copies_a_column() -> None:
 def test_wrong_use_is_refused() -> None:
     for options, message in (
         ({"splits": 0}, r"Generator\(splits=0\) must be positive"),
+        ({"splits": 1.5}, r"Generator\(splits=1.5\) must be positive, a whole number"),
         ({"rows": -1}, "must not be negative"),
+        ({"rows": "5"}, r"Generator\(rows='5'\) must not be negative, and a whole number"),
+        ({"rows": True}, "must not be negative, and a whole number"),
+        *(({"rows_per_second": rate}, "must be positive") for rate in (0, "5", True, math.nan, math.inf)),
         ({"time": "now"}, "must be 'processing' or 'deterministic'"),
         ({"timestamp": "key"}, "two columns 'key'"),
         ({"columns": {}, "timestamp": None}, "no column"),

@@ -6,9 +6,11 @@ Never computes a value while it runs: columns are slices of a pool made once fro
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import UnionType
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -127,12 +129,15 @@ class Generator(Source):
         Raises:
             UsageError: a number is out of range, or two columns have one name.
         """
-        for name in ("rows_per_second", "splits", "batch_rows", "pool_rows"):
+        rate = self.rows_per_second
+        if rate is not None and not (_is_number(rate, int | float) and 0 < rate < math.inf):
+            raise UsageError(f"Generator(rows_per_second={rate!r}) must be positive")
+        for name in ("splits", "batch_rows", "pool_rows"):
             value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise UsageError(f"Generator({name}={value}) must be positive")
-        if self.rows is not None and self.rows < 0:
-            raise UsageError(f"Generator(rows={self.rows}) must not be negative")
+            if value is not None and (not _is_number(value, int) or value <= 0):
+                raise UsageError(f"Generator({name}={value!r}) must be positive, a whole number")
+        if self.rows is not None and (not _is_number(self.rows, int) or self.rows < 0):
+            raise UsageError(f"Generator(rows={self.rows!r}) must not be negative, and a whole number")
         if self.time not in ("processing", "deterministic"):
             raise UsageError(f"Generator(time={self.time!r}) must be 'processing' or 'deterministic'")
         if self.timestamp in self.columns:
@@ -357,6 +362,10 @@ def _decoded(positions: Mapping[str, bytes], name: str) -> int | None:
     if len(encoded) != _POSITION.size:
         raise CorruptionError(f"position of generator split {name}", 0, "8 bytes", f"{len(encoded)} bytes")
     return int(_POSITION.unpack(encoded)[0])
+
+
+def _is_number(value: object, kind: type | UnionType) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 def splitmix(rows: int, seed: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
