@@ -95,6 +95,13 @@ def output_of(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
+def test_names_may_be_used_first_by_several_threads_at_once() -> None:
+    names = "['Pipeline', 'Kafka', 'Generator', 'FileSink']"
+    use = f"lambda at: [getattr(headgate, name) for name in {names}[at:] + {names}[:at]]"
+    pool = f"from concurrent.futures import ThreadPoolExecutor as P; print(len(list(P(4).map({use}, range(4)))))"
+    assert output_of(f"import headgate; {pool}") == "4"
+
+
 def test_importing_headgate_imports_neither_spark_nor_arrow_nor_polars() -> None:
     code = "import sys, headgate; print(sorted({'pyspark', 'pyarrow', 'polars', 'numpy'} & set(sys.modules)))"
     assert output_of(code) == "[]"

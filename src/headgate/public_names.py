@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -31,6 +32,7 @@ class PublicNames:
         self._modules = {name: module for module, names in self._names.items() for name in names}
         assert len(self._modules) == sum(map(len, self._names.values())), f"{package}: a public name occurs twice"
         self._checked: set[str] = set()
+        self._checking = threading.Lock()
 
     @property
     def all(self) -> list[str]:
@@ -56,14 +58,20 @@ class PublicNames:
         """Have the names of all imported modules explain wrong calls in a sentence."""
         from headgate.call_errors import checked_call, checked_calls, hide_internals
 
-        for module in [module for module in self._names if module in sys.modules and module not in self._checked]:
-            self._checked.add(module)
-            for name in self._names[module]:
-                value = getattr(sys.modules[module], name)
-                if not isinstance(value, type):
-                    if callable(value):
-                        setattr(sys.modules[module], name, checked_call(value))
-                elif module.startswith(CALLED_PER_RECORD):
-                    hide_internals(value)
-                elif not issubclass(value, BaseException):
-                    checked_calls(value)
+        with self._checking:
+            for module in [module for module in self._names if self._is_imported(module)]:
+                self._checked.add(module)
+                for name in self._names[module]:
+                    value = getattr(sys.modules[module], name)
+                    if not isinstance(value, type):
+                        if callable(value):
+                            setattr(sys.modules[module], name, checked_call(value))
+                    elif module.startswith(CALLED_PER_RECORD):
+                        hide_internals(value)
+                    elif not issubclass(value, BaseException):
+                        checked_calls(value)
+
+    def _is_imported(self, module: str) -> bool:
+        """Whether a module has its names, which are not checked yet; another thread may be importing it."""
+        found = None if module in self._checked else sys.modules.get(module)
+        return found is not None and all(hasattr(found, name) for name in self._names[module])
