@@ -205,6 +205,12 @@ def test_a_request_that_takes_too_long_is_told_from_a_server_that_is_not_there(
     assert error.is_transient
 
 
+def test_an_account_that_is_not_named_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME", raising=False)
+    with pytest.raises(UsageError, match="name the storage account in AZURE_STORAGE_ACCOUNT_NAME"):
+        ObjectStorage("az://container/path")
+
+
 def test_settings_in_a_url_are_refused_and_not_passed_over() -> None:
     with pytest.raises(UsageError, match=r"has a '\?'; give settings in the environment"):
         ObjectStorage("s3://b/x?region=eu-west-1")

@@ -63,6 +63,7 @@ _REFUSALS = (
 )
 """Codes of answers that repeating the request does not change."""
 
+_NO_ACCOUNT = "Account must be specified"
 _OTHER_REGION = "Received redirect without LOCATION"
 _BEYOND = "InvalidRange"
 _METADATA_SERVICE = "http://169.254.169.254/"
@@ -102,7 +103,10 @@ class ObjectStorage(RequestStorage):
             else:
                 self._store = from_url(_encoded(url), **options)
         except (problems.BaseError, ValueError, OSError) as error:
-            raise UsageError(f"storage URL {url} is not usable: {_first_line(error)}") from error
+            problem = _first_line(error)
+            if _NO_ACCOUNT in problem:
+                problem = "name the storage account in AZURE_STORAGE_ACCOUNT_NAME"
+            raise UsageError(f"storage URL {url} is not usable: {problem}") from error
 
     def put(self, path: str, parts: Sequence[Bytes]) -> None:
         """Write an object durably, replacing what was there, in one request."""
