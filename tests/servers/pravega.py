@@ -98,7 +98,8 @@ class PravegaServer:
         command = [
             java(), "-Xmx640m", "-XX:MaxDirectMemorySize=512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
             *(part for name in OPENED for part in ("--add-opens", f"{name}=ALL-UNNAMED")),
-            "-Dcontroller.retention.frequency.minutes=1", f"-Dlogback.configurationFile={directory / 'logback.xml'}",
+            "-Dcontroller.retention.frequency.minutes=1", "-Dcontroller.watermarking.frequency.seconds=1",
+            f"-Dlogback.configurationFile={directory / 'logback.xml'}",
             f"-Dsinglenode.configurationFile={settings}",
             f"-Djava.io.tmpdir={directory}", "-cp", f"{LIBRARIES}/*", "io.pravega.local.LocalPravegaEmulator",
         ]  # fmt: skip

@@ -93,6 +93,8 @@ def test_who_may_only_read_reads_and_is_refused_as_writer(secure: PravegaServer)
     stream = new_stream(secure)
     security = replace(secure.security, user=READER)
     assert read_all(source_of(secure, stream, user=READER)) == []
+    timed = Pravega(secure.address, stream, format="text", end="latest", noted_time=True, security=security)
+    assert read_all(timed) == []
     client = Pravega(secure.address, stream, security=security).client()
     with pytest.raises(UsageError, match="permission denied"):
         Access(client, StreamName.parse(stream), SYSTEM_ENVIRONMENT).token()

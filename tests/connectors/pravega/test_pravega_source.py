@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import uuid
 from collections import defaultdict
@@ -124,29 +125,59 @@ def test_events_of_a_key_stay_in_order_over_splits_and_merges(pravega: PravegaSe
     check_order(rows)
 
 
-def test_what_follows_is_not_read_before_a_checkpoint_has_what_it_follows(pravega: PravegaServer) -> None:
+def test_what_is_merged_is_not_read_before_a_checkpoint_has_what_it_follows(pravega: PravegaServer) -> None:
+    """PV1, PV2."""
     stream = pravega.create_stream(2)
     pravega.write(stream, *keyed("a", 20))
-    pravega.scale(stream, [0], [(0.0, 0.25), (0.25, 0.5)])
+    split = [one for one in pravega.scale(stream, [0], [(0.0, 0.25), (0.25, 0.5)]) if one != 1]
     pravega.write(stream, *keyed("b", 20))
+    (merged,) = set(pravega.scale(stream, [split[1], 1], [(0.25, 1.0)])) - {split[0]}
+    pravega.write(stream, *keyed("c", 20))
     source = PatientSource(pravega.address, stream, format="text")
     life = SourceGeneration(source, 1, 2, SourceCheckpoint())
-    names = [f"{stream}/{number}" for number in (0, (1 << 32) + 2, (1 << 32) + 3)]
     for poll in range(200):
         life.poll(poll % 2)
     begun = life.checkpoint(1, is_polled=False).positions
     assert begun is not None
-    assert names[0] in begun
-    assert names[1] in begun, "the same subtask reads on at once"
-    assert names[2] not in begun, "another one waits for a checkpoint"
+    assert {f"{stream}/{one}" for one in split} <= begun.keys(), "the same subtask reads on at once"
+    assert f"{stream}/{merged}" not in begun, "the other one waits for a checkpoint"
     life.tell_completed(1)
     for poll in range(10_000):
         life.poll(poll % 2)
-        if names[2] in (life.checkpoint(poll + 2, is_polled=False).positions or {}):
+        if f"{stream}/{merged}" in (life.checkpoint(poll + 2, is_polled=False).positions or {}):
             break
     else:
         pytest.fail("the other subtask does not begin")
     life.close()
+
+
+def test_a_segment_that_is_sealed_while_its_end_is_awaited_is_read_to_its_end(
+    pravega: PravegaServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream, asked, ask = pravega.create_stream(1), threading.Event(), reading.ask_for_data
+
+    def noting(connection: Any, segment: str, offset: int, size: int) -> int:
+        number = ask(connection, segment, offset, size)
+        if offset:
+            asked.set()
+        return number
+
+    monkeypatch.setattr(reading, "ask_for_data", noting)
+    pravega.write(stream, ["a"])
+    reader = Pravega(pravega.address, stream, format="text").open(context())
+    values: list[str] = []
+    deadline = time.monotonic() + PATIENCE_S
+    while not reader.is_finished():
+        assert time.monotonic() < deadline
+        if (found := reader.poll()) is not None:
+            values += found.batch.column("value").to_pylist()
+        if asked.is_set() and len(values) == 1:
+            pravega.scale(stream, [0], [(0.0, 0.5), (0.5, 1.0)])
+            pravega.write(stream, ["b", "c"])
+            pravega.seal(stream)
+            asked.clear()
+    reader.close()
+    assert sorted(values) == ["a", "b", "c"]
 
 
 def test_reading_ends_at_a_cut_and_goes_on_behind_it(pravega: PravegaServer) -> None:

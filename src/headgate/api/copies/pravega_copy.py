@@ -18,8 +18,9 @@ from headgate.connectors.files.line_decoders import JsonDecoder
 from headgate.connectors.kafka.formats import RAW, VALUE
 from headgate.connectors.pravega.controller import Controller, StreamName
 from headgate.connectors.pravega.scaled_stream import Position, segment_of
+from headgate.connectors.pravega.segment_store import tail
 from headgate.connectors.pravega.sink import PravegaSink
-from headgate.connectors.pravega.source import Pravega, tail
+from headgate.connectors.pravega.source import Pravega
 from headgate.connectors.streams.stream_sink import StreamSink
 from headgate.connectors.streams.stream_source import StreamSource
 from headgate.environment import SYSTEM_ENVIRONMENT

@@ -25,8 +25,13 @@ Cut: TypeAlias = Mapping[int, int]
 _REFRESH_MS, _AUTOMATIC_MS, _CHECKPOINTS_MAX = 3_000, 30_000, 3
 """What reader groups of Pravega's own client have by default."""
 
+_SILENT_MS = 600_000
+"""A writer that has noted nothing for so long no longer holds event time back, in streams that are created here."""
+
 _NONE, _READ, _READ_AND_WRITE = 1, 3, 5
 """What a token allows, if the user may; calls that shall give none need no more than the right to read."""
+
+_INTERNAL_ERROR = 3
 
 _BY_HAND = 1
 """A reader group whose cuts are released by its user."""
@@ -180,7 +185,7 @@ class Controller:
             UsageError: its scope is missing, or its name is none.
         """
         policy = message((1, 0), (4, segments))
-        config = message((1, _stream(stream)), (2, policy))
+        config = message((1, _stream(stream)), (2, policy), (5, _SILENT_MS))
         status = _number(self.call("createStream", config), 1)
         if status == 3:
             raise UsageError(f"Pravega at {self.address} has no scope '{stream.scope}'; create it first")
@@ -240,6 +245,19 @@ class Controller:
         """Return a token for the segment stores of a stream, which lasts for some minutes."""
         request = message((1, stream.scope), (2, stream.stream), (3, _READ if only_reads else _READ_AND_WRITE))
         return _text(self.call("getDelegationToken", request), 1)
+
+    # -- event time
+
+    def note_time(self, stream: StreamName, writer: str, cut: Cut, time_ms: int) -> None:
+        """Note that ``writer`` writes nothing earlier than ``time_ms`` beyond ``cut``. It never goes back."""
+        request = message((1, writer), (2, _cut(stream, cut)), (3, time_ms))
+        if _number(self.call("noteTimestampFromWriter", request), 1) == _INTERNAL_ERROR:
+            raise StorageError("note event time in", f"stream '{stream}'", "Pravega answers with an internal error")
+
+    def forget_time(self, stream: StreamName, writer: str) -> None:
+        """Let ``writer`` no longer hold event time back; what it noted counts."""
+        if _number(self.call("removeWriter", message((1, writer), (2, _stream(stream)))), 1) == _INTERNAL_ERROR:
+            raise StorageError("note event time in", f"stream '{stream}'", "Pravega answers with an internal error")
 
     # -- reader groups
 

@@ -1,10 +1,11 @@
 """Reads the segments of a stream of Pravega: one split per segment, whose position is an offset in it.
 
 Positions are held here and not in a reader group of Pravega, so that they are part of every snapshot, and a restore at
-any parallelism needs nothing of Pravega but the events. Subtasks own segments by a rule. A segment is read when all
-that it follows were read to their ends. If another subtask reads these, it says so in a side stream, once a completed
-checkpoint has it: so no checkpoint has events of a key without all that were written before them. A thread of each
-subtask fetches; ``poll`` takes what is there. Source: the rules PV of docs/spec/connectors.md.
+any parallelism needs nothing of Pravega but the events. Subtasks own segments by a rule: what follows a segment goes to
+the same subtask, whose watermark it holds back. A segment is read when all that it follows were read to their ends. If
+another subtask reads some of these, it says so in a side stream, once a completed checkpoint has it: so no checkpoint
+has events of a key without all that were written before them. A thread of each subtask fetches; ``poll`` takes what is
+there. Source: the rules PV of docs/spec/connectors.md.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from __future__ import annotations
 import hashlib
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -36,9 +38,11 @@ from headgate.connectors.pravega.segment_store import (
     data_in,
 )
 from headgate.connectors.pravega.side_stream import SideStream
+from headgate.connectors.pravega.time_marks import MarkReader, SegmentTimes, TimeMark
 from headgate.environment import Environment, ThreadEnded
 from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.operators.checkpoint_listeners import CheckpointedFunction, CheckpointListener, SnapshotContext
+from headgate.protocol.watermarks import WATERMARK_MIN_MS
 
 READ_BYTES = 1 << 20
 AHEAD = 2
@@ -48,7 +52,7 @@ WAIT_MS = 20
 """How long the thread may take to notice what it is to do."""
 
 NEWS_MS = 500
-"""Between two looks into the side stream."""
+"""Between two looks into the side stream, or for marks of event time."""
 
 SEALED_MS = 5_000
 """Between two looks whether the stream was sealed."""
@@ -66,6 +70,7 @@ class Reading:
     Attributes:
         begin, end: the cuts at which reading begins, and ends if it does.
         is_end_given: the program says at which offsets it ends; otherwise restored positions say it.
+        is_time_noted: watermarks come from what the writers of the stream note.
         decode: makes records of events.
         schema: of the records.
     """
@@ -78,6 +83,7 @@ class Reading:
     decode: DecodeEvents
     schema: pa.Schema
     environment: Environment
+    is_time_noted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +103,7 @@ class _News:
     records: Sequence[Mapping[str, list[int]]] = ()
     layout: Mapping[int, dict[int, list[int]]] = field(default_factory=dict)
     is_sealed: bool = False
+    marks: Sequence[TimeMark] = ()
 
 
 class PravegaReader(FailStopReader, CheckpointedFunction, CheckpointListener):
@@ -107,6 +114,7 @@ class PravegaReader(FailStopReader, CheckpointedFunction, CheckpointListener):
         self._reading, self._context, self._stream = reading, context, reading.stream
         everything = self._first_positions()
         self._scaled = ScaledStream(everything)
+        self._owners = {one: owner_of_split(at, context.parallelism) for at, one in enumerate(sorted(everything))}
         self._places = {segment: one for segment, one in everything.items() if self._owns(segment)}
         self._end = next((one.end for one in everything.values()), None)
         self._finished = {segment for segment, one in self._places.items() if one.after is not None}
@@ -121,7 +129,13 @@ class PravegaReader(FailStopReader, CheckpointedFunction, CheckpointListener):
         """Checkpoint → segments that were read to their ends, of checkpoints that are not completed."""
         self._is_sealed = False
         self._paused: frozenset[int] = frozenset()
-        self._work = _FetchThread(reading, context, self._end)
+        marks_begin = min((one.marks for one in self._places.values()), default=0)
+        self._times = SegmentTimes(marks_begin) if reading.is_time_noted else None
+        self._told_ms: dict[int, int] = {}
+        """Watermarks of segments, as they were last given to the pipeline."""
+        self._to_tell: set[int] = set()
+        """Segments that may have come further in event time since."""
+        self._work = _FetchThread(reading, context, self._end, marks_begin)
         try:
             if self._end is not None:
                 self._plan(self._end)
@@ -180,8 +194,17 @@ class PravegaReader(FailStopReader, CheckpointedFunction, CheckpointListener):
         return f"{self._stream}/{segment}"
 
     def _owns(self, segment: int) -> bool:
-        index = segment & 0xFFFFFFFF  # segments of a stream are numbered one after the other
-        return owner_of_split(index, self._context.parallelism) == self._context.subtask_index
+        """Whether this subtask reads a segment: as its first predecessor (PV1). Of no one, if that is not known yet."""
+        following = []
+        while segment not in self._owners:
+            before = self._scaled.before(segment)
+            if not before:
+                return False
+            following.append(segment)
+            segment = min(before)
+        owner = self._owners[segment]
+        self._owners |= dict.fromkeys(following, owner)
+        return owner == self._context.subtask_index
 
     def _first_positions(self) -> dict[int, Position]:
         """Return where reading begins, in all subtasks."""
@@ -192,9 +215,9 @@ class PravegaReader(FailStopReader, CheckpointedFunction, CheckpointListener):
             return {one: Position(at, {} if end and end.get(one) == at else None, until) for one, at in begin.items()}
         found = {segment_of(split): Position.decode(split, data) for split, data in restored.items()}
         if end is None:
-            found = {one: Position(at.offset, at.after) for one, at in found.items()}
+            found = {one: msgspec.structs.replace(at, end=None) for one, at in found.items()}
         elif self._reading.is_end_given or all(one.end is None for one in found.values()):
-            found = {one: Position(at.offset, at.after, dict(end)) for one, at in found.items()}
+            found = {one: msgspec.structs.replace(at, end=dict(end)) for one, at in found.items()}
         return without_needless(found)
 
     def _plan(self, end: Mapping[int, int]) -> None:
@@ -219,14 +242,14 @@ class PravegaReader(FailStopReader, CheckpointedFunction, CheckpointListener):
                 return self._finish(segment)
             found = self._work.take(self._paused)
             if found is None:
-                return None
+                return self._advance()
             if isinstance(found, _News):
                 self._take_news(found)
                 continue
             place = self._places[found.segment]
             self._places[found.segment] = Position(found.offset, found.after, place.end)
             if found.batch is not None:
-                return found.batch
+                return self._timed(found.segment, found.batch)
             assert found.after is not None
             self._end_segment(found.segment, found.after)
 
@@ -235,7 +258,50 @@ class PravegaReader(FailStopReader, CheckpointedFunction, CheckpointListener):
         return is_planned and not self._scaled.unknown and self._own <= self._finished
 
     def _positions(self) -> dict[str, bytes]:
-        return {self._split(segment): one.encode() for segment, one in self._places.items()}
+        found = self._places
+        if self._times is not None:
+            begin_of = self._times.begin_of
+            found = {one: msgspec.structs.replace(at, marks=begin_of(one)) for one, at in found.items()}
+        return {self._split(segment): one.encode() for segment, one in found.items()}
+
+    # -- event time
+
+    def _timed(self, segment: int, batch: SourceBatch) -> SourceBatch:
+        """Return records with the watermark that holds after them."""
+        if self._times is None:
+            return batch
+        self._told_ms[segment] = self._times.watermark_ms(segment, self._places[segment].offset)
+        if not self._work.wants_marks:
+            self._make_room()
+        return replace(batch, watermark_ms=self._told_ms[segment])
+
+    def _advance(self) -> SourceBatch | None:
+        """Return a batch without records where a mark came after the records in front of it."""
+        while self._times is not None and (segments := self._to_tell - self._paused):
+            segment = min(segments)
+            self._to_tell.discard(segment)
+            before_ms = self._told_ms.get(segment, WATERMARK_MIN_MS)
+            if segment not in self._finished and segment in self._places:
+                empty = SourceBatch(self._split(segment), pa.RecordBatch.from_pylist([], schema=self._reading.schema))
+                batch = self._timed(segment, empty)
+                if self._told_ms[segment] > before_ms:
+                    return batch
+        return None
+
+    def _take_marks(self, marks: Sequence[TimeMark]) -> None:
+        assert self._times is not None
+        self._times.add(marks)
+        self._to_tell = set(self._places) - self._finished
+        self._make_room()
+
+    def _make_room(self) -> None:
+        """Forget marks that are not needed any more, and say whether others are."""
+        assert self._times is not None
+        reading = set(self._places) - self._finished
+        for segment in reading:
+            self._times.watermark_ms(segment, self._places[segment].offset)
+        self._times.keep_for(reading)
+        self._work.wants_marks = self._times.wants_more
 
     def _finish(self, segment: int) -> SourceBatch:
         empty = pa.RecordBatch.from_pylist([], schema=self._reading.schema)
@@ -266,11 +332,13 @@ class PravegaReader(FailStopReader, CheckpointedFunction, CheckpointListener):
     def _say_end(self, segment: int) -> None:
         if segment not in self._said:
             self._said.add(segment)
-            if not all(map(self._owns, self._scaled.after[segment])):
-                self._work.say({"ended": [segment]})
+            if self._scaled.after[segment] and self._context.parallelism > 1:
+                self._work.say({"ended": [segment]})  # also for those that read on later
 
     def _take_news(self, news: _News) -> None:
         """Note what others said, and what became known of the stream."""
+        if news.marks:
+            self._take_marks(news.marks)
         self._is_sealed = self._is_sealed or news.is_sealed
         for segment, after in news.layout.items():
             self._scaled.note(segment, after)
@@ -289,7 +357,9 @@ class PravegaReader(FailStopReader, CheckpointedFunction, CheckpointListener):
 class _FetchThread:
     """Reads segments and the side stream, beside the mailbox thread."""
 
-    def __init__(self, reading: Reading, context: SourceContext, end: Mapping[int, int] | None) -> None:
+    def __init__(
+        self, reading: Reading, context: SourceContext, end: Mapping[int, int] | None, marks_begin: int
+    ) -> None:
         self._stream, self._node, self._end = reading.stream, context.node, end
         self._decode, self._environment = reading.decode, reading.environment
         self.client = reading.make_client()
@@ -301,6 +371,11 @@ class _FetchThread:
         purpose = f"{context.pipeline}/{context.node}/{context.life}"
         self._side = SideStream(self.client, reading.stream, purpose, self._environment)
         self._is_alone = context.parallelism == 1
+        self._marks: MarkReader | None = None
+        if reading.is_time_noted:
+            self._marks = MarkReader(self.client, reading.stream, self._environment, marks_begin)
+        self.wants_marks = True
+        """Whether the mailbox thread has room for more."""
         self._changed = self._environment.condition()
         self._to_begin: deque[tuple[int, int]] = deque()
         self._to_say: deque[Mapping[str, list[int]]] = deque()
@@ -319,7 +394,7 @@ class _FetchThread:
         """Of each store: number of the request → segment."""
         self._is_sealed = False
         now_ms = self._environment.monotonic_ms()
-        self._news_at_ms = self._sealed_at_ms = self._well_at_ms = now_ms
+        self._news_at_ms = self._marks_at_ms = self._sealed_at_ms = self._well_at_ms = now_ms
         self._thread = self._environment.thread(self._run, "pravega-fetch")
 
     # -- from the mailbox thread
@@ -397,6 +472,8 @@ class _FetchThread:
     def _release(self) -> None:
         self._drop_connections()
         self._side.close()
+        if self._marks is not None:
+            self._marks.close()
         self.client.close()
 
     def _drop_connections(self) -> None:
@@ -450,6 +527,8 @@ class _FetchThread:
         number = found.request if isinstance(found, SegmentData) else found[0]
         segment = self._asked[place].pop(number)
         if not isinstance(found, SegmentData):
+            if found[1].kind is Command.SEGMENT_IS_SEALED:  # while it had no more; the next answer says that it ends
+                return
             raise self._gone(segment, found[1])
         begin = self._offsets[segment]
         if found.data:
@@ -500,6 +579,11 @@ class _FetchThread:
             self._news_at_ms = now_ms + NEWS_MS
             if records := [one for one in self._side.news() if one["of"] == self._token]:
                 self._put_news(_News(records=records))
+        if self._marks is not None and self.wants_marks and now_ms >= self._marks_at_ms:
+            if marks := self._marks.read():
+                self._put_news(_News(marks=marks))
+            if not self._marks.has_more:
+                self._marks_at_ms = now_ms + NEWS_MS
         if look:
             layout = {segment: self.client.successors(self._stream, segment) for segment in look}
             self._put_news(_News(layout=layout))

@@ -19,12 +19,14 @@ class Position(msgspec.Struct, frozen=True):
         offset: of the next event.
         after: the segments that follow, each with all that it follows; None: the segment is not read to its end.
         end: the cut at which a bounded reading ends; None: it does not.
+        marks: from where on marks of event time are needed (``time_marks``).
     """
 
     offset: int
     after: dict[int, list[int]] | None = None
     end: dict[int, int] | None = None
     version: int = _POSITION_VERSION
+    marks: int = 0
 
     def encode(self) -> bytes:
         """Return it as JSON."""
@@ -55,6 +57,7 @@ class ScaledStream:
         self.known = set(begin)
         self.done: set[int] = set()
         self.after: dict[int, dict[int, list[int]]] = {}
+        self._before: dict[int, set[int]] = {}
         for segment, position in begin.items():
             if position.after is not None:
                 self.end(segment, position.after)
@@ -68,6 +71,8 @@ class ScaledStream:
         """It is known what follows a segment."""
         self.after[segment] = {one: list(before) for one, before in after.items()}
         self.known |= {segment, *after}
+        for one, before in after.items():
+            self._before.setdefault(one, set()).update(before)
 
     def waits_for(self, segment: int) -> set[int]:
         """Return the segments that are to be read to their ends before ``segment`` begins."""
@@ -75,7 +80,7 @@ class ScaledStream:
 
     def before(self, segment: int) -> set[int]:
         """Return the segments that ``segment`` follows; none, if it is not known to follow any."""
-        return {one for after in self.after.values() for one in after.get(segment, ())}
+        return self._before.get(segment, set())
 
     @property
     def unknown(self) -> set[int]:

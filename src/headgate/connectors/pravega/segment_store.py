@@ -20,8 +20,9 @@ from enum import IntEnum
 from typing import TypeAlias
 
 from headgate.connectors.pravega.access import Access
-from headgate.environment import SYSTEM_ENVIRONMENT
-from headgate.errors import ProtocolViolation, StorageError
+from headgate.connectors.pravega.controller import Controller, StreamName
+from headgate.environment import SYSTEM_ENVIRONMENT, Environment
+from headgate.errors import ProtocolViolation, StorageError, UsageError
 
 WIRE_VERSION, OLDEST_WIRE_VERSION = 16, 5
 
@@ -310,6 +311,34 @@ def segment_info(connection: Connection, segment: str) -> SegmentInfo:
     if not exists or is_deleted:
         raise SegmentError(Command.NO_SUCH_SEGMENT, segment)
     return SegmentInfo(start, end, is_sealed)
+
+
+def tail(client: Controller, stream: StreamName, environment: Environment) -> dict[int, int]:
+    """Return where a stream ends now.
+
+    Raises:
+        UsageError: it was sealed.
+    """
+    segments = [one.segment for one in client.current(stream)]
+    if not segments:
+        raise UsageError(
+            f"stream '{stream}' of Pravega is sealed, and its end needs no 'latest'; leave end= out: reading ends there"
+        )
+    found: dict[int, int] = {}
+    connections: dict[Place, Connection] = {}
+    access = Access(client, stream, environment, only_reads=True)
+    try:
+        for segment in segments:
+            place = client.place(stream, segment)
+            if place not in connections:
+                connections[place] = Connection(place, access)
+            found[segment] = segment_info(connections[place], stream.segment(segment)).end
+    except SegmentError as error:
+        raise StorageError("look at", f"stream '{stream}'", f"it is being scaled or deleted: {error}") from error
+    finally:
+        for connection in connections.values():
+            connection.close()
+    return found
 
 
 def ask_for_data(connection: Connection, segment: str, offset: int, size: int) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import ClassVar
 from uuid import UUID
 
@@ -26,6 +27,7 @@ from headgate.connectors.base import (
     SinkContext,
     SinkWriter,
 )
+from headgate.connectors.event_progress import EventClock, event_time_of
 from headgate.connectors.fenced_sink import Fence, FencedSink, in_order, owner_of, with_stored_life
 from headgate.connectors.kafka.outgoing_records import RecordColumns
 from headgate.connectors.pravega.access import Access
@@ -33,7 +35,7 @@ from headgate.connectors.pravega.controller import Controller, StreamName, Trans
 from headgate.connectors.pravega.events import EVENT_BYTES_MAX, HEADER_BYTES, frame, key_places
 from headgate.connectors.pravega.owner import StreamOwner
 from headgate.connectors.pravega.security import NO_SECURITY, PravegaSecurity
-from headgate.connectors.pravega.segment_store import Appender, Appending, Place, SegmentError
+from headgate.connectors.pravega.segment_store import Appender, Appending, Place, SegmentError, tail
 from headgate.environment import SYSTEM_ENVIRONMENT, Environment
 from headgate.errors import CorruptionError, HeadgateError, StorageError, UsageError, gone
 from headgate.model.config import Duration, duration_ms
@@ -42,6 +44,7 @@ from headgate.model.lineage import Location
 from headgate.model.manifest import Committable
 from headgate.model.pipeline_identity import Mine
 from headgate.protocol.checkpoints.commit import CommitPermit
+from headgate.protocol.watermarks import WATERMARK_MIN_MS
 
 LEASE_MS_MIN, LEASE_MS_MAX = 10_000, 600_000
 """The leases that controllers allow by default (``controller.transaction.lease.count.max``)."""
@@ -57,20 +60,29 @@ COMMIT_S = 60.0
 LOOK_S = 0.02
 """Between two looks whether a commit is done."""
 
-_PAYLOAD_VERSION = 1
+_PAYLOAD_VERSION = 2
 
 
 class Prepared(msgspec.Struct, frozen=True):
-    """What a committable carries."""
+    """What a committable carries: a transaction, and how far its subtask has come in event time (S91).
+
+    Attributes:
+        id: of the transaction; "": the subtask had no records.
+        has_ended: nothing will follow.
+    """
 
     stream: str
     id: str
     events_count: int
+    event_ms: int | None
+    is_awaited: bool
+    has_ended: bool
+    parallelism: int
     version: int = _PAYLOAD_VERSION
 
 
 def prepared_in(committable: Committable) -> Prepared:
-    """Return the transaction that ``committable`` promises to commit.
+    """Return what ``committable`` promises to commit.
 
     Raises:
         CorruptionError
@@ -78,7 +90,8 @@ def prepared_in(committable: Committable) -> Prepared:
     where = f"committable of sink '{committable.sink}' for checkpoint {committable.checkpoint}"
     try:
         found = msgspec.json.decode(committable.payload, type=Prepared)
-        UUID(found.id)
+        if found.id:
+            UUID(found.id)
     except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
         raise CorruptionError(where, 0, "a transaction of Pravega", str(error)) from error
     if found.version != _PAYLOAD_VERSION:
@@ -172,8 +185,7 @@ class PravegaSink(FencedSink):
 
     def open(self, context: SinkContext) -> SinkWriter:
         """See ``Sink``."""
-        fence = Fence(owner_of(context.pipeline, context.node), int(context.generation))
-        return PravegaWriter(self, fence)
+        return PravegaWriter(self, context)
 
     def open_committer(self, pipeline: str, node: str, generation: Generation) -> Committer:
         """See ``Sink``."""
@@ -310,15 +322,25 @@ def blocks(ends: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
 class PravegaWriter(SinkWriter):
     """Writes transactions that checkpoints prepare."""
 
-    def __init__(self, sink: PravegaSink, fence: Fence) -> None:
+    def __init__(self, sink: PravegaSink, context: SinkContext) -> None:
         """Use ``PravegaSink.open``."""
-        self._sink, self._fence, self._client = sink, fence, sink.client()
+        self._sink, self._client, self._parallelism = sink, sink.client(), context.parallelism
+        self._fence = Fence(owner_of(context.pipeline, context.node), int(context.generation))
+        self._event_clock = EventClock(context)
         self._owner = StreamOwner(self._client, sink.name, sink.environment)
         self._access = Access(self._client, sink.name, sink.environment)
         self._appenders: dict[Place, Appender] = {}
         self._places: dict[int, Place] = {}
         self._open: _Transaction | None = None
         self._pinger = _Pinger(sink, self._client)
+
+    def on_watermark(self, watermark_ms: int) -> None:
+        """See ``SinkWriter``."""
+        self._event_clock.on_watermark(watermark_ms)
+
+    def on_idle(self, is_idle: bool) -> None:
+        """See ``SinkWriter``."""
+        self._event_clock.on_idle(is_idle)
 
     def write(self, batch: pa.RecordBatch) -> None:
         """See ``SinkWriter``."""
@@ -339,13 +361,20 @@ class PravegaWriter(SinkWriter):
 
     def seal(self, checkpoint: CheckpointId) -> SealedTransaction:
         """See ``SinkWriter``. It waits for Pravega, because what follows is written over the same connections."""
-        if self._open is None:
+        clock = self._event_clock
+        transaction, events_count = "", 0
+        if self._open is not None:
+            with self._telling_timeouts(self._open):
+                self._open.flush()
+            self._open.end()
+            transaction, events_count = str(self._open.id), self._open.events_count
+            self._open = None
+        elif clock.event_ms is None:
             return EmptyTransaction()
-        with self._telling_timeouts(self._open):
-            self._open.flush()
-        self._open.end()
-        what = Prepared(self._sink.stream, str(self._open.id), self._open.events_count)
-        self._open = None
+        what = Prepared(
+            self._sink.stream, transaction, events_count, clock.event_ms, clock.is_awaited, clock.has_ended,
+            self._parallelism,
+        )  # fmt: skip
         return _Sealed(msgspec.json.encode(what))
 
     def close(self) -> None:
@@ -456,6 +485,7 @@ class PravegaCommitter(Committer):
         """Use ``PravegaSink.open_committer``."""
         self._sink, self._fence, self._client = sink, fence, sink.client()
         self._owner = StreamOwner(self._client, sink.name, sink.environment)
+        self._noted_ms: int | None = None
 
     def recover(self, keep: Sequence[Committable]) -> None:
         """Claim the stream, then abort every transaction of this and older generations, but those of ``keep``.
@@ -485,7 +515,7 @@ class PravegaCommitter(Committer):
             wanted = {
                 what.id: one
                 for one in ordered
-                if one.checkpoint == checkpoint and (what := prepared_in(one)).id not in known.committed
+                if one.checkpoint == checkpoint and (what := prepared_in(one)).id and what.id not in known.committed
             }
             for one in wanted:
                 self._client.commit(self._sink.name, UUID(one))
@@ -497,11 +527,26 @@ class PravegaCommitter(Committer):
                     why = self._why_not(state, prepared_in(committable))
                     raise gone(UsageError(f"output of checkpoint {checkpoint} cannot be committed: {why}"))
             self._owner.decided(self._fence.owner, dict.fromkeys(wanted, int(checkpoint)))
+        newest = ordered[-1].checkpoint
+        self._note_time([prepared_in(one) for one in ordered if one.checkpoint == newest])
+
+    def _note_time(self, prepared: Sequence[Prepared]) -> None:
+        """Note how far the sink has come with what is in the stream by now (PV12). May be repeated."""
+        event_ms, stream = event_time_of(prepared), self._sink.name
+        if event_ms is None or event_ms == WATERMARK_MIN_MS:
+            return
+        writer = f"headgate-{sha256(self._fence.owner.encode()).hexdigest()[:16]}"
+        if event_ms != self._noted_ms:
+            cut = tail(self._client, stream, self._sink.environment)
+            self._client.note_time(stream, writer, cut, event_ms + 1)
+            self._noted_ms = event_ms
+        if all(one.has_ended for one in prepared):
+            self._client.forget_time(stream, writer)
 
     def denial(self, committable: Committable) -> str:
         """See ``Committer``."""
         what = prepared_in(committable)
-        if what.id in self._owner.known(self._fence.owner).committed:
+        if not what.id or what.id in self._owner.known(self._fence.owner).committed:
             return ""
         state = self._client.state(self._sink.name, UUID(what.id))
         good = (TransactionState.OPEN, TransactionState.COMMITTING, TransactionState.COMMITTED)

@@ -20,15 +20,15 @@ from headgate.connectors.files.line_file import Lines
 from headgate.connectors.kafka.formats import RAW, RecordFormat, record_format, refuse_the_rest, value_decoder
 from headgate.connectors.kafka.schemas.avro_decoder import AvroDecoder
 from headgate.connectors.kafka.schemas.protobuf_decoder import ProtobufDecoder
-from headgate.connectors.pravega.access import Access
 from headgate.connectors.pravega.controller import Controller, Cut, StreamName, require_grpc
 from headgate.connectors.pravega.reader import PravegaReader, Reading
 from headgate.connectors.pravega.retention_group import forget, hold_back
 from headgate.connectors.pravega.scaled_stream import Position, segment_of
 from headgate.connectors.pravega.security import NO_SECURITY, PravegaSecurity
-from headgate.connectors.pravega.segment_store import Connection, Place, SegmentError, segment_info
+from headgate.connectors.pravega.segment_store import tail
+from headgate.connectors.pravega.time_marks import marks_of
 from headgate.environment import SYSTEM_ENVIRONMENT, Environment
-from headgate.errors import StorageError, UsageError
+from headgate.errors import UsageError
 from headgate.model.lineage import Location
 from headgate.model.state_schema import Form
 from headgate.operators.schemas import SchemaLike, canonical_schema
@@ -67,6 +67,7 @@ class Pravega(Source):
         start: str | Cut = EARLIEST,
         end: str | Cut | None = None,
         group: str = "",
+        noted_time: bool = False,
         security: PravegaSecurity = NO_SECURITY,
     ) -> None:
         """Configure.
@@ -91,6 +92,9 @@ class Pravega(Source):
             group: a reader group that Headgate creates in the scope of the stream, for this source alone. A stream
                 with a retention policy keeps its events, up to the maximum of the policy, until no retained
                 checkpoint needs them. Reading never begins from there.
+            noted_time: the writers of the stream note event time, as ``PravegaSink`` and ``noteTime`` of Pravega's
+                client do. The watermark of a segment is that time, whatever its records say, and none before the first
+                time that was noted. It is behind by about ten seconds, the interval at which Pravega looks.
             security: TLS and login, if Pravega demands them.
 
         Raises:
@@ -113,7 +117,7 @@ class Pravega(Source):
             raise UsageError(
                 f"group={group!r} of {where} is no name of a reader group; it has letters, digits, '.', '_' and '-'"
             )
-        self.group = group
+        self.group, self.noted_time = group, noted_time
         self._begin: dict[int, int] | None = None
         self._until: dict[int, int] | None = None
         require_grpc()
@@ -141,6 +145,11 @@ class Pravega(Source):
             try:
                 if not client.exists(self.stream):
                     raise UsageError(f"Pravega at {self.controller} has no stream '{self.stream}'; create it first")
+                if self.noted_time and not client.exists(marks_of(self.stream)):
+                    raise UsageError(
+                        f"Pravega at {self.controller} keeps no event time for stream '{self.stream}'; leave "
+                        "noted_time= out"
+                    )
                 begin = self._cut(client, "start", self.start)
                 self._until = None if self.end is None else self._cut(client, "end", self.end)
                 self._begin = begin
@@ -220,7 +229,10 @@ class Pravega(Source):
         begin, end = self.cuts()
         decoder = self.decoder()
         is_given = isinstance(self.end, tuple)
-        return Reading(self.stream, begin, end, is_given, self.client, decoder.decode, decoder.schema, self.environment)
+        return Reading(
+            self.stream, begin, end, is_given, self.client, decoder.decode, decoder.schema, self.environment,
+            self.noted_time,
+        )  # fmt: skip
 
     def decoder(self) -> EventDecoder:
         """Return what makes records of events."""
@@ -242,34 +254,6 @@ def _checked(name: str, place: object) -> str | tuple[tuple[int, int], ...]:
         f"{name}={place!r} of a Pravega source is neither {choices} nor a stream cut such as {{0: 1200, 1: 0}}, which "
         "has an offset for each segment"
     )
-
-
-def tail(client: Controller, stream: StreamName, environment: Environment) -> dict[int, int]:
-    """Return where a stream ends now.
-
-    Raises:
-        UsageError: it was sealed.
-    """
-    segments = [one.segment for one in client.current(stream)]
-    if not segments:
-        raise UsageError(
-            f"stream '{stream}' of Pravega is sealed, and its end needs no 'latest'; leave end= out: reading ends there"
-        )
-    found: dict[int, int] = {}
-    connections: dict[Place, Connection] = {}
-    access = Access(client, stream, environment, only_reads=True)
-    try:
-        for segment in segments:
-            place = client.place(stream, segment)
-            if place not in connections:
-                connections[place] = Connection(place, access)
-            found[segment] = segment_info(connections[place], stream.segment(segment)).end
-    except SegmentError as error:
-        raise StorageError("look at", f"stream '{stream}'", f"it is being scaled or deleted: {error}") from error
-    finally:
-        for connection in connections.values():
-            connection.close()
-    return found
 
 
 class EventDecoder:

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from headgate.codec.arrow import unzoned_schema
 from headgate.connectors.base import KEPT, Committer, Holding, SealedTransaction, Sink, SinkContext, SinkWriter
+from headgate.connectors.event_progress import EventClock, event_time_of
 from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.lineage import Location
@@ -25,7 +26,6 @@ from headgate.model.pipeline_identity import Mine, Owner, PipelineIdentity, Targ
 from headgate.operators.schemas import canonical_schema, carried
 from headgate.protocol.checkpoints.commit import CommitPermit
 from headgate.protocol.store.transactions import Status
-from headgate.protocol.watermarks import WATERMARK_MAX_MS, WATERMARK_MIN_MS
 from headgate.store.policies import Retention, RetentionPolicy, retention_policy_of
 from headgate.store.store import Store, store_root
 from headgate.store.streams import (
@@ -97,17 +97,15 @@ class StreamSinkWriter(SinkWriter):
         version = written_as(schemas, context.schema)
         self._schema = schemas[-1 if version is None else version]
         self._current: Transaction | None = None
-        self._watermark_ms = WATERMARK_MIN_MS
-        self._is_idle = self._has_ended = False
+        self._event_clock = EventClock(context)
 
     def on_watermark(self, watermark_ms: int) -> None:
-        """See ``SinkWriter``. The last watermark is no time (S91)."""
-        self._has_ended = watermark_ms == WATERMARK_MAX_MS
-        if not self._has_ended:
-            self._watermark_ms = watermark_ms
+        """See ``SinkWriter``."""
+        self._event_clock.on_watermark(watermark_ms)
 
     def on_idle(self, is_idle: bool) -> None:
-        self._is_idle = is_idle
+        """See ``SinkWriter``."""
+        self._event_clock.on_idle(is_idle)
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Add records; begins the transaction with the first ones."""
@@ -129,11 +127,8 @@ class StreamSinkWriter(SinkWriter):
 
     def _payload(self) -> _Payload:
         """Return a payload without a transaction, with how far this subtask has come (S91)."""
-        delay_ms, event_ms = self._context.event_delay_ms, None
-        if delay_ms is not None:
-            event_ms = max(self._watermark_ms - delay_ms, WATERMARK_MIN_MS)
-        is_awaited = not (self._is_idle or self._has_ended)
-        return _Payload(_PAYLOAD_VERSION, self._stream, "", 0, event_ms, is_awaited, self._context.parallelism)
+        clock, parallelism = self._event_clock, self._context.parallelism
+        return _Payload(_PAYLOAD_VERSION, self._stream, "", 0, clock.event_ms, clock.is_awaited, parallelism)
 
     def close(self) -> None:
         """Drop the open transaction; prepared ones stay (sinks.md, never abort what is pending)."""
@@ -226,18 +221,6 @@ class StreamCommitter(Committer):
 
     def close(self) -> None:
         """The store is shared by the process and stays open."""
-
-
-def event_time_of(payloads: Sequence[_Payload]) -> int | None:
-    """Return how far a sink has come with a checkpoint; None: one of its subtasks does not say (S91).
-
-    As at the input of a subtask, what is idle or has ended counts only if all is (W11, W12, W14).
-    """
-    times = [payload.event_ms for payload in payloads if payload.event_ms is not None]
-    if not payloads or len(times) < payloads[0].parallelism:
-        return None
-    awaited = [payload.event_ms for payload in payloads if payload.is_awaited and payload.event_ms is not None]
-    return min(awaited) if awaited else max(times)
 
 
 def transaction_of(committable: Committable) -> str:
