@@ -55,6 +55,14 @@ def read(reader: Any) -> list[int]:
     return found
 
 
+def test_a_hybrid_in_a_hybrid_stands_for_its_sources(tmp_path: Path) -> None:
+    first, second, third = (hg.FromRows([{"n": n}]) for n in range(3))
+    pipeline, sink = hg.Pipeline("nested"), Collect(tmp_path)
+    pipeline.source(hg.Hybrid(hg.Hybrid(first, second), third)).sink(sink)
+    testing.run(pipeline)
+    assert [row["n"] for row in sink.rows()] == [0, 1, 2]
+
+
 def test_a_source_begins_only_when_it_is_said_so() -> None:
     reader = opened(three(), 1, 2)
     assert isinstance(reader, PartsReader)

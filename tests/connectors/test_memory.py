@@ -47,6 +47,13 @@ def test_no_rows_with_a_schema_end_at_once() -> None:
     assert read_over_subtasks(FromRows([], schema=SCHEMA), 2) == []
 
 
+def test_columns_are_those_of_all_rows() -> None:
+    found = read_all(FromRows([{"a": 1}, {}, {"b": "x", "a": None}]).open(context()))[0]
+    assert found == [{"a": 1, "b": None}, {"a": None, "b": None}, {"a": None, "b": "x"}]
+    with pytest.raises(UsageError, match="names of columns are texts"):
+        FromRows([{1: 2}])  # type: ignore[dict-item]
+
+
 def test_rows_that_make_no_table_are_refused() -> None:
     with pytest.raises(UsageError, match="no rows to take column names from"):
         FromRows([])

@@ -40,8 +40,8 @@ class Hybrid(Source):
         """Configure.
 
         Args:
-            sources: two sources or more, in the order in which they are read. All but the last one must end. A
-                checkpoint can be continued only with the same sources.
+            sources: two sources or more, in the order in which they are read; a Hybrid stands for its own. All but the
+                last one must end. A checkpoint can be continued only with the same sources.
 
         Raises:
             UsageError: there is only one, one that another follows has no end, or one sets markers of checkpoints.
@@ -50,14 +50,15 @@ class Hybrid(Source):
             raise UsageError(
                 "Hybrid takes two sources or more, such as Hybrid(TextFiles('old/'), Kafka(brokers, topic))"
             )
-        for number, source in enumerate(sources, 1):
+        parts: list[Source] = [part for one in sources for part in (one.sources if isinstance(one, Hybrid) else (one,))]
+        for number, source in enumerate(parts, 1):
             check_is_source(source)
             end = source.how_to_end()
-            if number < len(sources) and end is not None:
+            if number < len(parts) and end is not None:
                 raise UsageError(f"source {number} of Hybrid never ends, so the next one would never be read; {end}")
             if source.coordinator_hook() is not None:
                 raise UsageError(f"source {number} of Hybrid brings a hook along; read it with a source() of its own")
-        self.sources = sources
+        self.sources: tuple[Source, ...] = tuple(parts)
 
     def schema(self) -> pa.Schema:
         """Return the schema of all sources.

@@ -59,8 +59,10 @@ class FromRows(Source):
         """Configure.
 
         Args:
-            rows: dicts, or an Arrow, Polars or pandas table; the index of a pandas table is left out.
-            schema: the types of the dicts' values, as Python, Polars or pyarrow types. They are inferred by default.
+            rows: dicts, or an Arrow, Polars or pandas table; the index of a pandas table is left out. A column that a
+                dict does not have is null.
+            schema: the columns, with the types of their values as Python, Polars or pyarrow types. By default they are
+                inferred from all rows.
             splits: into how many pieces of equal size to divide the rows. Subtasks can read pieces in parallel; each
                 piece keeps its order.
             batch_rows: the number of records in a batch.
@@ -176,7 +178,10 @@ def _table(rows: Iterable[Any], types: pa.Schema | None) -> pa.Table:
     """
     dicts = [dict(row) for row in rows]
     if types is None:
-        types = pa.Table.from_pylist(dicts).schema
+        names = dict.fromkeys(name for row in dicts for name in row)
+        if not all(isinstance(name, str) for name in names):
+            raise TypeError("names of columns are texts")
+        types = pa.table({name: [row.get(name) for row in dicts] for name in names}).schema
     canonical_schema(types)  # refuses types that are not carried
     arrays = [_column([row.get(field.name) for row in dicts], field) for field in types]
     return pa.table(arrays, names=types.names)
