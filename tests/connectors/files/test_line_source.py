@@ -16,7 +16,7 @@ from headgate.connectors.base import SplitPosition
 from headgate.connectors.files import line_file as lines_module
 from headgate.connectors.files.file_sink import FileSink
 from headgate.connectors.files.line_file import FilePosition, LineFile
-from headgate.connectors.files.line_source import FileReader, JsonLines, TextFiles
+from headgate.connectors.files.line_source import CsvFiles, FileReader, JsonLines, TextFiles
 from headgate.connectors.files.selection import owner_of_file
 from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.testing.source_kit import check_source
@@ -290,6 +290,35 @@ def test_invalid_utf8_is_a_bad_record_and_its_neighbours_flow(tmp_path: Path) ->
     }
 
 
+WORDS = {"latin-1": "é", "cp1252": "€", "shift_jis": "ソ表", "gb18030": "한日é"}
+
+
+@pytest.mark.parametrize("encoding", WORDS)
+def test_text_in_other_encodings_is_read(tmp_path: Path, encoding: str) -> None:
+    lines = [f'{number} {WORDS[encoding]}|\\"' for number in range(9)]
+    path = write(tmp_path / "a.txt", "\r\n".join(lines).encode(encoding))
+    rows, bad = read_all(TextFiles(path, encoding=encoding).open(context()))
+    assert (texts(rows), bad) == (lines, [])
+
+
+@pytest.mark.parametrize("encoding", WORDS)
+def test_fields_and_headers_in_other_encodings_are_read(tmp_path: Path, encoding: str) -> None:
+    word = WORDS[encoding]
+    schema = {"n": pa.int64(), word: pa.string()}
+    path = write(tmp_path / "a.csv", f'n;{word}\n1;"{word};\n{word}"\n2;\n'.encode(encoding))
+    rows, bad = read_all(CsvFiles(path, schema, delimiter=";", encoding=encoding).open(context()))
+    assert (rows, bad) == ([{"n": 1, word: f"{word};\n{word}"}, {"n": 2, word: None}], [])
+    path = write(tmp_path / "a.json", f'{{"{word}": "{word}", "n": 1}}\n'.encode(encoding))
+    assert read_all(JsonLines(path, schema, encoding=encoding).open(context()))[0] == [{"n": 1, word: word}]
+
+
+def test_a_line_that_is_not_in_the_encoding_is_a_bad_record(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.log", b"one\n\x81\xe9\n\xe9\n")
+    rows, bad = read_all(TextFiles(path, encoding="cp1252").open(context()))
+    assert texts(rows) == ["one", "é"]
+    assert [(one["problem"], one["position"]) for one in bad] == [("invalid cp1252", f"{path} line 2 (byte 4)")]
+
+
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("tail", [b"\nlast\n", b""])
 def test_an_oversize_line_is_a_bad_record_and_is_not_held_in_memory(tmp_path: Path, tail: bytes) -> None:
@@ -436,8 +465,9 @@ def test_wrong_use_is_refused_in_the_driver(tmp_path: Path) -> None:
         TextFiles(write(tmp_path / "a.xz", b"")).schema()
     with pytest.raises(UsageError, match="no input path was given"):
         TextFiles([])
-    with pytest.raises(UsageError, match="encoding 'latin-1' is not supported"):
-        TextFiles(tmp_path, encoding="latin-1")
+    for encoding in ("utf-16", "utf-7", "cp037", "iso2022_jp", "nonsense", 7):
+        with pytest.raises(UsageError, match=f"encoding {encoding!r} is not supported"):
+            TextFiles(tmp_path, encoding=encoding)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="which JSON cannot express"):
         JsonLines(write(tmp_path / "d", b""), {"d": pa.duration("s")}).schema()
     with pytest.raises(UsageError, match="required field 'b' is not in the schema"):

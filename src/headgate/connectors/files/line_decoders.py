@@ -8,6 +8,7 @@ crashes it.
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -119,6 +120,58 @@ def isolate(
 
 def _text(value: str | bytes) -> str:
     return value if isinstance(value, str) else value.decode("utf-8", "backslashreplace")
+
+
+_ASCII = bytes(range(128))
+
+
+def checked_encoding(encoding: str) -> str:
+    """Return the name of an encoding as ``TranscodingDecoder`` takes it; "" for UTF-8.
+
+    Raises:
+        UsageError: it is unknown, or ASCII characters are other bytes in it.
+    """
+    try:
+        name = codecs.lookup(encoding).name
+        has_shifts = any(byte < 128 for sign in "日한é" for byte in sign.encode(name, "ignore")[:1])
+        if _ASCII.decode(name) == _ASCII.decode("ascii") and not has_shifts:
+            return "" if name in ("utf-8", "utf-8-sig", "ascii") else name
+    except (LookupError, TypeError, ValueError):
+        pass
+    raise UsageError(
+        f"encoding {encoding!r} is not supported; give Python's name of one in which ASCII stays as it is, such as "
+        "'latin-1' or 'cp1252', or convert the files to UTF-8"
+    )
+
+
+class TranscodingDecoder:
+    """Makes UTF-8 of lines in another encoding, for another decoder."""
+
+    def __init__(self, inner: Decoder, encoding: str) -> None:
+        self.schema = inner.schema
+        self._inner, self._encoding = inner, encoding
+
+    def decode(self, lines: Lines) -> Decoded:
+        """Return the records of the lines that are in the encoding."""
+        refused = Refused()
+        good = np.ones(len(lines.values), np.bool_)
+        parts: list[pa.LargeStringArray] = [pa.array([], pa.large_string())]
+
+        def convert(low: int, high: int) -> str | None:
+            try:
+                texts = [value.decode(self._encoding) for value in lines.values.slice(low, high - low).to_pylist()]
+            except UnicodeDecodeError:
+                return f"invalid {self._encoding}"
+            parts.append(pa.array(texts, pa.large_string()))
+            return None
+
+        isolate(len(lines.values), convert, lines.values, lines.starts, refused, good)
+        values = pa.concat_arrays(parts).cast(pa.large_binary())
+        header = lines.header.decode(self._encoding, "backslashreplace").encode()
+        found = self._inner.decode(Lines(values, lines.starts[good], lines.first, lines.inner, header))
+        for name in ("problems", "starts", "texts"):
+            getattr(refused, name).extend(getattr(found.refused, name))
+        return Decoded(found.batch, found.starts, refused)
 
 
 class JsonDecoder:

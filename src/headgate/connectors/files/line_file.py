@@ -179,7 +179,7 @@ class CsvForm:
 class FileOptions:
     """The options of a source of lines (``line_source.LineOptions``), checked, in milliseconds and bytes.
 
-    ``csv``: a line is a record of CSV, with its line end, and may have line ends in it.
+    ``csv``: a line is a record of CSV, with its line end, and may have line ends in it. ``encoding``: "" for UTF-8.
     """
 
     follow: bool = False
@@ -190,6 +190,7 @@ class FileOptions:
     line_bytes_max: int = LINE_BYTES_MAX
     csv: CsvForm | None = None
     compression: str = INFER
+    encoding: str = ""
 
 
 DEFAULTS = FileOptions()

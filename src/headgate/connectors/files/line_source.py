@@ -20,7 +20,14 @@ from headgate.connectors.files.compressed_file import CODECS, COMPRESSIONS, INFE
 from headgate.connectors.files.csv_decoder import CsvFileDecoder, CsvOptions
 from headgate.connectors.files.file_tracker import FileTracker
 from headgate.connectors.files.filesystem import LOCAL, FileSystem
-from headgate.connectors.files.line_decoders import Decoded, Decoder, JsonDecoder, TextDecoder
+from headgate.connectors.files.line_decoders import (
+    Decoded,
+    Decoder,
+    JsonDecoder,
+    TextDecoder,
+    TranscodingDecoder,
+    checked_encoding,
+)
 from headgate.connectors.files.line_file import (
     LINE_BYTES_MAX,
     CsvForm,
@@ -57,7 +64,8 @@ class LineOptions(TypedDict, total=False):
     Attributes:
         follow: True keeps waiting for more lines and more files; the source then never ends. Default: False.
         pattern: which files below a directory to read, as a glob relative to it. Default: ``"**/*"``.
-        encoding: ``"utf-8"``, the only encoding that is supported.
+        encoding: of the files, by Python's name, such as ``"latin-1"`` or ``"cp1252"``; none of several bytes for an
+            ASCII character, such as UTF-16. Default: ``"utf-8"``, which is read faster than others.
         include_path: True adds the columns ``path`` and ``byte`` (the offset of the line). Default: False.
         poll_interval: how often followed files are checked for more lines. Default: ``"20ms"``.
         discovery_interval: how often followed directories are checked for new files. Default: ``"1s"``, of URLs
@@ -96,18 +104,25 @@ def file_options(
     """Return ``LineOptions`` as one value, with the defaults.
 
     Raises:
-        UsageError: the encoding or the compression is not supported, an interval is not a duration, or a limit is not
-            positive.
+        UsageError: the encoding or the compression is not one that is read, an interval is not a duration, or a limit
+            is not positive.
     """
     if compression not in COMPRESSIONS:
         raise UsageError(f"compression={compression!r} must be one of {', '.join(COMPRESSIONS)}")
-    if encoding.lower().replace("_", "-") not in ("utf-8", "utf8"):
-        raise UsageError(f"encoding '{encoding}' is not supported; convert the files to UTF-8")
     if not isinstance(line_bytes_max, int) or line_bytes_max < 1:
         raise UsageError(f"line_bytes_max must be a number of bytes of at least 1, but is {line_bytes_max!r}")
     poll_ms = max(duration_ms(poll_interval, "poll_interval"), 1)
     discovery_ms = duration_ms(discovery_interval, "discovery_interval")
-    return FileOptions(follow, pattern, include_path, poll_ms, discovery_ms, line_bytes_max, compression=compression)
+    return FileOptions(
+        follow,
+        pattern,
+        include_path,
+        poll_ms,
+        discovery_ms,
+        line_bytes_max,
+        compression=compression,
+        encoding=checked_encoding(encoding),
+    )
 
 
 class LineSource(Source):
@@ -147,6 +162,10 @@ class LineSource(Source):
         return f"{type(self).__name__}({self._objects or self._selection})"
 
     def _decoder(self) -> Decoder:
+        found = self._decoder_of_text()
+        return TranscodingDecoder(found, self._options.encoding) if self._options.encoding else found
+
+    def _decoder_of_text(self) -> Decoder:
         raise NotImplementedError
 
     def schema(self) -> pa.Schema:
@@ -225,8 +244,8 @@ class _FieldSource(LineSource):
 class TextFiles(LineSource):
     """Reads text files; each line is a record with one string column.
 
-    ``TextFiles("logs/", follow=True)`` follows a directory that grows. A line that is not UTF-8 or is too long is a
-    bad record.
+    ``TextFiles("logs/", follow=True)`` follows a directory that grows. A line that is not in the encoding or is too
+    long is a bad record.
     """
 
     def __init__(self, paths: Paths, *, line_column: str = "line", **options: Unpack[LineOptions]) -> None:
@@ -243,7 +262,7 @@ class TextFiles(LineSource):
         super().__init__(paths, options)
         self._column = line_column
 
-    def _decoder(self) -> Decoder:
+    def _decoder_of_text(self) -> Decoder:
         return TextDecoder(self._column)
 
 
@@ -280,7 +299,7 @@ class JsonLines(_FieldSource):
         self._schema = arrow_schema(schema)
         self._required = tuple(required)
 
-    def _decoder(self) -> Decoder:
+    def _decoder_of_text(self) -> Decoder:
         return JsonDecoder(self._schema, self._required)
 
 
@@ -360,7 +379,7 @@ class CsvFiles(_FieldSource):
         form = self._options.csv
         return super().project(columns) if form is not None and form.has_header else None
 
-    def _decoder(self) -> Decoder:
+    def _decoder_of_text(self) -> Decoder:
         form = self._options.csv
         assert form is not None
         return CsvFileDecoder(self._schema, self._csv, self._required, has_header=form.has_header)
