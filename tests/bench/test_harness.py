@@ -5,10 +5,15 @@ from __future__ import annotations
 import io
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from bench.harness import Options, Result, at_least, at_most, bench_names, median, report, skipped
+from bench.machine import CpuMeter, machine, percentile, spread
+from bench.memory import judge
+from bench.pairs import Overhead, Pair, quantile, with_first
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -101,3 +106,116 @@ def test_median_has_as_many_values_below_as_above(values: list[float]) -> None:
 def test_median_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one"):
         median([])
+
+
+SECONDS = [float(second) for second in range(100)]
+
+
+def test_growth_after_the_warm_up_is_slope_and_share() -> None:
+    used = [100e6 + max(second - 20, 0) * 1e6 for second in SECONDS]
+    judged = judge(SECONDS, used)
+    assert judged["slope_mb_per_min"] == pytest.approx(60)
+    assert judged["growth"] == pytest.approx(0.594, abs=0.01)
+    assert judged["max_mb"] == pytest.approx(179)
+
+
+def test_memory_that_fills_during_the_warm_up_is_flat() -> None:
+    judged = judge(SECONDS, [min(second, 19.0) * 1e6 for second in SECONDS])
+    assert judged["slope_mb_per_min"] == pytest.approx(0, abs=1e-6)
+    assert judged["growth"] == 0
+
+
+def test_what_fills_for_a_while_is_told_from_what_goes_on() -> None:
+    filled = judge(SECONDS, [100e6 + min(second, 50.0) * 1e6 for second in SECONDS])
+    assert filled["slope_mb_per_min"] > 10
+    assert filled["slope_of_second_half_mb_per_min"] == pytest.approx(0, abs=1e-6)
+    leaking = judge(SECONDS, [100e6 + second * 1e6 for second in SECONDS])
+    assert leaking["slope_of_second_half_mb_per_min"] == pytest.approx(60)
+
+
+def test_too_few_samples_are_refused() -> None:
+    with pytest.raises(ValueError, match="found 8"):
+        judge(SECONDS[:10], SECONDS[:10])
+
+
+def test_the_overhead_is_the_share_of_the_rate_without() -> None:
+    assert Pair(100.0, 95.0).overhead == pytest.approx(0.05)
+    assert Pair(100.0, 110.0).overhead == pytest.approx(-0.1), "noise may make it faster"
+
+
+def test_the_median_is_that_of_the_pairs_own_overheads() -> None:
+    # The machine grows ten times slower: medians of the rates would say nothing, each pair says 10 %.
+    found = Overhead.of([Pair(100.0 / slower, 90.0 / slower) for slower in (1, 2, 4, 8, 10)])
+    assert found.median == pytest.approx(0.1)
+    assert found.spread == pytest.approx(0.0)
+
+
+def test_the_spread_is_the_distance_of_the_quartiles() -> None:
+    found = Overhead.of([Pair(100.0, 100.0 - cost) for cost in (4, 0, 1, 3, 2)])
+    assert (found.least, found.low, found.median, found.high, found.most) == pytest.approx((0, 0.01, 0.02, 0.03, 0.04))
+    assert found.spread == pytest.approx(0.02)
+
+
+def test_quantiles_lie_between_their_neighbours() -> None:
+    assert quantile([1.0], 0.25) == 1.0
+    assert quantile([1.0, 2.0, 4.0], 0.5) == 2.0
+    assert quantile([1.0, 2.0, 4.0], 0.75) == 3.0
+    assert quantile([1.0, 2.0], 1.0) == 2.0
+
+
+def test_no_pairs_have_no_overhead() -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        Overhead.of([])
+
+
+def test_every_other_pair_begins_with_the_other_half() -> None:
+    assert [with_first(number) for number in range(4)] == [False, True, False, True]
+
+
+TICKS_S = 0.05
+"""The kernel counts user and system time, of parent and child, in ticks of 10 ms each."""
+BURN = "import time\nwhile time.process_time() < 0.3: pass\nprint('burnt', flush=True)\n"
+
+
+def test_cpu_seconds_include_children_that_are_alive() -> None:
+    meter = CpuMeter()
+    with subprocess.Popen(
+        [sys.executable, "-c", BURN + "input()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"burnt\n"
+        assert 0.3 - TICKS_S <= meter.cpu_seconds() < 5
+        assert child.stdin is not None
+        child.stdin.write(b"\n")
+
+
+def test_cpu_seconds_include_children_that_ended() -> None:
+    meter = CpuMeter()
+    subprocess.run([sys.executable, "-c", BURN], check=True, capture_output=True)
+    assert 0.3 - TICKS_S <= meter.cpu_seconds() < 5
+    assert meter.seconds() > 0
+
+
+@pytest.mark.parametrize(
+    ("share", "expected"), [(0, 1), (0.01, 1), (0.07, 7), (0.5, 50), (0.99, 99), (0.991, 100), (1, 100)]
+)
+def test_percentile_is_the_smallest_value_not_exceeded_by_that_share(share: float, expected: int) -> None:
+    assert percentile(range(100, 0, -1), share) == expected
+
+
+def test_percentiles_that_mean_nothing_are_refused() -> None:
+    with pytest.raises(ValueError, match="at least one value"):
+        percentile([], 0.5)
+    with pytest.raises(ValueError, match=r"between 0 and 1, found 99"):
+        percentile([1.0], 99)
+
+
+def test_spread_is_relative_to_the_middle() -> None:
+    assert spread([9.0, 10.0, 12.0]) == pytest.approx(0.3)
+    assert spread([0.0, 0.0]) == 0.0
+
+
+def test_machine_names_what_a_reader_needs_to_compare() -> None:
+    here = machine()
+    assert {"cores", "cpu", "memory_gib", "python", "packages", "load_1min"} <= here.keys()
+    assert here["cpu"]

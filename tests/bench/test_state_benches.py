@@ -10,8 +10,10 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
+from bench.expressions import SIZES, batch_of, operator_for, query_for
 from bench.harness import Options, Result
 from bench.peers import keyed_update as peer
+from bench.row_functions import VERBS, added, doubled, pipeline
 from bench.stateful import DRAWS, SCATTER, SCHEMA, ByBatch, ByRow, Nowhere, batches_of, drawn, every_key, opened
 
 from bench import increments, keyed_update, state_access, state_reading, state_restore, state_timers
@@ -167,3 +169,27 @@ def test_headgate_is_filled_and_measured() -> None:
     found = keyed_update.measure_headgate("zipf", 1_000, tiny(minutes=0.01, slice_s=1, memory_mb=64))
     assert found["per_s"] > 0
     assert len(found["slices"]) == keyed_update.SLICES_MIN
+
+
+@pytest.mark.parametrize("rows", SIZES)
+def test_operator_and_query_give_the_same_rows(rows: int) -> None:
+    batch = batch_of(rows)
+    ours, theirs = operator_for()(batch), query_for()(batch)
+    assert ours is not None
+    assert theirs is not None
+    assert ours.to_pylist() == theirs.to_pylist()
+    assert 0 < ours.num_rows < rows
+
+
+def test_the_functions_compute_and_leave_their_arguments_alone() -> None:
+    row, accumulator = {"key": 1, "value": 3}, {"key": 1, "value": 4}
+    assert doubled(row) == {"key": 1, "value": 6}
+    assert added(accumulator, row) == {"key": 1, "value": 7}
+    assert (row, accumulator) == ({"key": 1, "value": 3}, {"key": 1, "value": 4})
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_measured_node_is_in_the_pipeline(verb: str, tmp_path: Path) -> None:
+    definition = pipeline(verb, 2, 10, str(tmp_path)).definition()
+    assert verb in [str(node.name) for node in definition.graph.nodes]
+    assert definition.config.parallelism == 2

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from bench.coordinator import Run, acknowledgements, definition_of, machine_alone, run
+from bench.harness import Options
 from bench.peers import measure
 from bench.peers.install import environment_python
 from tests.bench.test_state_benches import positive, tiny
@@ -19,8 +22,12 @@ from bench import (
     store_latency,
     store_rates,
     store_segments,
+    store_shared,
     stream_events,
 )
+from headgate.codec.json_files import decode_log_entry
+from headgate.model.ids import CheckpointId
+from headgate.model.manifest import Manifest
 from headgate.store.store import Store
 
 
@@ -93,3 +100,62 @@ def test_without_a_peer_its_targets_are_skipped(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.deep
 def test_a_stream_is_read_beside_json_and_parquet() -> None:
     positive(store_dataframe.run(tiny(rows=1_000, turns=1, cores=1)), "against_json", "against_parquet")
+
+
+def test_every_checkpoint_is_completed_and_its_manifest_is_in_the_log() -> None:
+    definition = definition_of(50)
+    subtasks = definition.plan.subtasks()
+    assert len(subtasks) == 50
+    run_ = Run(definition)
+    for number in (1, 2, 3, 4):
+        run_.checkpoint(CheckpointId(number), acknowledgements(subtasks, CheckpointId(number)))
+    storage = run_._storage
+    entries = [decode_log_entry(storage.get(path), path) for path in storage.list("coordinator/log")]
+    manifests = [entry for entry in entries if isinstance(entry, Manifest)]
+    assert [manifest.checkpoint for manifest in manifests] == [3, 4], "the others are not kept any more"
+    assert all(len(manifest.entries) == 50 for manifest in manifests)
+    assert len(manifests[-1].committables) == 5, "one subtask in ten is a sink"
+    machine_alone(subtasks, acknowledgements(subtasks, CheckpointId(9)))
+
+
+def test_the_largest_number_is_judged() -> None:
+    result = run(Options(settings={"subtasks": "20,10", "checkpoints": "1"}))
+    assert list(result.targets) == ["cpu_ms_20_subtasks", "growth_per_subtask"]
+    assert set(result.figures["by_subtasks"]) == {"10", "20"}
+    assert result.figures["cpu_ms_20_subtasks"] > 0
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(tmp_path / "store") as opened:
+        opened.create_stream(store_shared.STREAM, store_shared.SCHEMA, segments=1)
+        yield opened
+
+
+def test_an_event_has_100_bytes() -> None:
+    assert store_shared.events(10).nbytes == 1_000
+
+
+def test_what_was_written_is_read(store: Store) -> None:
+    written = store_shared.write_rate(store, 0.05, 100)
+    read = store_shared.read_rate(store)
+    assert written["written"] == read["read"] > 0
+    assert written["written_per_s"] > 0 < read["read_per_s"]
+
+
+def test_every_append_is_timed(store: Store) -> None:
+    found = store_shared.acknowledgements(store, 0.1, 10_000)
+    assert 0 < found["acknowledged_ms_p50"] <= found["acknowledged_ms_p95"] <= found["acknowledged_ms_p99"]
+    assert store.describe(store_shared.STREAM).ends[0] == 1_000
+
+
+def test_every_event_of_the_other_process_is_seen(store: Store) -> None:
+    found = store_shared.delays(store, 0.2)
+    assert found["delays_count"] == store.describe(store_shared.STREAM).ends[0] > 0
+    assert found["seen_since_append_ms_p50"] >= found["seen_ms_p50"]
+
+
+def test_servers_that_are_there_are_used(tmp_path: Path) -> None:
+    settings = {"store": str(tmp_path / "there"), "chunks": str(tmp_path)}
+    with pytest.raises(Exception, match="chunks"), store_shared.opened_store(Options(settings=settings)):
+        pass

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import xxhash
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,6 +35,7 @@ from headgate.codec.frames import (
     encode_header,
     schema_fingerprint,
 )
+from headgate.codec.handshake import TAG_BYTES, FrameMac
 from headgate.errors import CorruptionError, ProtocolViolation
 from headgate.model.config import CheckpointKind, CheckpointOptions
 from headgate.model.ids import CheckpointId
@@ -240,3 +242,28 @@ def test_a_batch_larger_than_a_frame_is_refused_with_what_to_do(monkeypatch: pyt
     with pytest.raises(ProtocolViolation, match=r"at most 1000: let the operator emit smaller batches"):
         encoder.encode(batch_of(200))
     assert sum(map(len, encoder.encode(batch_of(3)))) <= 1_000
+
+
+KEY = bytes(range(32))
+
+
+def parts(data: bytes, count: int) -> list[memoryview]:
+    size = max(1, -(-len(data) // count))
+    return [memoryview(data)[start : start + size] for start in range(0, len(data), size)]
+
+
+@pytest.mark.parametrize("size", [0, 1, 56, 32_768, 32_769, 1 << 20])
+@pytest.mark.parametrize("count", [1, 2, 7])
+def test_the_tag_is_gmac_however_the_block_is_cut(size: int, count: int) -> None:
+    data = (bytes(range(251)) * (size // 251 + 1))[:size]
+    mac = FrameMac(KEY)
+    for number in range(3):
+        expected = AESGCM(KEY).encrypt(number.to_bytes(12, "big"), b"", data)
+        assert mac.tag(parts(data, count)) == expected
+        assert len(expected) == TAG_BYTES
+
+
+def test_the_same_block_has_another_tag_each_time_and_under_each_key() -> None:
+    mac, other = FrameMac(KEY), FrameMac(KEY[::-1])
+    block = [memoryview(b"block")]
+    assert len({mac.tag(block), mac.tag(block), other.tag(block)}) == 3

@@ -1,3 +1,5 @@
+""""""
+
 from __future__ import annotations
 
 import math
@@ -10,7 +12,7 @@ from pyspark import cloudpickle
 from tests.clocks import HandClock
 from tests.connectors.source_reading import context, read_all, read_over_subtasks
 
-from headgate.connectors.base import SplitPosition
+from headgate.connectors.base import SourceContext, SplitPosition
 from headgate.connectors.generator import Choice, Generator, GeneratorReader, RowNumber, Uniform
 from headgate.errors import CorruptionError, UsageError
 from headgate.testing.source_kit import check_source
@@ -133,3 +135,17 @@ def test_progress_is_the_records_delivered_of_those_that_there_will_be() -> None
     assert reader.progress() == {"0 of 2": SplitPosition(3, 5), "1 of 2": SplitPosition(0, 5)}
     endless = Generator({"n": RowNumber()}, splits=1, batch_rows=3).open(context())
     assert endless.progress() == {"0 of 1": SplitPosition(0)}, "what has no end has no lag"
+
+
+@pytest.mark.parametrize("step_ms", [3_600_000, -3_600_000])
+def test_setting_the_date_changes_neither_the_pace_nor_the_times_of_records(step_ms: int) -> None:
+    source = Generator(rows_per_second=1_000, pool_rows=64, batch_rows=64)
+    clock = HandClock(passed_ms=77, date_ms=1_700_000_000_000)
+    reader = GeneratorReader(source, SourceContext("p", "source", 0, 1, None), clock)
+    made = []
+    for _ in range(100):
+        clock.advance(20, date_step_ms=step_ms)
+        batch = reader.poll()
+        assert batch is not None
+        made.append((batch.batch.num_rows, int(batch.batch["ts"].cast(pa.int64())[0].as_py()) // 1_000))
+    assert made == [(20, 1_700_000_000_000 + 20 * turn) for turn in range(1, 101)]

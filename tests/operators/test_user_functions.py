@@ -5,14 +5,16 @@ from __future__ import annotations
 import functools
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any
 
 import pytest
 from pyspark import cloudpickle
 
-from headgate.operators.user_functions import unpicklable_part
+from headgate.operators.user_functions import unpicklable_part, user_traceback
 
 LOCK = threading.Lock()
 
@@ -104,3 +106,27 @@ def test_a_variable_that_has_no_value_yet_is_passed_over() -> None:
 def _refuse_functions(value: object) -> None:
     if callable(value):
         raise TypeError("a function")
+
+
+def _failing() -> ZeroDivisionError:
+    try:
+        1 / 0  # noqa: B018
+    except ZeroDivisionError as error:
+        return error
+    raise AssertionError("it must fail")
+
+
+def test_the_users_frames_are_shown_without_marks_where_python_cannot_parse_a_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    error = _failing()
+    marked = user_traceback(error)
+
+    def broken(_: TracebackType) -> list[str]:
+        raise SystemError("AST constructor recursion depth mismatch (before=141, after=159)")
+
+    monkeypatch.setattr(traceback, "format_tb", broken)
+    lines = [line for line in marked.splitlines() if line.strip(" ^~")]
+    assert user_traceback(error).splitlines() == lines
+    assert lines[0] == "Traceback (most recent call last):"
+    assert lines[-1] == "ZeroDivisionError: division by zero"

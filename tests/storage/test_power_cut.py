@@ -1,19 +1,22 @@
-"""What counts as written survives a power cut, although the first sync of its directory failed."""
+"""Files and directories survive a power cut with what was acknowledged, whoever made them."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.mutants.harness import patched
 from tests.powercut import PowerCut, another_process
 
 from headgate.errors import StorageError
-from headgate.storage import fsync
+from headgate.model.config import Access
+from headgate.storage import fsync, local
 from headgate.storage.base import AlreadyExists
-from headgate.storage.local import LocalStorage
+from headgate.storage.local import LocalStorage, make_directories
 
 
 def test_what_exists_already_is_durable(tmp_path: Path) -> None:
@@ -118,3 +121,152 @@ def test_a_power_cut_takes_what_was_not_synced(tmp_path: Path) -> None:
             storage.put_if_absent("a/b", [b"content"])
         power.cut()
         assert storage.list("a") == ["a/first"]
+
+
+WRITES: dict[str, Callable[[LocalStorage, str], object]] = {
+    "put": lambda storage, path: storage.put(path, [b"content"]),
+    "put_if_absent": lambda storage, path: storage.put_if_absent(path, [b"content"]),
+    "rename_if_absent": lambda storage, path: storage.rename_if_absent(f"staged-{path[-1]}", path),
+}
+
+
+def prepared(tmp_path: Path) -> LocalStorage:
+    storage = LocalStorage(tmp_path / "objects")
+    for name in ("a", "b"):
+        storage.put(f"staged-{name}", [b"content"])
+    return storage
+
+
+def test_a_power_cut_takes_directories_that_were_not_synced(tmp_path: Path) -> None:
+    """The model itself."""
+    with PowerCut().watching() as power:
+        (tmp_path / "lost").mkdir()
+        (tmp_path / "lost" / "a").write_bytes(b"1")
+        power.cut()
+        assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("access", [Access.OWNER, Access.GROUP])
+@pytest.mark.parametrize("write", WRITES)
+def test_what_two_workers_write_into_a_new_directory_survives(tmp_path: Path, write: str, access: Access) -> None:
+    """One makes it and fails to sync it; the other one has written meanwhile, so that it cannot be removed again."""
+    prepared(tmp_path)
+    storage = LocalStorage(tmp_path / "objects", access)
+
+    def other_worker() -> None:
+        with another_process():
+            WRITES[write](storage, "chk-1/b")
+
+    with PowerCut().watching() as power:
+        power.fail_directory_syncs(1, other_worker)
+        with pytest.raises(StorageError):
+            WRITES[write](storage, "chk-1/a")
+        with contextlib.suppress(AlreadyExists):
+            WRITES[write](storage, "chk-1/a")
+        power.cut()
+    assert storage.list("chk-1") == ["chk-1/a", "chk-1/b"]
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_a_directory_that_another_process_died_over_is_synced_by_who_writes_there(tmp_path: Path, write: str) -> None:
+    storage = prepared(tmp_path)
+    with PowerCut().watching() as power:
+        (tmp_path / "objects" / "p" / "log").mkdir(parents=True)  # and died before it synced either
+        WRITES[write](storage, "p/log/a")
+        power.cut()
+    assert storage.get("p/log/a") == b"content"
+
+
+def test_a_directory_that_another_process_died_over_is_synced_by_who_looks(tmp_path: Path) -> None:
+    storage = prepared(tmp_path)
+    with PowerCut().watching() as power:
+        (tmp_path / "objects" / "log").mkdir()
+        os.link(tmp_path / "objects" / "staged-a", tmp_path / "objects" / "log" / "a")  # and died
+        assert storage.list("log") == ["log/a"]
+        power.cut()
+    assert storage.get("log/a") == b"content"
+
+
+def test_a_directory_that_was_removed_and_made_again_by_others_is_synced_again(tmp_path: Path) -> None:
+    """Most file systems give the new one the inode number of the old one."""
+    storage = prepared(tmp_path)
+    with PowerCut().watching() as power:
+        storage.put("chk-1/a", [b"content"])
+        with another_process():
+            storage.delete("chk-1/a")
+        (tmp_path / "objects" / "chk-1").mkdir()  # and died before it synced
+        storage.put("chk-1/b", [b"content"])
+        power.cut()
+    assert storage.get("chk-1/b") == b"content"
+
+
+def test_the_directories_above_the_storage_are_synced_too(tmp_path: Path) -> None:
+    with PowerCut().watching() as power:
+        (tmp_path / "team" / "checkpoints").mkdir(parents=True)  # another driver, which died
+        storage = LocalStorage(tmp_path / "team" / "checkpoints")
+        storage.put("a", [b"content"])
+        power.cut()
+    assert storage.get("a") == b"content"
+
+
+def test_a_directory_that_this_process_has_synced_is_not_synced_again(tmp_path: Path) -> None:
+    """Checkpoints make directories often: the parent is synced once for each, whatever is written into it."""
+    storage = prepared(tmp_path)
+    with PowerCut().watching() as power:
+        for number in (1, 2):
+            for name in ("a", "b", "c"):
+                storage.put(f"chk-{number}/{name}", [b"1"])
+    objects = tmp_path / "objects"
+    first, second = objects / "chk-1", objects / "chk-2"
+    assert power.synced == [objects, first, first, first, objects, second, second, second]
+
+
+def test_a_directory_that_could_not_be_made_durable_is_not_taken_for_durable(tmp_path: Path) -> None:
+    with PowerCut().watching() as power:
+        power.fail_directory_syncs(1)
+        with pytest.raises(OSError, match="Input/output"):
+            make_directories(tmp_path / "a")
+        LocalStorage(tmp_path / "a").put("b", [b"content"])
+        power.cut()
+    assert (tmp_path / "a" / "b").read_bytes() == b"content"
+
+
+def test_only_so_many_directories_are_held_open(tmp_path: Path) -> None:
+    with another_process(), patched(fsync, "PLACED_MAX", 8):
+        storage = LocalStorage(tmp_path / "objects")
+        for number in range(20):
+            storage.put(f"chk-{number}/a", [b"1"])
+        assert held_open(tmp_path) == len(fsync.SYNCED.placed) == 8
+        assert str(tmp_path / "objects") in fsync.SYNCED.placed, "what is used is not forgotten"
+        for number in range(20):
+            storage.delete(f"chk-{number}/a")
+        assert held_open(tmp_path) == 1, "what was removed is held no longer"
+
+
+def held_open(tmp_path: Path) -> int:
+    """Return how many descriptors are open below ``tmp_path``."""
+    links = []
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # another thread's
+            links.append(os.readlink(f"/proc/self/fd/{name}"))
+    return sum(link.startswith(f"{tmp_path}/") for link in links)
+
+
+def test_a_directory_whose_parent_is_not_ours_to_sync_is_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody gave us a directory in one that we cannot read."""
+    real = os.open
+    (tmp_path / "given").mkdir()
+
+    def refused(path: str | Path, *args: int) -> int:
+        if Path(path) == tmp_path:
+            raise PermissionError(13, "Permission denied")
+        return real(path, *args)
+
+    monkeypatch.setattr(os, "open", refused)
+    storage = LocalStorage(tmp_path / "given")
+    storage.put("a", [b"content"])
+    assert storage.get("a") == b"content"
+    with pytest.raises(PermissionError):
+        local.make_directories(tmp_path / "made")

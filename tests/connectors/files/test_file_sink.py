@@ -1,3 +1,5 @@
+""""""
+
 from __future__ import annotations
 
 import json
@@ -19,7 +21,7 @@ from headgate.connectors.encode import encode
 from headgate.connectors.files import file_committer as file_commit
 from headgate.connectors.files import file_sink
 from headgate.connectors.files import publish_log as file_ledger
-from headgate.connectors.files.file_committer import committed_files, read_committed
+from headgate.connectors.files.file_committer import FileCommitter, committed_files, read_committed
 from headgate.connectors.files.file_sink import FileSink
 from headgate.connectors.files.publish_log import SinkIdentity, StagedFile, decode_files, digest, encode_files
 from headgate.errors import CorruptionError, FencedError, StorageError, UsageError
@@ -393,3 +395,30 @@ def test_a_target_that_refuses_is_tried_again_or_says_what_to_do(
 def test_the_sink_is_configuration_that_travels(tmp_path: Path) -> None:
     copy = cloudpickle.loads(cloudpickle.dumps(FileSink(tmp_path, "parquet")))
     assert repr(copy) == f"FileSink('{tmp_path}', 'parquet')"
+
+
+IDENTITY = SinkIdentity("p", "out")
+
+
+class Careless(MemoryStorage):
+    """An object store that ignores the condition of a conditional put."""
+
+    def put_if_absent(self, path: str, parts: Any) -> None:
+        self.put(path, parts)
+
+
+def test_a_sink_in_a_storage_that_ignores_the_condition_of_a_put_is_refused() -> None:
+    storage = Careless("careless")
+    with pytest.raises(UsageError, match="replaces an object that was to be written only if absent"):
+        FileCommitter(storage, IDENTITY, Generation(1)).recover([])
+    assert storage.list("") == []
+
+
+def test_files_that_are_no_claims_are_passed_over() -> None:
+    storage = MemoryStorage("stray")
+    for name in ("README", ".DS_Store", "99", "0000000099.bak"):
+        storage.put(f"{IDENTITY.claims}/{name}", [b"?"])
+    FileCommitter(storage, IDENTITY, Generation(1)).recover([])
+    FileCommitter(storage, IDENTITY, Generation(2)).recover([])
+    assert IDENTITY.claim(Generation(2)) in storage.list(IDENTITY.claims)
+    assert IDENTITY.claim(Generation(1)) not in storage.list(IDENTITY.claims)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import pytest
 from tests.protocol.checkpoints.coordinating import (
+    GENERATION,
     INTERVAL,
     PAUSE,
     STARTED,
@@ -11,6 +14,7 @@ from tests.protocol.checkpoints.coordinating import (
     B,
     ack,
     acked,
+    after,
     begin,
     completed,
     coordinator,
@@ -24,22 +28,31 @@ from tests.protocol.checkpoints.coordinating import (
     triggered,
     written,
 )
+from tests.protocol.checkpoints.test_coordinator_end import FINISHED, NO_MORE_PERIODIC
 from tests.protocol.making import committable, cp, gen, sub
 
 from headgate.errors import ProtocolViolation
 from headgate.model.config import Alignment, CheckpointConfig, CheckpointOptions, Guarantee
 from headgate.model.failure import Failure, FailureKind
+from headgate.model.ids import SubtaskId, VertexId
+from headgate.model.manifest import Copied, SubtaskEntry
+from headgate.protocol.checkpoints.commit import CommitQueue
 from headgate.protocol.checkpoints.coordinator import Coordinator, Phase
 from headgate.protocol.checkpoints.coordinator_events import (
     AbortReason,
+    Acknowledged,
     ArmTimer,
     CancelTimer,
     CheckpointRequested,
+    ConcludeGeneration,
     DeleteParts,
+    DrainRequested,
+    DrainSources,
     DropCheckpoint,
     Event,
     ExpiryTimer,
     FailGeneration,
+    FinishReported,
     GenerationReplaced,
     IdReserved,
     IntervalTimer,
@@ -54,6 +67,7 @@ from headgate.protocol.checkpoints.coordinator_events import (
     StopRequested,
     TriggerSources,
 )
+from headgate.protocol.checkpoints.pending import Pending, PendingCheckpoints
 from headgate.protocol.machine import Ignored
 
 NOT_NOW = Ignored("no checkpoint can begin now")
@@ -359,3 +373,144 @@ def test_the_last_checkpoint_of_a_run_stays_aligned() -> None:  # UA3
             machine.handle(event)
         found = [e.options for e in machine.handle(IdReserved(cp(11))) if isinstance(e, TriggerSources)]
         assert found == [CheckpointOptions()], "nothing is in flight when it is restored into a changed pipeline"
+
+
+DRAIN = DrainRequested()
+
+
+def test_a_drain_tells_the_sources_and_the_end_is_the_final_checkpoint() -> None:  # E7
+    machine = coordinator(STARTED)
+    assert machine.handle(DRAIN) == [DrainSources()]
+    assert machine.phase is Phase.RUNNING
+    assert machine.handle(finish(A)) == [Ignored("other subtasks still process")]
+    assert machine.handle(FINISHED[1]) == [NO_MORE_PERIODIC, ReserveId(cp(10))]
+    assert machine.handle(reserved(10)) == triggered(10)
+    machine.handle(acked(10)[0])
+    assert machine.handle(acked(10)[1]) == [manifest(10, is_final=True, is_draining=True)]
+    assert machine.handle(written(10))[-1] == ConcludeGeneration(cp(10), is_final=True)
+
+
+def test_a_drain_before_the_start_is_remembered() -> None:  # E7
+    machine = coordinator()
+    assert machine.handle(DRAIN) == [Ignored("remembered until every participant runs")]
+    assert machine.is_draining
+    assert machine.handle(STARTED) == [DrainSources(), ArmTimer(IntervalTimer(), 300)]
+
+
+def test_a_drain_before_the_start_is_remembered_without_periodic_checkpoints() -> None:  # E7
+    assert coordinator(DRAIN, interval_ms=0).handle(STARTED) == [DrainSources()]
+
+
+def test_a_drain_asked_for_twice_is_one() -> None:  # E7
+    assert coordinator(STARTED, DRAIN).handle(DRAIN) == [Ignored("already draining")]
+
+
+@pytest.mark.parametrize("wish", [INTERVAL, CheckpointRequested()])
+def test_checkpoints_are_taken_while_it_drains(wish: object) -> None:  # E7
+    machine = coordinator(STARTED, DRAIN, finish(A))
+    assert ReserveId(cp(10)) in machine.handle(wish)  # type: ignore[arg-type]
+
+
+def test_a_checkpoint_that_began_while_draining_says_so() -> None:  # E9
+    machine = coordinator(STARTED, *begin(10), DRAIN, acked(10)[0])
+    assert machine.handle(acked(10)[1]) == [manifest(10, is_draining=False)], "its barrier went out before the drain"
+    for event in (written(10), *begin(11), acked(11)[0]):
+        machine.handle(event)
+    assert machine.handle(acked(11)[1]) == [manifest(11, is_draining=True)]
+    assert machine.handle(written(11)) == [CancelTimer(ExpiryTimer(cp(11))), NotifyComplete(cp(11))], "it goes on"
+
+
+def test_an_id_being_reserved_when_the_drain_begins_is_marked() -> None:  # E9
+    machine = coordinator(STARTED, INTERVAL, DRAIN)
+    assert machine.handle(reserved(10)) == triggered(10)
+    machine.handle(acked(10)[0])
+    assert machine.handle(acked(10)[1]) == [manifest(10, is_draining=True)]
+
+
+def test_a_stop_wins_over_a_drain() -> None:  # E10
+    machine = coordinator(STARTED, DRAIN)
+    assert machine.handle(StopRequested()) == [NO_MORE_PERIODIC, ReserveId(cp(10))]
+    for event in (reserved(10), acked(10)[0]):
+        machine.handle(event)
+    assert machine.handle(acked(10)[1]) == [manifest(10, is_final=False, is_draining=True)], "the next run drains on"
+    assert machine.handle(written(10))[-1] == ConcludeGeneration(cp(10), is_final=False)
+
+
+def test_a_drain_after_a_stop_changes_nothing() -> None:  # E10
+    machine = coordinator(STARTED, StopRequested(), reserved(10), acked(10)[0])
+    assert machine.handle(DRAIN) == [Ignored("already ending")]
+    assert machine.handle(acked(10)[1]) == [manifest(10)]
+
+
+def test_a_drain_after_all_have_finished_changes_nothing() -> None:  # E10
+    machine = coordinator(STARTED, *FINISHED)
+    assert machine.handle(DRAIN) == [Ignored("already ending")]
+    machine.handle(reserved(10))
+    machine.handle(acked(10)[0])
+    assert machine.handle(acked(10)[1]) == [manifest(10, is_final=True)]
+
+
+class Counted(SubtaskId):
+    """A subtask that counts how often some set or mapping looks for it."""
+
+    looks = 0
+
+    def __hash__(self) -> int:
+        Counted.looks += 1
+        return super().__hash__()
+
+
+def subtasks_of(count: int) -> tuple[Counted, ...]:
+    return tuple(Counted(VertexId("v"), index) for index in range(count))
+
+
+def acks_of(subtasks: tuple[Counted, ...], checkpoint: int) -> list[Acknowledged]:
+    entries = [SubtaskEntry(subtask, handle_of(subtask, checkpoint)) for subtask in subtasks]
+    return [Acknowledged(GENERATION, cp(checkpoint), entry) for entry in entries]
+
+
+def looks_of_a_run(count: int) -> int:
+    """Return the looks at ``count`` subtasks over a checkpoint, the end of all input, and the final checkpoint."""
+    subtasks = subtasks_of(count)
+    machine = after(Coordinator(GENERATION, subtasks, CheckpointConfig(), cp(1)), STARTED)
+    Counted.looks = 0
+    after(machine, INTERVAL, reserved(1), *acks_of(subtasks, 1), written(1))
+    after(machine, *(FinishReported(GENERATION, subtask) for subtask in subtasks))
+    after(machine, reserved(2), *acks_of(subtasks, 2), written(2))
+    assert machine.last_completed == 2
+    return Counted.looks
+
+
+def test_ten_times_the_subtasks_are_ten_times_the_looks() -> None:  # C64
+    assert looks_of_a_run(100) <= 10 * looks_of_a_run(10)
+
+
+def test_what_is_not_committed_yet_is_not_looked_through_with_every_acknowledgement() -> None:  # C64
+    subtasks, looks = subtasks_of(50), []
+    machine = after(Coordinator(GENERATION, subtasks, CheckpointConfig(), cp(1)), STARTED)
+    first, *others = acks_of(subtasks, 1)
+    output = SubtaskEntry(subtasks[0], first.entry.parts, (committable(1),))
+    after(machine, INTERVAL, reserved(1), Acknowledged(GENERATION, cp(1), output), *others, written(1))
+
+    unconfirmed = CommitQueue.unconfirmed.fget
+    assert unconfirmed is not None
+
+    def counted(queue: CommitQueue) -> object:
+        looks.append(queue)
+        return unconfirmed(queue)
+
+    with patch.object(CommitQueue, "unconfirmed", property(counted)):
+        after(machine, INTERVAL, reserved(2), *acks_of(subtasks, 2))
+    assert len(looks) == 1, "once, for the manifest that carries it"
+
+
+def test_only_participants_acknowledge_and_once() -> None:
+    known, stranger = subtasks_of(2)[0], SubtaskId(VertexId("w"), 0)
+    pending = PendingCheckpoints((known,))
+    pending.begin(cp(1), Pending(is_final=False, is_last=False, is_draining=False))
+    entry = SubtaskEntry(known, ())
+    assert pending.acknowledge(cp(1), entry, Copied())
+    assert not pending.acknowledge(cp(1), entry, Copied())
+    assert not pending.acknowledge(cp(1), SubtaskEntry(known, ()), Copied())
+    with pytest.raises(AssertionError, match="participants acknowledge"):
+        pending.acknowledge(cp(1), SubtaskEntry(stranger, ()), Copied())

@@ -2,4 +2,3 @@
 
 from tests.store.test_writer import *  # noqa: F403
 from tests.store.test_writer_acknowledgements import *  # noqa: F403
-from tests.store.test_writer_linger import *  # noqa: F403
