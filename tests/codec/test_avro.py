@@ -83,7 +83,7 @@ def judged(data: bytes, writer: Any, reader: Any) -> Any:
 
 def decode(data: list[bytes], writer: Any, reader: Any = None, head: bytes = b"") -> DecodedValues:
     values = pa.array([b"not this one", *(head + one for one in data)], pa.large_binary()).slice(1)
-    one = parse_schema(json.dumps(writer), "it", of_writer=reader is not None)
+    one = parse_schema(json.dumps(writer), "it", is_partial=reader is not None)
     other = parse_schema(json.dumps(writer if reader is None else reader), "it")
     found = decode_values(values, len(head), one, other)
     found.column.validate(full=True)

@@ -91,14 +91,14 @@ class AvroType:
         return found
 
 
-def parse_schema(text: str, where: str, references: Sequence[str] = (), *, of_writer: bool = False) -> AvroType:
+def parse_schema(text: str, where: str, references: Sequence[str] = (), *, is_partial: bool = False) -> AvroType:
     """Return a schema of Avro.
 
     Args:
         text: it, as JSON.
         where: what has it, for errors.
         references: schemas that define types which it uses.
-        of_writer: values are read with another schema, so that fields may have types that no column can have.
+        is_partial: only some of the fields are columns; the others may have types that no column can have.
 
     Raises:
         UsageError: it is none, or its values cannot be columns.
@@ -107,7 +107,7 @@ def parse_schema(text: str, where: str, references: Sequence[str] = (), *, of_wr
     for one in references:
         parser.parse(_loaded(one, where), "")
     found = parser.parse(_loaded(text, where), "")
-    if found.problem and not of_writer:
+    if found.problem and not is_partial:
         raise UsageError(f"{where}: {found.problem}")
     return found
 

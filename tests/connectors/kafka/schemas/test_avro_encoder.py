@@ -132,6 +132,18 @@ def test_columns_that_avro_does_not_have_are_refused(name: str, dtype: pa.DataTy
         made_schema(pa.schema([(name, dtype)]), "t")
 
 
+def test_fields_that_no_column_can_have_get_their_defaults() -> None:
+    fields = [
+        {"name": "any", "type": ["int", "string"], "default": 7},
+        {"name": "next", "type": ["null", "r"], "default": None},
+        {"name": "a", "type": "long"},
+    ]
+    text = json.dumps({"type": "record", "name": "r", "fields": fields})
+    columns = pa.schema([("a", pa.int64())])
+    (value,) = AvroEncoder(text, columns).encode(batch([{"a": 3}], columns), b"").to_pylist()
+    assert fastavro.schemaless_reader(io.BytesIO(value), json.loads(text)) == {"any": 7, "next": None, "a": 3}
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
@@ -140,6 +152,11 @@ def test_columns_that_avro_does_not_have_are_refused(name: str, dtype: pa.DataTy
         (record(b="long"), "has no field for column 'a'; drop it, or add the field"),
         (record(a="long", b="long"), "has a field 'b' without a default"),
         (record(a="int"), "has the type int for column 'a', which is of type int64; cast it"),
+        (
+            record(a={"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}),
+            r"has the type decimal128\(9, 2\) for column 'a', which is of type int64; cast it",
+        ),
+        (record(a=["null", "r"]), "for column 'a' type 'r' contains itself, which no column can"),
         (record(a=["long", {"type": "enum", "name": "e", "symbols": ["A"]}]), "a union of several types"),
     ],
 )

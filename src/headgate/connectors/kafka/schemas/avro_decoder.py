@@ -147,7 +147,7 @@ class AvroDecoder:
         if known is None:
             return f"its schema, {_called(key)}, is not in the registry"
         try:
-            self._writers[key] = known.parse(f"its schema, {_called(key)}", of_writer=True)
+            self._writers[key] = known.parse(f"its schema, {_called(key)}", is_partial=True)
         except UsageError as error:
             return str(error)
         return self._writers[key]

@@ -89,7 +89,7 @@ class AvroEncoder:
             raise UsageError(
                 f"format='avro' of KafkaSink needs the package fastavro: {install_command('avro')}, on every worker"
             ) from error
-        self._type = parse_schema(text, _WHERE)
+        self._type = parse_schema(text, _WHERE, is_partial=True)
         if self._type.kind != "record":
             raise UsageError(f"{_WHERE} is of kind {self._type.kind}, not a record with a field for each column")
         _check(pa.struct(list(columns)), self._type, "")
@@ -134,6 +134,8 @@ def _check(dtype: pa.DataType, avro: AvroType, path: str) -> None:
     if avro.kind == "union" and sum(one.kind != "null" for one in avro.inner) > 1:
         raise UsageError(f"{_WHERE} has a union of several types for column '{path}', which KafkaSink cannot write")
     bare, _ = _bare(avro)
+    if bare.problem and bare.kind != "record":
+        raise UsageError(f"{_WHERE} has for column '{path}' {bare.problem}")
     if pa.types.is_struct(dtype) and bare.kind == "record":
         begin, names = f"{path}." if path else "", {one.name for one in bare.fields}
         for one in dtype:
@@ -160,7 +162,9 @@ def _check(dtype: pa.DataType, avro: AvroType, path: str) -> None:
     fits |= is_plain and bare.kind == "long" and pa.types.is_integer(dtype) and dtype != pa.uint64()
     fits |= bare.kind == "double" and dtype == pa.float32()
     if not fits:
-        raise UsageError(f"{_WHERE} has the type {bare.kind} for column '{path}', which is of type {dtype}; cast it")
+        is_logical = bare.scale is not None or pa.types.is_decimal(bare.column)
+        wanted = bare.column if is_logical else bare.kind
+        raise UsageError(f"{_WHERE} has the type {wanted} for column '{path}', which is of type {dtype}; cast it")
 
 
 def _plain(column: pa.Array, avro: AvroType, path: str) -> pa.Array:

@@ -75,9 +75,9 @@ class FoundSchema:
     text: str
     references: tuple[str, ...] = ()
 
-    def parse(self, where: str, *, of_writer: bool = False) -> AvroType:
+    def parse(self, where: str, *, is_partial: bool = False) -> AvroType:
         """Return it as Avro. See ``parse_schema``."""
-        return parse_schema(self.text, where, self.references, of_writer=of_writer)
+        return parse_schema(self.text, where, self.references, is_partial=is_partial)
 
 
 class RegistryClient:
