@@ -3,6 +3,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from tests.operators.changes_model import applied
@@ -11,7 +12,7 @@ from tests.operators.subtasks import Subtasks
 from tests.state.backends import Chosen, choose
 
 import headgate as hg
-from headgate.operators.top_rows import TopSpec, WindowTopSpec, order_of
+from headgate.operators.top_rows import Order, TopSpec, WindowTopSpec, order_of
 
 SCHEMA = pa.schema([("k", pa.large_string()), ("n", pa.int64()), ("t", pa.large_string()), ("id", pa.int64())])
 BACKENDS = ["memory", "rocksdb-in-files"]
@@ -205,3 +206,25 @@ def test_a_column_in_the_way_is_refused() -> None:
         per_window(1, rank="id").output_schema(WINDOWED, "node")
     with pytest.raises(hg.UsageError, match="have a column 'op' already"):
         top().output_schema(SCHEMA.append(pa.field("op", pa.large_string())), "node")
+
+
+@pytest.mark.parametrize("dtype", [pa.int64(), pa.uint64(), pa.int16(), pa.timestamp("us"), pa.date32(), pa.float64()])
+@pytest.mark.parametrize("descending", [(False, True), (True, False), (True, True)])
+def test_rows_are_ordered_as_python_orders_tuples(dtype: pa.DataType, descending: tuple[bool, bool]) -> None:
+    rng = random.Random(str(dtype))
+    extremes = {pa.int64(): [-(2**63), 2**63 - 1], pa.uint64(): [0, 2**64 - 1]}
+    for values in ([0, 1, 2, 3, 4, 5], [*extremes.get(dtype, []), 1, 2]):
+        groups = np.array([rng.randrange(4) for _ in range(60)])
+        drawn = [(rng.choice(values), rng.choice(values)) for _ in groups]
+        numbers = [
+            pa.array([row[i] for row in drawn], pa.uint64() if dtype == pa.uint64() else pa.int64()) for i in (0, 1)
+        ]
+        columns = [
+            column.cast(pa.int32()).cast(dtype) if pa.types.is_date32(dtype) else column.cast(dtype)
+            for column in numbers
+        ]
+        signs = [-1 if one else 1 for one in descending]
+        expected = sorted(
+            range(len(drawn)), key=lambda row: (groups[row], *(s * v for s, v in zip(signs, drawn[row], strict=True)))
+        )
+        assert Order(("a", "b"), descending).rows(groups, columns).tolist() == expected

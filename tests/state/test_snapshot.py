@@ -170,3 +170,11 @@ def test_what_was_frozen_is_released_once_also_when_the_first_try_failed() -> No
     for ask in (frozen.rows, frozen.encode):
         with pytest.raises(AssertionError, match="Counted was released: it has nothing to write any more"):
             ask()
+
+
+def test_buffers_of_batches_are_the_encoded_batches_without_a_copy_of_the_columns() -> None:
+    batch = pa.RecordBatch.from_pydict({"key": np.arange(1_000), "text": pa.array(["x"] * 1_000, pa.large_string())})
+    (encoded,) = snapshot.encode_batches(batch.schema, [batch, batch.slice(10, 20)])
+    buffers = snapshot.batch_buffers(batch.schema, [batch, batch.slice(10, 20)])
+    assert b"".join(buffers) == encoded.to_pybytes()
+    assert batch.column(0).buffers()[1].address in [part.address for part in buffers if isinstance(part, pa.Buffer)]

@@ -18,7 +18,7 @@ from headgate.operators.keys import check_keys
 from headgate.operators.process.timers import TimedOperator
 from headgate.operators.schemas import describe, require_columns
 from headgate.operators.windows.lateness import count_late
-from headgate.operators.windows.window_plan import END_COLUMN
+from headgate.operators.windows.window_plan import END_COLUMN, ranks
 from headgate.state.backend import ColumnBackend, TimeKind
 from headgate.state.descriptors import StateDescriptor, StateKind, state_identity
 from headgate.state.key_index import Slots
@@ -26,6 +26,7 @@ from headgate.state.ttl import TTL
 from headgate.state.vectors import Mask
 
 _WINDOWS_PER_CALL = 1_024
+_INT_MAX = (1 << 63) - 1
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,9 @@ class Order:
 
     def rows(self, groups: Slots, columns: Sequence[pa.Array]) -> Slots:
         """Return the rows group by group, in their order. ``columns`` are those of the order."""
+        if len(groups) and all(_are_whole_numbers(column) for column in columns):
+            numbers = [ranks(column) for column in columns]
+            return _rows_of_numbers(groups, [~n if d else n for n, d in zip(numbers, self.descending, strict=True)])
         frame = pl.DataFrame({"group": groups}).with_columns(
             *(pl.Series(f"by{i}", column) for i, column in enumerate(columns))
         )
@@ -47,6 +51,25 @@ class Order:
         )
         found: Slots = order.to_series().to_numpy().astype(np.int64)
         return found
+
+
+def _are_whole_numbers(column: pa.Array) -> bool:
+    """Return whether values, times included, are whole numbers, and none is null."""
+    dtype = column.type
+    is_time = pa.types.is_timestamp(dtype) or pa.types.is_date32(dtype) or pa.types.is_duration(dtype)
+    return column.null_count == 0 and bool(pa.types.is_integer(dtype) or is_time)
+
+
+def _rows_of_numbers(groups: Slots, columns: Sequence[Slots]) -> Slots:
+    """Return the rows by group, then by columns of whole numbers; one number says all of it where that is possible."""
+    key = groups
+    for column in columns:
+        low = int(column.min())
+        span = int(column.max()) - low + 1
+        if (int(key.max()) + 1) * span > _INT_MAX:
+            return np.lexsort((*reversed(columns), groups))
+        key = key * span + (column - low)
+    return np.argsort(key, kind="stable")
 
 
 def order_of(node: str, by: object, descending: object) -> Order:
@@ -159,19 +182,18 @@ class TopOperator(ChangeOperator):
         self._backend.prepare()
         spec = self._spec
         slots, places = self._distinct.of(self._backend.slots([batch.column(key) for key in spec.keys]))
-        new = np.arange(len(places))
+        record = batch.select([field.name for field in self._row])
         if len(places) > spec.count * len(slots):  # many rows cannot be among the first of the batch alone
             new = self._order(places, [batch.column(name) for name in spec.order.columns])
             new = new[_ranks(places[new]) < spec.count]
-            places = places[new]
+            places, record = places[new], record.take(pa.array(new))
         had = self._state.contains(slots)
         lists = self._state.get(slots[had])
         lengths = np.zeros(len(slots), np.int64)
         lengths[had] = lists.value_lengths().to_numpy(zero_copy_only=False)
         old_rows = lists.flatten()
         old_places = np.repeat(np.arange(len(slots)), lengths)
-        record = batch.select([field.name for field in self._row]).take(pa.array(new)).to_struct_array()
-        rows = pa.concat_arrays([old_rows.cast(self._row), record.cast(self._row)])
+        rows = pa.concat_arrays([old_rows.cast(self._row), record.to_struct_array().cast(self._row)])
         groups = np.concatenate([old_places, places])
         order = self._order(groups, [rows.field(name) for name in spec.order.columns])
         ranks = _ranks(groups[order])

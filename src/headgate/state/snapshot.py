@@ -39,6 +39,38 @@ def encode_batches(schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> list
     return [sink.getvalue()]
 
 
+class _Buffers:
+    """A file that keeps what is written to it. Arrow hands it buffers of columns as they are."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self.found: list[Buffer] = []
+
+    def write(self, data: bytes | pa.Buffer) -> int:
+        """Keep ``data``."""
+        self.found.append(data)
+        return len(data)
+
+    def flush(self) -> None:
+        """There is nothing to do."""
+
+    def close(self) -> None:
+        """There is nothing to do."""
+
+
+def batch_buffers(schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> list[Buffer]:
+    """Return what ``encode_batches`` does without a copy: many buffers, most of which are those of the columns.
+
+    A section of several buffers cannot be looked into before it is written (``codec.snapshot.section_views``).
+    """
+    sink = _Buffers()
+    with pa.ipc.new_stream(pa.PythonFile(sink, "w"), schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    return sink.found
+
+
 def decode_batches(data: memoryview, schema: pa.Schema, path: str) -> list[pa.RecordBatch]:
     """Return what ``encode_batches`` wrote, as views into ``data``.
 

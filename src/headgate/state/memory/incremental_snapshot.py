@@ -27,9 +27,9 @@ from headgate.state.snapshot import (
     OwnedKeys,
     Rows,
     SnapshotTarget,
+    batch_buffers,
     cut_by_key_group,
     decode_batches,
-    encode_batches,
     row_counts,
 )
 
@@ -214,7 +214,7 @@ def encode_chunk(changes: Sequence[Change], keys: OwnedKeys) -> Iterator[tuple[K
     of_any_key = [part for part in every if not set(part[0].key_names) <= set(part[0].schema.names)]
     for groups, own in cut_by_key_group(of_keys, keys):
         parts = [*own, *of_any_key]
-        found = {section.name: encode_batches(section.schema, batches) for section, batches in parts if _any(batches)}
+        found = {section.name: batch_buffers(section.schema, batches) for section, batches in parts if _any(batches)}
         yield groups, sum(row_counts(parts).values()), encode_sections(found)
 
 
