@@ -95,8 +95,10 @@ def test_horizontal_and_list_functions_are_not_mistaken_for_aggregates() -> None
 
 def test_an_expression_that_fails_on_data_names_the_operator() -> None:
     run = Harness(select_spec(pl.col("level").cast(pl.Int64)))
-    with pytest.raises(UserFunctionError, match="operator 'node' failed on a batch of 3 records"):
+    with pytest.raises(UserFunctionError, match="operator 'node' failed on a batch of 3 records") as raised:
         run.send(BATCH)
+    assert "conversion from `str` to `i64` failed" in raised.value.traceback_text
+    assert "Traceback" not in raised.value.traceback_text  # the user's code is not in it
 
 
 def test_expressions_that_run_as_one_count_their_records_one_by_one() -> None:

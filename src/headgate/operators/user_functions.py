@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 import pyarrow as pa
 
 from headgate.errors import HeadgateError, UsageError
@@ -153,6 +154,7 @@ def _is_refused(value: object, send: Callable[[Any], object]) -> bool:
 
 _RECORD_CHARS_MAX = 1_000
 _OWN_CODE = str(Path(__file__).resolve().parents[1])
+_POLARS_CODE = str(Path(pl.__file__).parent)
 
 
 class UserFunctionError(HeadgateError):
@@ -264,12 +266,15 @@ def batch_error(node: str, rows: int, error: BaseException) -> UserFunctionError
 
 
 def user_traceback(error: BaseException) -> str:
-    """Return a traceback of ``error`` that starts at the first frame outside Headgate."""
+    """Return a traceback of ``error`` that starts at the first frame outside Headgate.
+
+    Where that is one of Polars, an expression failed, and its error says which: there is no code of the user to show.
+    """
     frame: TracebackType | None = error.__traceback__
     while frame is not None and frame.tb_frame.f_code.co_filename.startswith(_OWN_CODE):
         frame = frame.tb_next
     lines = traceback.format_exception_only(error)
-    if frame is not None:
+    if frame is not None and not frame.tb_frame.f_code.co_filename.startswith(_POLARS_CODE):
         lines = ["Traceback (most recent call last):\n", *_formatted(frame), *lines]
     return "".join(lines).rstrip()
 

@@ -16,7 +16,7 @@ from headgate.errors import StorageError, UsageError
 from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import CheckpointId
 from headgate.operators.base import RestoredState
-from headgate.operators.user_functions import HookError
+from headgate.operators.user_functions import HookError, UserFunctionError
 from headgate.protocol.subtasks import alignment
 from headgate.protocol.subtasks import subtask as machine
 from headgate.runtime.worker.chain import Chain, NodeError
@@ -272,6 +272,21 @@ def test_a_chain_without_user_objects_has_no_hooks() -> None:
     assert isinstance(made.runner.chain, Chain)
     assert not hooks.is_listening
     assert hooks.snapshot(CheckpointId(1)) == {}
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("{'n': 1}", "on the record {'n': 1}"),
+        ("a batch of 3 records", "on a batch of 3 records"),
+        ("open()", "in open()"),
+    ],
+)
+def test_a_failure_of_user_code_says_on_what(what: str, said: str) -> None:
+    failure = failure_of(UserFunctionError("parse", what, "ValueError: boom"))
+    assert failure == Failure(
+        FailureKind.USER_CODE, f"the function of operator 'parse' failed {said}", "ValueError: boom"
+    )
 
 
 def test_storage_that_is_gone_for_a_while_is_no_failure_of_user_code() -> None:

@@ -513,7 +513,8 @@ def failure_of(error: BaseException) -> Failure:
             kind = FailureKind.LOST if error.may_pass else FailureKind.USER_CODE
             return Failure(kind, f"{error.record} of operator '{error.node}' failed", error.traceback_text)
         case UserFunctionError():
-            reason = f"the function of operator '{error.node}' failed on the record {error.record}"
+            on = "on the record" if error.record.startswith("{") else "in" if error.record.endswith("()") else "on"
+            reason = f"the function of operator '{error.node}' failed {on} {error.record}"
             return Failure(FailureKind.USER_CODE, reason, error.traceback_text)
         case PrepareRefused() | BadRecord() | TruncatedError() | OtherSchemaError() | NotRestorable():
             return Failure(FailureKind.DETERMINISTIC, str(error))
