@@ -269,6 +269,10 @@ def test_damaged_values_leave_the_others_alone(seed: int) -> None:
             "type 'r' contains itself, which no column can",
         ),
         ('["int","string"]', "a union of several types \\(int32, large_string\\), which no column can hold"),
+        (
+            '["null", {"type":"record","name":"A","fields":[]}, {"type":"record","name":"B","fields":[]}]',
+            "a union of several records \\(A, B\\), which no column can tell apart",
+        ),
         ('{"type":"x"}', "type 'x' is not defined"),
         ('{"type":"record","fields":[]}', "a type 'record' has no name"),
         ('{"type":"record","name":"r"}', "type 'r' lacks or misuses 'fields'"),
@@ -332,6 +336,19 @@ def test_a_branch_of_a_union_is_read_if_it_is_of_the_type_of_the_reader() -> Non
     found = decode(encoded(ODD, [{**ODD_ROW, "any": "text"}, {**ODD_ROW, "any": 1}]), ODD, reader)
     assert found.column.to_pylist()[0] == {"any": "text"}
     assert found.problems == {1: "int cannot be read as string"}
+
+
+@pytest.mark.parametrize("is_nullable", [False, True])
+def test_of_a_union_of_records_the_one_with_the_name_of_the_reader_is_read(is_nullable: bool) -> None:
+    def event(name: str) -> dict[str, Any]:
+        return {"type": "record", "name": name, "fields": [{"name": "id", "type": "long"}]}
+
+    writer = ["null", event("Created"), event("Deleted")]
+    values = [("Created", {"id": 1}), ("Deleted", {"id": 2}), ("Created", {"id": 3})]
+    found = decode(encoded(writer, values), writer, ["null", event("Created")] if is_nullable else event("Created"))
+    assert [found.column.to_pylist()[at] for at in (0, 2)] == [{"id": 1}, {"id": 3}]
+    wanted = "a union of null, Created" if is_nullable else "record 'Created'"
+    assert found.problems == {1: f"record 'Deleted' cannot be read as {wanted}"}
 
 
 def test_a_type_that_is_within_itself_without_end_is_a_problem_of_its_value() -> None:

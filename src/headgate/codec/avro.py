@@ -204,6 +204,8 @@ class _Parser:
     def _union(self, branches: tuple[AvroType, ...]) -> AvroType:
         columns = {str(one.column) for one in branches if one.kind != "null"}
         problem = _first_problem(branches)
+        if len(records := _records_of(branches)) > 1 and not problem:
+            problem = f"a union of several records ({', '.join(records)}), which no column can tell apart"
         if len(columns) > 1 and not problem:
             problem = f"a union of several types ({', '.join(sorted(columns))}), which no column can hold"
         column = next((one.column for one in branches if one.kind != "null"), pa.null())
@@ -211,6 +213,11 @@ class _Parser:
 
     def _refuse(self, problem: str) -> UsageError:
         return UsageError(f"{self._where}: {problem}")
+
+
+def _records_of(branches: Iterable[AvroType]) -> list[str]:
+    """Return the names of the records among types, without the spaces that they are in."""
+    return [one.name.rpartition(".")[2] for one in branches if one.kind in ("record", "reference")]
 
 
 def _first_problem(types: Iterable[AvroType]) -> str:
@@ -466,6 +473,8 @@ class _Steps:
 
     def _union(self, writer: AvroType, reader: AvroType, rows: _Ints) -> pa.Array:
         number = self._branches(writer, rows)
+        known = _records_of([reader, *reader.inner])
+        has_several = len(_records_of(writer.inner)) > 1  # only the name says which of them is meant
         parts: list[pa.Array] = []
         place = np.full(len(rows), -1, np.int64)
         count = 0
@@ -477,6 +486,8 @@ class _Steps:
                     self.fail(rows[mine], f"null for {_named(reader)}, which cannot be null")
                 continue
             try:
+                if has_several and set(_records_of([branch])) - set(known):
+                    raise UnreadableSchemaError(f"{_named(branch)} cannot be read as {_named(reader)}")
                 found = self.decode(branch, reader, rows[mine])
             except UnreadableSchemaError as error:
                 problem = problem or str(error)
