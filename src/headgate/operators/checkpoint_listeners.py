@@ -451,14 +451,23 @@ F = TypeVar("F")
 
 
 def own_copy_of(node: str, function: F) -> F:
-    """Return ``function`` for one subtask: itself, or a copy if a subtask needs one of its own.
+    """Return ``function``, a source or a sink for one subtask: a copy if checkpoints have to do with it, else itself.
 
     Raises:
         UsageError: it cannot be copied.
     """
-    if isinstance(function, CheckpointListener | CheckpointedFunction) or is_of_one_subtask(function):
+    if isinstance(function, CheckpointListener | CheckpointedFunction):
         return copied(node, function)  # type: ignore[no-any-return]
     return function
+
+
+def own_function_of(node: str, function: F) -> F:
+    """Return ``function`` as ``own_copy_of`` does; also a copy if it is opened, closed or counts.
+
+    Raises:
+        UsageError: it cannot be copied.
+    """
+    return copied(node, function) if is_of_one_subtask(function) else own_copy_of(node, function)
 
 
 def uncalled_method(found: object, names: tuple[str, ...] = ("notify_checkpoint_",)) -> str | None:

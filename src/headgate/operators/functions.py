@@ -25,7 +25,7 @@ from headgate.errors import UsageError
 from headgate.model.schema_evolution import OperatorRules
 from headgate.model.state_schema import ACCUMULATORS, StateIdentity
 from headgate.operators.base import KeyedOperator, Operator, OperatorContext, OperatorMetrics, Output
-from headgate.operators.checkpoint_listeners import own_copy_of
+from headgate.operators.checkpoint_listeners import own_function_of
 from headgate.operators.counters import bind_counters, has_counters
 from headgate.operators.keys import check_keys
 from headgate.operators.schemas import (
@@ -212,7 +212,7 @@ class RowFunctionOperator(FunctionOperator):
 
     def open(self, context: OperatorContext, output: Output) -> None:
         super().open(context, output)
-        self._spec = replace(self._spec, function=own_copy_of(context.node, self._spec.function))
+        self._spec = replace(self._spec, function=own_function_of(context.node, self._spec.function))
         self._open_function(self._spec.function)
 
     def process(self, batch: pa.RecordBatch) -> None:
@@ -355,7 +355,7 @@ class ReduceOperator(FunctionOperator, KeyedOperator):
 
     def open(self, context: OperatorContext, output: Output) -> None:
         super().open(context, output)
-        self._function = own_copy_of(context.node, self._function)
+        self._function = own_function_of(context.node, self._function)
         self._open_function(self._function)
         self._backend = context.states.records(Section(ACCUMULATORS, self._schema, self._keys, self._evolution))
 
@@ -482,7 +482,7 @@ class MapBatchesOperator(FunctionOperator):
 
     def open(self, context: OperatorContext, output: Output) -> None:
         super().open(context, output)
-        self._spec = replace(self._spec, function=own_copy_of(context.node, self._spec.function))
+        self._spec = replace(self._spec, function=own_function_of(context.node, self._spec.function))
         self._open_function(self._spec.function)
 
     def process(self, batch: pa.RecordBatch) -> None:

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from headgate.codec.exact_values import MisfitError
 from headgate.operators.base import Operator, OperatorContext, Output
-from headgate.operators.checkpoint_listeners import own_copy_of
+from headgate.operators.checkpoint_listeners import own_function_of
 from headgate.operators.functions import RowWriter, divert_misfits, divert_refused, paused_gc
 from headgate.operators.schemas import columns_of_frame, refuse_twice
 from headgate.operators.user_functions import FunctionOperator, UserFunctionError, shortened, user_traceback
@@ -68,7 +68,7 @@ class WindowFunctionOperator(FunctionOperator):
 
     def open(self, context: OperatorContext, output: Output) -> None:
         super().open(context, output)
-        self._function = own_copy_of(context.node, self._spec.function)
+        self._function = own_function_of(context.node, self._spec.function)
         self._open_function(self._function)
 
     def process(self, batch: pa.RecordBatch) -> None:
