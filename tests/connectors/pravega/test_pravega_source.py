@@ -19,6 +19,7 @@ from headgate import testing
 from headgate.connectors.base import SourceBatch, SourceContext
 from headgate.connectors.pravega import reader as reading
 from headgate.connectors.pravega.reader import PravegaReader
+from headgate.connectors.pravega.segment_store import ask_for_data
 from headgate.connectors.pravega.source import Pravega
 from headgate.errors import HeadgateError, UsageError
 from headgate.testing.source_kit import check_source
@@ -154,10 +155,10 @@ def test_what_is_merged_is_not_read_before_a_checkpoint_has_what_it_follows(prav
 def test_a_segment_that_is_sealed_while_its_end_is_awaited_is_read_to_its_end(
     pravega: PravegaServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stream, asked, ask = pravega.create_stream(1), threading.Event(), reading.ask_for_data
+    stream, asked = pravega.create_stream(1), threading.Event()
 
     def noting(connection: Any, segment: str, offset: int, size: int) -> int:
-        number = ask(connection, segment, offset, size)
+        number = ask_for_data(connection, segment, offset, size)
         if offset:
             asked.set()
         return number
