@@ -13,7 +13,19 @@ import pytest
 from tests.conftest import few
 
 from crash.loop_kills import TIMES, kill_and_finish
-from crash.loop_results import assert_amplified, assert_drained, assert_flip16, assert_trips
+from crash.loop_results import (
+    assert_amplified,
+    assert_drained,
+    assert_flip16,
+    assert_graphs,
+    assert_reachability,
+    assert_trips,
+    copies,
+    dijkstra,
+    edges_of,
+    given,
+    skip_without_graphs,
+)
 from crash.pacing import hurry
 from crash.processes import Life, kill
 
@@ -102,3 +114,54 @@ def test_a_drained_loop_brings_everything_out_that_was_read(
     assert (result["is_finished"], result["is_drained"]) == (True, True)
     assert 0 < result["records_in"] < 40_000
     assert_drained(tmp_path, 4)
+
+
+@pytest.mark.parametrize("deletes", few([True, False], 1), ids=["insertions-and-deletions", "insertions"])
+def test_what_is_reached_is_what_a_search_finds_whatever_is_killed(
+    spec: Callable[..., dict[str, Any]],
+    run: Callable[[dict[str, Any]], Life],
+    tmp_path: Path,
+    dice: random.Random,
+    told: Callable[[Life], None],
+    deletes: bool,
+) -> None:
+    rows = 400 * (TIMES + 2)
+    what = spec("reachability", rows=rows, rate=350, deletes=deletes, events_seed=dice.randrange(1 << 30))
+    life = run(what)
+    kill_and_finish(life, dice, what)
+    told(life)
+    assert_reachability(tmp_path, what)
+
+
+COPIES = 20 * (TIMES + 2)
+GRAPHS = [("example-undirected", COPIES, 0), ("example-directed", COPIES, COPIES)]
+
+
+@pytest.mark.parametrize("algorithm", ["components", "paths"])
+def test_every_copy_of_the_graphs_has_its_result_whatever_is_killed(
+    spec: Callable[..., dict[str, Any]],
+    run: Callable[[dict[str, Any]], Life],
+    tmp_path: Path,
+    dice: random.Random,
+    told: Callable[[Life], None],
+    algorithm: str,
+) -> None:
+    skip_without_graphs()
+    edges = copies(GRAPHS[0][0], algorithm, *GRAPHS[0][1:]).vstack(copies(GRAPHS[1][0], algorithm, *GRAPHS[1][1:]))
+    edges = edges.sample(fraction=1.0, shuffle=True, seed=dice.randrange(1 << 30))
+    edges.write_parquet(tmp_path / "graph.parquet")
+    rate = edges.height / (TIMES + 2)
+    what = spec("graph", algorithm=algorithm, graph=str(tmp_path / "graph.parquet"), rate=rate)
+    life = run(what)
+    kill_and_finish(life, dice, what)
+    told(life)
+    assert_graphs(tmp_path, GRAPHS, algorithm)
+
+
+def test_the_given_distances_are_those_of_dijkstra() -> None:
+    skip_without_graphs()
+    for graph, source in (("example-undirected", 2), ("example-directed", 1)):
+        edges = edges_of(graph)
+        both = edges if graph == "example-directed" else edges + [(b, a, weight) for a, b, weight in edges]
+        found, result = dijkstra(both, source), given(graph, "SSSP")
+        assert {v: found.get(v, float("inf")) for v in result} == pytest.approx(result, rel=1e-4)

@@ -8,16 +8,22 @@ import os
 import random
 import signal
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import psutil
 import pytest
+from tests.conftest import few
 
-from crash.pipelines import STOPPED_MS
+from crash.cluster import Cluster
+from crash.pipelines import STOPPED_MS, generated
 from crash.processes import STARTED_S, Life, kill, until
-from crash.results import assert_clean, assert_standard
+from crash.processor_pipeline import FIRST, expected_steps
+from crash.results import assert_clean, assert_equal, assert_standard
+from headgate.connectors.files.file_committer import read_committed
 
 pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(1_800)]
 
@@ -125,4 +131,64 @@ def test_a_worker_that_wakes_beside_its_replacement_changes_nothing(
     assert life.child.exit_code() == 0
     life.child.assert_gone()
     assert_standard(tmp_path, 60_000)
+    assert_clean(tmp_path)
+
+
+STARTING_S = 1.5
+"""About so long after its first Python process a start is over."""
+
+
+def test_executors_that_die_during_the_first_start_are_replaced(  # G9
+    cluster: Cluster,
+    spec: Callable[..., dict[str, Any]],
+    launch: Callable[..., Life],
+    tmp_path: Path,
+    dice: random.Random,
+    told: Callable[[Life], None],
+) -> None:
+    life = launch(spec("standard", rows=20_000, master=cluster.url))
+    before: set[int] = set()
+    for moment in (0, dice.random(), 0):
+        found = until(lambda before=before: cluster.pythons(before), "a Python process of the next start")
+        time.sleep(moment * STARTING_S)  # the moment of the kill: not a wait for anything
+        before |= cluster.pythons().keys()
+        for executor in found.values():
+            kill(executor)
+    told(life)
+    assert life.result()["is_finished"]
+    assert life.seen("restart")
+    assert life.child.exit_code() == 0
+    life.child.assert_gone()
+    cluster.assert_idle()
+    assert_standard(tmp_path, 20_000)
+    assert_clean(tmp_path)
+
+
+ROWS = 60_000
+
+
+@pytest.mark.parametrize("state", few(["rocksdb", "memory"], 1))
+def test_a_killed_worker_and_another_parallelism_change_no_result(
+    state: str, spec: Callable[..., dict[str, Any]], run: Callable[[dict[str, Any]], Life], tmp_path: Path
+) -> None:
+    what = spec("processors", rows=ROWS, state=state, rate=6_000)
+    life = run(what)
+    running = life.running()
+    life.checkpoint()
+    kill(running["workers"]["0"])
+    life.restart()
+    life.running(after=running["generation"])
+    life.checkpoint()
+    life.child.send({"stop": what["name"]})
+    assert not life.result()["is_finished"]
+    last = run({**what, "parallelism": 1})
+    last.note("continues from checkpoint")
+    assert last.result()["is_finished"]
+    found = read_committed(str(tmp_path / "numbered"))
+    records = found.filter(pl.col("what") == "record").sort("key", "n")
+    assert_equal(records.select("id", "key"), generated(ROWS).select("id", "key"), "records")
+    counts = pl.int_range(FIRST + 1, FIRST + pl.len() + 1, dtype=pl.Int64).over("key")
+    assert_equal(records.select("key", "n"), records.select("key", n=counts), "numbers")
+    steps = found.filter(pl.col("what") == "step").select("key", "id")
+    assert_equal(steps, expected_steps(ROWS), "steps")
     assert_clean(tmp_path)

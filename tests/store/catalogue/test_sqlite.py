@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import os
 import platform
+import shutil
+import sqlite3
 import struct
-from contextlib import ExitStack
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from tests.store.storing import KEYED, STREAM, database_of, drained, in_a_child, keyed
 
-from headgate.errors import StorageError
+from headgate.connectors.base import HoldContext
+from headgate.connectors.streams import StreamSink, StreamSource
+from headgate.errors import StorageError, UsageError
+from headgate.model.ids import Generation
 from headgate.store.catalogue import sql
+from headgate.store.catalogue.sql import CatalogueFile
 from headgate.store.catalogue.sqlite import Database
 from headgate.store.store import Store
 
@@ -109,3 +121,363 @@ def test_making_a_store_does_not_wait_for_ever_and_says_for_whom(
         with pytest.raises(StorageError, match=rf"(process {os.getpid()} \(|another process).* has held the lock"):
             Store.open(tmp_path / "store")
     Store.open(tmp_path / "store").close()
+
+
+NOBODY = 65_534
+OWNER = "pipe/sink"
+EVENTS_COUNT = 5
+
+
+def make_store(root: Path) -> Path:
+    """Make a store with events, a sealed stream, and transactions that are committed and prepared."""
+    with Store.open(root) as store:
+        for name in (STREAM, "app/done"):
+            store.create_stream(name, KEYED, segments=2, routing_key="key")
+        with store.writer(STREAM) as writer:
+            writer.append(keyed(("a", 1), ("b", 2), ("c", 3)))
+        for name, events in (("one", [("a", 4), ("d", 5)]), ("two", [("e", 6)])):
+            transaction = store.transactions.begin(STREAM, owner=OWNER, epoch=1, name=name)
+            transaction.write(keyed(*events))
+            transaction.prepare()
+        store.commit_transactions([(STREAM, "one")], owner=OWNER, epoch=1)
+        store.seal("app/done")
+    return root
+
+
+@contextmanager
+def tables_of(root: Path) -> Iterator[sqlite3.Connection]:
+    connection = sqlite3.connect(root / "catalogue.sqlite")
+    try:
+        with connection:
+            yield connection
+    finally:
+        connection.close()
+
+
+@pytest.fixture
+def readonly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A store that this process is not allowed to write."""
+    root = make_store(tmp_path / "store")
+    monkeypatch.setattr(sql, "may_write", lambda path: False)
+    return root
+
+
+@pytest.mark.parametrize("version", ["0", "1", "9"])
+def test_a_store_of_another_version_is_refused_with_one_sentence(tmp_path: Path, version: str) -> None:
+    root = make_store(tmp_path / "store")
+    with tables_of(root) as tables:
+        tables.execute("UPDATE meta SET value = ? WHERE key = 'version'", (version,))
+    before = content(root)
+    with pytest.raises(UsageError, match=rf"has version {version}, this Headgate reads version 2; ") as refused:
+        Store.open(root)
+    assert "\n" not in str(refused.value)
+    assert content(root) == before
+
+
+COMMITS = "import os, sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.execute(sys.argv[2]); c.commit(); "
+
+
+def in_a_process_that(does: str, root: Path, statement: str) -> None:
+    subprocess.run([sys.executable, "-c", does, str(root / "catalogue.sqlite"), statement], check=True, timeout=120)
+
+
+def content(root: Path) -> dict[str, bytes]:
+    """Every file below ``root``, and what is in it."""
+    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+def check_as_sink(store: Store) -> None:
+    StreamSink(STREAM, store.root).check(KEYED)
+
+
+def describe_as_source(store: Store) -> None:
+    source = StreamSource(STREAM, store.root)
+    assert (source.schema(), source.how_to_end() is None) == (KEYED, False)
+
+
+LOOKS: dict[str, Callable[[Store], object]] = {
+    "list": lambda store: store.list_streams("app"),
+    "describe": lambda store: store.describe(STREAM),
+    "layout": lambda store: store.layout(STREAM),
+    "transactions": lambda store: store.list_transactions(owner=OWNER),
+    "owner": lambda store: store.pipelines.owner(OWNER),
+    "read": drained,
+    "changes": Store.changes,
+    "fsck": Store.fsck,
+    "sink": check_as_sink,
+    "source": describe_as_source,
+}
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_reading_a_store_that_may_not_be_written_changes_no_file(readonly: Path, look: str) -> None:
+    before = content(readonly)
+    with Store.open(readonly) as store:
+        LOOKS[look](store)
+        assert content(readonly) == before
+    assert content(readonly) == before
+
+
+@pytest.mark.parametrize("stays", [True, False], ids=["is open", "comes and goes"])
+def test_what_others_write_meanwhile_is_seen(readonly: Path, stays: bool) -> None:
+    with contextlib.ExitStack() as open_files, Store.open(readonly) as looker:
+        assert not looker.describe(STREAM).is_sealed
+        for is_sealed in (1, 0, 1):
+            seen = looker.changes()
+            statement = f"UPDATE streams SET is_sealed = {is_sealed} WHERE name = '{STREAM}'"
+            if stays:
+                older = open_files.enter_context(contextlib.closing(sqlite3.connect(readonly / "catalogue.sqlite")))
+                with older:
+                    older.execute(statement)
+            else:
+                in_a_process_that(COMMITS + "c.close()", readonly, statement)
+            assert looker.changes() != seen
+            assert looker.describe(STREAM).is_sealed == bool(is_sealed)
+            assert looker.changes() == looker.changes()
+
+
+def test_a_store_that_has_another_version_meanwhile_is_refused(readonly: Path) -> None:
+    with Store.open(readonly) as looker:
+        looker.describe(STREAM)
+        with tables_of(readonly) as newer:
+            newer.execute("UPDATE meta SET value = '10' WHERE key = 'version'")
+        with pytest.raises(UsageError, match=r"has version 10, this Headgate reads version 2"):
+            looker.describe(STREAM)
+
+
+def test_what_a_killed_writer_left_in_the_log_is_seen_and_stays_there(readonly: Path) -> None:
+    in_a_process_that(COMMITS + "os._exit(0)", readonly, f"UPDATE streams SET is_sealed = 1 WHERE name = '{STREAM}'")
+    before = content(readonly)
+    assert before["catalogue.sqlite-wal"]
+    with Store.open(readonly) as looker:
+        assert looker.describe(STREAM).is_sealed
+    after = content(readonly)
+    for name in ("catalogue.sqlite", "catalogue.sqlite-wal"):
+        assert after[name] == before[name]
+
+
+def test_a_copy_is_of_one_moment_although_somebody_comes_and_goes(
+    readonly: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer that was not there when the copy was begun, and is gone when it is ready."""
+    copy, left = sql._copy, [1]
+
+    def disturbed(file: sqlite3.Connection) -> sqlite3.Connection:
+        copied = copy(file)
+        if left[0]:
+            left[0] -= 1
+            with tables_of(readonly) as writer:
+                writer.execute("INSERT INTO meta VALUES (?, '')", (f"disturbed {left[0]}",))
+        return copied
+
+    monkeypatch.setattr(sql, "_copy", disturbed)
+    with contextlib.closing(CatalogueFile(readonly / "catalogue.sqlite")) as look:
+        copied = look.copy()
+        keys = {key for (key,) in copied.execute("SELECT key FROM meta")}
+        copied.close()
+    assert keys == {"version", "disturbed 0"}
+
+
+def test_who_never_gets_a_copy_of_one_moment_says_so(readonly: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    number = iter(range(1_000_000))
+    monkeypatch.setattr(CatalogueFile, "_state", lambda self: next(number))
+    with pytest.raises(StorageError, match="changed whenever it was read") as caught:
+        Store.open(readonly)
+    assert caught.value.is_transient
+
+
+def test_a_store_that_was_removed_meanwhile_is_named(readonly: Path) -> None:
+    with Store.open(readonly) as looker:
+        looker.describe(STREAM)
+        shutil.rmtree(readonly)
+        with pytest.raises(StorageError, match=r"catalogue\.sqlite: No such file"):
+            looker.describe(STREAM)
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_readonly_catalogue_taken_through_a_fork_sees_what_comes(
+    readonly: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Store.open(readonly) as store:
+        monkeypatch.undo()
+        seen = store.changes()
+        count = len(drained(store))
+        child = os.fork()
+        if child == 0:
+            status = 1
+            with contextlib.suppress(BaseException):
+                assert store.changes() != seen
+                assert len(drained(store)) == count
+                with store.writer(STREAM) as writer:
+                    writer.append(keyed(("child", 1)))
+                status = 0 if len(drained(store)) == count + 1 else 2
+            os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert len(drained(store)) == count + 1
+
+
+# -- who may not write ------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def without_rights(root: Path) -> Iterator[None]:
+    """Nobody may write below ``root``, we neither: the superuser becomes somebody else for the time."""
+    paths = [root, *root.rglob("*")]
+    for path in paths:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    is_superuser = os.geteuid() == 0
+    if is_superuser:
+        os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        if is_superuser:
+            os.seteuid(0)
+        for path in paths:
+            path.chmod(0o755 if path.is_dir() else 0o644)
+
+
+@pytest.fixture
+def public() -> Iterator[Path]:
+    """A directory that every user of this machine may enter and read."""
+    made = Path(tempfile.mkdtemp(prefix="headgate-public-"))
+    made.chmod(0o755)
+    yield made
+    shutil.rmtree(made)
+
+
+def test_a_store_in_a_directory_that_cannot_be_written_to_can_be_looked_at(public: Path) -> None:
+    root = make_store(public / "store")
+    before = content(root)
+    with without_rights(root), Store.open(root) as store:
+        assert len(drained(store)) == EVENTS_COUNT
+        assert store.fsck() == []
+        assert [info.name for info in store.list_streams()] == ["app/done", STREAM]
+        check_as_sink(store)
+        with pytest.raises(UsageError, match=r"stream store at .* cannot be written to: (Permission denied|Read-only)"):
+            store.create_stream("other", pa.schema([("a", pa.int64())]))
+        assert len(drained(store)) == EVENTS_COUNT
+    assert content(root) == before
+
+
+OWNER_PROCESS = """
+import sqlite3, sys
+catalogue = sqlite3.connect(sys.argv[1], isolation_level=None)
+for line in sys.stdin:
+    print(catalogue.execute(line).fetchall(), flush=True)
+"""
+
+
+def test_a_store_that_its_owner_has_open_is_looked_at_by_who_may_only_read(public: Path) -> None:
+    root = public / "store"
+    with Store.open(root) as owner:
+        owner.create_stream(STREAM, KEYED, segments=1)
+    command = [sys.executable, "-c", OWNER_PROCESS, str(root / "catalogue.sqlite")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+
+        def tell(statement: str) -> str:
+            print(statement, file=process.stdin, flush=True)
+            return process.stdout.readline()
+
+        assert tell("SELECT name FROM streams") == f"[('{STREAM}',)]\n"
+        with without_rights(root):
+            with Store.open(root) as looker:
+                assert not looker.describe(STREAM).is_sealed
+                for is_sealed in (0, 1):
+                    tell(f"UPDATE streams SET is_sealed = {is_sealed}")
+                    assert looker.describe(STREAM).is_sealed == bool(is_sealed)
+                process.stdin.close()
+                process.wait(120)
+                assert looker.describe(STREAM).is_sealed
+            with Store.open(root) as later:  # what the owner left beside it is there still
+                assert later.describe(STREAM).is_sealed
+
+
+@pytest.mark.parametrize("kept", ["log and index", "log", "empty log"])
+def test_what_a_killed_writer_left_is_seen_by_who_may_only_read_or_refused_with_one_sentence(
+    public: Path, kept: str
+) -> None:
+    """Without the index of the log SQLite must write a new one."""
+    root = make_store(public / "store")
+    in_a_process_that(COMMITS + "os._exit(0)", root, "UPDATE streams SET is_sealed = 1")
+    if kept != "log and index":
+        (root / "catalogue.sqlite-shm").unlink()
+    if kept == "empty log":
+        (root / "catalogue.sqlite-wal").write_bytes(b"")
+    with without_rights(root):
+        if kept == "log":
+            with pytest.raises(StorageError, match=r"left beside it cannot be read without the right") as caught:
+                Store.open(root)
+            assert not caught.value.is_transient
+        else:
+            with Store.open(root) as store:
+                assert store.describe(STREAM).is_sealed == (kept == "log and index")
+
+
+def test_a_catalogue_that_may_not_be_read_is_refused_with_one_sentence(public: Path) -> None:
+    root = make_store(public / "store")
+    with without_rights(root):
+        if os.getuid() == 0:
+            os.seteuid(0)
+        (root / "catalogue.sqlite").chmod(0o000)
+        if os.getuid() == 0:
+            os.seteuid(NOBODY)
+        with pytest.raises(UsageError, match=r"stream store at .* cannot be opened: Permission denied"):
+            Store.open(root)
+
+
+# -- locks of the process ----------------------------------------------------------------------------------------------
+
+
+def locks_on(path: Path) -> list[str]:
+    """Return the locks that this process holds on a file.
+
+    They are read one descriptor at a time: ``/proc/locks`` is read in pieces, and a lock that moves up meanwhile,
+    because another process gave one back, is missed.
+    """
+    held = []
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # closed since, such as that of the list itself
+            if os.path.samestat(os.stat(f"/proc/self/fd/{descriptor}"), path.stat()):
+                lines = Path(f"/proc/self/fdinfo/{descriptor}").read_text().splitlines()
+                held += [line.split(":", 2)[2] for line in lines if line.startswith("lock:")]
+    return held
+
+
+@pytest.mark.skipif(not Path("/proc/self/fdinfo").exists(), reason="needs to see the locks of files")
+def test_opening_a_store_again_leaves_the_locks_of_the_process_alone(tmp_path: Path) -> None:
+    """Closing any descriptor of a file frees all locks that the process has on it, those of SQLite too."""
+    root = make_store(tmp_path / "store")
+    with Store.open(root) as store, contextlib.closing(sqlite3.connect(root / "catalogue.sqlite")) as connection:
+        connection.execute("SELECT count(*) FROM meta").fetchone()
+        held = locks_on(root / "catalogue.sqlite")
+        assert held
+        with Store.open(root) as again:
+            drained(again)
+            drained(store)
+        assert set(held) <= set(locks_on(root / "catalogue.sqlite"))
+        database_of(store).close()
+        store.transactions.fence("another", 1)
+        assert set(held) <= set(locks_on(root / "catalogue.sqlite"))
+
+
+def test_what_is_acknowledged_is_seen_by_others_although_the_store_was_opened_twice(tmp_path: Path) -> None:
+    """Without the locks of this process another one that leaves takes the log away, and what follows in it."""
+    counts = "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); (n,), = c.execute(sys.argv[2]); c.close(); "
+    root, statement = tmp_path / "store", "SELECT count(*) FROM parts"
+    with Store.open(root) as store:
+        store.create_stream(STREAM, KEYED, segments=1)
+        Store.open(root).close()
+        in_a_process_that(counts + "assert n == 0", root, statement)
+        with store.writer(STREAM) as writer:
+            writer.append(keyed(("a", 1)))
+        in_a_process_that(counts + "assert n == 1", root, statement)
+
+
+def test_a_source_holds_nothing_in_a_store_that_may_not_be_written(readonly: Path) -> None:
+    before = content(readonly)
+    source = StreamSource(STREAM, str(readonly))
+    source.hold(HoldContext("p", "source", "life", Generation(1)), [])
+    assert content(readonly) == before
