@@ -103,10 +103,10 @@ class ObjectStorage(RequestStorage):
             else:
                 self._store = from_url(_encoded(url), **options)
         except (problems.BaseError, ValueError, OSError) as error:
-            problem = _first_line(error)
-            if _NO_ACCOUNT in problem:
-                problem = "name the storage account in AZURE_STORAGE_ACCOUNT_NAME"
-            raise UsageError(f"storage URL {url} is not usable: {problem}") from error
+            said = _first_line(error)
+            if _NO_ACCOUNT in said:
+                said = "name the storage account in AZURE_STORAGE_ACCOUNT_NAME"
+            raise UsageError(f"storage URL {url} is not usable: {said}") from error
 
     def put(self, path: str, parts: Sequence[Bytes]) -> None:
         """Write an object durably, replacing what was there, in one request."""
