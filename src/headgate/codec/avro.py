@@ -68,6 +68,7 @@ class AvroType:
         column: what values become, unless there is a problem.
         inner: the type of the items of an array and of the values of a map; the branches of a union.
         scale: what numbers of a logical type are multiplied with and divided by.
+        is_uuid: whether texts are UUIDs.
         problem: why values cannot be a column, of this type or within it; "": they can.
         definitions: of a reference: named types.
     """
@@ -81,6 +82,7 @@ class AvroType:
     default_symbol: str | None = None
     size: int = 0
     scale: tuple[int, int] | None = None
+    is_uuid: bool = False
     problem: str = ""
     definitions: Mapping[str, AvroType | None] = field(default_factory=dict, compare=False, repr=False)
 
@@ -199,6 +201,8 @@ class _Parser:
             return AvroType(base.kind, pa.decimal128(precision, scale), base.name, size=base.size)
         if (found := _LOGICAL_TYPES.get((base.kind, str(logical)))) is not None:
             return AvroType(base.kind, found[0], scale=(found[1], found[2]))
+        if logical == "uuid" and base.kind == "string":
+            return replace(base, is_uuid=True)
         return base
 
     def _union(self, branches: tuple[AvroType, ...]) -> AvroType:

@@ -132,6 +132,15 @@ def test_columns_that_avro_does_not_have_are_refused(name: str, dtype: pa.DataTy
         made_schema(pa.schema([(name, dtype)]), "t")
 
 
+def test_a_text_that_is_no_uuid_is_refused_where_the_schema_wants_one() -> None:
+    columns = pa.schema([("id", pa.large_string())])
+    encoder = AvroEncoder(record(id=["null", {"type": "string", "logicalType": "uuid"}]), columns)
+    good = [{"id": "123e4567-e89b-12d3-a456-426614174000"}, {"id": None}]
+    assert len(encoder.encode(batch(good, columns), b"")) == 2
+    with pytest.raises(UsageError, match="column 'id' has a text that is no UUID"):
+        encoder.encode(batch([*good, {"id": "123e4567"}], columns), b"")
+
+
 def test_fields_that_no_column_can_have_get_their_defaults() -> None:
     fields = [
         {"name": "any", "type": ["int", "string"], "default": 7},

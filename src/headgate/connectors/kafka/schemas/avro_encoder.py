@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from headgate.codec.avro import AvroType, parse_schema
 from headgate.distribution import install_command
@@ -22,6 +23,7 @@ from headgate.errors import UsageError
 
 _WHERE = "the schema of KafkaSink"
 _NAME = re.compile("[A-Za-z_][A-Za-z0-9_]*")
+_UUID = "^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"
 _NAMES_OF_TYPES: Mapping[pa.DataType, str] = {
     pa.null(): "null",
     pa.bool_(): "boolean",
@@ -202,6 +204,8 @@ def _plain(column: pa.Array, avro: AvroType, path: str) -> pa.Array:
         sizes = there.value_lengths().to_numpy(zero_copy_only=False)
         offsets = pa.array(np.concatenate(([0], np.cumsum(sizes))).astype(np.int64))
         return _spread(pa.LargeListArray.from_arrays(offsets, items), column)
+    if bare.is_uuid and not pc.all(pc.match_substring_regex(column, _UUID)).as_py():
+        raise UsageError(f"column '{path}' has a text that is no UUID, which {_WHERE} does not allow; mend it")
     if bare.scale is None:
         return column
     if pa.types.is_date32(column.type):
