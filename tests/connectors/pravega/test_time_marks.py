@@ -16,7 +16,9 @@ from tests.servers.processes import START_S
 import headgate as hg
 from headgate import testing
 from headgate.connectors.files.file_committer import read_committed
-from headgate.connectors.pravega.time_marks import SegmentTimes, TimeMark, time_mark
+from headgate.connectors.pravega.controller import StreamName
+from headgate.connectors.pravega.time_marks import MarkReader, SegmentTimes, TimeMark, time_mark
+from headgate.environment import SYSTEM_ENVIRONMENT
 from headgate.errors import CorruptionError
 from headgate.protocol.watermarks import WATERMARK_MIN_MS
 
@@ -90,6 +92,21 @@ def test_marks_that_are_forgotten_or_not_read_again_change_nothing(offset: int) 
 
 
 # -- the real thing ----------------------------------------------------------------------------------------------------
+
+
+def test_a_time_that_goes_back_and_a_writer_that_is_gone_are_no_errors(pravega: PravegaServer) -> None:  # PV12
+    stream = StreamName.parse(pravega.create_stream(1))
+    for time_ms in (2_000, 1_000, 2_000):
+        pravega.client.note_time(stream, "w", {0: 0}, time_ms)
+    for _ in range(2):
+        pravega.client.forget_time(stream, "w")
+    marks = MarkReader(pravega.client, stream, SYSTEM_ENVIRONMENT, 0)
+    deadline = time.monotonic() + START_S
+    while not (found := marks.read()):
+        assert time.monotonic() < deadline
+    assert found == [TimeMark(0, 1_999, {0: 0})]
+    marks.close()
+
 
 ROWS, STEP_MS, KEYS = 8_000, 25, 20
 
