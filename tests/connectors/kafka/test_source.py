@@ -287,6 +287,19 @@ def test_reading_begins_and_ends_where_it_is_told_to(kafka: KafkaBroker, client:
     assert values(start="committed", group="none", end="latest") == list(range(10))
 
 
+def test_a_bounded_reading_that_begins_after_the_log_is_refused(kafka: KafkaBroker, client: KafkaClient) -> None:
+    topic = new_topic(client, 1)
+    put(client, topic, {0: [b"a", b"b"]})
+    put(client, topic, {0: [b"c"]}, transaction=topic, commit=False)  # it has a marker, too
+    with pytest.raises(UsageError, match=rf"offset 5 of partition 0 of topic '{topic}' is not in its log, which ends"):
+        read_all(Kafka(kafka.address, topic, start={(topic, 0): 5}, end="latest"))
+    source = Kafka(kafka.address, topic, end="latest")
+    beyond = {f"{topic}/0": Position(client.topic(topic).id.hex, 9).encode()}
+    with pytest.raises(UsageError, match="the offset is wrong, or the topic lost data; start over"):
+        read_all(source, beyond)
+    assert read_all(Kafka(kafka.address, topic, start={(topic, 0): 2}, end={(topic, 0): 1})) == []
+
+
 def test_the_end_is_that_of_the_first_start(kafka: KafkaBroker, client: KafkaClient) -> None:
     topic = new_topic(client, 1)
     put(client, topic, {0: [b"a", b"b"]})

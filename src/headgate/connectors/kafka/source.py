@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 
 from headgate.codec.kafka.messages import EARLIEST as FIRST_OFFSET
 from headgate.codec.kafka.messages import LATEST as LAST_OFFSET
+from headgate.codec.kafka.messages import READ_UNCOMMITTED
 from headgate.codec.kafka.record_batch import NO_EPOCH, checksum
 from headgate.connectors.base import FailStopReader, Source, SourceBatch, SourceContext, SplitPosition, owner_of_split
 from headgate.connectors.kafka.client import PATIENCE_MS, KafkaClient, Topic, addresses
@@ -325,6 +326,7 @@ class KafkaReader(FailStopReader, CheckpointedFunction, CheckpointListener):
         try:
             topics = source.find_topics(self._client)
             self._places = self._first_positions(topics)
+            self._refuse_beyond_logs(topics)
             known = {name: topics.get(name) for name, _ in self._places}
         except BaseException:
             self._client.close()
@@ -457,6 +459,29 @@ class KafkaReader(FailStopReader, CheckpointedFunction, CheckpointListener):
             for part, end in (self._offsets(topic, parts, source.end) if parts else {}).items():
                 found[name, part] = Position(topic.id.hex, kept[name, part].offset, end, kept[name, part].epoch)
         return found
+
+    def _refuse_beyond_logs(self, topics: Mapping[str, Topic]) -> None:
+        """Refuse positions of a bounded reading after the end of the log, which no fetch would notice.
+
+        Raises:
+            UsageError
+        """
+        for name, topic in topics.items():
+            beyond = {
+                part: one.offset
+                for (of, part), one in self._places.items()
+                if of == name and one.end is not None and one.offset > one.end
+            }
+            if not beyond:
+                continue
+            ends = self._client.list_offsets(topic, dict.fromkeys(beyond, LAST_OFFSET), READ_UNCOMMITTED)
+            for part, offset in beyond.items():
+                if offset > ends[part]:
+                    raise UsageError(
+                        f"offset {offset:,} of partition {part} of topic '{name}' is not in its log, which ends at "
+                        f"{ends[part]:,}: the offset is wrong, or the topic lost data; start over, or begin at other "
+                        "offsets"
+                    )
 
     def _finds(self, topics: Mapping[str, Topic], known: Mapping[Partition, object]) -> dict[Partition, Position]:
         """Return the partitions of this subtask that are not known yet, with the positions to read them from."""
