@@ -109,7 +109,15 @@ def test_a_schema_with_two_columns_or_fields_of_one_name_is_refused() -> None:
         as_schema("map", pa.schema([("x", pa.list_(pa.struct(twice)))]))
 
 
-@pytest.mark.parametrize(("name", "said"), [("", "has no name"), ("a\0b", "has a zero byte in its name")])
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("", "has no name"),
+        ("a\0b", "has a zero byte in its name"),
+        ("*", r"has the name '\*', which is a pattern in pl.col\(...\)"),
+        ("^a.*$", r"has the name .*, which is a pattern in pl\.col\(...\)"),
+    ],
+)
 def test_a_column_whose_name_polars_cannot_carry_is_refused(name: str, said: str) -> None:
     with pytest.raises(UsageError, match=f"operator 'map': column 2 of 2 {said}; rename it"):
         as_schema("map", pa.schema([("n", pa.int64()), (name, pa.int64())]))

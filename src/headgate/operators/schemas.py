@@ -78,11 +78,22 @@ def canonical_schema(schema: pa.Schema) -> pa.Schema:
         UsageError: a type is not supported, two columns have one name, or one has none that Polars can carry.
     """
     refuse_twice(schema, "a schema")
-    for i, name in enumerate(schema.names):
-        if not name or "\0" in name:
-            problem = "has a zero byte in its name" if name else "has no name"
-            raise UsageError(f"column {i + 1} of {len(schema.names)} {problem}; rename it")
+    for i, name in enumerate(schema.names, 1):
+        problem = _problem_of_name(name)
+        if problem:
+            raise UsageError(f"column {i} of {len(schema.names)} {problem}; rename it")
     return pa.schema([pa.field(f.name, canonical_type(f.type, f"column '{f.name}'")) for f in schema])
+
+
+def _problem_of_name(name: str) -> str:
+    """Return why Polars does not carry a column with this name, or nothing."""
+    if not name:
+        return "has no name"
+    if "\0" in name:
+        return "has a zero byte in its name"
+    if name == "*" or (name.startswith("^") and name.endswith("$")):
+        return f"has the name '{name}', which is a pattern in pl.col(...)"
+    return ""
 
 
 def refuse_twice(schema: pa.Schema, where: str) -> None:

@@ -864,7 +864,8 @@ class _Grouping:
             self._set_window(bounds.again() if self._relation.window is None else self._relation.window)
             self._names[node] = _START if node.name == bounds.start else _END
         elif node not in self._names:
-            is_named = isinstance(node, exp().Column) and node.name not in (_START, _END, OP)
+            own = node.name in (_START, _END, OP) or node.name.startswith("__")
+            is_named = isinstance(node, exp().Column) and not own
             name = node.name if is_named else _KEY.format(len(self._keys))
             self._names[node] = name
             self._keys[name] = node
