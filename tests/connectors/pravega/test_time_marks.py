@@ -17,7 +17,7 @@ import headgate as hg
 from headgate import testing
 from headgate.connectors.files.file_committer import read_committed
 from headgate.connectors.pravega.controller import StreamName
-from headgate.connectors.pravega.time_marks import MarkReader, SegmentTimes, TimeMark, time_mark
+from headgate.connectors.pravega.time_marks import RETAINED_MAX, MarkReader, SegmentTimes, TimeMark, time_mark
 from headgate.environment import SYSTEM_ENVIRONMENT
 from headgate.errors import CorruptionError
 from headgate.protocol.watermarks import WATERMARK_MIN_MS
@@ -89,6 +89,18 @@ def test_marks_that_are_forgotten_or_not_read_again_change_nothing(offset: int) 
     restored.add(mark for mark in MARKS if mark.at >= begin)
     for one in (times, restored):
         assert [one.watermark_ms(1, offset), one.watermark_ms(SPLIT, 0)] == before
+
+
+def test_no_more_marks_are_read_than_the_slowest_segment_may_need() -> None:
+    times = SegmentTimes(0)
+    times.add(TimeMark(at, at, {0: at, 1: at}) for at in range(RETAINED_MAX))
+    for offsets, wants_more in (((RETAINED_MAX, 0), False), ((RETAINED_MAX, 500), True)):
+        assert [times.watermark_ms(segment, at) for segment, at in enumerate(offsets)] == [
+            min(at, RETAINED_MAX - 1) for at in offsets
+        ]
+        times.keep_for([0, 1])
+        assert times.wants_more is wants_more
+    assert times.begin_of(1) == 500
 
 
 # -- the real thing ----------------------------------------------------------------------------------------------------

@@ -179,8 +179,7 @@ class PravegaReader(FailStopReader, CheckpointedFunction, CheckpointListener):
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
         """See ``CheckpointListener``: what the checkpoint has at its end, others may go on from."""
         for number in [number for number in self._cuts if number <= checkpoint_id]:
-            for segment in self._cuts.pop(number):
-                self._say_end(segment)
+            self._say_ends(self._cuts.pop(number))
 
     def close(self) -> None:
         """See ``SourceReader``."""
@@ -327,13 +326,14 @@ class PravegaReader(FailStopReader, CheckpointedFunction, CheckpointListener):
         self._handing[segment] = {one for one in after if not self._owns(one)} - self._begun
         self._begin_what_can()
         if not self._context.takes_checkpoints:
-            self._say_end(segment)
+            self._say_ends({segment})
 
-    def _say_end(self, segment: int) -> None:
-        if segment not in self._said:
-            self._said.add(segment)
-            if self._scaled.after[segment] and self._context.parallelism > 1:
-                self._work.say({"ended": [segment]})  # also for those that read on later
+    def _say_ends(self, segments: Collection[int]) -> None:
+        """Tell the other subtasks which segments were read to their ends; they may read on from there later."""
+        new = [one for one in sorted(segments) if one not in self._said and self._scaled.after[one]]
+        self._said |= set(segments)
+        if new and self._context.parallelism > 1:
+            self._work.say({"ended": new})
 
     def _take_news(self, news: _News) -> None:
         """Note what others said, and what became known of the stream."""
