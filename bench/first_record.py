@@ -16,13 +16,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pyarrow as pa
 
-from bench.harness import Options, Result, at_most, cpu_seconds_of_tree, median
+from bench.harness import Options, Result, at_most, median
 
 NAME = "first_record"
 
@@ -32,6 +33,7 @@ LOOK_S = 0.02
 
 PROGRAM = "from bench.first_record import noted_pipeline\npipeline = noted_pipeline()\n"
 MARKS = "HEADGATE_BENCH_MARKS"
+PROCESSES = ("driver", "jvm", "workers")
 STEPS = ("program", "context", "submitted", "worker", "first_record")
 COMMAND = [sys.executable, "-P", "-m", "headgate.cli.__main__"]
 
@@ -54,6 +56,7 @@ def run(options: Options) -> Result:
         figures[f"{kind}_s_median"] = median([one["total"] for one in measured])
         figures[f"{kind}_s_max"] = max(one["total"] for one in measured)
         figures[f"{kind}_cpu_s_median"] = median([one["cpu"] for one in measured])
+        figures[f"{kind}_cpu_s_of"] = {one: median([start[f"cpu_{one}"] for start in measured]) for one in PROCESSES}
         figures[f"{kind}_steps_s_median"] = {step: median([one[step] for one in measured]) for step in STEPS}
     targets = {f"{kind}_s_median": at_most(FIRST_RECORD_S_MAX) for kind in found}
     return Result({**figures, "starts": found}, targets)
@@ -82,13 +85,25 @@ def _start(place: Path, environment: dict[str, str]) -> dict[str, float]:
     process = subprocess.Popen(command, cwd=place, env={**environment, MARKS: str(marks)})
     try:
         times = _wait(process, marks)
-        cpu_s = cpu_seconds_of_tree(process.pid)
+        cpu_s = _cpu_seconds_of(process.pid)
     finally:
         _end(process)
     steps, before_s = {}, begun_s
     for step in STEPS:
         steps[step], before_s = times[step] - before_s, times[step]
-    return {"total": times[STEPS[-1]] - begun_s, "cpu": cpu_s} | steps
+    by_process = {f"cpu_{one}": cpu_s[one] for one in PROCESSES}
+    return {"total": times[STEPS[-1]] - begun_s, "cpu": sum(cpu_s.values())} | by_process | steps
+
+
+def _cpu_seconds_of(pid: int) -> dict[str, float]:
+    """Return the processor time of the driver, the JVM, and the process from which workers are forked with those."""
+    found = dict.fromkeys(PROCESSES, 0.0)
+    for process in [driver := psutil.Process(pid), *driver.children(recursive=True)]:
+        with suppress(psutil.Error):  # it ended
+            is_jvm, times = process.name() == "java", process.cpu_times()
+            kind = "driver" if process.pid == pid else "jvm" if is_jvm else "workers"
+            found[kind] += times.user + times.system
+    return found
 
 
 def _wait(process: subprocess.Popen[bytes], marks: Path) -> dict[str, float]:

@@ -49,7 +49,8 @@ def copied(store: str, target: str, events: int, in_process: int) -> dict[str, f
     """Copy the stream, which has so many events; return the rates."""
     with TemporaryDirectory(prefix="headgate-bench-") as directory:
         checkpointing = hg.Checkpointing(interval=INTERVAL, dir=str(Path(directory) / "c"))
-        p = hg.Pipeline("store-copy", parallelism=in_process or PARALLELISM, checkpointing=checkpointing)
+        name = f"store-{target.rpartition('/')[2]}"  # each copy is another pipeline's output
+        p = hg.Pipeline(name, parallelism=in_process or PARALLELISM, checkpointing=checkpointing)
         p.source(hg.StreamSource(STREAM, store, follow=False), name=SOURCE).sink(hg.StreamSink(target, store))
         if not in_process:
             return flow(p.definition(), events)

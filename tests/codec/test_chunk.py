@@ -8,7 +8,7 @@ import xxhash
 from headgate.codec.chunk import ALIGNMENT, Footer, Part, PartEntry, decode_footer, encode_chunk, verify_part
 from headgate.errors import CorruptionError
 
-PARTS = [Part(0, 2, b"first part"), Part(3, 1, b"x" * ALIGNMENT)]
+PARTS = [Part(0, 2, (b"first", b" part")), Part(3, 1, (b"x" * ALIGNMENT,))]
 GOLDEN_DIGEST = "54bcc23024797796"
 
 
@@ -30,7 +30,7 @@ def test_footer_and_parts_come_back() -> None:
     for part, entry in zip(PARTS, encoded.entries, strict=True):
         assert entry.offset % ALIGNMENT == 0
         payload = data[entry.offset : entry.offset + entry.size_bytes]
-        assert payload == part.payload
+        assert payload == b"".join(part.payload)
         verify_part("f", entry, payload)
 
 

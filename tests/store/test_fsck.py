@@ -377,7 +377,7 @@ def test_no_file_is_removed_where_something_is_damaged(whole: tuple[Path, Events
 def test_a_part_that_would_crash_its_readers_is_damage(payload: bytes | pa.Buffer) -> None:
     """Its checksum is right: who may append may write any bytes."""
     storage = MemoryStorage("chunks")
-    chunk = encode_chunk(1, [Part(0, BATCH.num_rows, payload)])
+    chunk = encode_chunk(1, [Part(0, BATCH.num_rows, (payload,))])
     storage.put("1/w/a.chunk", chunk.buffers)
     with pytest.raises(CorruptionError, match=r"1/w/a\.chunk is damaged at byte 64: expected events of"):
         read_part(storage, StoredPart(0, "1/w/a.chunk", chunk.entries[0]), BATCH.schema)

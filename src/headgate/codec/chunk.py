@@ -61,11 +61,11 @@ class Footer(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part to be written: one serialised record batch."""
+    """A part to be written: one serialised record batch, in as many buffers as it comes in."""
 
     segment: int
     events_count: int
-    payload: Buffer
+    payload: tuple[Buffer, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +83,16 @@ def encode_chunk(stream_id: int, parts: Sequence[Part]) -> EncodedChunk:
     offset = ALIGNMENT
     entries: list[PartEntry] = []
     for part in parts:
-        size = len(memoryview(part.payload).cast("B"))
+        views = [memoryview(buffer).cast("B") for buffer in part.payload]
+        size = sum(map(len, views))
         assert 0 < size <= PART_BYTES_MAX, "a part has bytes, within its bound"
         assert part.events_count > 0, "a part has events"
-        checksum = xxhash.xxh3_64_intdigest(part.payload)
-        entries.append(PartEntry(part.segment, part.events_count, offset, size, checksum))
+        checksum = xxhash.xxh3_64()
+        for view in views:
+            checksum.update(view)
+        entries.append(PartEntry(part.segment, part.events_count, offset, size, checksum.intdigest()))
         padding = bytes(-size % ALIGNMENT)
-        buffers += [part.payload, padding] if padding else [part.payload]
+        buffers += [*part.payload, padding] if padding else part.payload
         offset += size + len(padding)
     footer = msgspec.msgpack.encode(Footer(stream_id, tuple(entries)))
     trailer = _TRAILER.pack(len(footer), xxhash.xxh3_64_intdigest(footer), END_MAGIC)

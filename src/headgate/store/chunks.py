@@ -19,6 +19,7 @@ import xxhash
 
 from headgate.codec.arrow import read_batch
 from headgate.codec.chunk import PART_BYTES_MAX, EncodedChunk, Part, encode_chunk, verify_part
+from headgate.codec.frames import BatchEncoder
 from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.storage.base import NotFound, Storage
 from headgate.store.catalogue.records import ChunkRecord, StoredPart
@@ -157,6 +158,10 @@ class BatchChunk:
         return ChunkRecord(path, self.chunk.size_bytes, self.chunk.entries, self.schema_version)
 
 
+UNCOPIED_BYTES_MIN = 1 << 20
+"""A copy of fewer bytes costs less than preparing to do without."""
+
+
 def random_name() -> str:
     """Return a name that nothing has."""
     return secrets.token_hex(16)
@@ -192,10 +197,13 @@ def encode_batches(stream: StreamInfo, batches: Sequence[pa.RecordBatch], fallba
     lengths = [batch.num_rows for batch in batches]
     segments = tuple(segment.segment_id for segment in stream.segments)
     counts = np.zeros((len(batches), len(segments)), dtype=np.int64)
+    encoder = BatchEncoder(whole.schema) if whole.nbytes >= UNCOPIED_BYTES_MIN else None
     if stream.routing_key is None or len(segments) == 1:
         at = fallback % len(segments)
         counts[:, at] = lengths
-        return BatchChunk(encode_chunk(stream.stream_id, _parts(segments[at], whole)), counts, segments, version)
+        return BatchChunk(
+            encode_chunk(stream.stream_id, _parts(segments[at], whole, encoder)), counts, segments, version
+        )
     routes = _routes(stream, whole.column(stream.routing_key))
     at = 0
     for row, length in enumerate(lengths):
@@ -206,7 +214,7 @@ def encode_batches(stream: StreamInfo, batches: Sequence[pa.RecordBatch], fallba
     parts: list[Part] = []
     at = 0
     for segment, count in zip(segments, counts.sum(axis=0).tolist(), strict=True):
-        parts += _parts(segment, ordered.slice(at, count))
+        parts += _parts(segment, ordered.slice(at, count), encoder)
         at += count
     return BatchChunk(encode_chunk(stream.stream_id, parts), counts, segments, version)
 
@@ -263,13 +271,15 @@ def delete_quietly(storage: Storage, paths: Sequence[str]) -> None:
             return
 
 
-def _parts(segment: int, batch: pa.RecordBatch) -> list[Part]:
-    """Cut into serialised pieces that stay below the limits."""
+def _parts(segment: int, batch: pa.RecordBatch, encoder: BatchEncoder | None) -> list[Part]:
+    """Cut into serialised pieces that stay below the limits; with ``encoder`` they refer to the memory of ``batch``."""
     if batch.num_rows == 0:
         return []
     pieces = max(-(-batch.num_rows // PART_ROWS_MAX), -(-batch.nbytes // PART_BYTES_TARGET))
     if pieces > 1 and batch.num_rows > 1:
         rows = -(-batch.num_rows // pieces)
         rows = min(rows, batch.num_rows - 1)
-        return [part for at in range(0, batch.num_rows, rows) for part in _parts(segment, batch.slice(at, rows))]
-    return [Part(segment, batch.num_rows, batch.serialize())]
+        pieces_of = (batch.slice(at, rows) for at in range(0, batch.num_rows, rows))
+        return [part for piece in pieces_of for part in _parts(segment, piece, encoder)]
+    payload = [batch.serialize()] if encoder is None else encoder.encode(batch)
+    return [Part(segment, batch.num_rows, tuple(payload))]
