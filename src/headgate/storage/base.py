@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, TypeVar
@@ -86,9 +85,6 @@ class BasicStorage:
 
     is_afar = False
     """Objects are in this machine's memory, or on its disk."""
-
-    def draw_name(self, size_bytes: int) -> str:
-        return secrets.token_hex(size_bytes)
 
 
 class RequestStorage(BasicStorage):

@@ -98,6 +98,9 @@ class HdfsStorage(RequestStorage):
             )
         self._client = self._opened()
 
+    def draw_name(self, size_bytes: int) -> str:
+        return secrets.token_hex(size_bytes)
+
     def put(self, path: str, parts: Iterable[Bytes]) -> None:
         """Write an object durably, replacing what was there. After an error either content may be there."""
         with self._errors("put", path), self._written(self._at(path), parts) as temp:

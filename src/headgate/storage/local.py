@@ -90,6 +90,9 @@ class LocalStorage(BasicStorage):
         """The directory."""
         return str(self._root)
 
+    def draw_name(self, size_bytes: int) -> str:
+        return secrets.token_hex(size_bytes)
+
     def local_path(self, path: str) -> Path:
         """Return the file of an object; for memory-mapping what is complete."""
         return self._root / checked_path(path)

@@ -5,6 +5,7 @@ Counterpart: ``storage.Storage``. Never survives the process and is never seen b
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections.abc import Sequence
 
@@ -39,6 +40,9 @@ class MemoryStorage(BasicStorage):
     def url(self) -> str:
         """``memory://name``."""
         return f"memory://{self._name}"
+
+    def draw_name(self, size_bytes: int) -> str:
+        return secrets.token_hex(size_bytes)
 
     def put(self, path: str, parts: Sequence[Bytes]) -> None:
         """Write an object, replacing what was there."""

@@ -108,6 +108,9 @@ class ObjectStorage(RequestStorage):
                 said = "name the storage account in AZURE_STORAGE_ACCOUNT_NAME"
             raise UsageError(f"storage URL {url} is not usable: {said}") from error
 
+    def draw_name(self, size_bytes: int) -> str:
+        return secrets.token_hex(size_bytes)
+
     def put(self, path: str, parts: Sequence[Bytes]) -> None:
         """Write an object durably, replacing what was there, in one request."""
         with self._errors("put", path, is_there=True):
