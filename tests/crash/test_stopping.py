@@ -127,13 +127,14 @@ def has_sigterm(status: str, name: str) -> bool:
     return bool(int(mask, 16) >> (signal.SIGTERM - 1) & 1)
 
 
-def test_sigterm_to_every_process_of_a_service_stops_with_a_last_checkpoint(tmp_path: Path) -> None:
+def test_sigterm_to_every_process_of_a_service_stops_with_a_last_checkpoint(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     program = tmp_path / "program.py"
     program.write_text(SERVICE)
     command = [sys.executable, "-u", "-m", "headgate.cli.__main__", "run", str(program), "--json"]
     command += ["--", str(tmp_path / "checkpoints")]
-    temporary = tmp_path / "tmp"
-    temporary.mkdir()
+    temporary = tmp_path_factory.mktemp("t")  # short: sockets are in it
     children: list[Child] = []
     try:
         for is_killed in (True, False):

@@ -7,6 +7,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from headgate.spark.early_daemon import ADDRESS, MODULE, OF_WORKERS, EarlyDaemon
+from headgate.spark.early_daemon import ADDRESS, MODULE, OF_WORKERS, SOCKET_BYTES_MAX, EarlyDaemon
 
 EARLY = """
 import os, sys
@@ -74,6 +75,16 @@ def test_an_early_one_that_is_not_needed_ends_with_the_process_that_began_it(
     assert said(early) == [f"False None {[address]}"]
     assert said(begin(OF_SPARK, **{ADDRESS: address})) == ["False"]
     assert said(begin(OF_SPARK, **{ADDRESS: ""})) == ["False"]
+
+
+def test_none_is_begun_where_the_path_of_its_socket_is_too_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / ("d" * (SOCKET_BYTES_MAX - len(str(tmp_path))))
+    place.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    assert EarlyDaemon.begin(os.environ, "early-") is None
+    assert list(place.iterdir()) == []
 
 
 @pytest.mark.long

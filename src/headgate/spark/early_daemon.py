@@ -16,12 +16,16 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 ADDRESS = "HEADGATE_EARLY_DAEMON"
 """The environment variable that names the socket of the early one to the one that Spark begins."""
+
+SOCKET_BYTES_MAX = 107
+"""Of the path of a socket, on Linux."""
 
 MODULE = "headgate.spark.python_daemon"
 OF_WORKERS = {"POLARS_MAX_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "YES"}
@@ -57,6 +61,15 @@ class EarlyDaemon:
             env={**environment, **OF_WORKERS, _SEED: seed, ADDRESS: ""},
             preexec_fn=_leave_ctrl_c,
         )
+
+    @classmethod
+    def begin(cls, environment: Mapping[str, str], prefix: str) -> EarlyDaemon | None:
+        """Begin one in a new temporary directory; None: with such a ``TMPDIR`` the path of a socket is too long."""
+        place = Path(tempfile.mkdtemp(prefix=prefix))
+        if len(os.fsencode(place / "socket")) > SOCKET_BYTES_MAX:
+            place.rmdir()
+            return None
+        return cls(environment, place)
 
     def end(self, wait_s: float = 0) -> None:
         """End it. Where Spark has it, it ends with Spark: let it end its workers in ``wait_s``."""

@@ -260,7 +260,8 @@ class JvmProcess:
         environment = {**launch.environment, "SPARK_CONNECT_MODE": "0"}
         self.daemon: EarlyDaemon | None = None
         if launch.has_early_daemon:
-            self.daemon = EarlyDaemon(environment, Path(tempfile.mkdtemp(prefix=PLACE)))
+            self.daemon = EarlyDaemon.begin(environment, PLACE)
+        if self.daemon is not None:
             environment[ADDRESS] = self.daemon.address
         environment["_PYSPARK_DRIVER_CONN_INFO_PATH"] = str(self._address_file)
         self.words, sink = os.pipe()
