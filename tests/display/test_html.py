@@ -31,7 +31,7 @@ class Untouchable(Source):
     """A source that must be neither opened nor asked for more than its columns."""
 
     def schema(self) -> pa.Schema:
-        return pa.schema({ODD.replace("\ud800", ""): pa.int64(), "ts": pa.timestamp("us")})
+        return pa.schema({ODD.replace("\ud800", "").replace("\x00", ""): pa.int64(), "ts": pa.timestamp("us")})
 
     def identity(self) -> str:
         return "untouchable"

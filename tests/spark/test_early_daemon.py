@@ -63,7 +63,7 @@ def test_the_early_one_becomes_what_spark_begins(early: subprocess.Popen[str], a
 def test_an_early_one_with_other_settings_of_libraries_is_left_alone(
     early: subprocess.Popen[str], address: str, name: str
 ) -> None:
-    assert said(begin(OF_SPARK, **{ADDRESS: address, name: "7"})) == ["False"]
+    assert said(begin(OF_SPARK, **{ADDRESS: address, name: "77"})) == ["False"]
     told = said(begin(OF_SPARK, **{ADDRESS: address}))
     assert told == ["True None []", "True"], "the next one that fits has it"
     assert said(early) == []
@@ -92,7 +92,8 @@ def test_workers_are_forked_by_the_early_one(address: str) -> None:
     daemon = EarlyDaemon(OURS, Path(address).absolute().parent)
     given: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     command = [sys.executable, "-m", MODULE, "pyspark.worker"]
-    of_spark = {**OURS, **OF_WORKERS, ADDRESS: daemon.address}
+    seed = {name: OURS[name] for name in ["PYTHONHASHSEED"] if name in OURS}  # one that is set stays
+    of_spark = {**OURS, **OF_WORKERS, **seed, ADDRESS: daemon.address}
     with subprocess.Popen(command, env=of_spark, **given) as process:
         assert process.stdin is not None
         assert process.stdout is not None

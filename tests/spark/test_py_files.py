@@ -7,7 +7,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import pytest
 
@@ -70,14 +70,14 @@ def test_modules_go_to_a_cluster_and_named_files_go_anywhere(
     module.__file__ = str(tmp_path / "prices_of_a_test.py")
     monkeypatch.setitem(sys.modules, "prices_of_a_test", module)
     context = Context(master, tmp_path)
-    send_modules(SimpleNamespace(sparkContext=context), Submission(py_files=("/x/more.py",), directory=str(tmp_path)))
+    send_modules(context, Submission(py_files=("/x/more.py",), directory=str(tmp_path)))
     assert context.added[0] == "/x/more.py"
     assert [zipfile.ZipFile(file).namelist() for file in context.added[1:]] == [["prices_of_a_test.py"]] * goes
 
 
 def test_a_program_without_modules_of_its_own_sends_nothing(tmp_path: Path) -> None:
     context = Context("yarn", tmp_path)
-    send_modules(SimpleNamespace(sparkContext=context), Submission(directory=str(tmp_path)))
+    send_modules(context, Submission(directory=str(tmp_path)))
     assert context.added == []
 
 
