@@ -123,12 +123,16 @@ class Topics:
         consumer.close()
         return rows
 
-    def undecided(self) -> list[str]:
+    def transactions(self) -> dict[str, str]:
+        """Return the state of each transaction by its id."""
         client = KafkaClient([self.broker.address])
         found = client.list_transactions("headgate:")
         client.close()
+        return {one.transactional_id: one.transaction_state for one in found}
+
+    def undecided(self) -> list[str]:
         decided = ("Empty", "CompleteCommit", "CompleteAbort")
-        return [one.transactional_id for one in found if one.transaction_state not in decided]
+        return [name for name, state in self.transactions().items() if state not in decided]
 
     def counted(self) -> list[dict[str, Any]]:
         """Return what is in ``in``, with the number of each record among those of its key."""
@@ -143,7 +147,8 @@ class Topics:
         """Every record was counted once for its key, in its order, and no transaction is open."""
         until(lambda: not self.undecided(), "the end of all transactions")
         found = in_order(self.committed(topic))
-        assert found == in_order(self.counted()), f"{topic} has records up to {self.ends(topic)}"
+        said = f"{topic} has records up to {self.ends(topic)}; transactions: {self.transactions()}"
+        assert found == in_order(self.counted()), said
 
     def ends(self, topic: str) -> dict[str, list[int]]:
         """Return where a topic ends, for all and for readers of committed records, which an open transaction stops."""
