@@ -146,6 +146,38 @@ def test_each_subtask_opens_and_closes_its_own_copy(verb: str, fails_at: int | N
     assert calls["failed"] == lives - 1
 
 
+class Candle(hg.ProcessFunction):
+    """Has a state called as the method, as prices of a day are."""
+
+    schema: Any = {"k": pa.int64(), "close": pa.int64()}
+
+    def open(self, state: hg.StateHandle) -> None:
+        self.close = state.value("close", pa.int64())  # type: ignore[method-assign, assignment]
+
+    def process(self, row: dict[str, Any], context: hg.ProcessContext) -> Any:
+        self.close.put(row["n"])  # type: ignore[attr-defined]
+        yield {"k": row["k"], "close": self.close.get()}  # type: ignore[attr-defined]
+
+
+class Prices:
+    """Has values that are called as the methods."""
+
+    def __init__(self) -> None:
+        self.open, self.close = 1, 2
+
+    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+        return {"k": row["k"], "close": row["close"] + self.close}
+
+
+def test_values_called_open_and_close_are_no_methods(tmp_path: Path) -> None:
+    pipeline = hg.Pipeline("p")
+    stream = pipeline.source(hg.FromRows(ROWS, schema=RECORDS)).key_by("k").process(Candle())
+    sink = Collect(tmp_path)
+    stream.map(Prices()).sink(sink)
+    run(pipeline)
+    assert sorted(row["close"] for row in sink.rows()) == [number + 2 for number in range(40)]
+
+
 class Unreachable:
     def open(self) -> None:
         raise ConnectionError("nothing listens at port 1")

@@ -125,6 +125,8 @@ def check_life_cycle(verb: str, function: object) -> None:
     Raises:
         UsageError: ``open`` or ``close`` takes arguments, or there is an ``on_timer``, which would never be called.
     """
+    from headgate.operators.user_functions import own_method
+
     kind = type(function)
     if callable(getattr(kind, "on_timer", None)):
         raise UsageError(
@@ -132,7 +134,7 @@ def check_life_cycle(verb: str, function: object) -> None:
             "give the method another name if it is for your own use"
         )
     for name in ("open", "close"):
-        method = getattr(function, name, None) if callable(getattr(kind, name, None)) else None
+        method = own_method(function, name)
         if method is None:
             continue
         if inspect.iscoroutinefunction(method):

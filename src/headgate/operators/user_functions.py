@@ -204,9 +204,15 @@ def copied(node: str, function: Any) -> Any:
         raise unsendable_error(node, function, copy.deepcopy, error) from None
 
 
+def own_method(function: object, name: str) -> Callable[[], None] | None:
+    """Return the method ``name`` of the class of ``function``; None: it has none, or has a value of that name."""
+    is_method = callable(getattr(type(function), name, None)) and name not in getattr(function, "__dict__", {})
+    return getattr(function, name) if is_method else None
+
+
 def has_life_cycle(function: object) -> bool:
     """Whether ``function`` is an object with ``open()`` or ``close()``, which each subtask calls once."""
-    return any(callable(getattr(type(function), name, None)) for name in ("open", "close"))
+    return any(own_method(function, name) is not None for name in ("open", "close"))
 
 
 def is_of_one_subtask(function: object) -> bool:
@@ -228,8 +234,10 @@ class FunctionOperator(Operator):
         """
         self.user_object = function
         bind_counters(function, self.context.metrics)
+        opens = own_method(function, "open")
         try:
-            getattr(function, "open", lambda: None)()
+            if opens is not None:
+                opens()
         except Exception as error:
             raise UserFunctionError(self.context.node, "open()", user_traceback(error)) from None
         self._function_is_open()
@@ -242,8 +250,9 @@ class FunctionOperator(Operator):
     def close(self) -> None:
         """See ``Operator``. A function that did not open is not closed."""
         super().close()
-        if self._is_function_open:
-            getattr(self.user_object, "close", lambda: None)()
+        closes = own_method(self.user_object, "close") if self._is_function_open else None
+        if closes is not None:
+            closes()
 
 
 def shortened(value: object) -> str:

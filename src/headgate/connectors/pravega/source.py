@@ -94,7 +94,7 @@ class Pravega(Source):
                 checkpoint needs them. Reading never begins from there.
             noted_time: the writers of the stream note event time, as ``PravegaSink`` and ``noteTime`` of Pravega's
                 client do. The watermark of a segment is that time, whatever its records say, and none before the first
-                time that was noted. It is behind by about ten seconds, the interval at which Pravega looks.
+                time that was noted. Pravega makes it known every ten seconds or so, so it lags by that.
             security: TLS and login, if Pravega demands them.
 
         Raises:

@@ -1,8 +1,8 @@
 """Event time in a stream of Pravega: the marks that it makes of what writers note.
 
-Writers note times (``Controller.note_time``). Every few seconds the controller appends a mark to a stream of its own
-beside the stream: the earliest of these times, and a cut behind all that was written until then. Format:
-``io.pravega.shared.watermarks`` of Pravega 0.13. Source: PV12, PV13 of docs/spec/connectors.md.
+Writers note times (``Controller.note_time``). Every few seconds the controller appends a mark to an internal stream,
+``_MARK`` and the name of the stream: the lowest of these times, and a stream cut after all that was written by then.
+Format: ``io.pravega.shared.watermarks`` of Pravega 0.13. Source: PV12, PV13 of docs/spec/connectors.md.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from headgate.operators.keys import check_keys
 from headgate.operators.process.broadcast_state import BroadcastSide
 from headgate.operators.process.side_outputs import side_schemas
 from headgate.operators.schemas import SchemaLike, as_schema
-from headgate.operators.user_functions import UserFunctionError, copied, user_traceback
+from headgate.operators.user_functions import UserFunctionError, copied, own_method, user_traceback
 from headgate.state.backend import RESERVED_PREFIX
 from headgate.state.descriptors import (
     NO_EVOLUTION,
@@ -257,8 +257,10 @@ def learned_states(node: str, function: Any, states: Declarations[Any, Any, Any]
     own = copied(node, function)
     bind_counters(own, OperatorMetrics())
     found = declare_states(node, own, states)
+    closes = own_method(own, "close")  # none if a state is kept under that name
     try:
-        own.close()
+        if closes is not None:
+            closes()
     except Exception as error:
         raise UserFunctionError(node, "close()", user_traceback(error)) from None
     return found
