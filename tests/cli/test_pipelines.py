@@ -162,6 +162,16 @@ def test_where_a_pipeline_of_that_name_runs_is_said(tmp_path: Path) -> None:
         assert CliRunner().invoke(cli.app, ["stop", "p", "--dir", str(place)]).exit_code == 0
 
 
+def test_the_place_that_was_named_is_not_proposed(tmp_path: Path) -> None:
+    lock = PipelineLock.acquire(str(tmp_path), "p", "a program")  # which takes no signals
+    (tmp_path / "p" / "log").mkdir()
+    remember_pipeline("p", str(tmp_path))
+    result = CliRunner().invoke(cli.app, ["stop", "p", "--dir", str(tmp_path)])
+    assert isinstance(result.exception, UsageError)
+    assert str(result.exception).endswith("call stop() or stop(drain=True) of its handle there")
+    lock.release(Ending.STOPPED, 5, "")
+
+
 def test_a_lock_that_may_not_be_read_is_not_taken_for_a_pipeline_that_does_not_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

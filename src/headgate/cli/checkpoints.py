@@ -131,7 +131,8 @@ def running_pipeline(directory: str, pipeline: str) -> RunningPipeline:
     try:
         return RunningPipeline.find(root, pipeline)
     except UsageError as error:
-        places = [place for name, place in remembered_pipelines() if name == pipeline and _runs(place, name)]
+        others = [place for name, place in remembered_pipelines() if name == pipeline and place != root]
+        places = [place for place in others if _runs(place, pipeline)]
         if not places:
             raise
         raise UsageError(f"{error.message}. A pipeline '{pipeline}' runs with --dir {shlex.quote(places[0])}") from None
