@@ -239,6 +239,56 @@ QUERIES: dict[str, tuple[str, str | None]] = {
         f"SELECT auction, window_start {TUMBLE} auction, window_start, window_end",
         f"SELECT DISTINCT auction, {BUCKET} FROM bids",
     ),
+    "in a subquery": (
+        "SELECT id, price FROM bids WHERE price IN (SELECT price FROM bids WHERE flag) AND id > 5",
+        None,
+    ),
+    "in a correlated subquery of tuples": (
+        "SELECT id FROM bids AS b WHERE (auction, price) IN (SELECT auction, price FROM bids AS c WHERE c.text = "
+        "b.text AND c.flag)",
+        None,
+    ),
+    "in a table that changes": (
+        "SELECT id FROM bids WHERE auction IN (SELECT auction FROM bids GROUP BY auction HAVING COUNT(*) > 57)",
+        None,
+    ),
+    "not in": (
+        "SELECT id FROM bids WHERE price IS NOT NULL AND price NOT IN (SELECT id FROM bids WHERE id > 7) AND id IN "
+        "(SELECT price FROM bids WHERE price IN (SELECT id FROM bids WHERE NOT flag))",
+        None,
+    ),
+    "not in a table that changes": (
+        "SELECT id FROM bids WHERE auction <> 9 AND NOT (auction IN (SELECT auction FROM bids GROUP BY auction HAVING "
+        "COUNT(*) > 57))",
+        None,
+    ),
+    "not in nothing": (
+        "SELECT id FROM bids WHERE id < 9 AND id NOT IN (SELECT id FROM bids WHERE id < 0)",
+        None,
+    ),
+    "exists": (
+        "SELECT b.id FROM bids AS b WHERE EXISTS (SELECT 1 FROM bids AS c WHERE c.auction * 40 = b.id AND c.flag)",
+        None,
+    ),
+    "not exists": (
+        "SELECT id FROM bids WHERE NOT EXISTS (SELECT * FROM (SELECT price AS p, flag AS f FROM bids WHERE id % 3 = 0) "
+        "AS s WHERE p = price AND f = flag)",
+        None,
+    ),
+    "exists near in time": (
+        "SELECT b.id FROM bids AS b WHERE EXISTS (SELECT 1 FROM bids AS c WHERE c.auction = b.auction AND c.ts BETWEEN "
+        "b.ts AND b.ts + INTERVAL '2' SECOND AND c.price > 500)",
+        None,
+    ),
+    "not exists near in time": (
+        "SELECT id FROM bids AS b WHERE NOT EXISTS (SELECT 1 FROM bids AS c WHERE c.auction = b.auction AND c.ts >= "
+        "b.ts + INTERVAL '1' SECOND AND c.ts < b.ts + INTERVAL '9' SECOND)",
+        None,
+    ),
+    "count of rows in a subquery": (
+        "SELECT auction, COUNT(*) AS n FROM bids WHERE id IN (SELECT price FROM bids) GROUP BY auction",
+        None,
+    ),
     "no group": (
         "SELECT id, window_end FROM TABLE(TUMBLE(TABLE bids, DESCRIPTOR(ts), INTERVAL '10' SECOND)) WHERE price > 500",
         f"SELECT id, {BUCKET} + INTERVAL '10' SECOND FROM bids WHERE price > 500",
@@ -328,7 +378,23 @@ def test_a_join_near_in_time_has_event_time_and_another_one_has_none() -> None:
         ("SELECT id, id FROM bids", "two result columns are called 'id'; give one another name with AS"),
         ("SELECT id FROM bids UNION SELECT id FROM bids", "UNION without ALL is not there yet; write UNION ALL"),
         ("SELECT id FROM bids WHERE COUNT(*) > 1", "WHERE cannot have an aggregate; use HAVING"),
-        ("SELECT id FROM bids WHERE id IN (SELECT 1)", "a subquery in an expression is not there yet"),
+        ("SELECT id FROM bids WHERE flag OR id IN (SELECT 1)", "a subquery in an expression is not there yet"),
+        ("SELECT id FROM bids WHERE id IN (SELECT id, price FROM bids)", "IN compares 1 values with 2 columns"),
+        ("SELECT id FROM bids WHERE price NOT IN (SELECT id FROM bids WHERE id > 0)",
+         "NOT IN with values that may be null is not there yet; write WHERE price IS NOT NULL beside it, or use NOT"),
+        ("SELECT id FROM bids WHERE id > 0 AND id NOT IN (SELECT price FROM bids WHERE flag)",
+         "may be null is not there yet; write WHERE price IS NOT NULL in the subquery, or use NOT EXISTS"),
+        ("SELECT id FROM bids WHERE id > 0 AND id NOT IN (SELECT price + 1 AS p FROM bids WHERE price > 0)",
+         "may be null is not there yet; use NOT EXISTS"),
+        ("SELECT id FROM bids WHERE EXISTS (SELECT 1 FROM bids AS c WHERE c.id > 3)", "names no column of the one"),
+        ("SELECT id FROM bids AS b WHERE EXISTS (SELECT 1 FROM bids AS c WHERE c.id > b.id)", "without equal columns"),
+        ("SELECT id FROM bids AS b WHERE EXISTS (SELECT 1 FROM bids AS c WHERE c.id = b.id AND c.price > b.price)",
+         "EXISTS with a condition that is no equality is not there yet"),
+        ("SELECT id FROM bids AS b WHERE EXISTS (SELECT COUNT(*) FROM bids AS c WHERE c.id = b.id)",
+         "an aggregate in a subquery that names a column of the query around it is not there yet"),
+        ("SELECT id FROM bids AS b WHERE EXISTS (SELECT 1 FROM bids AS c WHERE c.id = d.id)", "no column 'd.id'"),
+        ("SELECT auction, COUNT(*) AS n FROM TABLE(HOP(TABLE bids, DESCRIPTOR(ts), INTERVAL '1' HOUR, INTERVAL '2' "
+         "HOUR)) WHERE id IN (SELECT price FROM bids) GROUP BY auction, window_start, window_end", "of overlapping"),
         ("SELECT SOUNDEX(text) FROM bids", "the function SOUNDEX is not there yet; use with_columns"),
         ("SELECT MEDIAN(price) AS m FROM TABLE(TUMBLE(TABLE bids, DESCRIPTOR(ts), INTERVAL '1' HOUR)) GROUP BY "
          "window_start", "the aggregate MEDIAN is not there yet"),

@@ -1,0 +1,174 @@
+"""GROUP BY and aggregates of a SELECT: keys, the window, and what is computed of each group. Nothing runs here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+import polars as pl
+
+from headgate.api.sql.expressions import Aggregates, Scalars, exp
+from headgate.api.sql.relations import (
+    END,
+    START,
+    WINDOWS,
+    Bounds,
+    Relation,
+    check_time,
+    fixed_windows,
+    selected,
+    window_of,
+)
+from headgate.api.sql.values import unsupported
+from headgate.api.streams.stream import Stream
+from headgate.api.streams.windowed_stream import Window
+from headgate.errors import UsageError
+from headgate.operators.changes import OP
+
+if TYPE_CHECKING:
+    from sqlglot.expressions import Expression
+
+_KEY, _RESULT, _TIME = "__key_{}", "__result_{}", "__time"
+
+
+class SelectLike(Protocol):
+    """What a grouping needs of its SELECT: see ``Select``."""
+
+    tree: Expression
+    relation_in: Relation
+
+    @property
+    def retractions(self) -> bool: ...
+
+    def resolved(self, tree: Expression) -> Expression: ...
+
+    def made(
+        self,
+        stream: Stream,
+        outputs: list[tuple[str, Expression]],
+        translate: Callable[[Expression], pl.Expr],
+        bounds: Bounds | None,
+    ) -> Relation: ...
+
+
+class Grouping:
+    """A SELECT with GROUP BY or aggregates: keys, the window, and what is computed of each group."""
+
+    def __init__(self, select: SelectLike, outputs: list[tuple[str, Expression]]) -> None:
+        self._select, self._outputs = select, outputs
+        self._relation = select.relation_in
+        self._window: Window | None = None
+        self._again: Bounds | None = None
+        self._names: dict[Expression, str] = {}
+        self._keys: dict[str, Expression] = {}
+
+    def relation(self) -> Relation:
+        tree = self._select.tree
+        group = tree.args.get("group")
+        for node in group.expressions if group is not None else ():
+            self._add_key(self._at(node))
+        for clause in ("rollup", "cube", "grouping_sets", "all", "totals"):
+            if group is not None and group.args.get(clause):
+                raise unsupported(f"GROUP BY {clause.upper().replace('_', ' ')}", "write one query for each grouping")
+        having = tree.args.get("having")
+        condition = None if having is None else self._select.resolved(having.this)
+        aggregates = self._aggregates(condition)
+        wanted = aggregates.expressions or {_RESULT.format(0): pl.len()}
+        if not self._keys:
+            self._keys[_KEY.format(0)] = exp().Literal.number(0)
+        scalar = Scalars(self._relation.stream.schema)
+        inputs = {name: scalar(node) for name, node in self._keys.items()}
+        used = dict.fromkeys(name for found in wanted.values() for name in found.meta.root_names())
+        inputs |= {name: pl.col(name) for name in used}
+        named = [found.alias(name) for name, found in wanted.items()]
+        if self._window is None:
+            keyed = selected(self._relation.stream, inputs).key_by(*self._keys)
+            return self._result(keyed.agg(*named, retractions=self._needs_retractions()), aggregates, condition)
+        time = self._relation.stream._time_column
+        if self._again is not None:
+            inputs[_TIME] = self._again.last_moment()
+        elif time is not None:
+            inputs[time] = pl.col(time)
+        stream = selected(self._relation.stream, inputs)
+        stream._time_column = time if self._again is None else _TIME
+        results = stream.key_by(*self._keys).window(self._window).agg(*named)
+        fixed = fixed_windows(self._window) if self._again is None else self._again.windows
+        if self._again is not None and fixed is not None and fixed.is_sliding:
+            results = results.with_columns((pl.col(END) - pl.duration(milliseconds=fixed.size_ms)).alias(START))
+        return self._result(results, aggregates, condition, Bounds(START, END, fixed))
+
+    def _needs_retractions(self) -> bool:
+        """Whether the changes of a running aggregate must say what was before: for others, or without the keys."""
+        kept = {self._names.get(node) for _, node in self._outputs}
+        return self._select.retractions or not set(self._keys) <= kept
+
+    def _aggregates(self, condition: Expression | None) -> Aggregates:
+        found = Aggregates(_RESULT, self._relation.stream.schema)
+        for node in [node for _, node in self._outputs] + ([] if condition is None else [condition]):
+            found.add_all(node)
+        return found
+
+    def _result(
+        self, results: Stream, aggregates: Aggregates, condition: Expression | None, bounds: Bounds | None = None
+    ) -> Relation:
+        translate = Scalars(results.schema, self._value(aggregates))
+        if condition is not None:
+            results = results.filter(translate.condition(condition))
+        return self._select.made(results, self._outputs, translate, bounds)
+
+    def _value(self, aggregates: Aggregates) -> Callable[[Expression], pl.Expr | None]:
+        """Return what gives the column of a key, a bound or an aggregate, and refuses any other column."""
+
+        def value(node: Expression) -> pl.Expr | None:
+            name = self._names.get(node)
+            if name is not None:
+                return pl.col(name)
+            kind, _, bound = (node.name.upper() if isinstance(node, exp().Anonymous) else "").partition("_")
+            if kind in WINDOWS and bound in ("START", "END"):
+                return pl.col(START if bound == "START" else END)
+            found = aggregates.result(node)
+            if found is None and isinstance(node, exp().Column):
+                raise UsageError(f"sql: column '{node.name}' is neither in GROUP BY nor in an aggregate")
+            return found
+
+        return value
+
+    def _at(self, node: Expression) -> Expression:
+        """Return a key; a number is the place of a result column, and a name may be that of one."""
+        if isinstance(node, exp().Literal) and not node.is_string:
+            place = int(node.name) if node.name.isdecimal() else 0
+            if not 1 <= place <= len(self._outputs):
+                raise UsageError(f"sql: GROUP BY {node.name}, but there are {len(self._outputs)} result columns")
+            return self._outputs[place - 1][1]
+        if isinstance(node, exp().Column) and not node.table:
+            known = {column.name.lower() for column in self._relation.columns}
+            named = dict(self._outputs)
+            if node.name.lower() not in known and node.name in named:
+                return named[node.name]
+        return self._select.resolved(node)
+
+    def _add_key(self, node: Expression) -> None:
+        kind = node.name.upper() if isinstance(node, exp().Anonymous) else ""
+        bounds = self._relation.bounds
+        if kind in WINDOWS:
+            time, *lengths = node.expressions
+            if not isinstance(time, exp().Column):
+                raise UsageError(f"sql: write {kind}(ts, INTERVAL '10' SECOND)")
+            check_time(self._relation, time.name, kind)
+            self._set_window(window_of(kind, lengths))
+        elif bounds is not None and isinstance(node, exp().Column) and node.name in (bounds.start, bounds.end):
+            if self._relation.window is None:
+                self._again = bounds
+            self._set_window(bounds.again() if self._relation.window is None else self._relation.window)
+            self._names[node] = START if node.name == bounds.start else END
+        elif node not in self._names:
+            own = node.name in (START, END, OP) or node.name.startswith("__")
+            is_named = isinstance(node, exp().Column) and not own
+            name = node.name if is_named else _KEY.format(len(self._keys))
+            self._names[node] = name
+            self._keys[name] = node
+
+    def _set_window(self, window: Window) -> None:
+        if self._window is not None and self._window != window:
+            raise UsageError("sql: GROUP BY has two windows; group in two queries, one inside the other")
+        self._window = window
