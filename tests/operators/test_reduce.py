@@ -1,7 +1,12 @@
 from __future__ import annotations
 
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
+from zoneinfo import ZoneInfo
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -185,3 +190,50 @@ def test_composite_keys_and_an_unknown_key() -> None:
     assert pairs(run) == [("a", 1), ("a", 2), ("a", 1)]
     with pytest.raises(UsageError, match="no column 'x'"):
         ReduceSpec(("x",), add, SCHEMA).output_schema(SCHEMA, "sums")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "given", "kept"),
+    [
+        (pa.int64(), float(2**60), 2**60),
+        (pa.int64(), Fraction(4, 1), 4),
+        (pa.int64(), Decimal("4.00"), 4),
+        (pa.float64(), 3, 3.0),
+        (pa.float32(), 0.1, float(np.float32(0.1))),
+        (pa.large_binary(), bytearray(b"x"), b"x"),
+        (pa.decimal128(9, 3), Decimal(7), Decimal("7.000")),
+        (pa.decimal128(9, 3), np.int64(7), Decimal("7.000")),
+        (pa.date32(), np.datetime64("2026-02"), date(2026, 2, 1)),
+        (pa.timestamp("us"), datetime(2026, 2, 1, 5, tzinfo=timezone(timedelta(hours=5))), datetime(2026, 2, 1)),
+        (pa.timestamp("us", "UTC"), datetime(2026, 2, 1), datetime(2026, 2, 1, tzinfo=ZoneInfo("UTC"))),
+        (
+            pa.timestamp("us", "UTC"),
+            np.datetime64("2026-02-01T00:00", "s"),
+            datetime(2026, 2, 1, tzinfo=ZoneInfo("UTC")),
+        ),
+        (pa.timestamp("us"), np.datetime64("NaT"), None),
+        (pa.duration("us"), np.timedelta64(3, "h"), timedelta(hours=3)),
+        (pa.large_list(pa.int64()), range(2), [0, 1]),
+        (pa.large_list(pa.float64()), (1, None), [1.0, None]),
+        (pa.struct({"a": pa.int64(), "b": pa.float64()}), {"b": 1}, {"a": None, "b": 1.0}),
+    ],
+)
+def test_a_function_gets_what_was_emitted_whether_or_not_there_was_a_restore(
+    dtype: pa.DataType, given: object, kept: object
+) -> None:
+    schema = pa.schema([("key", pa.int64()), ("value", dtype), ("seen", pa.large_string())])
+
+    def function(accumulator: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
+        value = accumulator["value"]
+        return {"key": 1, "value": given if row["seen"] else value, "seen": f"{type(value).__name__} {value!r}"}
+
+    spec = ReduceSpec(("key",), function, schema)
+    rows = pa.RecordBatch.from_pylist([{"key": 1}, {"key": 1, "seen": "given"}, {"key": 1}], schema=schema)
+    run = Harness(spec)
+    run.send(rows)
+    run.send(rows.slice(2))
+    restored = Harness(spec, [encoded(run.operator, run.context)])
+    restored.send(rows.slice(2))
+    assert [row["seen"] for row in [*run.out.rows()[2:], *restored.out.rows()]] == [
+        f"{type(kept).__name__} {kept!r}"
+    ] * 3

@@ -32,6 +32,7 @@ VALUES: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
         TIMES | st.datetimes(datetime(2, 1, 1), datetime(9998, 1, 1), timezones=st.timezones()),
     ),
     (pa.date32(), st.dates()),
+    (pa.decimal128(5, 2), st.decimals(-999, 999, places=2) | st.decimals(-999, 999, places=1) | st.integers(-9, 9)),
     (pa.duration("us"), st.timedeltas(timedelta(days=-9_999), timedelta(days=9_999))),
     (
         NESTED,

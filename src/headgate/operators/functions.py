@@ -53,6 +53,7 @@ from headgate.operators.user_functions import (
 )
 from headgate.state.backend import Record, RecordBackend
 from headgate.state.descriptors import NO_EVOLUTION, Evolution, Section
+from headgate.state.row_values import RecordConversion
 
 Row: TypeAlias = dict[str, Any]
 
@@ -350,6 +351,7 @@ class ReduceOperator(FunctionOperator, KeyedOperator):
         self._names: list[str] = spec.schema.names
         self._nested: list[str] = [field.name for field in spec.schema if pa.types.is_nested(field.type)]
         self._writer = RowWriter(spec.schema)
+        self._kept = RecordConversion(spec.schema.types)
         self._key_of_row: Callable[[Row], Any] = itemgetter(*spec.keys)
         self._key_of_values: Callable[[Record], Any] = itemgetter(*(self._names.index(k) for k in spec.keys))
 
@@ -388,7 +390,7 @@ class ReduceOperator(FunctionOperator, KeyedOperator):
         keys = list(map(self._key_of_row, rows))
         accumulators = self._backend.load(dict.fromkeys(keys))
         function, names, nested, count = self._function, self._names, self._nested, len(self._names)
-        values_of, key_of_values = self._writer.values, self._key_of_values
+        values_of, key_of_values, kept = self._writer.values, self._key_of_values, self._kept
         results: list[Record] = []
         for key, row in zip(keys, rows):  # noqa: B905 (strict costs 10 %)
             before = accumulators.get(key)
@@ -409,6 +411,7 @@ class ReduceOperator(FunctionOperator, KeyedOperator):
                 if not after or key_of_values(after) != key or (is_checked and self._writer.problem(result)):
                     refused.append(self._refusal(result))
                     continue
+                after = kept(after, before)
             accumulators[key] = after
             results.append(after)
         return accumulators, results

@@ -10,6 +10,7 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
+from decimal import Decimal
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -65,6 +66,50 @@ def mismatch(value: object, error: Exception) -> str:
     return f"{described(value)} ({error})"
 
 
+class RecordConversion:
+    """Makes of the values of a record what a restore would return of them, so that nothing depends on restarts."""
+
+    def __init__(self, types: Sequence[pa.DataType]) -> None:
+        self._exact = [_exact_type(dtype) for dtype in types]
+        self._kept = [_kept(dtype) for dtype in types]
+        self._columns: dict[tuple[type, ...], tuple[int, ...]] = {}
+        """Those that have to be converted, by the types of all values."""
+
+    def __call__(self, values: tuple[Any, ...], before: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return ``values`` as they are kept; ``before`` were kept, and a value that is one of them is.
+
+        Raises:
+            ValueError, TypeError, OverflowError: one does not fit.
+        """
+        types = tuple(map(type, values))
+        columns = self._columns.get(types)
+        if columns is None:
+            columns = self._columns[types] = tuple(
+                column
+                for column, (found, exact) in enumerate(zip(types, self._exact, strict=True))
+                if found is not exact and found is not type(None)
+            )
+        if not columns:
+            return values
+        kept = list(values)
+        for column in columns:
+            if kept[column] is not before[column]:
+                kept[column] = self._kept[column](kept[column])
+        return tuple(kept)
+
+
+def _kept(dtype: pa.DataType) -> Callable[[Any], Any]:
+    made = conversion(dtype)
+
+    def kept(value: Any) -> Any:
+        try:
+            return made.loaded(made.store(value))
+        except (ValueError, TypeError, OverflowError):  # a null, or what only whole columns may have
+            return python_values(exact_array([value], dtype))[0]
+
+    return kept
+
+
 def _scalar_store(dtype: pa.DataType) -> Callable[[Any], Any]:
     """Return a check that lets exact Python types pass quickly and leaves all others to Arrow."""
 
@@ -88,6 +133,9 @@ def _scalar_store(dtype: pa.DataType) -> Callable[[Any], Any]:
     if pa.types.is_timestamp(dtype):
         to_plain = _plain_local_time if dtype.tz is None else _plain_moment
         return lambda value: by_arrow(value) if (plain := to_plain(value)) is None else plain
+    if pa.types.is_decimal(dtype):
+        precision, scale = dtype.precision, dtype.scale
+        return lambda value: value if _is_plain_decimal(value, precision, scale) else by_arrow(value)
     exact = _exact_type(dtype)
     return by_arrow if exact is None else (lambda value: value if type(value) is exact else by_arrow(value))
 
@@ -106,9 +154,24 @@ def _plain_moment(value: Any) -> datetime | None:
     return value.replace(tzinfo=_ZONE) if value.tzinfo is None or value.tzinfo is UTC else None
 
 
+def _is_plain_decimal(value: Any, precision: int, scale: int) -> bool:
+    """Whether a decimal is kept as it is: it has the digits of its column, and is no negative zero."""
+    if type(value) is not Decimal:
+        return False
+    is_negative, digits, exponent = value.as_tuple()
+    return exponent == -scale and len(digits) <= precision and not (is_negative and digits == (0,))
+
+
 def _exact_type(dtype: pa.DataType) -> type | None:
+    """Return the type that all values have, if those of it are kept as they are wherever they fit."""
     if pa.types.is_boolean(dtype):
         return bool
+    if pa.types.is_integer(dtype):
+        return int
+    if pa.types.is_float64(dtype):
+        return float
+    if pa.types.is_large_string(dtype):
+        return str
     if pa.types.is_large_binary(dtype):
         return bytes
     return date if pa.types.is_date32(dtype) else None
