@@ -51,6 +51,8 @@ def arguments(example: str, tmp_path: Path) -> list[str]:
         with Store.open(str(tmp_path / "store")) as store:
             store.create_stream("app/logs", TEXT_SCHEMA)
         return ["--store", str(tmp_path / "store")]
+    if example == "sql_sink.py":
+        return [f"sqlite:///{tmp_path}/shop.db"]
     return []
 
 

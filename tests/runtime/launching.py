@@ -325,6 +325,7 @@ def _warm_up() -> None:
     import headgate.runtime.worker.worker
     import headgate.testing.connectors  # noqa: F401
 
+    "localhost".encode("idna")  # an encoding that each worker would import
     pa.array([0])  # imports pandas, where it is installed: half a second for each worker otherwise
 
 
