@@ -22,7 +22,7 @@ from crash.results import assert_equal
 from headgate.connectors.files.file_committer import read_committed
 
 RATE = 2_000
-TIMES = int(os.environ.get("HEADGATE_TEST_TIMES", "3"))
+TIMES = int(os.environ.get("HEADGATE_TEST_TIMES", "2"))
 """How often each test kills."""
 
 MINUTES = float(os.environ.get("HEADGATE_TEST_MINUTES", "0"))
@@ -88,7 +88,7 @@ class Place:
     def run(self, *options: str, kill_at: str = "") -> Process:
         """Start the command with ``options``; each in a session of its own, and killed at ``kill_at`` once for all."""
         given = [str(self.root), str(self.rows), str(RATE), self.checkpoints]
-        command = [sys.executable, "-u", "-m", "headgate.cli.app", "run", "--json", *options]
+        command = [sys.executable, "-u", "-m", "headgate.cli.__main__", "run", "--json", *options]
         command += ["--", str(self.program), *given]
         env = {} if self._with_spark else without_spark()
         if kill_at:

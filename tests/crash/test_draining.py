@@ -17,7 +17,7 @@ import polars as pl
 import pytest
 
 from crash.pipelines import generated, recounted
-from crash.processes import STARTED_S, Child, Life, environment, kill
+from crash.processes import STARTED_S, Child, Life, environment, kill, without_spark
 from crash.results import assert_clean, assert_equal, read_rows
 from crash.standing import SPARK_IN_DEEP
 from crash.test_stopping import PROGRAM, checkpoints, command_line
@@ -95,7 +95,6 @@ def headgate(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=STARTED_S, check=False)
 
 
-@pytest.mark.spark
 def test_a_pipeline_of_another_terminal_is_stopped_restored_and_drained(spec: Spec, tmp_path: Path) -> None:
     """Each by its command, and a checkpoint is taken by one."""
     what = spec("standard", rows=ROWS, gate=str(tmp_path / "never"))
@@ -106,7 +105,7 @@ def test_a_pipeline_of_another_terminal_is_stopped_restored_and_drained(spec: Sp
 
     def start(*options: str) -> Child:
         *command, dashes, arguments = command_line(program, what)
-        children.append(Child([*command, *options, dashes, arguments], tmp_path / "driver"))
+        children.append(Child([*command, *options, dashes, arguments], tmp_path / "driver", without_spark()))
         return children[-1]
 
     def ends(child: Child, outcome: str, *options: str) -> None:

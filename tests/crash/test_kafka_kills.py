@@ -224,6 +224,7 @@ POINTS = {"before-manifest": 2, "after-manifest": 2, "in-recover": 1, "in-commit
 """Where each start is killed, and when it passes there for which time. There is one commit for certain."""
 
 
+@pytest.mark.deep  # as the kit for sinks kills it, and tests/crash/test_driver_kills.py drivers
 @pytest.mark.parametrize("with_spark", SPARK_IN_DEEP)
 def test_nothing_is_lost_or_doubled_wherever_in_a_commit_the_driver_is_killed(
     spec: Spec, launch: Launch, tmp_path: Path, topics: Topics, with_spark: bool

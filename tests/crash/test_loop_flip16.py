@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.conftest import few
 
 from crash.loop_kills import TIMES, kill_and_finish
 from crash.loop_results import assert_flip16
@@ -21,9 +20,10 @@ ROWS = 1_000 * (TIMES + 2)
 RATE = 700
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("parallelism", "repartitioned"),
-    few([(2, True), (2, False), (1, False)], 1),
+    [(2, True), (2, False), (1, False)],
     ids=["p2-repartitioned", "p2", "p1"],
 )
 def test_two_n_minus_n_is_n_whatever_is_killed(

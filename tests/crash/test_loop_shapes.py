@@ -40,7 +40,7 @@ RATE = 300
 CREDIT_OF_ONE_BATCH = {"credit_bytes": 1_024, "loop_memory_bytes": 64 << 10}
 
 
-@pytest.mark.parametrize("shape", ["nested", "side_by_side", "outside"])
+@pytest.mark.parametrize("shape", few(["side_by_side", "nested", "outside"], 1))
 def test_a_shape_loses_and_doubles_nothing_whatever_is_killed(
     spec: Spec, run: Run, tmp_path: Path, dice: random.Random, told: Told, shape: str
 ) -> None:
@@ -53,6 +53,7 @@ def test_a_shape_loses_and_doubles_nothing_whatever_is_killed(
         assert_trips(tmp_path, ROWS, name, is_nested=shape == "nested", has_short=shape == "outside")
 
 
+@pytest.mark.deep  # tests/runtime/runs makes ten of one, in a long queue
 def test_a_loop_that_makes_a_thousand_of_one_with_credits_of_one_batch(
     spec: Spec, run: Run, tmp_path: Path, dice: random.Random, told: Told
 ) -> None:
@@ -68,9 +69,10 @@ PARALLELISMS = [1, 2, 1, 3, 1, 5, 2, 3, 2, 5, 3, 5, 1] if TIMES > 3 else [2, 5, 
 """The long form moves from each of 1, 2, 3 and 5 to each other one."""
 
 
+@pytest.mark.deep
 @pytest.mark.early
 @pytest.mark.xdist_group("wide")
-@pytest.mark.parametrize("pipeline", few(["nested", "flip16", "trips"], 1))
+@pytest.mark.parametrize("pipeline", ["nested", "flip16", "trips"])
 def test_a_loop_stopped_with_records_under_way_goes_on_at_another_parallelism(
     spec: Spec, run_wide: Run, tmp_path: Path, dice: random.Random, pipeline: str
 ) -> None:
@@ -96,6 +98,7 @@ def test_a_loop_stopped_with_records_under_way_goes_on_at_another_parallelism(
         assert_trips(tmp_path, rows, is_nested=pipeline == "nested")
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("number", range(-(-TIMES // 10)))
 def test_a_drained_loop_brings_everything_out_that_was_read(
     spec: Spec, run: Run, tmp_path: Path, dice: random.Random, told: Told, number: int
@@ -116,7 +119,8 @@ def test_a_drained_loop_brings_everything_out_that_was_read(
     assert_drained(tmp_path, 4)
 
 
-@pytest.mark.parametrize("deletes", few([True, False], 1), ids=["insertions-and-deletions", "insertions"])
+@pytest.mark.deep
+@pytest.mark.parametrize("deletes", [True, False], ids=["insertions-and-deletions", "insertions"])
 def test_what_is_reached_is_what_a_search_finds_whatever_is_killed(
     spec: Callable[..., dict[str, Any]],
     run: Callable[[dict[str, Any]], Life],
@@ -137,7 +141,7 @@ COPIES = 20 * (TIMES + 2)
 GRAPHS = [("example-undirected", COPIES, 0), ("example-directed", COPIES, COPIES)]
 
 
-@pytest.mark.parametrize("algorithm", ["components", "paths"])
+@pytest.mark.parametrize("algorithm", few(["paths", "components"], 1))
 def test_every_copy_of_the_graphs_has_its_result_whatever_is_killed(
     spec: Callable[..., dict[str, Any]],
     run: Callable[[dict[str, Any]], Life],

@@ -64,9 +64,6 @@ def test_a_user_stops_changes_and_restores(place: Callable[..., Place]) -> None:
     again = here.run(*options)
     again.wait("the note", lambda e: e["event"] == "note" and "was restored before" in e["text"])
     again.checkpoint()
-    again.kill()
-    again = here.run(*options)
-    again.checkpoint()
     assert stop(here, "second").returncode == 0, tale(here.processes)
     assert again.exit_code(STARTED_S) == 0, tale(here.processes)
 
@@ -91,32 +88,10 @@ def test_a_user_stops_changes_and_restores(place: Callable[..., Place]) -> None:
 
 
 @pytest.mark.parametrize("with_spark", SPARK_IN_DEEP)
-def test_a_supervisor_repeats_a_named_start_and_goes_on(
-    place: Callable[..., Place], with_spark: bool
-) -> None:  # SV24, SV25, KR2
-    here = place(with_spark)
-    options = options_of_a_named_start(here)
-    kept = here.run("--supervised", "--restart", "fixed-delay:delay=50ms", *options)
-    for restarts in range(2):
-        kept.checkpoint()
-        kept.wait("restarts in the progress", lambda e, n=restarts: e["event"] == "progress" and e["restarts"] == n)
-        kill(kept.driver().pid)
-        kept.wait("a restart", lambda e: e["event"] == "driver-restart")
-        kept.wait("the note", lambda e: e["event"] == "note" and "was restored before" in e["text"])
-        kept.cursor = len(kept.events)
-    kept.checkpoint()
-    here.hurry()
-    assert kept.exit_code(STARTED_S) == 0, tale(here.processes)
-    (result,) = [event for event in kept.events if event["event"] == "result"]
-    assert result["restarts"] == 2
-    here.assert_exactly_once()
-
-
-@pytest.mark.parametrize("with_spark", SPARK_IN_DEEP)
 @pytest.mark.early
 def test_a_standby_takes_over_a_named_start_and_goes_on(
     place: Callable[..., Place], with_spark: bool
-) -> None:  # SV24, SV25, SB8
+) -> None:  # SV24, SV25, KR2, SB8
     here = place(with_spark)
     options = options_of_a_named_start(here)
     first = here.run(*options)

@@ -62,6 +62,7 @@ def test_own_sinks_have_every_record_once_whenever_the_driver_is_killed(
     assert_exactly_once(tmp_path)
 
 
+@pytest.mark.deep  # as the kit for sinks kills them, and tests/crash/test_driver_kills.py drivers
 @pytest.mark.parametrize("with_spark", SPARK_IN_DEEP)
 @pytest.mark.early
 def test_own_sinks_have_every_record_once_wherever_in_a_commit_the_driver_is_killed(

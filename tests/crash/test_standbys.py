@@ -107,7 +107,7 @@ def test_a_standby_takes_over_when_the_driver_is_killed(
     assert_clean(tmp_path)
 
 
-@pytest.mark.parametrize(("is_object_store", "with_spark"), ways(spark_on=None))
+@pytest.mark.parametrize(("is_object_store", "with_spark"), ways(spark_on=None, only="directory"))
 def test_a_frozen_driver_that_wakes_after_the_takeover_ends_and_changes_nothing(
     place: Callable[..., Place],
     with_spark: bool,

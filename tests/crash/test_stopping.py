@@ -29,7 +29,7 @@ pipeline = BUILDERS[spec["pipeline"]](spec)
 
 def command_line(program: Path, spec: dict[str, Any]) -> list[str]:
     """The command that a user would type."""
-    return [sys.executable, "-u", "-m", "headgate.cli.app", "run", str(program), "--json", "--", json.dumps(spec)]
+    return [sys.executable, "-u", "-m", "headgate.cli.__main__", "run", str(program), "--json", "--", json.dumps(spec)]
 
 
 def checkpoints(child: Child, count: int) -> None:

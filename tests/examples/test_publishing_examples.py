@@ -98,6 +98,7 @@ def test_every_message_is_received_once_and_acknowledged_whoever_is_killed(
     assert sorted(read_committed(str(received))["number"].to_list()) == list(range(1, 601))
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("name", "owner", "method", "broken", "test"),
     [

@@ -16,7 +16,7 @@ from headgate.nexmark.events import Kind, Nexmark
 from headgate.nexmark.queries import QUERIES, Tables, query
 from headgate.testing import Collect, run
 
-EVENTS, TPS = 30_000, 500
+EVENTS, TPS = 15_000, 500
 source = partial(Nexmark, events=EVENTS, tps=TPS, batch_rows=4_096)
 
 FORMS = [*QUERIES, *(f"{name}-sql" for name in QUERIES)]

@@ -143,7 +143,7 @@ def assert_same(found: Rows, expected: pl.DataFrame, schema: pa.Schema, by: list
     assert_frame_equal(frame_of(found, schema).sort(by), expected.sort(by), rel_tol=1e-9, check_column_order=False)
 
 
-SEEDS = range(20 if IS_DEEP else 2)
+SEEDS = range(20 if IS_DEEP else 1)
 BACKENDS = ("memory", IN_FILES)
 backends = pytest.mark.parametrize("backend", BACKENDS)
 

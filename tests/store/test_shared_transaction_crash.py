@@ -50,17 +50,17 @@ print("committed", flush=True)
 sys.stdin.readline()
 """
 
-WRITERS = [f"w{number}" for number in range(5)]
+WRITERS = [f"w{number}" for number in range(3)]
 COUNT = 30
 
 
 @pytest.mark.crash
 @pytest.mark.parametrize("seed", few(range(2), 1))
-def test_five_writers_share_a_transaction_that_is_committed_once_whoever_is_killed(store: Store, seed: int) -> None:
+def test_writers_share_a_transaction_that_is_committed_once_whoever_is_killed(store: Store, seed: int) -> None:
     rng = random.Random(seed)
     transaction = store.begin_shared(STREAM)
     running = {name: start(WRITER, store.root, transaction.id, name, COUNT) for name in WRITERS}
-    for name in rng.sample(WRITERS, 4):
+    for name in rng.sample(WRITERS, 2):
         told = lines_of(running[name], rng.randint(1, 6))
         told += kill(running[name])
         durable = max([int(line) for line in told if line.isdecimal()], default=0)
@@ -81,9 +81,9 @@ def test_five_writers_share_a_transaction_that_is_committed_once_whoever_is_kill
     found = drain(store)
     for name in WRITERS:
         assert [v for s in found for k, v in s if k == name] == list(range(1, COUNT + 1))
-    assert sorted(v for s in found for k, v in s if k == "all") == sorted([*range(1, COUNT + 1)] * 5)
+    assert sorted(v for s in found for k, v in s if k == "all") == sorted([*range(1, COUNT + 1)] * len(WRITERS))
     info = again.status()
-    assert (info.status, info.events_count) == (Status.COMMITTED, 2 * 5 * COUNT)
+    assert (info.status, info.events_count) == (Status.COMMITTED, 2 * len(WRITERS) * COUNT)
     assert {who.sequence for who in info.participants} == {COUNT}
     assert [p for p in store.fsck() if not p.is_harmless] == []
 

@@ -53,7 +53,7 @@ ROWS = rows()
 
 
 def bids(pipeline: hg.Pipeline) -> hg.Stream:
-    source = hg.FromRows(ROWS, splits=2, batch_rows=37)
+    source = hg.FromRows(ROWS, splits=2, batch_rows=100)
     return pipeline.source(source, name="bids").with_timestamps("ts", out_of_orderness="5s")
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 import pytest
-from tests.conftest import IS_DEEP
 from tests.servers.hdfs import HdfsCluster
 from tests.servers.objects import BUCKET, ObjectServer, object_server
 from tests.servers.proxy import Wire
@@ -24,6 +23,7 @@ from headgate.model.manifest import Committable
 from headgate.protocol.checkpoints.commit import CommitPermit
 from headgate.storage.urls import open_storage
 from headgate.testing import Target, check_sink
+from headgate.testing.sinks.scenarios import KillPoint, check_kill
 
 SCHEMA = pa.schema([("n", pa.int64())])
 SUBTASKS = 20
@@ -60,25 +60,25 @@ def target(url: str, file_format: Any) -> Target:
     )
 
 
-def survive(root: str, *rescales: tuple[int, int]) -> None:
-    left_out = check_sink(
-        lambda: target(f"{root}/kit-{secrets.token_hex(8)}/deep", "jsonl"),
-        rescales=rescales,
-        overlaps=[2],
-        rows=[3],
-    )
-    assert not [sentence for sentence in left_out if "lost" in sentence]
+def fresh(root: str) -> Target:
+    return target(f"{root}/kit-{secrets.token_hex(8)}/deep", "jsonl")
 
 
 @pytest.mark.long
-def test_the_sink_survives_every_kill_point_in_an_object_store(objects: ObjectServer) -> None:
-    survive(f"s3://{BUCKET}", *([(1, 2), (2, 1)] if IS_DEEP else [(2, 1)]))
+@pytest.mark.parametrize("point", KillPoint)
+def test_the_sink_survives_every_kill_point_in_an_object_store(objects: ObjectServer, point: KillPoint) -> None:
+    check_kill(fresh(f"s3://{BUCKET}"), point, 2, 1, 2, 3)
+
+
+@pytest.mark.deep
+def test_the_sink_passes_the_kit_in_an_object_store(objects: ObjectServer) -> None:
+    check_sink(lambda: fresh(f"s3://{BUCKET}"), rescales=[(1, 2), (2, 1)], overlaps=[2], rows=[3])
 
 
 @pytest.mark.deep
 @pytest.mark.xdist_group("hdfs")
-def test_the_sink_survives_every_kill_point_in_hdfs(hdfs: HdfsCluster) -> None:
-    survive(hdfs.url, (2, 1))
+def test_the_sink_passes_the_kit_in_hdfs(hdfs: HdfsCluster) -> None:
+    check_sink(lambda: fresh(hdfs.url), rescales=[(2, 1)], overlaps=[2], rows=[3])
 
 
 def sealed(sink: FileSink, subtask: int, *numbers: int) -> Committable:

@@ -104,7 +104,7 @@ def test_nothing_is_lost_or_doubled_when_the_server_is_killed_with_the_pipeline(
     server: PostgresServer, commit: Literal["ledger", "prepared"]
 ) -> None:
     targets = Targets(server, commit, is_killed=True)
-    points = KillPoint if IS_DEEP or commit == "ledger" else (KillPoint.PREPARED_ALL, KillPoint.COMMITTED_SOME)
+    points = KillPoint if IS_DEEP else (KillPoint.PREPARED_ALL, KillPoint.COMMITTED_SOME)
     try:
         for point in points:
             check_kill(targets.fresh(), point, 2, 1, 1, 3)

@@ -12,6 +12,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
+from tests.conftest import few
 from tests.runtime.running import definition_of, pipeline_at
 from tests.runtime.runs.test_results import events, generator, same
 from tests.runtime.runs.test_unaligned import KilledAt
@@ -61,7 +62,7 @@ def told(root: Path, parallelism: int, timeout: Any) -> PipelineDefinition:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("timeout", [None, 0])
+@pytest.mark.parametrize("timeout", few([None, 0], 1))
 def test_killed_workers_tell_every_rule_once_and_alike(start: Start, tmp_path: Path, timeout: Any) -> None:
     points = (("before-snapshot", 9), ("in-restore", 3), ("after-snapshot-before-ack", 4), ("in-put", 12))
     killed = KilledAt(tmp_path, points)

@@ -51,15 +51,15 @@ def test_workers_killed_one_after_the_other_lose_and_repeat_nothing(
     dice = random.Random(stage_attempts)
     source = generator(4_000, 4_000, batch=50)
     run = start(definition_of(windowed(tmp_path, source)), stage_attempts=stage_attempts)
-    for kill in range(3):
+    for kill in range(2):
         if dice.random() < 0.7:
             run.wait_checkpoints(dice.randint(1, 3))
         run.kill(dice.randrange(2))
         run.wait_restarts(kill + 1)
     result = run.result()
     assert result.is_finished
-    assert result.restarts == 3
-    assert run.launcher.submissions == (1 if stage_attempts == 4 else 4)
+    assert result.restarts == 2
+    assert run.launcher.submissions == (1 if stage_attempts == 4 else 3)
     same(read_committed(str(tmp_path / "out")), recounted(source))
 
 
@@ -126,7 +126,7 @@ def windows_of_the_newest(root: Path) -> Path:
     return root / "checkpoints" / "p" / files[-1]
 
 
-@pytest.mark.parametrize("damage", ["flipped", "missing"])
+@pytest.mark.parametrize("damage", few(["flipped", "missing"], 1))
 def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(
     start: Start, tmp_path: Path, damage: str
 ) -> None:

@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from tests.conftest import few
 from tests.runtime.runs.test_object_stores import WAIT_S, Watching, numbers_at, pipeline
 from tests.servers.hdfs import HdfsCluster, hdfs_pair
 from tests.servers.postgres import postgres_server
@@ -19,7 +20,7 @@ from headgate.store.store import Store
 pytestmark = pytest.mark.xdist_group("hdfs")
 
 
-@pytest.mark.parametrize("server", ["name_node", "data_node"])
+@pytest.mark.parametrize("server", few(["name_node", "data_node"], 1))
 def test_a_pipeline_goes_on_after_a_server_of_hdfs_was_killed(hdfs: HdfsCluster, server: str) -> None:
     place, watching = f"{hdfs.url}/killed {server}", Watching()
     with testing.running(pipeline(place, 2, 5_000), observer=watching) as run:

@@ -60,7 +60,7 @@ def same(found: pl.DataFrame, expected: pl.DataFrame) -> None:
     assert found.select(columns).sort(columns).rows() == expected.sort(columns).rows()
 
 
-@pytest.mark.parametrize("parallelism", few([1, 2, 3], 2))
+@pytest.mark.parametrize("parallelism", few([3, 1, 2], 1))
 def test_every_record_goes_round_as_often_as_it_says(start: Start, tmp_path: Path, parallelism: int) -> None:
     pipeline = pipeline_at(tmp_path, parallelism=parallelism)
     out = entering(pipeline, numbers(5_000)).iterate(countdown)
@@ -76,7 +76,7 @@ def test_a_loop_survives_kills_with_records_under_way(start: Start, tmp_path: Pa
     out = entering(pipeline, numbers(4_000, 4_000)).iterate(countdown)
     out.sink(hg.FileSink(tmp_path / "out", "parquet"), name="out")
     run = start(definition_of(pipeline))
-    for kill in range(3):
+    for kill in range(2):
         run.wait_checkpoints(2)
         run.kill(kill % 2)
         run.wait_restarts(kill + 1)

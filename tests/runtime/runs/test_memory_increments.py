@@ -10,6 +10,7 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 from pyspark import cloudpickle
+from tests.conftest import IS_DEEP
 from tests.runtime.running import definition_of, pipeline_at
 from tests.runtime.runs.test_results import generator
 from tests.runtime.runs.test_rocksdb_increments import PADS, check, has_shared, manifests, random_bytes
@@ -68,7 +69,7 @@ def shares_again(root: Path) -> bool:
 def test_chunks_are_shared_exactly_once_over_kills_rescaling_and_another_backend(start: Start, tmp_path: Path) -> None:
     source = replace(generator(6_000, splits=None), rows_per_second=300)
     run = start(padded(tmp_path, source, 2))
-    for restarts in (1, 2):
+    for restarts in (1, 2) if IS_DEEP else (1,):
         run.wait(lambda: has_shared(tmp_path), "a checkpoint that refers to chunks of an earlier one")
         run.kill(restarts % 2)
         run.wait_restarts(restarts)
@@ -80,10 +81,6 @@ def test_chunks_are_shared_exactly_once_over_kills_rescaling_and_another_backend
     root = tmp_path / "checkpoints" / "p"
     there = {str(path.relative_to(root)) for path in root.glob("chk-*/*")}
     assert needed == there, "nothing that is needed is gone, nothing else stays"
-    run = start(padded(tmp_path, source, 3))
-    run.wait_checkpoints(2)
-    run.driver.stop()
-    assert not run.result().is_finished
     run = start(padded(tmp_path, source, 3, RocksState(32 << 20, str(tmp_path / "local"))))
     run.wait_checkpoints(1)
     run.driver.stop()

@@ -53,7 +53,7 @@ def check_files(root: Path) -> None:
 @pytest.mark.early
 def test_a_pipeline_dies_between_any_two_files_that_it_removes(tmp_path: Path) -> None:  # KP31, SF4, SF8
     shared = 0
-    for count in (1, 2, 3, 5, 9, 14, 22) if IS_DEEP else (1, 5):
+    for count in (1, 2, 3, 5, 9, 14, 22) if IS_DEEP else (5,):
         marker = tmp_path / f"killed-{count}"
         assert started(tmp_path, f"in-removal:{count}:{marker}") == -signal.SIGKILL, (
             f"it did not die at removal {count}"

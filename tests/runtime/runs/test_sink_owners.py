@@ -149,7 +149,7 @@ def test_a_start_over_is_refused_before_anything_is_written(
         assert (place.count(), place.prepared()) == (ROWS, 0)
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", few(TARGETS, 2))
 def test_a_start_over_is_refused_whatever_the_sink_is_called_now(
     start: Callable[..., Run], tmp_path: Path, target: Callable[[Path], Any]
 ) -> None:  # as derived names become others when a sink is added before
@@ -166,7 +166,7 @@ def test_a_start_over_is_refused_whatever_the_sink_is_called_now(
     assert (place.count(), place.prepared()) == (2 * ROWS, 0)
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", few(TARGETS, 2))
 def test_a_target_that_was_made_to_forget_takes_the_next_life_and_keeps_what_it_holds(
     start: Callable[..., Run], tmp_path: Path, target: Callable[[Path], Any]
 ) -> None:  # LV4
@@ -182,7 +182,7 @@ def test_a_target_that_was_made_to_forget_takes_the_next_life_and_keeps_what_it_
     assert place.prepared() == 0
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", few(TARGETS, 2))
 def test_an_older_copy_of_the_checkpoints_is_refused_however_often_it_is_tried(
     start: Callable[..., Run], tmp_path: Path, target: Callable[[Path], Any]
 ) -> None:  # LV6

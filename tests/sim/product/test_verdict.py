@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.conftest import IS_DEEP
 
 from headgate.codec.json_files import encode_log_entry
 from headgate.connectors.files.publish_log import StagedFile, encode_files
@@ -164,7 +165,8 @@ def test_what_a_process_still_has_is_a_leak(leak: Callable[..., None]) -> None:
     assert len(list(verdict.of_process(process, *around))) == 1
 
 
-STATE_READER_SMOKE = (2, 3, 5, 8, 9)
+STATE_READER_SMOKE = [(9, Run), (1, SavepointRun), (2, SavepointRun), *((seed, Run) for seed in (5, 2, 3, 8))]
+"""Without ``IS_DEEP`` only until enough was read."""
 
 
 @pytest.fixture(autouse=True)
@@ -179,10 +181,14 @@ def read_states(seed: int, kind: type[Run] = Run) -> tuple[Violation | None, ver
 
 
 def test_somebody_reads_the_state_of_seeds() -> None:
-    found = [read_states(seed) for seed in STATE_READER_SMOKE] + [
-        read_states(seed, SavepointRun) for seed in range(1, 3)
-    ]
-    assert [str(violation) for violation, _ in found if violation] == []
-    assert sum(reader.states_count for _, reader in found) > 50
-    assert sum(reader.rows_count for _, reader in found) > 500
-    assert sum(reader.compared_count for _, reader in found) > 1
+    states = rows = compared = 0
+    for seed, kind in STATE_READER_SMOKE:
+        violation, reader = read_states(seed, kind)
+        assert violation is None, seed
+        states, rows = states + reader.states_count, rows + reader.rows_count
+        compared += reader.compared_count
+        if not IS_DEEP and states > 20 and rows > 200 and compared > 1:
+            break
+    assert states > 20
+    assert rows > 200
+    assert compared > 1

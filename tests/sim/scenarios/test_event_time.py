@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from tests.conftest import IS_DEEP
 from tests.mutants.harness import around, patched
 
 from headgate.operators.base import KeyedOperator
 from headgate.sim.product.workloads import Branches
 from headgate.sim.scenarios.event_time import WORKLOADS, EventTimeRun
 
-SMOKE = range(6)
+SMOKE = range(6) if IS_DEEP else (1, 7)
 
 
 def test_the_simulator_restores_what_has_event_time() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from tests.conftest import IS_DEEP
 from tests.mutants.harness import patched
 
 from headgate.operators.windows.window_trigger import TriggerOperator
 from headgate.sim.product.workloads import Branches
 from headgate.sim.scenarios.functions import WORKLOADS, FunctionRun
 
-SMOKE = (1, 2, 3, 4)
+SMOKE = range(1, 7) if IS_DEEP else (1, 2, 6)
 
 
 def test_the_simulator_runs_functions() -> None:
