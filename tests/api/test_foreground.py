@@ -78,7 +78,7 @@ class FakeHandle:
 
 
 def until_called(handle: FakeHandle, call: str) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while call not in handle.calls:
         assert time.monotonic() < deadline, f"nobody called {call}"
         time.sleep(0.001)

@@ -282,7 +282,7 @@ def silent_caller(port: MetricsPort, oldest: socket.socket | None) -> socket.soc
 
 def fetched_at_last(url: str) -> str:
     """Fetch ``url``, again while the call is refused as in ``silent_caller``."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while True:
         try:
             return fetched(url)

@@ -20,7 +20,7 @@ def test_limits_change_while_readings_flow(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     module = example("changing_rules")
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     with testing.running(module.p, parallelism=2, checkpoint_dir=tmp_path / "checkpoints") as handle:
         while not (found := _exceeded()).height or found["limit"].n_unique() < 2:
             assert handle.progress.state is not hg.PipelineState.FAILED

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import psutil
 from tests.runtime.holding import held
 from tests.runtime.launching import FINGERPRINT, LEAKED, ProcessLauncher, Zygote, is_server_port, kill
@@ -211,6 +212,20 @@ class Run:
 
     def _left(self) -> tuple[set[str], set[Any]]:
         return _threads() - self._before[0], _sockets() - self._before[1]
+
+
+def taken(handle: Any, is_enough: Callable[[], object] = lambda: True) -> None:
+    """Take checkpoints of a pipeline in this process, from when it runs until there is enough in one."""
+    deadline = time.monotonic() + WAIT_S
+    while handle.take_checkpoint().checkpoint is None or not is_enough():
+        assert time.monotonic() < deadline, "no checkpoint was completed that has it"
+        time.sleep(0.005)
+
+
+def in_flight(directory: Path, where: str) -> int:
+    """Return how many records are in flight in the newest checkpoint."""
+    states = hg.state_catalog(directory / "p").filter(pl.col("state").str.starts_with(f"in-flight/{where}"))
+    return int(states["rows"].sum())
 
 
 def _stop_process(pid: int) -> None:

@@ -347,7 +347,7 @@ def test_a_pipeline_reads_a_prefix_exactly_once_although_worker_and_server_are_k
         return sorted(rows["n"].to_list()) if len(rows) else []
 
     def await_written(count: int) -> None:
-        until = time.monotonic() + 120
+        until = time.monotonic() + 300
         while len(written()) < count:
             assert time.monotonic() < until
             time.sleep(0.05)

@@ -13,6 +13,7 @@ from typing import Any
 import polars as pl
 import pytest
 from tests.conftest import few
+from tests.runtime.running import WAIT_S, in_flight, taken
 
 import headgate as hg
 from headgate import testing
@@ -140,24 +141,15 @@ def stored(directory: Path, state: str = "rules") -> pl.DataFrame:
     return hg.read_state(directory / "p", "apply", state)
 
 
-def taken(handle: Any) -> None:
-    """Take a checkpoint, as soon as the pipeline runs."""
-    deadline = time.monotonic() + 60
-    while handle.take_checkpoint().checkpoint is None:
-        assert time.monotonic() < deadline, "no checkpoint was completed"
-        time.sleep(0.005)
-
-
 def stopped_with_rules(pipeline: hg.Pipeline, directory: Path, count: int = 3) -> None:
     """Run it until a checkpoint has rules in it; then cancel it."""
-    deadline = time.monotonic() + 60
+
+    def has_rules() -> bool:
+        names = hg.state_catalog(directory / "p").filter(pl.col("operator") == "apply")["state"]
+        return "rules" in names and stored(directory).height == count
+
     with testing.running(pipeline) as handle:
-        while True:
-            taken(handle)
-            names = hg.state_catalog(directory / "p").filter(pl.col("operator") == "apply")["state"]
-            if "rules" in names and stored(directory).height == count:
-                return
-            assert time.monotonic() < deadline, "no checkpoint had rules"
+        taken(handle, has_rules)
 
 
 PAIRS = [(before, after) for before in (1, 2, 3, 5, 8) for after in (1, 2, 3, 5, 8) if before != after]
@@ -213,17 +205,8 @@ def test_barriers_that_overtake_change_no_broadcast_state(tmp_path: Path, after:
     slow = Slow(tmp_path / "slow")
     (tmp_path / "slow").touch()
     before = connected([EVENTS[0], PAUSE], [*first[0], PAUSE], sink, slow, checkpointing=checkpointing, parallelism=3)
-    in_flight = 0
     with testing.running(before) as handle:
-        for _ in range(40):
-            taken(handle)
-            states = hg.state_catalog(directory / "p").filter(
-                pl.col("state").str.starts_with("in-flight/apply-broadcast")
-            )
-            in_flight = int(states["rows"].sum())
-            if in_flight:
-                break
-    assert in_flight, "nothing was in flight to the broadcast side"
+        taken(handle, lambda: in_flight(directory, "apply-broadcast"))
     with pytest.raises(hg.UsageError, match="broadcast state of operator 'apply' cannot be changed in a checkpoint"):
         hg.edit_savepoint(directory / "p", tmp_path / "edited").replace("apply", "rules", stored(directory)).write()
     (tmp_path / "slow").unlink()
@@ -282,7 +265,7 @@ def test_a_side_with_event_times_holds_timers_back(tmp_path: Path, is_timed: boo
     sink = Collect(tmp_path / "out")
     pipeline = hg.Pipeline("p", parallelism=2, checkpointing=hg.Checkpointing(interval="10ms"))
     made = timed(pipeline, is_timed=is_timed, rules=[[{"rule": 0, "value": latest}], PAUSE], sink=sink)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + WAIT_S
     with testing.running(made) as handle:
         if (is_timed, latest) == (True, 40):
             for _ in range(5):

@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 import pytest
 from tests.conftest import few
-from tests.runtime.runs.test_side_output_runs import taken
+from tests.runtime.running import taken
 
 import headgate as hg
 from headgate import testing
@@ -55,11 +55,7 @@ def test_what_waits_and_the_table_are_restored_at_another_parallelism(
     with testing.running(
         joined(tmp_path, [EVENTS[:50], PAUSE], [ROWS[:20], PAUSE], options=options, wait=True)
     ) as handle:
-        for _ in range(200):
-            taken(handle)
-            nodes = {str(node.node): node.records_in for node in handle.progress.nodes}
-            if nodes.get("join", 0) >= 50:
-                break
+        taken(handle, lambda: {str(node.node): node.records_in for node in handle.progress.nodes}.get("join", 0) >= 50)
         taken(handle)
     assert not Collect(tmp_path / "out").rows()
     script = [EVENTS[:50], PAUSE, EVENTS[50:], EOF], [ROWS[:20], PAUSE, ROWS[20:], EOF]

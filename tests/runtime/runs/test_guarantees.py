@@ -52,7 +52,7 @@ class Gate:
             seen.write(f"{row['id']}\n")
         if row["id"] == self._at:
             (self._directory / f"entered-{os.getpid()}").touch()
-            deadline = time.monotonic() + 120
+            deadline = time.monotonic() + 300
             while not (self._directory / "open").exists():
                 assert time.monotonic() < deadline
                 time.sleep(0.005)

@@ -330,7 +330,7 @@ class HeldUp(hg.Discard, Committer):
 
     def recover(self, keep: Any) -> None:
         (self.root / "waits").touch()
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         while not (self.root / "gate").exists():
             assert time.monotonic() < deadline
             time.sleep(0.005)
@@ -348,7 +348,7 @@ def test_a_run_that_ends_while_it_claims_closes_its_hooks(start: Start, tmp_path
     pipeline.source(hg.FromRows([{"n": 1}])).sink(HeldUp(tmp_path), name="held-up")
     pipeline.add_hook("noting", hook)
     run = start(definition_of(pipeline))
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while not (tmp_path / "waits").exists():
         assert time.monotonic() < deadline
         time.sleep(0.005)

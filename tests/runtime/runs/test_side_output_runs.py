@@ -10,6 +10,7 @@ from typing import Any
 import polars as pl
 import pytest
 from tests.conftest import few
+from tests.runtime.running import in_flight, taken
 
 import headgate as hg
 from headgate import testing
@@ -115,29 +116,14 @@ def test_a_lost_worker_changes_no_side_output(tmp_path: Path, function: Any) -> 
     check(tmp_path)
 
 
-def taken(handle: Any) -> None:
-    """Take a checkpoint, as soon as the pipeline runs."""
-    deadline = time.monotonic() + 60
-    while handle.take_checkpoint().checkpoint is None:
-        assert time.monotonic() < deadline, "no checkpoint was completed"
-        time.sleep(0.005)
-
-
 @pytest.mark.parametrize(("before", "after"), few([(3, 2), (2, 5), (3, 1), (2, 3)], 1))
 def test_records_in_flight_on_a_side_output_are_restored(tmp_path: Path, before: int, after: int) -> None:
     directory = tmp_path / "checkpoints"
     options: Any = {"checkpointing": hg.Checkpointing(interval=None, dir=directory, alignment_timeout=0)}
     (tmp_path / "slow").touch()
     first = [[row] for row in EVENTS[:210]]
-    in_flight = 0
     with testing.running(split([*first, PAUSE], tmp_path, Split(), parallelism=before, **options)) as handle:
-        for _ in range(60):
-            taken(handle)
-            states = hg.state_catalog(directory / "p").filter(pl.col("state").str.starts_with("in-flight/split/third"))
-            in_flight = int(states["rows"].sum())
-            if in_flight:
-                break
-    assert in_flight, "nothing was in flight on the side output"
+        taken(handle, lambda: in_flight(directory, "split/third"))
     (tmp_path / "slow").unlink()
     going_on = split([*first, PAUSE, EVENTS[210:], EOF], tmp_path, BatchSplit(), parallelism=after, **options)
     assert testing.run(going_on, timeout_s=300).is_finished
