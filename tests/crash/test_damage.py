@@ -61,25 +61,6 @@ DAMAGES = [
 ]
 
 
-def test_damage_stops_a_pipeline_whose_output_would_be_repeated(spec: Spec, run: Run, tmp_path: Path) -> None:
-    what = spec("standard", rows=60_000, rate=12_000, inline_bytes_max=0, interval="100ms")
-    run_and_stop(run, what)
-    victim = newest_snapshot(tmp_path, what["name"])
-    sound = victim.read_bytes()
-    flip(victim)
-    before = read_stream(tmp_path / "store", "out/rows")
-    for _ in range(2):
-        error = run(what).failed()["error"]
-        assert victim.name in error
-        assert "would produce again the output that" in error
-        assert "on_damaged_checkpoint='previous'" in error
-    assert read_stream(tmp_path / "store", "out/rows").equals(before)
-    victim.write_bytes(sound)  # restored from a copy: nothing was lost meanwhile
-    assert run(what).result()["is_finished"]
-    assert_standard(tmp_path, 60_000)
-    assert_clean(tmp_path)
-
-
 def test_each_damage_is_named_and_the_checkpoint_before_it_used(spec: Spec, run: Run, tmp_path: Path) -> None:
     """The user chose to go back: the default is to stop."""
     what = spec("standard", rows=60_000, rate=12_000, inline_bytes_max=0, interval="100ms", on_damaged="previous")
@@ -147,18 +128,4 @@ def test_storage_that_fails_for_a_while_is_reported_and_costs_nothing(
     life.running(after=running["generation"])
     assert life.result()["is_finished"]
     assert_standard(tmp_path, 60_000)
-    assert_clean(tmp_path)
-
-
-def test_storage_that_fails_within_tolerance_restarts_nothing(
-    spec: Spec, run: Run, tmp_path: Path, storage_fault: Path
-) -> None:
-    what = spec("standard", rows=30_000, inline_bytes_max=0, tolerable_failures=1_000)
-    life = run(what)
-    life.running()
-    life.checkpoint()
-    fail_while(storage_fault, "/chk-", ["put"], errno.ENOSPC, lambda: life.note("No space left on device"))
-    life.checkpoint()
-    assert life.result()["restarts"] == 0
-    assert_standard(tmp_path, 30_000)
     assert_clean(tmp_path)

@@ -4,15 +4,13 @@
 
 from __future__ import annotations
 
-import random
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from crash.processes import STEP_S, Life, kill
+from crash.processes import STEP_S, Life
 from crash.results import assert_clean, assert_equal, expected_standard, read_rows
 from crash.standing import SPARK_IN_DEEP
 
@@ -28,28 +26,6 @@ def assert_published(root: Path, rows: int) -> None:
     """Every row is public, and committed once."""
     assert sorted(int(path.name) for path in (root / "public").iterdir()) == list(range(rows))
     assert_equal(read_rows(root), expected_standard(rows)["rows"], "rows")
-
-
-@pytest.mark.spark
-def test_workers_killed_at_random_publish_everything_and_take_nothing_back(
-    spec: Spec, run: Run, tmp_path: Path, dice: random.Random
-) -> None:
-    life = run(spec("publishing", rows=ROWS, rate=4_000))
-    generation = 0
-    for round_ in range(3):
-        running = life.running(after=generation)
-        generation = running["generation"]
-        life.checkpoint()
-        threading.Event().wait(dice.uniform(0.0, 0.5))  # the fault's time, not a wait for anything
-        victims = list(running["workers"].values())
-        dice.shuffle(victims)
-        for pid in victims[: 2 if round_ == 1 else 1]:
-            kill(pid)
-        reason = life.restart()["reason"]
-        assert "publish" not in reason, reason
-    assert life.result()["restarts"] == 3
-    assert_published(tmp_path, ROWS)
-    assert_clean(tmp_path)
 
 
 @pytest.mark.parametrize("with_spark", SPARK_IN_DEEP)
