@@ -98,3 +98,9 @@ def test_a_wrong_column_is_refused() -> None:
     nested = SCHEMA.append(pa.field("s", pa.struct([("a", pa.int64())])))
     with pytest.raises(hg.UsageError, match="has no order"):
         spec_of("last", "s").output_schema(nested, "node")
+
+
+def test_records_that_were_kept_by_another_rule_are_not_taken_for_the_first_or_last() -> None:
+    rules = [(keep, by) for keep in ("first", "last") for by in (None, "t", "id")]
+    for options in ({}, {"retractions": True}):
+        assert len({spec_of(keep, by, **options).state_text() for keep, by in rules}) == len(rules)

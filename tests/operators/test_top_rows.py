@@ -228,3 +228,17 @@ def test_rows_are_ordered_as_python_orders_tuples(dtype: pa.DataType, descending
             range(len(drawn)), key=lambda row: (groups[row], *(s * v for s, v in zip(signs, drawn[row], strict=True)))
         )
         assert Order(("a", "b"), descending).rows(groups, columns).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"count": 4},
+        {"order": order_of("node", ["n", "t"], [True, True])},
+        {"order": order_of("node", ["n", "id"], [True, False])},
+        {"rank": None},
+    ],
+)
+def test_rows_that_were_kept_by_another_rule_are_not_taken_for_the_top(changed: dict[str, Any]) -> None:
+    assert top(**changed).state_text() != top().state_text()
+    assert top(rank="place", retractions=True).state_text() == top().state_text()

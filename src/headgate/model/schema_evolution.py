@@ -44,12 +44,14 @@ class OperatorRules:
     Attributes:
         states: by name, those of keys; ``lists``: by name, those that belong to no key.
         forgotten: states of keys that are dropped; ``forgotten_lists``: lists.
+        is_built_in: no function of the user's declares the states.
     """
 
     states: tuple[tuple[str, StateRules], ...] = ()
     lists: tuple[tuple[str, StateRules], ...] = ()
     forgotten: frozenset[str] = frozenset()
     forgotten_lists: frozenset[str] = frozenset()
+    is_built_in: bool = False
 
 
 NO_RULES = StateRules()

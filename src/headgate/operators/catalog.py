@@ -216,8 +216,14 @@ def state_rules(spec: OperatorSpec, node: str = "") -> OperatorRules:
         UsageError: its function declares wrong operator state.
     """
     own = spec.state_rules() if isinstance(spec, EvolvingSpec) else NO_OPERATOR_RULES
-    lists = lists_rules(node, function_in(spec))
-    return replace(own, lists=own.lists + lists.lists, forgotten_lists=own.forgotten_lists | lists.forgotten_lists)
+    function = function_in(spec)
+    lists = lists_rules(node, function)
+    return replace(
+        own,
+        lists=own.lists + lists.lists,
+        forgotten_lists=own.forgotten_lists | lists.forgotten_lists,
+        is_built_in=function is None,
+    )
 
 
 def function_in(spec: object) -> object:

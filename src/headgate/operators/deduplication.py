@@ -73,9 +73,10 @@ class DeduplicateSpec:
 
     @property
     def descriptor(self) -> StateDescriptor:
-        """What is known of the record of each key."""
+        """What is known of the record of each key. Its name says which record that is."""
         fields = self.kept or [pa.field("there", pa.bool_())]
-        return StateDescriptor("record", StateKind.VALUE, pa.struct(fields), ttl=self.ttl)
+        name = f"{'last' if self.is_last else 'first'} record" + (f" by {self.by}" if self.by else "")
+        return StateDescriptor(name, StateKind.VALUE, pa.struct(fields), ttl=self.ttl)
 
     def state_text(self) -> str:
         return state_identity(key_columns(self.schema, self.keys), [self.descriptor])

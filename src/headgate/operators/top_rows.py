@@ -36,6 +36,12 @@ class Order:
     columns: tuple[str, ...]
     descending: tuple[bool, ...]
 
+    @property
+    def text(self) -> str:
+        """Return the order in words."""
+        pairs = zip(self.columns, self.descending, strict=True)
+        return ", ".join(f"{column} descending" if descends else column for column, descends in pairs)
+
     def rows(self, groups: Slots, columns: Sequence[pa.Array]) -> Slots:
         """Return the rows group by group, in their order. ``columns`` are those of the order."""
         if len(groups) and all(_are_whole_numbers(column) for column in columns):
@@ -152,9 +158,10 @@ class TopSpec:
 
     @property
     def descriptor(self) -> StateDescriptor:
-        """The rows of each key in their order, without the columns of the key."""
+        """The rows of each key in their order, without the columns of the key. Its name says which rows these are."""
         row = pa.struct([field for field in self.schema if field.name not in self.keys])
-        return StateDescriptor("top", StateKind.VALUE, pa.large_list(row), ttl=self.ttl)
+        name = f"{'' if self.rank is None else 'ranked '}top {self.count} by {self.order.text}"
+        return StateDescriptor(name, StateKind.VALUE, pa.large_list(row), ttl=self.ttl)
 
     def state_text(self) -> str:
         return state_identity(key_columns(self.schema, self.keys), [self.descriptor])

@@ -111,6 +111,19 @@ def test_a_state_is_renamed_added_and_left_behind_only_by_a_word() -> None:  # E
     assert "holds state 'n'" in refusal(both, now, rules("total", renamed_from="n")), "two never become one"
 
 
+def test_what_an_operator_of_headgate_keeps_is_refused_without_advice_that_only_a_function_could_take() -> None:  # EV9
+    own = OperatorRules(is_built_in=True)
+    before = keyed("value totals: struct<rows: int64, add_n: int32>")
+    assert changes(before, keyed("value totals: struct<rows: int64, add_n: int64>"), own)
+    for now in ("value totals: struct<rows: int64, max_n: int32>", "value top 3 by n: struct<rows: int64>"):
+        assert refusal(before, keyed(now), own) == (
+            f"the state of operator 'totals' in checkpoint 7 is [{before}], but this pipeline declares [{keyed(now)}]; "
+            "restore the old definition, or rename the operator or the pipeline"
+        )
+    table = lists("broadcast map table: int64 -> struct<a: int32>")
+    assert "[operator state(" in refusal(table, lists("broadcast map table: int64 -> struct<b: int32>"), own)
+
+
 def test_lists_of_an_operator_are_judged_as_states_are() -> None:  # EV11
     before, now = lists("list a: int32", "union b: int32"), lists("list a: int64", "union c: int32")
     said = OperatorRules(lists=(("c", StateRules(renamed_from="b")),))

@@ -58,7 +58,9 @@ def judged(operator: str, here: str, before: str, now: str, rules: OperatorRules
     case = _Case(operator, here)
     old, new = parts_of(StateIdentity(before)), parts_of(StateIdentity(now))
     if isinstance(old, FunctionParts) and isinstance(new, FunctionParts):
-        return _function(case, old, new, rules) or case.whole(before, now)
+        found = _function(case, old, new, rules)
+        is_helpful = found is not None and (found.refusal is None or not rules.is_built_in)
+        return found if found is not None and is_helpful else case.whole(before, now)
     if isinstance(old, RecordParts) and isinstance(new, RecordParts) and old.head == new.head:  # EV9
         return _records(case, old, new, rules)
     return case.whole(before, now)
