@@ -8,6 +8,7 @@ it always went; its end is also kept in memory that the daemon shares.
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import signal
@@ -197,6 +198,7 @@ class WorkerMain:
         for _ in rows:  # Spark uses a Python process again only if its input was read
             pass
         ignore_sigterm()
+        keep_freed_memory()
         worker = Worker(task)
         if self.log_directory is not None:
             log = WorkerLog(self.log_directory, self.definition.config.name, context.partitionId())
@@ -207,6 +209,21 @@ class WorkerMain:
         except WorkerStopped as stopped:
             raise RuntimeError(f"headgate worker {task.worker} stopped: {stopped}") from None
         yield from ()
+
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_FROM_SYSTEM_BYTES, _KEPT_BYTES = 32 << 20, 64 << 20
+
+
+def keep_freed_memory() -> None:
+    """Have the C library keep what is freed, where it can be told so.
+
+    Otherwise the memory of a batch goes back to the system after each batch, and the system clears it for the next one.
+    """
+    with suppress(OSError, AttributeError, TypeError):  # only glibc has it
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_MMAP_THRESHOLD, _FROM_SYSTEM_BYTES)
+        libc.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
 def ignore_sigterm() -> None:
