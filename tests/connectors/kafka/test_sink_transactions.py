@@ -73,7 +73,7 @@ def of(payload: bytes) -> Committable:
 
 
 def test_a_prepared_transaction_is_stored_and_read() -> None:
-    what = prepared("orders", "headgate:p:out:1:0:1", 42, 5, USE, 1_200)
+    what = prepared("orders", "headgate:p:out:1:0:1", 42, 5, USE, 1_200, {"orders": {0: 70, 3: 0}})
     assert prepared_in(of(what.encode())) == what
     with pytest.raises(CorruptionError, match="a transaction of Kafka"):
         prepared_in(of(b"\xff"))
@@ -83,7 +83,7 @@ def test_a_prepared_transaction_is_stored_and_read() -> None:
 
 
 def test_what_is_lost_is_named() -> None:
-    what = prepared("orders", "headgate:p:out:1:0:1", 42, 5, USE, 1_200)
+    what = prepared("orders", "headgate:p:out:1:0:1", 42, 5, USE, 1_200, {"orders": {0: 70, 3: 0}})
     aborted = why_not_committed(Outcome.ABORTED, what, "15m")
     assert aborted.startswith("1,200 records for topic 'orders' are lost: Kafka aborted transaction")
     assert "longer than 15m" in aborted

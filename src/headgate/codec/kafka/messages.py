@@ -739,7 +739,7 @@ class AddPartitionsToTxnAnswer(Answer):
 
 @dataclass(frozen=True, slots=True)
 class AddPartitionsToTxn(Request[AddPartitionsToTxnAnswer]):
-    """Make partitions part of the transaction: only before ``Produce`` of a version below 12."""
+    """Make partitions part of the transaction without writing to them; version 12 of ``Produce`` does it by itself."""
 
     KEY: ClassVar[int] = 24
     VERSIONS: ClassVar[tuple[int, ...]] = (3,)
@@ -749,28 +749,6 @@ class AddPartitionsToTxn(Request[AddPartitionsToTxnAnswer]):
     producer_id: Int64
     producer_epoch: Int16
     topics: tuple[TransactionTopic, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class AddOffsetsToTxnAnswer(Answer):
-    """Whether the group is part of the transaction."""
-
-    throttle_time_ms: Int32
-    error_code: Int16
-
-
-@dataclass(frozen=True, slots=True)
-class AddOffsetsToTxn(Request[AddOffsetsToTxnAnswer]):
-    """Make a group part of the transaction: only before ``TxnOffsetCommit`` of a version below 5."""
-
-    KEY: ClassVar[int] = 25
-    VERSIONS: ClassVar[tuple[int, ...]] = (3,)
-    ANSWER: ClassVar[type[Answer]] = AddOffsetsToTxnAnswer
-
-    transactional_id: String
-    producer_id: Int64
-    producer_epoch: Int16
-    group_id: String
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,11 +19,13 @@ from headgate.codec.kafka.messages import (
     READ_COMMITTED,
     TOPIC_RESOURCE,
     TRANSACTION_COORDINATOR,
+    AddPartitionsToTxn,
     CommitPartition,
     CommitTopic,
     ConfigResource,
     CreateTopics,
     DescribeConfigs,
+    DescribeProducers,
     DescribeTransactions,
     EndTxn,
     FindCoordinator,
@@ -42,8 +44,10 @@ from headgate.codec.kafka.messages import (
     OffsetFetch,
     OffsetFetchGroup,
     OffsetFetchTopic,
+    ProducersTopic,
     TopicSetting,
     TransactionDescription,
+    TransactionTopic,
     TxnOffsetCommit,
 )
 from headgate.codec.kafka.wire import Answer, Request
@@ -251,13 +255,12 @@ class KafkaClient:
             timestamps: partition → milliseconds, or ``EARLIEST``, ``LATEST``.
         """
         found: dict[int, int] = {}
+        known: Topic | None = topic
 
         def attempt() -> dict[int, int]:
-            leaders = self.topic(topic.name).leaders
-            for node in sorted({leaders.get(partition, -1) for partition in timestamps if partition not in found}):
-                wanted = [part for part in timestamps if part not in found and leaders.get(part, -1) == node]
-                if node < 0:
-                    raise _AskAgainError(f"partition {wanted[0]} of topic '{topic.name}' has no leader")
+            nonlocal known
+            now, known = known or self.topic(topic.name), None
+            for node, wanted in _by_leader(now, [part for part in timestamps if part not in found]).items():
                 partitions = tuple(ListOffsetsPartition(part, -1, timestamps[part]) for part in wanted)
                 request = ListOffsets(-1, isolation, (ListOffsetsTopic(topic.name, partitions),))
                 for one in self._ask(node, request).topics[0].partitions:
@@ -268,6 +271,33 @@ class KafkaClient:
             return found
 
         return self._patiently(f"find offsets of topic '{topic.name}'", attempt)
+
+    def open_transactions(self, topic: Topic, partitions: Sequence[int]) -> dict[int, dict[int, int]]:
+        """Return where transactions that are open in partitions begin: partition → producer id → offset.
+
+        The leader of a partition is asked, not the coordinators of the transactions.
+        """
+        found: dict[int, dict[int, int]] = {}
+        known: Topic | None = topic
+
+        def attempt() -> dict[int, dict[int, int]]:
+            nonlocal known
+            now, known = known or self.topic(topic.name), None
+            for node, wanted in _by_leader(now, [part for part in partitions if part not in found]).items():
+                request = DescribeProducers((ProducersTopic(topic.name, tuple(wanted)),))
+                for one in self._ask(node, request).topics[0].partitions:
+                    if code := ErrorCode(one.error_code):
+                        what = f"see the producers of partition {one.partition_index} of topic '{topic.name}'"
+                        raise self._retry_or_refuse(what, code, one.error_message, f"Read on topic '{topic.name}'")
+                    begun = {
+                        producer.producer_id: producer.current_txn_start_offset
+                        for producer in one.active_producers
+                        if producer.current_txn_start_offset >= 0
+                    }
+                    found[one.partition_index] = begun
+            return found
+
+        return self._patiently(f"see the producers of topic '{topic.name}'", attempt)
 
     def committed_offsets(
         self, group: str, topic: str, partitions: Sequence[int], *, is_stable: bool = True
@@ -288,6 +318,30 @@ class KafkaClient:
             return {p.partition_index: (p.committed_offset, p.metadata or "") for p in parts if p.committed_offset >= 0}
 
         return self._patiently(f"read offsets of group '{group}'", attempt)
+
+    def committed_by(self, groups: Sequence[str], partition: int) -> dict[tuple[str, str], int]:
+        """Return the offsets that groups have committed for a partition, by group and topic, where there is one.
+
+        Transactions that may change it are not waited for.
+        """
+
+        def attempt() -> dict[tuple[str, str], int]:
+            found = {}
+            for node, names in self._coordinators(GROUP_COORDINATOR, groups).items():
+                for group in self._ask(node, OffsetFetch(tuple(OffsetFetchGroup(name, None) for name in names))).groups:
+                    if code := ErrorCode(group.error_code):
+                        raise self._retry_or_refuse(
+                            f"read offsets of group '{group.group_id}'",
+                            code,
+                            right=right_to(GROUP_COORDINATOR, group.group_id),
+                        )
+                    for topic in group.topics:
+                        for one in topic.partitions:
+                            if one.partition_index == partition and one.committed_offset >= 0:
+                                found[group.group_id, topic.name] = one.committed_offset
+            return found
+
+        return self._patiently("read offsets of groups", attempt) if groups else {}
 
     def list_groups(self, prefix: str) -> list[str]:
         """Return all consumer groups that begin with ``prefix``; the client needs a right to such groups."""
@@ -443,6 +497,23 @@ class KafkaClient:
             return EndedTransaction(code, ProducerIds(answer.producer_id, answer.producer_epoch))
 
         return self._patiently(f"end the transaction of '{transactional_id}'", attempt)
+
+    def add_partitions(
+        self, transactional_id: str, producer: ProducerIds, partitions: Mapping[str, Sequence[int]]
+    ) -> None:
+        """Make partitions of topics part of the transaction, without writing to them; it begins if none is open."""
+        topics = tuple(TransactionTopic(name, tuple(parts)) for name, parts in partitions.items())
+        request = AddPartitionsToTxn(transactional_id, producer.producer_id, producer.producer_epoch, topics)
+        what = f"use transactional id '{transactional_id}'"
+
+        def attempt() -> None:
+            answer = self._ask_coordinator(TRANSACTION_COORDINATOR, transactional_id, request)
+            for topic in answer.results_by_topic:
+                for one in topic.results_by_partition:
+                    if code := ErrorCode(one.partition_error_code):
+                        raise self._coordinator_problem(TRANSACTION_COORDINATOR, transactional_id, what, code)
+
+        self._patiently(what, attempt)
 
     def commit_in_transaction(
         self,
@@ -629,6 +700,16 @@ class KafkaClient:
 
     def _refused(self, what: str, code: ErrorCode) -> Exception:
         return refusal(what, self.name, code)
+
+
+def _by_leader(topic: Topic, partitions: Sequence[int]) -> dict[int, list[int]]:
+    """Return which of the partitions each node leads."""
+    found: dict[int, list[int]] = {}
+    for partition in partitions:
+        if (node := topic.leaders.get(partition, -1)) < 0:
+            raise _AskAgainError(f"partition {partition} of topic '{topic.name}' has no leader")
+        found.setdefault(node, []).append(partition)
+    return found
 
 
 def probes(prefix: str) -> tuple[str, ...]:

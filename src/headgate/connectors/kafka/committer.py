@@ -5,12 +5,14 @@ Counterpart: ``sink_writer`` prepares them in the workers. What answers mean is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from headgate.codec.kafka.error_codes import ErrorCode
+from headgate.codec.kafka.messages import ListedTransaction
 from headgate.connectors.base import Committer
 from headgate.connectors.fenced_sink import Fence, in_order
 from headgate.connectors.kafka.client import KafkaClient, ProducerIds
+from headgate.connectors.kafka.hanging_transactions import abort_hanging, end_again, hanging_partitions, is_ending_again
 from headgate.connectors.kafka.owner import TopicOwner
 from headgate.connectors.kafka.refusal import refusal
 from headgate.connectors.kafka.transactions import (
@@ -45,6 +47,7 @@ class KafkaCommitter(Committer):
     def __init__(
         self,
         client: KafkaClient,
+        topic: str,
         owner: TopicOwner | None,
         ids: SinkIds,
         fence: Fence,
@@ -54,10 +57,12 @@ class KafkaCommitter(Committer):
         """Use ``KafkaSink.open_committer``.
 
         Args:
+            topic: of the sink.
             owner: None: the sink is at least once now. What it prepared before, when it was not, is still decided.
             timeout: of transactions, for errors; "" if they have none.
         """
-        self._client, self._owner, self._ids, self._fence, self._timeout = client, owner, ids, fence, timeout
+        self._client, self._topic, self._owner, self._ids = client, topic, owner, ids
+        self._fence, self._timeout = fence, timeout
         self._environment, self._claimed_ms = environment, environment.monotonic_ms()
 
     def recover(self, keep: Sequence[Committable]) -> None:
@@ -71,18 +76,29 @@ class KafkaCommitter(Committer):
             self._fence = Fence(self._fence.owner, self._fence.generation, life)
             self._owner.claim(self._fence)
             self._claimed_ms = self._environment.monotonic_ms()
-        kept = {(one.transactional_id, one.producer_id, one.producer_epoch) for one in map(prepared_in, keep)}
-        kept_ids = {one[0] for one in kept}
-        for name in self._known_ids():
+        kept = {one.transactional_id: one for one in map(prepared_in, keep)}
+        producers: dict[int, str] = {}
+        topics = self._topics(kept.values())
+        for listed in self._known_ids():
+            name = listed.transactional_id
             if not self._is_mine(name):
                 continue
+            what = kept.get(name)
+            if what is None:
+                producers[listed.producer_id] = name
             now = self._client.describe_transaction(name)
             if now is None or (now.transaction_state == "Empty" and now.transaction_timeout_ms == FENCED_TIMEOUT_MS):
                 continue
-            is_open = now.transaction_state == "Ongoing"
-            if (name, now.producer_id, now.producer_epoch) in kept or (name in kept_ids and not is_open):
-                continue  # to be committed, or found committed, and then taken over
+            if what is not None:
+                is_prepared = (now.producer_id, now.producer_epoch) == (what.producer_id, what.producer_epoch)
+                if is_prepared or now.transaction_state != "Ongoing":
+                    continue  # to be committed, or found committed, and then taken over
+                if is_ending_again(self._client, what, now):
+                    self._client.end_transaction(name, ProducerIds(now.producer_id, now.producer_epoch), commit=True)
+                    continue
+            topics |= {one.topic for one in now.topics}
             self._take_away(name)
+        abort_hanging(self._client, producers, topics, FENCED_TIMEOUT_MS)
 
     def commit(self, permit: CommitPermit, committables: Sequence[Committable]) -> None:
         """See ``Committer``. Kafka cannot show several transactions in one step: oldest checkpoints first.
@@ -98,10 +114,20 @@ class KafkaCommitter(Committer):
         everything = [(committable, prepared_in(committable)) for committable in ordered]
         for committable, what in everything:
             self._commit(committable, what)
-        self._client.wait_for_markers(sorted({what.transactional_id for _, what in everything}))
+        decided = {what.transactional_id: what for _, what in everything}
+        self._client.wait_for_markers(sorted(decided))
+        for name, partitions in hanging_partitions(self._client, [what for _, what in everything]).items():
+            end_again(self._client, decided[name], partitions)
+        proofs = self._client.committed_by(sorted(decided), 0)
+        former: dict[int, str] = {}
         for committable, what in everything:
+            if proofs.get((what.transactional_id, what.topic), -1) < what.use:  # that of the group was left out
+                self._client.commit_offsets(what.transactional_id, what.topic, {0: what.use})
             if self._is_mine(what.transactional_id) and committable.generation < self._fence.generation:
                 self._take_away(what.transactional_id)
+                former[what.producer_id] = what.transactional_id
+        if former:  # they may have been used again
+            abort_hanging(self._client, former, self._topics(decided.values()), FENCED_TIMEOUT_MS)
 
     def denial(self, committable: Committable) -> str:
         """See ``Committer``."""
@@ -132,13 +158,16 @@ class KafkaCommitter(Committer):
         """See ``Committer``."""
         self._client.close()
 
-    def _known_ids(self) -> list[str]:
+    def _known_ids(self) -> list[ListedTransaction]:
         try:
-            return [one.transactional_id for one in self._client.list_transactions(self._ids.beginning)]
+            return self._client.list_transactions(self._ids.beginning)
         except UsageError:
             if self._owner is not None:
                 raise
             return []  # a sink that is at least once needs no right to transactions, unless it has promised some
+
+    def _topics(self, written: Iterable[Prepared]) -> set[str]:
+        return {self._topic, *(name for what in written for name in what.begins)}
 
     def _is_mine(self, name: str) -> bool:
         """Whether this sink had the id in this or an older generation."""

@@ -47,13 +47,20 @@ class TopicOwner:
         found = [self.fence(group.removeprefix(self.beginning)) for group in groups]
         return [one for one in found if one is not None]
 
-    def fence(self, owner: str) -> Fence | None:
-        """Return the fence of a sink, if there is one. A claim that is being made is waited for.
+    def fence(self, owner: str, *, is_stable: bool = True) -> Fence | None:
+        """Return the fence of a sink, if there is one. ``is_stable``: wait for a claim that is being made.
 
         Raises:
             StorageError
         """
-        found = self.client.committed_offsets(self.beginning + owner, self.topic, [_FIRST_PARTITION])
+        group = self.beginning + owner
+        try:
+            found = self.client.committed_offsets(group, self.topic, [_FIRST_PARTITION], is_stable=is_stable)
+        except StorageError as error:
+            if error.cause != ErrorCode.UNSTABLE_OFFSET_COMMIT.name:
+                raise
+            # longer than brokers wait for a claim: it hangs until the next one is made
+            found = self.client.committed_offsets(group, self.topic, [_FIRST_PARTITION], is_stable=False)
         if _FIRST_PARTITION not in found:
             return None
         return Fence(owner, *found[_FIRST_PARTITION])
@@ -76,7 +83,8 @@ class TopicOwner:
         group = lock = self.beginning + fence.owner
         for _ in range(CLAIMS_MAX):
             producer = self.client.take_over(lock, CLAIM_TIMEOUT_MS)
-            known = self.fence(fence.owner)
+            # not the stable one: nothing is open in the group now, but what may hang there
+            known = self.fence(fence.owner, is_stable=False)
             fence.refuse_if_replaced_by(known)
             if known == fence and not is_renewal:
                 return
@@ -85,6 +93,9 @@ class TopicOwner:
                 self.client.commit_in_transaction(lock, producer, group, self.topic, offsets)
             except FencedError:
                 continue
-            if self.client.end_transaction(lock, producer, commit=True).code is ErrorCode.NONE:
+            if self.client.end_transaction(lock, producer, commit=True).code is not ErrorCode.NONE:
+                continue
+            self.client.wait_for_markers([lock])
+            if self.fence(fence.owner, is_stable=False) == fence:
                 return
         raise StorageError("claim", f"topic '{self.topic}'", "others claim it all the time")

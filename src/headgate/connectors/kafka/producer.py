@@ -63,6 +63,8 @@ class _Queue:
     in_flight: deque[EncodedBatch] = field(default_factory=deque)
     failed: list[EncodedBatch] = field(default_factory=list)
     """To be sent again in front of what waits, once nothing is in flight."""
+    first_offset: int = -1
+    """Of what was written since the transaction began; -1: nothing is acknowledged yet."""
     is_known: bool = False
     """Whether the leader has taken a batch. Until then it would take a later one in place of one that failed."""
 
@@ -169,6 +171,14 @@ class Producer:
         while self._buffered_bytes:
             self._move(BACKOFF_MS_MAX)
 
+    def first_offsets(self) -> dict[str, dict[int, int]]:
+        """Return the offset of the first record of the transaction by topic and partition, as far as acknowledged."""
+        found: dict[str, dict[int, int]] = {}
+        for (topic, partition), queue in self._queues.items():
+            if queue.first_offset >= 0:
+                found.setdefault(topic, {})[partition] = queue.first_offset
+        return found
+
     def close(self) -> None:
         """Close the connections; what is not acknowledged may be written or not."""
         for connection in self._connections.values():
@@ -262,6 +272,8 @@ class Producer:
                 if code in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
                     self._buffered_bytes -= batch.size_bytes
                     queue.is_known = True
+                    if queue.first_offset < 0:
+                        queue.first_offset = part.base_offset
                     self._progress_ms, self._pause_ms = self._environment.monotonic_ms(), BACKOFF_MS_MIN
                 elif code in _AGAIN or follows:
                     queue.failed.append(batch)

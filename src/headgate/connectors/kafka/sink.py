@@ -259,7 +259,7 @@ class KafkaSink(FencedSink):
         fence, ids = Fence(owner, int(generation)), SinkIds(self.prefix, owner)
         topic_owner = self._owner(client) if self.is_transactional else None
         timeout = "" if self.two_phase else f"{self._timeout_ms()} ms"
-        return KafkaCommitter(client, topic_owner, ids, fence, timeout, self.environment)
+        return KafkaCommitter(client, self.topic, topic_owner, ids, fence, timeout, self.environment)
 
     def locations(self) -> tuple[Location, ...]:
         """See ``Sink``. Without brokers, which come and go: another cluster does not know the prepared transactions."""

@@ -18,11 +18,11 @@ from headgate.codec.kafka.record_encoder import BATCH_BYTES_MAX
 from headgate.connectors.base import EmptyTransaction, SealedTransaction, SinkWriter
 from headgate.connectors.fenced_sink import Fence
 from headgate.connectors.kafka.client import ANSWER_MS, KafkaClient, ProducerIds, Topic
-from headgate.connectors.kafka.committer import proof_of
+from headgate.connectors.kafka.hanging_transactions import ENDED_AGAIN, hanging_partitions
 from headgate.connectors.kafka.outgoing_records import Router
 from headgate.connectors.kafka.owner import TopicOwner
 from headgate.connectors.kafka.producer import REQUEST_BYTES_MAX, Producer
-from headgate.connectors.kafka.transactions import EPOCH_LAST, SinkIds, prepared
+from headgate.connectors.kafka.transactions import EPOCH_LAST, Prepared, SinkIds, prepared
 from headgate.environment import Environment
 from headgate.errors import FencedError, HeadgateError, StorageError
 from headgate.model.ids import CheckpointId
@@ -94,6 +94,7 @@ class _UsedId:
     def __init__(self, settings: WriterSettings, name: str, timeout_ms: int | None) -> None:
         """``timeout_ms``: after which brokers abort a transaction; None: never."""
         self.name, self.use, self.records_count = name, 1, 0
+        self.prepared: Prepared | None = None
         self.client = settings.make_client()
         try:
             self.ids = self.client.take_over(name, timeout_ms or ANSWER_MS, has_no_timeout=timeout_ms is None)
@@ -138,9 +139,9 @@ class IdPool:
         Raises:
             FencedError: a newer generation has claimed the topic.
         """
-        while self._prepared and self._is_committed(self._prepared[0]):
+        while self._prepared and (proof := self._proof(self._prepared[0])) is not None:
             oldest = self._prepared.popleft()
-            if oldest.ids.producer_epoch < EPOCH_LAST:
+            if oldest.ids.producer_epoch < EPOCH_LAST and proof != ENDED_AGAIN:
                 oldest.begin_next()
                 return oldest
             oldest.close()
@@ -167,9 +168,17 @@ class IdPool:
                 why = f"Kafka aborted transaction '{used.name}', which was open longer than {self._timeout_ms} ms"
             raise StorageError("write to", f"topic '{self._topic}'", why, is_transient=False) from error
 
-    def _is_committed(self, used: _UsedId) -> bool:
-        proof = proof_of(used.client, used.name, self._topic)
-        return proof is not None and proof >= used.use
+    def _proof(self, used: _UsedId) -> str | None:
+        """Return the text of the proof that the last transaction of an id is committed everywhere; None: it is not.
+
+        The next transaction would decide over the records of one that is still open in a partition. What ended there
+        late has the text of that, so the partitions are asked first.
+        """
+        assert used.prepared is not None, "an id waits for its commit before its transaction was prepared"
+        if hanging_partitions(used.client, [used.prepared]):
+            return None
+        use, text = used.client.committed_offsets(used.name, self._topic, [0], is_stable=False).get(0, (0, ""))
+        return text if use >= used.use else None
 
     def _new(self) -> _UsedId:
         self._count += 1
@@ -257,8 +266,16 @@ class _Sealed(SealedTransaction):
         with self._pool.telling_timeouts(used):
             used.client.commit_in_transaction(used.name, used.ids, used.name, self._topic, {0: (used.use, self._proof)})
         ids = used.ids
-        what = prepared(self._topic, used.name, ids.producer_id, ids.producer_epoch, used.use, used.records_count)
-        self._payload = what.encode()
+        used.prepared = prepared(
+            self._topic,
+            used.name,
+            ids.producer_id,
+            ids.producer_epoch,
+            used.use,
+            used.records_count,
+            used.producer.first_offsets(),
+        )
+        self._payload = used.prepared.encode()
         self._used = None
         self._pool.put_back(used)
         return self._payload

@@ -63,6 +63,7 @@ class Prepared(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         topic: to whose first partition the proof is committed.
         use: how often the id was used, with this transaction.
+        begins: topic → partition → offset of the first record of the transaction there.
     """
 
     version: int
@@ -72,6 +73,7 @@ class Prepared(msgspec.Struct, frozen=True, array_like=True):
     producer_epoch: int
     use: int
     records_count: int
+    begins: dict[str, dict[int, int]]
 
     def encode(self) -> bytes:
         """Return the payload of a committable."""
@@ -79,10 +81,16 @@ class Prepared(msgspec.Struct, frozen=True, array_like=True):
 
 
 def prepared(
-    topic: str, transactional_id: str, producer_id: int, producer_epoch: int, use: int, records_count: int
+    topic: str,
+    transactional_id: str,
+    producer_id: int,
+    producer_epoch: int,
+    use: int,
+    records_count: int,
+    begins: dict[str, dict[int, int]],
 ) -> Prepared:
     """Return a transaction in the present version."""
-    return Prepared(_PAYLOAD_VERSION, topic, transactional_id, producer_id, producer_epoch, use, records_count)
+    return Prepared(_PAYLOAD_VERSION, topic, transactional_id, producer_id, producer_epoch, use, records_count, begins)
 
 
 def prepared_in(committable: Committable) -> Prepared:
