@@ -21,6 +21,9 @@ CLAIM_TIMEOUT_MS = 10_000
 CLAIMS_MAX = 20
 """So often another process may come first."""
 
+DECIDED = frozenset({"Empty", "CompleteCommit", "CompleteAbort"})
+"""States of a transactional id without an open transaction, as brokers name them."""
+
 _FIRST_PARTITION = 0
 
 
@@ -56,10 +59,11 @@ class TopicOwner:
         group = self.beginning + owner
         try:
             found = self.client.committed_offsets(group, self.topic, [_FIRST_PARTITION], is_stable=is_stable)
-        except StorageError as error:
-            if error.cause != ErrorCode.UNSTABLE_OFFSET_COMMIT.name:
+        except StorageError:
+            now = self.client.describe_transaction(group)
+            if now is None or now.transaction_state not in DECIDED:
                 raise
-            # longer than brokers wait for a claim: it hangs until the next one is made
+            # no claim is being made: one hangs there until the next one is made
             found = self.client.committed_offsets(group, self.topic, [_FIRST_PARTITION], is_stable=False)
         if _FIRST_PARTITION not in found:
             return None
