@@ -84,6 +84,7 @@ class Runner:
         self._mutants: list[Mutant] = []
         self._is_killed: dict[int, bool] = {}
         self._killers: dict[int, str] = {}
+        self._late_count = 0
         self._began = time.monotonic()
 
     def run(self, sample: int | None, seed: int) -> None:
@@ -110,7 +111,10 @@ class Runner:
                     f"\n{_name(Path(mutant.file))}:{mutant.lines[0]}:{why}\n{mutant.diff(self._sources[mutant.file])}"
                 )
         killed, count = sum(self._is_killed.values()), len(chosen)
-        print(f"\n{self._part}: {killed} of {count} killed ({100 * killed / max(1, count):.1f} %), seed {seed}")
+        print(
+            f"\n{self._part}: {killed} of {count} killed ({100 * killed / max(1, count):.1f} %), seed {seed}; "
+            f"{self._late_count} of them by time"
+        )
 
     def _collect(self) -> Found:
         """Collect the tests once, and fork for each mutant for which nothing has to be imported again."""
@@ -145,8 +149,8 @@ class Runner:
     def _check(self, session: Session) -> None:
         """Take back what was killed by tests that fail without a mutant, too: by luck, or in another order."""
         killers = sorted(set(self._killers.values()))
-        works = [(lambda: {"failed": session.run(killers, stop=False)}, MEASURING_S)]
-        failed = {name for _, found in run_all(works, 1) for name in found["failed"]}
+        works = [(partial(lambda name: {"failed": session.run([name])}, name), MEASURING_S) for name in killers]
+        failed = {killers[n] for n, found in run_all(works, self._jobs) if found.get("failed") != []}
         for number in [number for number, name in self._killers.items() if name in failed]:
             print(f"{self._killers[number]} fails without a mutant, too")
             self._is_killed[number] = False
@@ -175,6 +179,7 @@ class Runner:
                 print(f"{self._mutants[tried[number]]} did not run:\n{found['error']}")
             if found != AGAIN and (found != DIED or least_s > QUICK_S):
                 self._is_killed[tried[number]] = found.get("failed") != []
+                self._late_count += found == {}
                 for name in found.get("failed", ()):
                     self._killers[tried[number]] = name
                 self._tell()

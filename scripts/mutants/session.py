@@ -188,6 +188,7 @@ def exchange(file: str, source: str, mutated: str) -> bool:
     new = _functions_in(compile(mutated, file, "exec", dont_inherit=True))
     known = _functions_in(compile(source, file, "exec", dont_inherit=True))
     old: dict[str, list[FunctionType]] = {}
+    gc.unfreeze()  # what the tests' conftest has frozen is not among the objects otherwise
     for found in gc.get_objects():
         if type(found) is FunctionType and found.__code__.co_filename == file:
             old.setdefault(found.__code__.co_qualname, []).append(found)
