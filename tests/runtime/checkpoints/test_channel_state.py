@@ -15,7 +15,7 @@ from tests.operators.process.broadcast_functions import LIMIT, READING, Unkeyed
 
 import headgate as hg
 from headgate.codec.snapshot import BROADCAST_PREFIX, IN_FLIGHT_PREFIX
-from headgate.errors import CorruptionError
+from headgate.errors import CorruptionError, UsageError
 from headgate.model.graph import BROADCAST_INPUT, Partitioner
 from headgate.model.ids import (
     ChannelIndex,
@@ -38,7 +38,7 @@ from headgate.runtime.checkpoints.channel_state import (
     named_channels,
     restored_records,
 )
-from headgate.runtime.checkpoints.restore import parts_for_worker, read_restored
+from headgate.runtime.checkpoints.restore import check_compatible, parts_for_worker, read_restored
 from headgate.runtime.checkpoints.snapshot_files import verify_part
 from headgate.runtime.checkpoints.snapshot_writer import SnapshotDestination, SubtaskTarget
 from headgate.runtime.worker.deployment import edge_schemas
@@ -246,6 +246,16 @@ def test_recorded_records_are_written_in_bounded_parts_and_counted(sizes: list[i
         frozen.rows()
 
 
+def test_a_part_is_as_large_as_it_may_be_and_a_larger_batch_is_one_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel_state, "PART_BYTES", 4 * 16)
+    frozen, _, subtask = recorded(9, 1, 1, 3, 2, 2, 3, 1, 4)  # on each channel in turn: 9 3 3, 1 2 1, 1 2 4
+    assert frozen.size_bytes == 26 * 16
+    target = SubtaskTarget(SnapshotDestination(MemoryStorage(), "p", Generation(1), 1 << 20), subtask, CheckpointId(1))
+    target.put_state("sum", frozen, IN_FLIGHT_PREFIX)
+    counted = [sum(cast(Mapping[str, Mapping[str, int]], part.rows)["sum"].values()) for part in target.finish()]
+    assert counted == [9, 3, 4, 4, 2, 4]
+
+
 def test_a_part_with_other_rows_is_refused() -> None:
     former = Former(2)
     entry = next(e for e in former.manifest.entries if e.subtask.vertex == "sum")
@@ -268,6 +278,8 @@ def test_a_pipeline_without_the_edge_or_with_another_schema_is_refused() -> None
     keyed = channel_state_misfit(former.manifest, definition_of(2, by="id"))
     assert keyed is not None
     assert "to 'sum', and in this pipeline there is no such way" in keyed
+    with pytest.raises(UsageError, match="there is no such way"):
+        check_compatible(former.manifest, definition_of(2, by="id"))
     nothing = Manifest(CheckpointId(1), Generation(1), 2, MAX, ())
     assert channel_state_misfit(nothing, definition_of(2, others=True)) is None
 

@@ -19,7 +19,7 @@ from headgate.model.manifest import Claim, Manifest, SnapshotPart, SubtaskEntry
 from headgate.protocol.checkpoints.recovery import Damage, Gap, candidates, life_of
 from headgate.protocol.checkpoints.restore_selection import KeptAside
 from headgate.runtime.checkpoints.log import CheckpointLog, Outcome
-from headgate.storage.base import Storage, is_probe
+from headgate.storage.base import AlreadyExists, Storage, is_probe
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.local import LocalStorage
 from headgate.storage.memory import MemoryStorage
@@ -88,6 +88,7 @@ def test_a_write_that_had_no_effect_failed(storage: FaultyStorage) -> None:
     log, _ = claimed(storage)
     storage.inject(Fault(FaultKind.NO_SPACE, operation="put_if_absent"))
     assert log.append(manifest(1)) is Outcome.FAILED
+    assert "put" in log.problem
     assert log.append(manifest(2)) is Outcome.WRITTEN
     assert sequences(storage) == [1, 2]
 
@@ -103,6 +104,21 @@ def test_an_own_manifest_that_lands_after_it_was_given_up_is_unknown_and_no_fenc
     log, _ = claimed(storage)
     storage.put("p/log/0000000002", [encode_log_entry(manifest(1))])
     assert log.append(manifest(2)) is Outcome.UNKNOWN
+    storage.put("p/log/0000000002", [b"torn"])
+    assert log.append(manifest(2)) is Outcome.UNKNOWN, "it may be the entry of a newer driver"
+
+
+def test_a_driver_that_loses_every_race_gives_up(storage: FaultyStorage) -> None:
+    refused: list[str] = []
+
+    class Lost(MemoryStorage):
+        def put_if_absent(self, path: str, parts: Any) -> None:
+            refused.append(path)
+            raise AlreadyExists(path)
+
+    with pytest.raises(StorageError, match="other drivers claimed it at the same time"):
+        CheckpointLog(Lost("lost"), "p").claim("one", 0)
+    assert set(refused) == {"p/log/0000000001"}
 
 
 def test_a_driver_that_was_replaced_does_not_claim_again(storage: FaultyStorage) -> None:
@@ -136,23 +152,26 @@ def test_without_a_hint_nothing_is_lost(storage: FaultyStorage) -> None:
     assert log.observe().lost() == ()
 
 
-def test_ids_are_remembered_and_only_the_newest_is_kept(storage: FaultyStorage) -> None:
+def test_ids_are_remembered_and_the_one_before_is_not_kept(storage: FaultyStorage) -> None:
     log, _ = claimed(storage)
-    for checkpoint in (5, 6, 7):
+    for checkpoint in (1, 2, 7):
         log.reserve(CheckpointId(checkpoint))
+        if checkpoint == 2:
+            assert storage.list("p/ids") == ["p/ids/0000000002"]
     log.reserve(CheckpointId(7))
-    assert storage.list("p/ids") == ["p/ids/0000000007"]
+    assert log.observe().reserved == 7
     assert CheckpointLog(storage, "p").claim("two", 0).first_checkpoint == 8
 
 
 def test_ids_that_a_crash_left_go_with_the_next_claim(storage: FaultyStorage) -> None:  # R7
     log, _ = claimed(storage)
     log.reserve(CheckpointId(5))
-    storage.inject(Fault(FaultKind.IO_ERROR, operation="delete"))
-    with pytest.raises(StorageError):
-        log.reserve(CheckpointId(6))
-    assert CheckpointLog(storage, "p").claim("two", 0).first_checkpoint == 7
-    assert storage.list("p/ids") == ["p/ids/0000000006"]
+    storage.inject(Fault(FaultKind.IO_ERROR, operation="delete", times=2))
+    for checkpoint in (6, 7):
+        with pytest.raises(StorageError):
+            log.reserve(CheckpointId(checkpoint))
+    assert CheckpointLog(storage, "p").claim("two", 0).first_checkpoint == 8
+    assert storage.list("p/ids") == ["p/ids/0000000007"]
 
 
 def test_dropping_a_checkpoint_removes_its_files_and_the_entries_before_the_oldest_retained(
@@ -188,6 +207,7 @@ def test_a_sweep_removes_only_old_files_of_checkpoints_that_are_not_kept(storage
     log.append(manifest(2, handle=snapshot(storage, 2)))
     log = claimed(storage)[0]
     log.files.sweep()
+    assert ("sweep_unfinished", "p") in storage.calls
     assert [p.split("/")[1] for p in storage.list("p") if "/chk-" in p] == ["chk-0000000002", "chk-0000000004"]
 
 
@@ -609,6 +629,24 @@ def test_an_identity_says_where_and_when_it_was_drawn(storage: FaultyStorage) ->
     found = log.identity("here", 5)
     assert (found.home, found.host, found.begun_ms) == (log.url, "here", 5)
     assert CheckpointLog(storage, "p").identity("there", 9) == found, "it is drawn once"
+    assert log.life_id == found.id
+
+
+def test_an_identity_is_another_one_since_everything_was_given_up(storage: FaultyStorage) -> None:  # LV7
+    log, _ = claimed(storage)
+    assert (log.generation, log.life_id) == (1, "")
+    assert log.known_identity(log.observe()) is None
+    first = log.identity("here", 5)
+    assert log.known_identity(log.observe()) == first
+    log.give_up("one", 0, log.generation)
+    number = life_of(log.observe())
+    second = log.identity_after_reset(number, "here", 7)
+    assert (second.home, second.host, second.begun_ms) == (log.url, "here", 7)
+    assert log.identity_after_reset(number, "there", 9) == second != first
+    assert log.life_id == second.id
+    assert log.known_identity(log.observe()) == second
+    assert log.identities_before(number) == [first]
+    assert log.generation == 2
 
 
 def test_what_a_start_passes_over_is_not_retained(storage: FaultyStorage) -> None:  # C35
@@ -618,6 +656,20 @@ def test_what_a_start_passes_over_is_not_retained(storage: FaultyStorage) -> Non
     log.files.sweep()
     assert log.files.verify(made[0]) == []
     assert log.files.verify(made[1]) != []
+    log.append(manifest(3, generation=2))
+    assert [one.checkpoint for one in candidates(log.observe())] == [3, 1], "2 is not gone back to"
+
+
+def test_files_that_an_upload_under_way_may_share_stay(storage: FaultyStorage) -> None:  # SF6
+    log, made = completing(storage, 1)
+    for checkpoint in (2, 3):  # both begin before either completes
+        log.reserve(CheckpointId(checkpoint))
+    log.append(manifest(2))
+    log.drop(CheckpointId(1), CheckpointId(2))
+    assert log.files.verify(made[0]) == [], "the upload of 3 may refer to it"
+    log.append(manifest(3))
+    log.drop(CheckpointId(2), CheckpointId(3))
+    assert log.files.verify(made[0]) != []
 
 
 def test_files_of_a_snapshot_that_was_given_up_go_unless_others_need_them(storage: FaultyStorage) -> None:  # SF5

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import polars as pl
 import pytest
 import xxhash
+from tests.runtime.checkpoints.frozen_cases import joined, made
+from tests.runtime.checkpoints.test_snapshot_writer import Writing
 
 import headgate as hg
 from headgate.codec.snapshot import LISTS_PREFIX
@@ -16,15 +19,25 @@ from headgate.errors import CorruptionError, UsageError
 from headgate.model.config import Guarantee
 from headgate.model.failure import FailureKind
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId, WorkerIndex
-from headgate.model.manifest import KeyGroups, Manifest, SnapshotPart, SubtaskEntry
-from headgate.model.plan import Plan
+from headgate.model.manifest import HookState, KeyGroups, Manifest, SnapshotPart, SubtaskEntry
+from headgate.model.plan import PipelineDefinition, Plan
 from headgate.operators.base import RestoredState
 from headgate.operators.checkpoint_listeners import OperatorLists
-from headgate.protocol.subtasks.loops import RoundProgress
-from headgate.runtime.checkpoints.restore import NotRestorable, RestoredSnapshots, parts_for_worker, read_restored
+from headgate.protocol.subtasks.loops import NO_ROUNDS, RoundProgress
+from headgate.protocol.subtasks.subtask import SnapshotWritten
+from headgate.runtime.checkpoints.restore import (
+    NotRestorable,
+    RestoredSnapshots,
+    check_compatible,
+    former_locations,
+    parts_for_worker,
+    read_restored,
+)
 from headgate.runtime.checkpoints.snapshot_files import read_part
 from headgate.runtime.checkpoints.snapshot_writer import SnapshotDestination, SubtaskTarget
 from headgate.runtime.worker.worker import failure_of
+from headgate.state.rocksdb import database_snapshot
+from headgate.state.snapshot import OwnedKeys
 from headgate.storage.memory import MemoryStorage
 
 
@@ -102,6 +115,7 @@ def test_a_first_start_restores_nothing() -> None:  # C37
     plan = plan_of(2)
     assert parts_for_worker(None, plan, WorkerIndex(0)) == []
     restored = read_restored(MemoryStorage(), "p", WorkerIndex(0), plan, [])
+    assert restored.is_empty
     assert restored.positions("in") is None
     assert all(restored.states("sum", v) == [] and not restored.is_finished(v) for v in plan.vertices)
 
@@ -125,6 +139,15 @@ def test_a_reader_gets_the_positions_of_all_former_readers(after: int) -> None:
     former = Former(2)
     for worker in range(after):
         assert former.restored(worker, after).positions("in") == {"split-0": b"\x00", "split-1": b"\x01"}
+
+
+def test_a_subtask_without_positions_or_rounds_has_none_to_give() -> None:
+    former = Former(3)
+    kept = tuple(entry for entry in former.manifest.entries if entry.subtask != SubtaskId(VertexId("in"), 0))
+    former.manifest = replace(former.manifest, entries=kept)
+    restored = former.restored(0, 3)
+    assert restored.positions("in") == {"split-1": b"\x01", "split-2": b"\x02"}
+    assert all(restored.rounds(vertex) == NO_ROUNDS for vertex in plan_of(3).vertices)
 
 
 def test_two_positions_of_one_split_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,6 +247,27 @@ def test_a_checkpoint_that_is_not_exact_is_restored_from_all_former_subtasks() -
     assert [(state.subtask_index, state.is_exact) for state in found] == [(0, False), (1, False)]
 
 
+def test_files_of_a_database_are_restored_as_rows_and_shared_by_the_next_snapshot(  # SF15
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(database_snapshot, "SIZE_BYTES_MIN", 0)
+    live, writing, plan = made("rocksdb-reduce"), Writing(OwnedKeys(KeyGroups(0, 128), 128)), plan_of(1)
+    contents = live.contents(joined(live.freeze().encode()))
+    for checkpoint in (1, 2):
+        writing.start(checkpoint, live.freeze())
+        writing.wait()
+        writing.writer.completed(CheckpointId(checkpoint))
+    first, second = (event.entry for event in writing.finish() if isinstance(event, SnapshotWritten))
+    assert {part.path for part in first.parts} & {part.path for part in second.parts}
+    for entry in (first, second):
+        manifest = Manifest(CheckpointId(2), Generation(1), 1, 128, (entry,))
+        messages = parts_for_worker(manifest, plan, WorkerIndex(0))
+        restored = read_restored(writing.storage, "p", WorkerIndex(0), plan, messages)
+        (state,) = restored.states("node", plan.vertices[-1])
+        assert live.contents(bytes(state.payload)) == contents
+        assert state.files is not None
+
+
 def with_lists(kind: str, parallelism: int) -> Former:
     """Return a checkpoint in which each subtask of the reduce left a part ``kind`` of operator state, too."""
     former = Former(parallelism)
@@ -235,6 +279,19 @@ def with_lists(kind: str, parallelism: int) -> Former:
         entries.append(replace(entry, parts=(*entry.parts, part)) if is_reduce else entry)
     former.manifest = replace(former.manifest, entries=tuple(entries))
     return former
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 2), (3, 2), (2, 3)])
+def test_what_the_first_subtask_wrote_for_a_broadcast_side_is_sent_to_every_worker(before: int, after: int) -> None:
+    former = with_lists("broadcast", before)
+    vertex = next(v for v in plan_of(after).vertices if not v.is_source)
+    for worker in range(after):
+        restored = former.restored(worker, after)
+        found = [(state.subtask_index, bytes(state.payload)) for state in restored.broadcast("sum")]
+        seen = range(before) if before != after else sorted({0, worker})
+        assert found == [(index, b"%d" % index) for index in seen]
+        assert restored.lists("sum", vertex) == []
+        assert not restored.is_empty
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 2), (3, 2), (2, 3)])
@@ -275,3 +332,42 @@ def test_lists_are_parts_of_their_own_with_rows_that_are_counted() -> None:
     read_part(storage, "p", part)
     with pytest.raises(CorruptionError, match="4 rows of state 'kept'"):
         read_part(storage, "p", replace(part, rows={"sum": {"kept": 4}}))
+
+
+def definition_of(directory: Path, column: str = "k") -> PipelineDefinition:
+    """A pipeline that counts lines of ``directory`` in one key."""
+    directory.mkdir(exist_ok=True)
+    pipeline = hg.Pipeline("p", parallelism=1)
+    lines = pipeline.source(hg.TextFiles(str(directory), follow=True), name="in")
+    keyed = lines.with_columns(**{column: pl.lit("k")}).key_by(column)
+    keyed.reduce(lambda total, row: row, name="sum").sink(hg.FileSink(str(directory / "out")), name="out")
+    pipeline.forget_hook("forgotten")
+    return pipeline.definition()
+
+
+def test_a_checkpoint_that_does_not_fit_is_refused_and_says_what_helps(tmp_path: Path) -> None:  # R12, EI9
+    before = definition_of(tmp_path / "a")
+    taken = Manifest(
+        CheckpointId(5),
+        Generation(1),
+        1,
+        before.plan.max_parallelism,
+        (),
+        lineages=before.lineages,
+        state_texts=before.plan.state_texts(),
+        hooks=(HookState("forgotten", b"1"),),
+    )
+    check_compatible(taken, before)
+    with pytest.raises(UsageError, match="holds 4 bytes of hook 'shop'"):
+        check_compatible(replace(taken, hooks=(HookState("shop", b"1234"),)), before)
+    with pytest.raises(UsageError) as caught:
+        check_compatible(taken, definition_of(tmp_path / "a", "other"))
+    assert "'sum'" in str(caught.value)
+
+
+def test_where_a_source_read_is_known_where_it_reads_elsewhere(tmp_path: Path) -> None:  # EV17
+    before, after = definition_of(tmp_path / "a"), definition_of(tmp_path / "b")
+    taken = Manifest(CheckpointId(5), Generation(1), 1, 128, (), lineages=before.lineages)
+    place = str(tmp_path / "a")
+    assert former_locations(taken, after) == {"in": [(place, place)]}
+    assert former_locations(taken, before) == {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,16 @@ from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.model.config import Guarantee
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
 from headgate.model.manifest import Manifest, Place, Savepoint, SubtaskEntry
+from headgate.protocol.checkpoints.recovery import Damage, ObservedEntry, ObservedLog
 from headgate.runtime.checkpoints import savepoints
-from headgate.runtime.checkpoints.savepoints import SavepointDirectory, savepoints_below
+from headgate.runtime.checkpoints.savepoints import (
+    NamedLog,
+    SavepointDirectory,
+    named_log,
+    refuse_unless_newest_is_known,
+    savepoint_at,
+    savepoints_below,
+)
 from headgate.runtime.checkpoints.snapshot_files import SnapshotFiles
 from headgate.storage.base import NotFound, Storage
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
@@ -108,9 +117,24 @@ def test_a_put_that_failed_and_took_effect_is_found(monkeypatch: pytest.MonkeyPa
     directory.write(savepoint)
     assert directory.read() == savepoint
     storage.delete("savepoint")
-    storage.inject(Fault(FaultKind.TIMEOUT, "put_if_absent", times=9))
-    with pytest.raises(StorageError):
+    for times, tries in ((2, 3), (9, 3)):
+        storage.calls.clear()
+        storage.inject(Fault(FaultKind.TIMEOUT, "put_if_absent", times=times))
+        with nullcontext() if times < tries else pytest.raises(StorageError):
+            directory.write(savepoint)
+        assert [operation for operation, _ in storage.calls].count("put_if_absent") == tries
+        storage.heal()
+        storage.delete("savepoint")
+
+    def denied(path: str, parts: object) -> None:
+        tried.append(path)
+        raise StorageError("put", path, "denied", is_transient=False)
+
+    tried: list[str] = []
+    monkeypatch.setattr(storage, "put_if_absent", denied)
+    with pytest.raises(StorageError, match="denied"):
         directory.write(savepoint)
+    assert len(tried) == 1, "what waiting cannot mend is not tried again"
 
 
 def test_savepoints_below_a_path_are_found(tmp_path: Path) -> None:
@@ -129,3 +153,44 @@ def test_a_newer_savepoint_is_refused_by_name() -> None:
     for damaged in (data[:-1], data.replace(b'"p"', b'"q"'), b"", b"else"):
         with pytest.raises(CorruptionError):
             decode_savepoint(damaged, "x")
+
+
+def test_a_path_names_a_pipeline_or_one_of_its_checkpoints(tmp_path: Path) -> None:
+    root = str(tmp_path)
+    (tmp_path / "p").mkdir()
+    for end in ("", "/"):
+        assert named_log(f"{root}/p{end}") == NamedLog(root, "p")
+        assert named_log(f"{root}/p/chk-17{end}") == NamedLog(root, "p", CheckpointId(17))
+    assert named_log("memory://named/p") == NamedLog("memory://named", "p")
+    for nothing in (f"{root}/q", f"{root}/q/chk-1", "p", "/p", "memory://p", "chk-1", "memory://p/chk-1"):
+        assert named_log(nothing) is None, nothing
+    assert NamedLog(root, "p").open().url.endswith("/p")
+
+
+def test_an_older_checkpoint_is_not_taken_for_the_newest_one() -> None:  # SV20
+    def observed(*contents: int | Damage) -> ObservedLog:
+        entries = [
+            ObservedEntry(at, f"p/log/{at}", one)
+            if isinstance(one, Damage)
+            else ObservedEntry(at, f"p/log/{at}", Manifest(CheckpointId(one), Generation(1), 1, 128, ()))
+            for at, one in enumerate(contents, 1)
+        ]
+        return ObservedLog(tuple(entries), CheckpointId(9))
+
+    torn = Damage("p/log/torn", "torn")
+    refuse_unless_newest_is_known(observed(torn, 1, 2))
+    refuse_unless_newest_is_known(observed())
+    for found, there in ((observed(1, 2, torn), "there is 1, 2"), (observed(torn), "there is none")):
+        with pytest.raises(CorruptionError, match=f"the newest checkpoint is not known; .*{there}$") as caught:
+            refuse_unless_newest_is_known(found)
+        assert caught.value.path == "p/log/torn"
+
+
+def test_a_place_without_a_savepoint_has_none_and_is_not_made(tmp_path: Path) -> None:
+    url = str(tmp_path / "there")
+    assert savepoint_at(url) is None
+    assert not (tmp_path / "there").exists()
+    savepoint = written(url)
+    assert savepoint_at(url) is None
+    SavepointDirectory(url).write(savepoint)
+    assert savepoint_at(url) == savepoint

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from tests.runtime.checkpoints.frozen_cases import by_row, joined, made
 from headgate.codec.snapshot import Buffer, decode_sections, output_path, snapshot_path, stored_file
 from headgate.errors import CorruptionError
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
-from headgate.model.manifest import BUNDLE, Committable, KeyGroups, Manifest, SnapshotPart, SubtaskEntry
+from headgate.model.manifest import BUNDLE, Committable, KeyGroups, Manifest, Place, SnapshotPart, SubtaskEntry
 from headgate.protocol.checkpoints.recovery import Damage, gaps
 from headgate.protocol.checkpoints.retention import StoredFile
 from headgate.runtime.checkpoints import snapshot_files, snapshot_writer
@@ -23,6 +24,7 @@ from headgate.state.descriptors import StateKind
 from headgate.state.snapshot import FrozenState, SnapshotTarget
 from headgate.storage.base import Bytes
 from headgate.storage.memory import MemoryStorage
+from headgate.storage.urls import open_storage
 
 SUBTASK = SubtaskId(VertexId("a.g7 b"), 3)
 
@@ -50,7 +52,7 @@ def test_small_parts_stay_inline_and_the_others_share_a_file(monkeypatch: pytest
     monkeypatch.setattr(snapshot_writer, "FILE_BYTES_MAX", 60)
     storage = Reading()
     target = target_of(storage, inline_bytes_max=25)
-    contents = [bytes([65 + number]) * size for number, size in enumerate((10, 40, 15, 30, 20))]
+    contents = [bytes([65 + number]) * size for number, size in enumerate((10, 40, 15, 20, 20))]
     for number, data in enumerate(contents):
         target.put(f"state/{number}", [data[:3], data[3:]])
     assert storage.list("p") == ["p/chk-0000000007/a.g7_b-3.g2"], "the last file waits for more"
@@ -129,6 +131,43 @@ def test_a_part_is_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
             with pytest.raises(CorruptionError, match=found) as caught:
                 read(storage, "p", wrong)  # type: ignore[operator]
             assert caught.value.path == f"p/{part.path}"
+
+
+def test_parts_apart_are_files_of_their_own() -> None:  # SF15
+    storage = Reading()
+    target = target_of(storage, inline_bytes_max=1_000)
+    contents = [b"first", b"second", b"third"]
+    groups = KeyGroups(3, 4)
+    made = [target.put_apart("files/node", [data[:2], data[2:]], groups, f"{n}.sst") for n, data in enumerate(contents)]
+    assert target.finish() == tuple(made)
+    assert len({part.path for part in made}) == 3
+    assert [stored_file(part.path) for part in made] == [
+        StoredFile(part.path, CheckpointId(7), Generation(2)) for part in made
+    ]
+    assert [bytes(read_part(storage, "p", part)) for part in made] == contents
+    assert [(part.name, part.key_groups) for part in made] == [(f"{n}.sst", groups) for n in range(3)]
+
+
+def test_parts_at_another_place_are_read_and_verified_there(tmp_path: Path) -> None:
+    there = Place(str(tmp_path / "there"), "files-0")
+    storage = open_storage(there.url)
+    target = SubtaskTarget(SnapshotDestination(storage, there.prefix, Generation(2), 0), SUBTASK, CheckpointId(7))
+    target.put("state/a", [b"whole"])
+    (part,) = target.finish()
+    entry = SubtaskEntry(SUBTASK, (part,))
+    files = CheckpointLog(MemoryStorage("here"), "p").files
+    assert files.read(part, there) == b"whole"
+    assert files.sections(entry, there) == {"state/a": [b"whole"]}
+    whole = Manifest(CheckpointId(7), Generation(2), 1, 128, (entry,), place=there)
+    assert files.verify(whole) == []
+    storage.put(f"files-0/{part.path}", [b"wrong"])
+    (damage,) = files.verify(whole)
+    assert damage.path == f"{there.url}/files-0/{part.path}"
+    storage.delete(f"files-0/{part.path}")
+    assert files.verify(whole) == [Damage(damage.path, "the file is missing")]
+    gone = replace(whole, place=Place(str(tmp_path / "gone"), "files-0"))
+    assert files.verify(gone) == [Damage(str(tmp_path / "gone"), "the directory is missing")]
+    assert not (tmp_path / "gone").exists()
 
 
 def test_one_part_at_a_time_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

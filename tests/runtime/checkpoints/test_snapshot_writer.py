@@ -5,25 +5,32 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 from tests.runtime.checkpoints.frozen_cases import CASES, Live, joined, small
 from tests.runtime.checkpoints.frozen_cases import made as made_faults
 
-from headgate.codec.snapshot import Buffer
+from headgate.codec.snapshot import Buffer, output_path
 from headgate.connectors.base import SealedTransaction
 from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
-from headgate.model.manifest import KeyGroups, Manifest, SnapshotPart, SubtaskEntry
+from headgate.model.manifest import KeyGroups, Manifest, Place, SnapshotPart, SubtaskEntry
 from headgate.protocol.subtasks.subtask import SnapshotFailed, SnapshotWritten
 from headgate.runtime.checkpoints import snapshot_writer
 from headgate.runtime.checkpoints.log import CheckpointLog
-from headgate.runtime.checkpoints.snapshot_files import read_part
-from headgate.runtime.checkpoints.snapshot_writer import SnapshotDestination, SnapshotWriter, SubtaskSnapshot
+from headgate.runtime.checkpoints.snapshot_files import SnapshotFiles, read_part
+from headgate.runtime.checkpoints.snapshot_writer import (
+    SavepointPart,
+    SnapshotDestination,
+    SnapshotWriter,
+    SubtaskSnapshot,
+)
 from headgate.state.rocksdb import database_snapshot
 from headgate.state.snapshot import FrozenState, OwnedKeys, StoredFiles
 from headgate.state.worker_backends import portable_rows
@@ -35,9 +42,22 @@ from headgate.storage.memory import MemoryStorage
 class Sealed(SealedTransaction):
     """A transaction whose ``prepare`` first raises the given errors."""
 
-    def __init__(self, payload: bytes | None, *errors: Exception, gate: threading.Event | None = None) -> None:
-        self._payload, self._errors, self._gate = payload, list(errors), gate
+    def __init__(
+        self,
+        payload: bytes | None,
+        *errors: Exception,
+        gate: threading.Event | None = None,
+        pieces: Sequence[bytes] = (),
+    ) -> None:
+        self._payload, self._errors, self._gate, self._pieces = payload, list(errors), gate, pieces
         self.entered = threading.Event()
+
+    @property
+    def pieces_count(self) -> int:
+        return len(self._pieces)
+
+    def piece(self, index: int) -> bytes:
+        return self._pieces[index]
 
     def prepare(self) -> bytes | None:
         self.entered.set()
@@ -55,6 +75,7 @@ class Uploads:
         self.storage = FaultyStorage(MemoryStorage())
         self.events: list[SnapshotWritten | SnapshotFailed] = []
         self.texts: list[str] = []
+        self.on_report: Callable[[], object] = bool
         self.errors: list[BaseException] = []
         self._pool = ThreadPoolExecutor(1)
         to = SnapshotDestination(self.storage, "p", Generation(2), 0)
@@ -63,10 +84,18 @@ class Uploads:
     def _report(self, event: SnapshotWritten | SnapshotFailed, text: str) -> None:
         self.events.append(event)
         self.texts.append(text)
+        self.on_report()
 
-    def start(self, checkpoint: int, sealed: Sealed | None = None) -> None:
+    def start(
+        self,
+        checkpoint: int,
+        sealed: Sealed | None = None,
+        states: Mapping[str, FrozenState] = MappingProxyType({}),
+        savepoint: SavepointPart | None = None,
+    ) -> None:
         transactions = [] if sealed is None else [("out", sealed)]
-        self.writer.start(SubtaskSnapshot(CheckpointId(checkpoint), {}, {"flag": b"x"}, transactions))
+        plain = {"flag": b"x"}
+        self.writer.start(SubtaskSnapshot(CheckpointId(checkpoint), states, plain, transactions, savepoint=savepoint))
 
     def finish(self) -> list[tuple[int, list[int] | None]]:
         """Return ``(checkpoint, checkpoints of its committables; None for a failure)``."""
@@ -148,6 +177,63 @@ def test_output_that_the_target_refuses_is_never_left_to_the_next_snapshot(made:
     (error,) = made.errors
     assert isinstance(error, snapshot_writer.PrepareRefused)
     assert str(error).startswith(f"sink 'out' cannot prepare the output of checkpoint 1: {said}; starting again cannot")
+
+
+def test_pieces_are_written_once_each_and_large_output_is_a_file(
+    made: Uploads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot_writer, "PAYLOAD_BYTES_MAX", 4)
+    made.storage.inject(Fault(FaultKind.NO_SPACE, operation="put", first=2, times=3))  # the second piece
+    made.start(1, Sealed(b"rows", pieces=[b"piece 1", b"piece 2"]))
+    made.start(2, Sealed(b"large"))
+    made.start(3, Sealed(b"tiny"))
+    assert made.finish() == [(1, None), (2, [1, 2]), (3, [3])]
+    (first, large), (tiny,) = (e.entry.committables for e in made.events if isinstance(e, SnapshotWritten))
+    assert (first.payload, tiny.payload, tiny.stored, large.payload) == (b"rows", b"tiny", None, b"")
+    assert [bytes(read_part(made.storage, "p", piece)) for piece in first.pieces] == [b"piece 1", b"piece 2"]
+    assert large.stored is not None
+    assert read_part(made.storage, "p", large.stored) == b"large"
+    paths = [*(piece.path for piece in first.pieces), large.stored.path]
+    puts = [path for operation, path in made.storage.calls if operation == "put"]
+    assert [puts.count(f"p/{path}") for path in paths] == [1, 4, 1], "the second piece was tried again"
+    assert large.pieces == tiny.pieces == ()
+    numbers = ((1, 1), (1, 2), (2, 3))
+    subtask = SubtaskId(VertexId("v"), 1)
+    assert paths == [output_path(CheckpointId(of), subtask, Generation(2), number) for of, number in numbers]
+
+
+def test_a_state_is_released_before_its_snapshot_is_reported(made: Uploads) -> None:
+    frozen = made_faults("reduce").freeze()
+    seen: list[bool] = []
+    made.on_report = lambda: seen.append(frozen.is_released)
+    made.start(1, states={"node": frozen})
+    assert made.finish() == [(1, [])]
+    assert seen == [True], "the next barrier may come at once, and finds the state in one piece"
+
+
+def test_a_savepoint_is_a_copy_and_what_is_wrong_there_is_wrong_there_alone(  # SV1, SV7
+    made: Uploads, tmp_path: Path
+) -> None:
+    frozen = made_faults("reduce").freeze()
+    expected = joined(frozen.encode())
+    place = Place(str(tmp_path / "there"), "files-0")
+    made.start(1, states={"node": frozen}, savepoint=SavepointPart(place.text, {"end": b"y"}))
+    (tmp_path / "file").touch()
+    made.start(2, savepoint=SavepointPart(Place(str(tmp_path / "file"), "files-1").text, {}))
+    made.start(3)
+    assert made.finish() == [(1, []), (2, []), (3, [])]
+    first, second, third = (e.copied for e in made.events if isinstance(e, SnapshotWritten))
+    assert first is not None
+    assert first.problem == ""
+    sections = SnapshotFiles(MemoryStorage("else"), "p").sections(SubtaskEntry(SUBTASK, first.parts), place)
+    assert {name: [bytes(part) for part in parts] for name, parts in sections.items()} == {
+        "end": [b"y"],
+        "state/node": [expected],
+    }
+    assert second is not None
+    assert second.parts == ()
+    assert "file" in second.problem
+    assert third is None
 
 
 def test_closing_gives_up_waiting_for_retries(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,7 +139,7 @@ def _parts(recorded: _Recorded) -> Iterator[_Recorded]:
             yield part
             part, size_bytes = [], 0
         for batch in batches:
-            if size_bytes and size_bytes + batch.nbytes > PART_BYTES:
+            if part and size_bytes + batch.nbytes > PART_BYTES:
                 yield part
                 part, size_bytes = [], 0
             if not part or part[-1][0] is not way:

@@ -70,8 +70,7 @@ def part_location(pipeline: str, part: SnapshotPart) -> str:
 
 def _read_once(storage: Storage, pipeline: str, part: SnapshotPart) -> memoryview:
     where = part_location(pipeline, part)
-    chunks = list(_chunks(storage, pipeline, part))
-    data = memoryview(chunks[0] if len(chunks) == 1 else b"".join(chunks))
+    data = memoryview(b"".join(_chunks(storage, pipeline, part)))  # of one piece no copy is made
     _check_bytes(part, len(data), xxhash.xxh3_64_intdigest(data), where)
     if part.rows and not part.section.startswith(FILES_PREFIX):  # these are counted by their reader
         _check_rows(part, data, where)
