@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import polars as pl
 
+from headgate.api.sql.aggregation import Grouping
 from headgate.api.sql.expressions import (
     PROCTIME,
     Scalars,
@@ -22,7 +23,6 @@ from headgate.api.sql.expressions import (
     parsed,
     refuse_others,
 )
-from headgate.api.sql.grouping import Grouping
 from headgate.api.sql.relations import (
     END,
     START,
