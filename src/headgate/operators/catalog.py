@@ -15,6 +15,7 @@ from headgate.model.state_schema import StateIdentity
 from headgate.operators.async_map import AsyncMapSpec
 from headgate.operators.base import OperatorSpec
 from headgate.operators.changes import ChangeCheckSpec
+from headgate.operators.changing_top import ChangingTopSpec
 from headgate.operators.checkpoint_listeners import CheckpointListener, lists_rules, lists_text
 from headgate.operators.deduplication import DeduplicateSpec
 from headgate.operators.expressions import ExpressionsSpec, filter_spec, fuse, select_spec, with_columns_spec
@@ -51,6 +52,7 @@ __all__ = [
     "AsyncMapSpec",
     "BatchProcessSpec",
     "ChangeCheckSpec",
+    "ChangingTopSpec",
     "DeduplicateSpec",
     "ExpressionsSpec",
     "KeyCheckSpec",

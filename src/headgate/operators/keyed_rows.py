@@ -6,11 +6,13 @@ For operators that keep a row for each key and emit how it changed (``running_ag
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 
-from headgate.operators.changes import DELETE, INSERT, OPS, UPDATE_AFTER, UPDATE_BEFORE, Codes, op_column
+from headgate.operators.changes import DELETE, INSERT, OPS, UPDATE_AFTER, UPDATE_BEFORE, Codes, Signs, op_column
 from headgate.operators.process.timers import TimedOperator
 from headgate.state.backend import TimeKind
 from headgate.state.key_index import Slots
@@ -64,6 +66,35 @@ def change_rows(had: Mask, has: Mask, is_changed: Mask, *, retractions: bool) ->
         codes[:count][updated] = OPS.index(UPDATE_BEFORE)
     rows = rows[np.lexsort((rows, rows % count))] if count else rows  # of each key the old row, then the new one
     return rows, codes[rows]
+
+
+def counted(
+    owners: Slots, identity: Sequence[pa.Array], steps: Signs, keep: Literal["first", "last", "one"] = "first"
+) -> tuple[Mask, Mask]:
+    """Return which steps take effect when rows of each owner are counted, and which of those that come stay.
+
+    A step down from zero has no effect.
+
+    Args:
+        owners: the owner of each row.
+        identity: the columns in which rows are equal.
+        steps: 1 for a row that comes, -1 for one that goes.
+        keep: of equal rows the first ones stay, or the last ones, or only the last one.
+    """
+    fields = [f"value {i}" for i in range(len(identity))]
+    frame = pl.DataFrame({"owner": owners, "step": steps}).with_columns(
+        *(pl.Series(name, column) for name, column in zip(fields, identity, strict=True))
+    )
+    level = pl.col("step").cum_sum()
+    low = pl.min_horizontal(level.cum_min(), 0)
+    is_effective = (pl.col("step") > 0) | (low == low.shift(1, fill_value=0))
+    left = pl.lit(1) if keep == "one" else pl.when(is_effective).then(pl.col("step")).otherwise(0).sum()
+    rank = (pl.col("step") > 0).cum_sum(reverse=keep != "first")
+    found = frame.select(
+        is_effective.over("owner", *fields).alias("is_effective"),
+        ((pl.col("step") > 0) & (rank <= left)).over("owner", *fields).alias("stays"),
+    )
+    return found["is_effective"].to_numpy(), found["stays"].to_numpy()
 
 
 class ChangeOperator(TimedOperator):

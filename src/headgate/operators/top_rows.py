@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from headgate.errors import UsageError
 from headgate.operators.base import WATERMARK_MAX_MS, Operator, OperatorContext, Output, key_columns
-from headgate.operators.changes import DELETE, INSERT, OP_FIELD, OPS, UPDATE_AFTER, UPDATE_BEFORE, Codes
+from headgate.operators.changes import DELETE, INSERT, OP, OP_FIELD, OPS, UPDATE_AFTER, UPDATE_BEFORE, Codes
 from headgate.operators.deduplication import check_order_column, refuse_op
 from headgate.operators.keyed_rows import ChangeOperator, DistinctSlots
 from headgate.operators.keys import check_keys
@@ -98,7 +98,7 @@ def order_of(node: str, by: object, descending: object) -> Order:
     return Order(columns, tuple(given))
 
 
-def _ranks(groups: Slots) -> Slots:
+def group_ranks(groups: Slots) -> Slots:
     """Return the place of each row in its group; equal groups stand together."""
     starts = np.flatnonzero(np.diff(groups, prepend=-1))
     return np.arange(len(groups)) - np.repeat(starts, np.diff(starts, append=len(groups)))
@@ -146,6 +146,8 @@ class TopSpec:
         """
         _check(node, schema, self.keys, self.order, self.rank)
         refuse_op(node, schema)
+        if self.rank == OP:
+            raise UsageError(f"operator '{node}': column 'op' says what changes; give another rank=")
         ranks = [] if self.rank is None else [pa.field(self.rank, pa.int64())]
         return pa.schema([*schema, *ranks, OP_FIELD])
 
@@ -192,7 +194,7 @@ class TopOperator(ChangeOperator):
         record = batch.select([field.name for field in self._row])
         if len(places) > spec.count * len(slots):  # many rows cannot be among the first of the batch alone
             new = self._order(places, [batch.column(name) for name in spec.order.columns])
-            new = new[_ranks(places[new]) < spec.count]
+            new = new[group_ranks(places[new]) < spec.count]
             places, record = places[new], record.take(pa.array(new))
         had = self._state.contains(slots)
         lists = self._state.get(slots[had])
@@ -203,10 +205,10 @@ class TopOperator(ChangeOperator):
         rows = pa.concat_arrays([old_rows.cast(self._row), record.to_struct_array().cast(self._row)])
         groups = np.concatenate([old_places, places])
         order = self._order(groups, [rows.field(name) for name in spec.order.columns])
-        ranks = _ranks(groups[order])
+        ranks = group_ranks(groups[order])
         kept = order[ranks < spec.count]
         self._store(slots, had, rows, kept, groups, len(old_rows))
-        before = np.concatenate([_ranks(old_places), np.full(len(places), -1)]) if len(groups) else old_places
+        before = np.concatenate([group_ranks(old_places), np.full(len(places), -1)]) if len(groups) else old_places
         if spec.rank is None:
             self._emit_sets(slots, rows, groups, kept, len(old_rows))
         else:
@@ -234,7 +236,7 @@ class TopOperator(ChangeOperator):
         self, slots: Slots, rows: pa.StructArray, groups: Slots, kept: Slots, before: Slots, lengths: Slots
     ) -> None:
         """Emit, of each place of each key that another row has now, what changed."""
-        ranks = _ranks(groups[kept])
+        ranks = group_ranks(groups[kept])
         moved = before[kept] != ranks
         taken, places, ranks = kept[moved], groups[kept][moved], ranks[moved]
         is_update = ranks < lengths[places]
@@ -371,7 +373,7 @@ class WindowTopOperator(TimedOperator):
         groups, rows = self._state.explode(slots)
         columns = [rows.field(name) for name in spec.order.columns]
         order = spec.order.rows(groups, columns)
-        groups, ranks = groups[order], _ranks(groups[order])
+        groups, ranks = groups[order], group_ranks(groups[order])
         if spec.ties:
             ranks = _tied(ranks, groups, [column.take(pa.array(order)) for column in columns])
         kept = ranks < spec.count

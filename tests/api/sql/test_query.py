@@ -229,6 +229,28 @@ QUERIES: dict[str, tuple[str, str | None]] = {
         "WHERE rn > 1 AND rn < 4",
         None,
     ),
+    "top of an aggregate": (
+        "SELECT auction, flag, n, rn FROM (SELECT *, ROW_NUMBER() OVER (PARTITION BY flag ORDER BY n DESC, auction) AS "
+        "rn FROM (SELECT auction, flag, COUNT(*) AS n FROM bids WHERE flag IS NOT NULL GROUP BY auction, flag)) WHERE "
+        "rn <= 3",
+        None,
+    ),
+    "the three with most": (
+        "SELECT auction, n FROM (SELECT auction, COUNT(*) AS n, ROW_NUMBER() OVER (ORDER BY COUNT(*) DESC, auction) AS "
+        "rn FROM bids GROUP BY auction) WHERE rn <= 3",
+        "SELECT auction, COUNT(*) AS n FROM bids GROUP BY auction ORDER BY n DESC, auction LIMIT 3",
+    ),
+    "the one with most": (
+        "SELECT auction FROM (SELECT *, ROW_NUMBER() OVER (ORDER BY n DESC, auction) AS rn FROM (SELECT auction, "
+        "COUNT(*) AS n FROM bids GROUP BY auction)) WHERE rn = 1",
+        None,
+    ),
+    "how often each auction is among the top": (
+        "SELECT flag, COUNT(*) AS c, SUM(n) AS s FROM (SELECT *, ROW_NUMBER() OVER (PARTITION BY flag ORDER BY n, "
+        "auction) AS rn FROM (SELECT auction, flag, COUNT(*) AS n FROM bids WHERE flag IS NOT NULL GROUP BY auction, "
+        "flag)) WHERE rn <= 4 GROUP BY flag",
+        None,
+    ),
     "join of integers of other sizes and of a date": (
         "SELECT a.id, b.id AS other FROM (SELECT id, CAST(auction AS SMALLINT) AS small, CAST(ts AS DATE) AS day "
         "FROM bids) AS a LEFT JOIN (SELECT id, auction, DATE_TRUNC('hour', ts) AS hour FROM bids) AS b ON a.small = "

@@ -19,6 +19,7 @@ from headgate.errors import StorageError
 from headgate.operators.async_map import AsyncMapSpec
 from headgate.operators.base import Operator
 from headgate.operators.catalog import StatefulSpec
+from headgate.operators.changing_top import ChangingTopOperator, ChangingTopSpec
 from headgate.operators.deduplication import DeduplicateOperator, DeduplicateSpec
 from headgate.operators.joins.broadcast_join import BroadcastJoinSpec
 from headgate.operators.joins.changing_join import ChangingJoinOperator, ChangingJoinSpec
@@ -53,6 +54,7 @@ BY_COLUMN: tuple[type[Operator], ...] = (
     *(DeduplicateOperator, RunningAggregateOperator, SessionMergeOperator, TriggeredWindowOperator),
     CommandedWindowOperator,
     *(AsOfJoinOperator, ChangingJoinOperator, PairJoinOperator, WindowJoinOperator, TopOperator, WindowTopOperator),
+    ChangingTopOperator,
 )
 """They have the states of functions by batch."""
 
@@ -60,6 +62,7 @@ SPECS_BY_COLUMN = (
     *(DeduplicateSpec, RunningAggregateSpec, SessionMergeSpec, TriggeredWindowSpec),
     CommandedWindowSpec,
     *(JoinSpec, ChangingJoinSpec, TopSpec, WindowTopSpec),
+    ChangingTopSpec,
 )
 
 each = pytest.mark.parametrize("name", CASES)

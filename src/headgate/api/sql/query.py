@@ -239,7 +239,11 @@ class Select:
     @property
     def retractions(self) -> bool:
         """Whether changes of the result must say what was before."""
-        return self.scope.retractions
+        return self.scope.retractions or self._is_ranking
+
+    @property
+    def _is_ranking(self) -> bool:
+        return any(node.find(exp().Window) for node in self.tree.expressions)
 
     def relation(self) -> Relation:
         """Return its result.
@@ -256,7 +260,8 @@ class Select:
         where = self.tree.args.get("where")
         parts = all_of(where.this if where is not None else None)
         subqueries = [(part, found) for part in parts for found in [subquery_condition(part)] if found is not None]
-        inner = self.scope.inside(retractions=is_grouping or bool(self.tree.args.get("joins")) or bool(subqueries))
+        needs_all = is_grouping or self._is_ranking or bool(self.tree.args.get("joins")) or bool(subqueries)
+        inner = self.scope.inside(retractions=needs_all)
         if source.this.args.get("version") is not None:
             raise unsupported("FOR SYSTEM_TIME AS OF after FROM", "put that table after JOIN")
         self.relation_in = inner.table(source.this)
@@ -286,10 +291,10 @@ class Select:
             outputs += self._linked(links)
         if not outputs and self.scope.around is not None:
             raise unsupported("EXISTS of a query that names no column of the one around it", _LINK)
-        if is_grouping or having is not None:
-            return Grouping(self, outputs).relation()
+        is_grouping = is_grouping or having is not None
+        made = (lambda chosen: Grouping(self, chosen).relation()) if is_grouping else self._projected
         ranks = [name for name, node in outputs if isinstance(node, exp().Window)]
-        return self._numbered(outputs, ranks) if ranks else self._projected(outputs)
+        return self._numbered(outputs, ranks, made) if ranks else made(outputs)
 
     def _names_others(self, part: Expression) -> bool:
         """Whether a condition names a column of the query around this subquery."""
@@ -333,24 +338,31 @@ class Select:
         join = e.Join(this=e.Table(), kind=condition.how.upper(), on=e.and_(*values, *scope.links))
         return self._joined(left, replace(right, columns=columns), join, place, condition.name)
 
-    def _numbered(self, outputs: list[tuple[str, Expression]], ranks: list[str]) -> Relation:
-        """Return the other columns, and what ROW_NUMBER() is to number."""
+    def _numbered(
+        self,
+        outputs: list[tuple[str, Expression]],
+        ranks: list[str],
+        made: Callable[[list[tuple[str, Expression]]], Relation],
+    ) -> Relation:
+        """Return the other columns, and what ROW_NUMBER() is to number. ``made`` makes a relation of columns."""
         window: Any = dict(outputs)[ranks[0]]
         if len(ranks) > 1 or not isinstance(window.this, exp().RowNumber) or window.args.get("spec"):
             raise unsupported(
                 f"{window.this.sql()} OVER", "use ROW_NUMBER() OVER (PARTITION BY ... ORDER BY ...), once"
             )
         order = window.args.get("order")
-        if order is None or not window.args.get("partition_by"):
+        if order is None:
             raise UsageError("sql: ROW_NUMBER() needs OVER (PARTITION BY ... ORDER BY ...)")
         if any(node.args.get("nulls_first") for node in order.expressions):
             raise unsupported("ORDER BY with NULLS FIRST", "nulls come last; filter them, or order by COALESCE")
-        keys = {f"__part_{i}": node for i, node in enumerate(window.args["partition_by"])}
+        keys = {
+            f"__part_{i}": node for i, node in enumerate(window.args.get("partition_by") or [exp().Literal.number(0)])
+        }
         by = {f"__order_{i}": node.this for i, node in enumerate(order.expressions)}
-        known = {node: name for name, node in outputs if isinstance(node, exp().Column)}
+        known = {node: name for name, node in outputs if isinstance(node, exp().Column | exp().AggFunc)}
         names = {hidden: known.get(node, hidden) for hidden, node in (keys | by).items()}
         more = [(hidden, node) for hidden, node in (keys | by).items() if names[hidden] == hidden]
-        found = self._projected([(name, node) for name, node in outputs if name not in ranks] + more)
+        found = made([(name, node) for name, node in outputs if name not in ranks] + more)
         top = Top(
             ranks[0],
             tuple(names[hidden] for hidden in keys),
@@ -395,7 +407,7 @@ class Select:
             rank = top.name if is_used else None
             keyed = relation.stream.key_by(*keys, START, END)
             stream = keyed.top_per_window(count, **order, rank=rank)  # type: ignore[arg-type]
-        elif count == 1 and len(top.by) == 1 and not is_used:
+        elif count == 1 and len(top.by) == 1 and not is_used and relation.stream._change_keys is None:
             names = [column.name for column in rest]
             kept = set(top.keys) <= set(used) or (has_star and set(top.keys) <= set(names))
             keep: Any = "last" if top.descending[0] else "first"

@@ -592,14 +592,15 @@ class KeyedStream(Records):
         """Keep the top ``count`` records of each key: ``top(10, by="price", within=None)``.
 
         The result is a stream with changes. Each rank of a key has one record; a new record in between moves the others
-        down.
+        down. The stream may itself have changes, such as the results of ``agg``: all its rows are kept then, because
+        any of them may be among the top when others go.
 
         Args:
             count: how many records.
             by: the column, or columns, that order records. Of equal ones, that which came first comes first. Nulls come
                 last.
             within: how long a key is remembered after its last record, in processing time; None: for ever, so that
-                state grows with the number of keys.
+                state grows with the number of keys, and of a stream with changes with the number of its rows.
             descending: whether the largest value comes first, for all columns or for each.
             rank: the name of the column with the rank, from 1 on. None: there is none, and a change says which record
                 left and which came; this is much less output.
@@ -617,8 +618,17 @@ class KeyedStream(Records):
         order = catalog.order_of(str(node), by, descending)
         has_retractions = retractions or (rank is None and count > 1)
         lifetime = _lifetime(node, "within", within, retractions=has_retractions)
-        spec = catalog.TopSpec(self._keys, self._schema, count, order, rank, has_retractions, lifetime)
-        output = self._add(node, spec)
+        if self._changes is None:
+            spec = catalog.TopSpec(self._keys, self._schema, count, order, rank, has_retractions, lifetime)
+        else:
+            schema = pa.schema([field for field in self._schema if field.name != OP])
+            known = self._changes.keys or schema.names
+            identity = tuple(column for column in known if column not in self._keys)
+            is_upsert = not self._changes.retractions
+            spec = catalog.ChangingTopSpec(
+                self._keys, schema, count, order, rank, has_retractions, lifetime, identity, is_upsert
+            )
+        output = self._add(node, spec, takes_changes=True)
         builder.keep_state(node, where)
         changes = Changes(spec.change_keys, has_retractions)
         return Stream(self._pipeline, (Edge(node),), output, self._time_column_in(output), (), changes)

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 
 from headgate.operators.base import Operator
@@ -28,6 +27,7 @@ from headgate.operators.joins.stream_joins import (
     taken,
     with_op,
 )
+from headgate.operators.keyed_rows import counted
 from headgate.state.backend import ListColumns
 from headgate.state.key_index import Slots
 from headgate.state.vectors import Mask, ranges
@@ -125,7 +125,7 @@ class ChangingJoinOperator(JoinOperator):
         owners = np.concatenate([*(affected[rows] for _, rows, _ in stored), slots[arrived]])
         values = pa.concat_arrays([*(found for _, _, found in stored), elements.take(pa.array(arrived))])
         steps = np.concatenate([np.ones(len(owners) - len(arrived), np.int64), sign[arrived]])
-        is_effective, stays = _counted(owners, values, steps)
+        is_effective, stays = counted(owners, values.flatten(), steps)
         gone, start = [], 0
         for found, rows, kept in stored:
             stay = stays[start : start + len(kept)]
@@ -182,27 +182,6 @@ def _counts(side: Side, slots: Slots) -> Slots:
     for lists in side.lists:
         found += lists.counts(slots)
     return found
-
-
-def _counted(owners: Slots, values: pa.StructArray, steps: Signs) -> tuple[Mask, Mask]:
-    """Return which steps take effect when equal rows are counted, and which of those that come stay.
-
-    A step down from zero has no effect. Of equal rows the first ones stay.
-    """
-    fields = [f"value {i}" for i in range(values.type.num_fields)]
-    frame = pl.DataFrame({"owner": owners, "step": steps}).with_columns(
-        *(pl.Series(name, column) for name, column in zip(fields, values.flatten(), strict=True))
-    )
-    level = pl.col("step").cum_sum()
-    low = pl.min_horizontal(level.cum_min(), 0)
-    is_effective = (pl.col("step") > 0) | (low == low.shift(1, fill_value=0))
-    left = pl.when(is_effective).then(pl.col("step")).otherwise(0).sum()
-    rank = (pl.col("step") > 0).cum_sum()
-    found = frame.select(
-        is_effective.over("owner", *fields).alias("is_effective"),
-        ((pl.col("step") > 0) & (rank <= left)).over("owner", *fields).alias("stays"),
-    )
-    return found["is_effective"].to_numpy(), found["stays"].to_numpy()
 
 
 def _pairs(lists: ListColumns, slots: Slots, wanted: Slots) -> Iterator[tuple[Slots, Slots, pa.StructArray]]:
