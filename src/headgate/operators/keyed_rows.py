@@ -82,19 +82,37 @@ def counted(
         keep: of equal rows the first ones stay, or the last ones, or only the last one.
     """
     fields = [f"value {i}" for i in range(len(identity))]
-    frame = pl.DataFrame({"owner": owners, "step": steps}).with_columns(
+    frame = pl.DataFrame({"owner": owners, "row": np.arange(len(owners))}).with_columns(
         *(pl.Series(name, column) for name, column in zip(fields, identity, strict=True))
     )
-    level = pl.col("step").cum_sum()
-    low = pl.min_horizontal(level.cum_min(), 0)
-    is_effective = (pl.col("step") > 0) | (low == low.shift(1, fill_value=0))
-    left = pl.lit(1) if keep == "one" else pl.when(is_effective).then(pl.col("step")).otherwise(0).sum()
-    rank = (pl.col("step") > 0).cum_sum(reverse=keep != "first")
-    found = frame.select(
-        is_effective.over("owner", *fields).alias("is_effective"),
-        ((pl.col("step") > 0) & (rank <= left)).over("owner", *fields).alias("stays"),
-    )
-    return found["is_effective"].to_numpy(), found["stays"].to_numpy()
+    rows = frame.group_by("owner", *fields).agg("row")["row"]
+    order, lengths = rows.explode().to_numpy(), rows.list.len().to_numpy().astype(np.int64)
+    is_effective, stays = np.ones((2, len(owners)), np.bool_)
+    if len(owners) == 0:
+        return is_effective, stays
+    groups, starts = np.repeat(np.arange(len(lengths)), lengths), np.cumsum(lengths) - lengths
+    step = steps[order]
+    level = _sums(step, starts, lengths)
+    apart = groups * (2 * len(owners) + 1)  # each group lies below the one before, so that one minimum does for all
+    low = np.minimum(np.minimum.accumulate(level - apart) + apart, 0)
+    before = np.roll(low, 1)
+    before[starts] = 0
+    effective = (step > 0) | (low == before)
+    left = np.ones(len(lengths), np.int64)
+    if keep != "one":
+        left = np.add.reduceat(np.where(effective, step, 0), starts)
+    comes = (step > 0).astype(np.int64)
+    rank = _sums(comes, starts, lengths)
+    if keep != "first":
+        rank = np.repeat(rank[starts + lengths - 1], lengths) - rank + 1
+    is_effective[order], stays[order] = effective, (step > 0) & (rank <= left[groups])
+    return is_effective, stays
+
+
+def _sums(numbers: Signs, starts: Slots, lengths: Slots) -> Slots:
+    """Return the sums so far, which begin again at ``starts``."""
+    found = np.cumsum(numbers)
+    return found - np.repeat(found[starts] - numbers[starts], lengths)
 
 
 class ChangeOperator(TimedOperator):
