@@ -118,8 +118,8 @@ class ShapedReader:
         first, last = int(starts[0]), int(ends[-1])
         inside = np.frombuffer(raw, np.uint8)[first:last]
         between = len(inside) - int((ends - starts).sum())
-        text = raw if isinstance(raw, bytes) and len(raw) == last - first else inside.tobytes()
-        if b"\\" in text or np.count_nonzero(inside < _SPACE) != between:
+        text = raw if isinstance(raw, bytes) else raw.to_pybytes()
+        if text.find(b"\\", first, last) >= 0 or np.count_nonzero(inside < _SPACE) != between:
             return None
         shape = self._shape
         line = inside[: int(ends[0]) - first].tobytes()
