@@ -50,7 +50,7 @@ FORMS = [Rows, Columns]
 KEYS = 8_000
 each_form = pytest.mark.parametrize("form", Many.FORMS)
 
-SEEDS = 25 if IS_DEEP else 5
+SEEDS = 25 if IS_DEEP else 2
 CHANGES = ["put", "put", "clear", "append", "append", "forget", "set", "set", "unset", "empty", *TIMER_CHANGES]
 WINDOW_CHANGES = ["add"] * 8 + ["take"] * 3
 HAPPENS = [

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import tests.connectors.files.test_file_sink as files
 import tests.connectors.streams.test_stream_kit as streams
+from tests.conftest import few
 from tests.testing.staged import LIMIT_MS, StagedLedger, StagedSink, at, number_of
 
 import headgate as hg
@@ -142,7 +143,7 @@ class Shifted:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("system", ["stream", "files", "files that wait"])
+@pytest.mark.parametrize("system", few(["stream", "files", "files that wait"], 2))
 def test_our_own_sinks_lose_nothing_in_a_year(system: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # CS9, S12
     numbers = itertools.count()
