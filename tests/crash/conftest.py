@@ -141,9 +141,9 @@ def told(request: pytest.FixtureRequest, record_property: Callable[[str, object]
     return tell
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A standalone cluster; no test leaves anything running on it."""
+    """A standalone cluster for the tests of one group, ``cluster``; none leaves anything running on it."""
     found: list[Cluster] = []
     try:
         found.append(Cluster(tmp_path_factory.mktemp("cluster")))

@@ -173,6 +173,7 @@ def test_stopped_workers_of_a_loop_are_replaced_and_change_nothing_when_they_wak
 
 @pytest.mark.spark
 @pytest.mark.deep
+@pytest.mark.xdist_group("cluster")
 def test_a_loop_on_a_cluster_loses_workers_an_executor_and_its_driver(
     cluster: Cluster, spec: Spec, launch: Launch, tmp_path: Path, told: Told
 ) -> None:

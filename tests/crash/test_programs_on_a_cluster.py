@@ -12,7 +12,7 @@ from crash.cluster import Cluster
 from crash.processes import environment
 from headgate.model.failure import ExitCode
 
-pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(1_800), pytest.mark.xdist_group("programs")]
+pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(1_800), pytest.mark.xdist_group("cluster")]
 
 PROGRAM = """
 import headgate as hg

@@ -24,6 +24,7 @@ Launch = Callable[..., Life]
 Told = Callable[[Life], None]
 
 
+@pytest.mark.xdist_group("cluster")
 def test_workers_executors_and_the_driver_die_on_a_cluster_and_every_record_counts_once(
     cluster: Cluster, spec: Spec, launch: Launch, tmp_path: Path, told: Told
 ) -> None:

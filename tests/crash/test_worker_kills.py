@@ -118,6 +118,7 @@ STARTING_S = 1.5
 """About so long after its first Python process a start is over."""
 
 
+@pytest.mark.xdist_group("cluster")
 def test_executors_that_die_during_the_first_start_are_replaced(  # G9
     cluster: Cluster,
     spec: Callable[..., dict[str, Any]],

@@ -66,7 +66,6 @@ def test_checkpoints_share_files_of_small_databases() -> None:
     assert {seed: run.run() for seed, run in runs.items()} == dict.fromkeys(runs)
     assert all(run.history.shared_count for run in runs.values())
     assert usual == database_snapshot.SIZE_BYTES_MIN > 1
-    assert RocksFilesRun(6).result().digest == runs[6].world.digest
 
 
 def test_checkpoints_share_files_with_timers_and_expiries() -> None:
@@ -87,4 +86,3 @@ def test_checkpoints_share_chunks_of_small_states() -> None:
     assert all(run.history.shared_count for run in runs.values())
     assert {type(run) for run in runs.values()} == {ChunksRun, ExpiringChunksRun, TimedChunksRun, WindowedChunksRun}
     assert usual == [getattr(owner, name) for owner, name, _ in BOUNDS]
-    assert TimedChunksRun(7).result().digest == runs[7].world.digest

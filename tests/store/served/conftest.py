@@ -27,6 +27,7 @@ ESSENTIAL = ("test_served", "test_transactions")
 """What ``make check`` runs of this room; the rest takes minutes."""
 
 REPEATED = {
+    "test_kills_afar",
     "test_machine_afar",
     "test_reading_afar",
     "test_scaling_afar",
