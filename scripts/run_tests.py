@@ -98,7 +98,7 @@ def begin_half(name: str, workers: str, archive: str) -> subprocess.Popen[str]:
     else:
         prefix = ["nice", "-n", str(NICENESS)]
         if has_room(IN_MEMORY):
-            options = [f"--basetemp={IN_MEMORY}", "-o", "tmp_path_retention_policy=failed"]
+            options = [f"--basetemp={IN_MEMORY}"]
     report = REPORTS / f"{name}.xml"
     report.unlink(missing_ok=True)
     loudness = "-v" if name == "spark" else "-q"  # a test with Spark may take a minute
