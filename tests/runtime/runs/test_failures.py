@@ -342,7 +342,7 @@ BUGS: list[tuple[type, type]] = [
 ]
 
 
-@pytest.mark.parametrize(("machine", "kind"), few(BUGS, 3))
+@pytest.mark.parametrize(("machine", "kind"), few(BUGS, 2))
 def test_a_bug_in_the_thread_that_decides_ends_the_run(tmp_path: Path, machine: Any, kind: type) -> None:
     check_bug(tmp_path, machine, kind)
 
