@@ -155,7 +155,7 @@ def stopped_with_rules(pipeline: hg.Pipeline, directory: Path, count: int = 3) -
 PAIRS = [(before, after) for before in (1, 2, 3, 5, 8) for after in (1, 2, 3, 5, 8) if before != after]
 
 
-@pytest.mark.parametrize(("before", "after"), few(PAIRS, 1))
+@pytest.mark.parametrize(("before", "after"), few(PAIRS, 2))
 def test_broadcast_state_is_restored_at_any_parallelism(tmp_path: Path, before: int, after: int) -> None:
     sink, directory = Collect(tmp_path / "out"), tmp_path / "checkpoints"
     options = {"checkpointing": hg.Checkpointing(interval=None, dir=directory)}
