@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 from pyspark import cloudpickle
 
@@ -126,6 +127,63 @@ def test_an_error_of_the_users_own_is_as_ever() -> None:
 def test_a_wrong_call_can_be_sent_between_processes() -> None:
     error = cloudpickle.loads(cloudpickle.dumps(WrongCallError("a sentence", "name")))
     assert (str(error), error.argument) == ("a sentence", "name")
+
+
+def rows() -> hg.Stream:
+    return hg.Pipeline("p").source(hg.FromRows([{"a": 1, "op": "insert"}]))
+
+
+async def answered(row: dict[str, object]) -> dict[str, object]:
+    return row
+
+
+SWITCHES: dict[str, Callable[[Any], object]] = {
+    "accumulate": lambda no: rows().key_by("a").window(hg.Tumbling("1s"), accumulate=no),
+    "as_arrow": lambda no: rows().map_batches(lambda frame: frame, as_arrow=no),
+    "create": lambda no: hg.DeltaSink("here", create=no),
+    "discard": lambda no: hg.Global(every="1s", discard=no),
+    "exceptions": lambda no: hg.DeadLetter(hg.Discard(), exceptions=no),
+    "feed": lambda no: hg.Delta("here", feed=no),
+    "follow": lambda no: hg.TextFiles("here", follow=no),
+    "fresh": lambda no: hg.Pipeline("p").start_with(lambda *found: found, checkpoint_dir="here", fresh=no),
+    "header": lambda no: hg.CsvFiles("/tmp", schema={"a": int}, header=no),
+    "holds": lambda no: hg.StreamSource("store", "stream", holds=no),
+    "ordered": lambda no: rows().map_async(answered, ordered=no),
+    "retain_on_cancel": lambda no: hg.Checkpointing("1s", retain_on_cancel=no),
+    "retractions": lambda no: rows().records_as_changes("a", retractions=no),
+    "starts_empty": lambda no: hg.Evolution(starts_empty=no),
+    "ties": lambda no: rows().key_by("a").top_per_window(1, by="a", ties=no),
+    "tls": lambda no: hg.KafkaSecurity(tls=no),
+    "upsert": lambda no: hg.KafkaSink("localhost:9092", "topic", upsert=no),
+}
+
+
+@pytest.mark.parametrize("option", SWITCHES)
+@pytest.mark.parametrize("given", ["no", 0])
+def test_an_option_that_is_on_or_off_is_true_or_false(option: str, given: object) -> None:
+    with pytest.raises(hg.UsageError, match=f"{option}=? must be True or False, not {given!r}"):
+        SWITCHES[option](given)
+
+
+@pytest.mark.parametrize("option", ["retractions", "ordered"])
+def test_verbs_of_a_keyed_stream_check_their_switches(option: str) -> None:
+    keyed = rows().select("a").key_by("a")
+    calls: list[Callable[[], object]] = [
+        lambda: keyed.agg(n=pl.len(), retractions="no"),  # type: ignore[arg-type]
+        lambda: keyed.deduplicate("last", within=None, retractions="no"),  # type: ignore[arg-type]
+        lambda: keyed.top(1, by="a", within=None, retractions="no"),  # type: ignore[arg-type]
+    ]
+    if option == "ordered":
+        calls = [lambda: keyed.map_async(answered, ordered="no")]  # type: ignore[arg-type]
+    for call in calls:
+        with pytest.raises(hg.UsageError, match=f"{option}= must be True or False, not 'no'"):
+            call()
+
+
+def test_a_split_is_not_silent_at_once() -> None:
+    for option in ("idle_timeout", "silent_after"):
+        with pytest.raises(hg.UsageError, match=f"{option} must be longer than zero"):
+            rows().with_timestamps("a", **{option: "0s"})
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from headgate.model.config import (
     RestartStrategy,
     RuntimeConfig,
     SecurityConfig,
+    check_switches,
     duration_ms,
     size_bytes,
 )
@@ -78,6 +79,8 @@ class Checkpointing:
             UsageError: a value is out of range, or the values do not fit together.
         """
         mode = _mode(self.mode)
+        retained = {"retain_on_cancel": self.retain_on_cancel, "retain_on_failure": self.retain_on_failure}
+        check_switches("checkpointing ", **retained)
         interval_ms = 0 if self.interval is None else duration_ms(self.interval, "checkpointing interval")
         if mode is Guarantee.AT_MOST_ONCE and not interval_ms:
             raise UsageError(
@@ -100,8 +103,7 @@ class Checkpointing:
             retained=_count(self.retained, 1, "checkpointing retained"),
             mode=mode,
             alignment_timeout_ms=self._alignment_timeout_ms(mode),
-            retain_on_cancel=_fact(self.retain_on_cancel, "checkpointing retain_on_cancel"),
-            retain_on_failure=_fact(self.retain_on_failure, "checkpointing retain_on_failure"),
+            **retained,
         )
 
     def _alignment_timeout_ms(self, mode: Guarantee) -> int | None:
@@ -230,6 +232,7 @@ class DeadLetter:
 
     def __post_init__(self) -> None:
         check_is_sink(self.sink)
+        check_switches("DeadLetter: ", exceptions=self.exceptions)
 
 
 BadRecords: TypeAlias = Fail | DeadLetter
@@ -250,12 +253,6 @@ def _mode(text: str) -> Guarantee:
 
 def _attempts(value: int | None) -> int | None:
     return None if value is None else _count(value, 0, "restart attempts")
-
-
-def _fact(value: bool, what: str) -> bool:
-    if not isinstance(value, bool):
-        raise UsageError(f"{what} must be True or False, not {value!r}")
-    return value
 
 
 def _count(value: int, least: int, what: str) -> int:

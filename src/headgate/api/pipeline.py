@@ -65,7 +65,14 @@ from headgate.connectors.hybrid import Hybrid
 from headgate.connectors.memory import Discard
 from headgate.display.html import NODES_MAX, graph_svg, pipeline_html
 from headgate.errors import UsageError
-from headgate.model.config import LOOP_DISK_BYTES_MAX, LOOP_MEMORY_BYTES, Duration, PipelineConfig, duration_ms
+from headgate.model.config import (
+    LOOP_DISK_BYTES_MAX,
+    LOOP_MEMORY_BYTES,
+    Duration,
+    PipelineConfig,
+    check_switches,
+    duration_ms,
+)
 from headgate.model.graph import MAIN, Edge, Node, Partitioner, Role
 from headgate.model.ids import MAX_PARALLELISM_DEFAULT, MAX_PARALLELISM_MAX
 from headgate.model.plan import HookSpec, PipelineDefinition, PlanEdge, make_plan
@@ -369,6 +376,7 @@ class Pipeline:
     ) -> PipelineHandle:
         from headgate.spark.session import check_cluster, start_pipeline
 
+        check_switches("start: ", fresh=fresh)
         made = self.definition_on(master, spark=spark)
         submission = self._submission
         check = partial(check_cluster, self.name, made.plan.parallelism, spark, master, submission.conf)
@@ -408,6 +416,7 @@ class Pipeline:
             UsageError: wrong pipeline, or another driver runs it.
         """
         refuse_while_loading(self)
+        check_switches("start_with: ", fresh=fresh)
         made = copy.copy(self)
         made.override(parallelism=parallelism)  # instead of what the program says
         if made._checkpointing.dir is None:  # only if the program does not say

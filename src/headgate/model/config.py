@@ -162,6 +162,17 @@ def duration_ms(value: Duration, what: str = "duration") -> int:
     return _whole_ms(Fraction(match.group(1)) * _UNIT_MS[match.group(2)], value, what)
 
 
+def check_switches(where: str, **switches: object) -> None:
+    """Check options that are on or off. ``where`` is the beginning of the message, such as ``"CsvFiles: "``.
+
+    Raises:
+        UsageError: one is neither True nor False: a text such as "no" would else be true.
+    """
+    for name, value in switches.items():
+        if not isinstance(value, bool):
+            raise UsageError(f"{where}{name}= must be True or False, not {value!r}")
+
+
 def _span_ms(span: Timespan) -> Fraction:
     """Return it exactly; NaN, as of pandas' ``NaT``, is no duration."""
     parts = [getattr(span, name, None) for name in ("days", "seconds", "microseconds")]

@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from headgate.codec.exact_values import MisfitError, exact_array
 from headgate.errors import CorruptionError, UsageError
+from headgate.model.config import check_switches
 from headgate.model.schema_evolution import (
     Conversion,
     Elements,
@@ -67,6 +68,7 @@ class Evolution:
     starts_empty: bool = False
 
     def __post_init__(self) -> None:
+        check_switches("Evolution: ", starts_empty=self.starts_empty)
         for name, found in (("defaults", self.defaults), ("renamed", self.renamed)):
             if not isinstance(found, Mapping) or any(not isinstance(path, str) for path in found):
                 raise UsageError(f"{name} of an Evolution is a dict by paths of fields, not {found!r}")

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from headgate.environment import Clock, Thread, Threads
 from headgate.errors import FencedError, HeadgateError, StorageError, UsageError
-from headgate.model.config import Duration, duration_ms
+from headgate.model.config import Duration, check_switches, duration_ms
 from headgate.protocol.store.reader_group import (
     LOOKS_PER_LEASE,
     CheckpointAsked,
@@ -319,6 +319,7 @@ class GroupReader:  # RG20
         Raises:
             FencedError: with ``commits``, this reader is no longer in the group.
         """
+        check_switches("leave: ", commits=commits)
         self._heart.close()
         if commits and self._told != _GONE:
             self.commit()
@@ -505,6 +506,7 @@ class ReaderGroup:
         Raises:
             UsageError: a reader of this name is in the group, or the group no longer exists.
         """
+        check_switches("join: ", takes_over=takes_over)
         until_ms = self._clock.monotonic_ms() + duration_ms(timeout, "timeout")
         commit_every_ms = None if commit_every is None else duration_ms(commit_every, "commit_every")
         lease_ms = duration_ms(lease, "lease")

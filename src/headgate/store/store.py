@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from headgate.environment import SYSTEM_CLOCK, SYSTEM_THREADS, Clock, Threads
 from headgate.errors import CorruptionError, TruncatedError, UsageError
-from headgate.model.config import Access, Duration, duration_ms
+from headgate.model.config import Access, Duration, check_switches, duration_ms
 from headgate.protocol.store import layouts
 from headgate.protocol.store.layouts import Layout, Plan, Refused
 from headgate.protocol.store.transactions import LEASE_MS_MAX, LEASE_MS_MIN
@@ -226,6 +226,7 @@ class Store:
         Raises:
             UsageError: a stream of this name exists, or something that was given cannot be used.
         """
+        check_switches("create_stream: ", if_not_exists=if_not_exists)
         policies = retention_policy_of(retention), scaling_policy_of(scaling)
         wanted = StreamDefinition(name, schema, segments, routing_key, *policies).checked()
         return self._core.catalogue.create_stream(wanted, self._core.clock.wall_ms(), if_not_exists=if_not_exists)
@@ -277,6 +278,7 @@ class Store:
         Raises:
             UsageError: there is no such stream, it is not sealed, or a holder still needs some of its events.
         """
+        check_switches("delete: ", force=force)
         info = self._core.catalogue.delete_stream(name, force=force)
         delete_quietly(self._core.storage, self._core.storage.list(str(info.stream_id)))
 
@@ -546,6 +548,7 @@ class Store:
             UsageError: it is not a cut of an existing stream, or a holder still needs events before it; the message
                 names the holder.
         """
+        check_switches("truncate: ", force=force)
         stream = self._stream_of(cut)
         self._core.catalogue.truncate(stream, cut.positions, anyway=force)
         self._maintenance.tidy(stream)
@@ -686,6 +689,7 @@ class Store:
         ``on_bytes`` is called with the number of further bytes read, in total about twice the size of the store. It is
         not called if a server makes the check.
         """
+        check_switches("fsck: ", verify_events=verify_events)
         return check_store(self._core.catalogue, self._core.storage, verify_events=verify_events, on_bytes=on_bytes)
 
     def repair(self) -> list[str]:

@@ -417,6 +417,7 @@ def test_a_join_near_in_time_has_event_time_and_another_one_has_none() -> None:
         ("SELECT id FROM bids AS b WHERE EXISTS (SELECT 1 FROM bids AS c WHERE c.id = d.id)", "no column 'd.id'"),
         ("SELECT auction, COUNT(*) AS n FROM TABLE(HOP(TABLE bids, DESCRIPTOR(ts), INTERVAL '1' HOUR, INTERVAL '2' "
          "HOUR)) WHERE id IN (SELECT price FROM bids) GROUP BY auction, window_start, window_end", "of overlapping"),
+        ('SELECT auction, COUNT(*) AS op FROM bids GROUP BY auction', "column 'op' of a result that changes says what"),
         ("SELECT SOUNDEX(text) FROM bids", "the function SOUNDEX is not there yet; use with_columns"),
         ("SELECT MEDIAN(price) AS m FROM TABLE(TUMBLE(TABLE bids, DESCRIPTOR(ts), INTERVAL '1' HOUR)) GROUP BY "
          "window_start", "the aggregate MEDIAN is not there yet"),

@@ -77,3 +77,12 @@ def test_a_lookup_needs_the_clock_and_a_table_after_join() -> None:
     assert "use JOIN or LEFT JOIN" in refused(LOOKUP.format("FULL", "b.auction = s.key"))
     assert "put that table after JOIN" in refused("SELECT key FROM side FOR SYSTEM_TIME AS OF PROCTIME() AS s")
     assert "JOIN without equal columns" in refused(LOOKUP.format("", "b.auction > s.key"))
+
+
+def test_a_column_of_the_user_is_not_taken_for_the_clock(tmp_path: Path) -> None:
+    pipeline = hg.Pipeline("own")
+    rows = pipeline.source(hg.FromRows([{"__proctime": 7}, {"__proctime": None}]))
+    sink = Collect(tmp_path)
+    hg.sql("SELECT __proctime, __proctime + 1 AS more FROM t WHERE __proctime > 3", t=rows).sink(sink)
+    run(pipeline, timeout_s=300)
+    assert sink.rows() == [{"__proctime": 7, "more": 8}]

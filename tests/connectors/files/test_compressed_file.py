@@ -145,9 +145,16 @@ def test_a_file_that_was_read_and_compressed_then_is_not_read_once_more(tmp_path
         read(source, dict(reader.positions()))
 
 
+def test_the_end_of_a_name_may_be_in_upper_case(tmp_path: Path) -> None:
+    (tmp_path / "A.LOG.GZ").write_bytes(gzip.compress(lines(10)))
+    (tmp_path / "b.log.Bz2").write_bytes(bz2.compress(lines(10)))
+    assert len(read(TextFiles(tmp_path))) == 20
+
+
 def test_compressed_files_are_not_followed(tmp_path: Path) -> None:
     for paths, options in [
         ("a.gz", {}),
+        ("a.GZ", {}),
         (".", {"pattern": "*.zst"}),
         (".", {"compression": "bz2"}),
     ]:

@@ -23,8 +23,8 @@ from headgate.errors import UsageError
 if TYPE_CHECKING:
     from sqlglot.expressions import Expression
 
-PROCTIME = "__proctime"
-"""What stands for a column that is the clock: ``PROCTIME() AS p_time``."""
+PROCTIME = "\0proctime"
+"""What stands for a column that is the clock: ``PROCTIME() AS p_time``. No column of a stream is called so."""
 
 Value = Callable[["Expression"], pl.Expr | None]
 

@@ -44,6 +44,7 @@ from headgate.api.sql.values import type_of_keys, unsupported
 from headgate.api.streams.stream import Stream
 from headgate.api.streams.windowed_stream import Tumbling, Window
 from headgate.errors import UsageError
+from headgate.operators.changes import OP
 
 if TYPE_CHECKING:
     from sqlglot.expressions import Expression
@@ -621,6 +622,9 @@ class Select:
         for name, node in outputs:
             if isinstance(node, exp().Null):
                 raise UsageError(f"sql: NULL needs a type to be column '{name}'; write CAST(NULL AS BIGINT) AS {name}")
+        if stream._change_keys is not None and any(name == OP for name, _ in outputs):
+            what = "column 'op' of a result that changes says what changes"
+            raise UsageError(f"sql: {what}; give yours another name with AS")
         clocks = [name for name, node in outputs if is_proctime(node)]
         expressions = {name: translate(node) for name, node in outputs if name not in clocks}
         if not expressions:

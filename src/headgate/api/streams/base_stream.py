@@ -20,7 +20,7 @@ from headgate.api.unsupported import check_life_cycle, refuse_uncalled_methods
 from headgate.connectors.memory import FromRows
 from headgate.display.html import StreamPicture, stream_html
 from headgate.errors import UsageError
-from headgate.model.config import Duration, duration_ms
+from headgate.model.config import Duration, check_switches, duration_ms
 from headgate.model.graph import BAD_RECORDS, MAIN, MAIN_INPUT, Edge, InputName, Partitioner, Role
 from headgate.model.ids import NodeName
 from headgate.model.plan import PipelineDefinition
@@ -244,6 +244,7 @@ def async_map(
         value = getattr(options, option)
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise UsageError(f"operator '{node}': {option} must be a number from {least} on, not {value!r}")
+    check_switches(f"operator '{node}': ", ordered=options.ordered)
     for option, call in (("retry_if", options.retry_if), ("on_timeout", options.on_timeout)):
         if call is not None and (not callable(call) or inspect.iscoroutinefunction(call)):
             raise UsageError(f"operator '{node}': {option} must be an ordinary function, not {call!r}")
@@ -357,6 +358,8 @@ class StatelessVerbs(Records):
             as_arrow: whether ``function`` works on ``pyarrow.RecordBatch``.
             name: name of the operator.
         """
+        if as_arrow is not None:
+            check_switches("map_batches: ", as_arrow=as_arrow)
         spec = catalog.MapBatchesSpec(function_of("map_batches", function), schema, as_arrow)
         return self._then("map-batches", name, spec, refuses=True)
 
@@ -508,6 +511,9 @@ class StatelessVerbs(Records):
                 "give idle_timeout= or silent_after=, not both: with the latter, a silent split holds windows back no "
                 "longer than that"
             )
+        for option, given in (("idle_timeout", idle_timeout), ("silent_after", silent_after)):
+            if given is not None and ms(given, option) == 0:
+                raise UsageError(f"{option} must be longer than zero, such as '30s': all splits were silent else")
         spec = catalog.WithTimestampsSpec(
             column,
             ms(out_of_orderness, "out_of_orderness"),
@@ -583,6 +589,7 @@ class StatelessVerbs(Records):
             raise UsageError("records_as_changes takes names of columns")
         if not keys:
             raise UsageError("records_as_changes needs the columns that identify a row, such as 'id'")
+        check_switches("records_as_changes: ", retractions=retractions)
         spec = catalog.ChangeCheckSpec(keys, retractions)
         return self._then("changes", name, spec, refuses=True, changes=Changes(keys, retractions))
 

@@ -51,7 +51,7 @@ from headgate.api.unsupported import (
 )
 from headgate.connectors.base import Sink, check_is_sink
 from headgate.errors import UsageError
-from headgate.model.config import Duration, duration_ms
+from headgate.model.config import Duration, check_switches, duration_ms
 from headgate.model.graph import BAD_RECORDS, MAIN, Edge, OutputTag, Partitioner, Role
 from headgate.model.ids import NodeName
 from headgate.operators import catalog
@@ -526,6 +526,7 @@ class KeyedStream(Records):
                 f"operator '{node}': an aggregate of changes must take the old rows back, and these have no "
                 "update_before; give the operator that makes them retractions=True"
             )
+        check_switches(f"operator '{node}': ", retractions=retractions)
         lifetime = _lifetime(node, "ttl", ttl, retractions=retractions)
         aggregate = catalog.RunningAggregate(self._keys, found, self._changes is not None, retractions, lifetime)
         spec = catalog.running_aggregate_spec(aggregate, self._schema, str(node))
@@ -570,6 +571,7 @@ class KeyedStream(Records):
             raise UsageError(f"operator '{node}': keep is 'first' or 'last', not {keep!r}")
         if by is not None and not isinstance(by, str):
             raise UsageError(f"operator '{node}': by= is the name of a column, not {by!r}")
+        check_switches(f"operator '{node}': ", retractions=retractions)
         lifetime = _lifetime(node, "within", within, retractions=retractions)
         spec = catalog.DeduplicateSpec(self._keys, self._schema, keep == "last", by, retractions, lifetime)
         output = self._add(node, spec)
@@ -615,6 +617,7 @@ class KeyedStream(Records):
         builder = self._pipeline._builder
         node = builder.claim_name("top", name)
         _check_count(node, count)
+        check_switches(f"operator '{node}': ", retractions=retractions)
         order = catalog.order_of(str(node), by, descending)
         has_retractions = retractions or (rank is None and count > 1)
         lifetime = _lifetime(node, "within", within, retractions=has_retractions)
@@ -665,6 +668,7 @@ class KeyedStream(Records):
         builder = self._pipeline._builder
         node = builder.claim_name("top-per-window", name)
         _check_count(node, count)
+        check_switches(f"operator '{node}': ", ties=ties)
         order = catalog.order_of(str(node), by, descending)
         keys = (*(key for key in self._keys if key not in WINDOW_COLUMNS), *WINDOW_COLUMNS)
         has_bounds = all(name in self._schema.names for name in WINDOW_COLUMNS)
@@ -739,6 +743,7 @@ class KeyedStream(Records):
                 f"{type(window).__name__} windows like this have no late records, and emit when they say: leave out "
                 "allowed_lateness=, late_output=, early= and accumulate="
             )
+        check_switches("window: ", accumulate=accumulate, retractions=retractions)
         emission = _emission(window, allowed_lateness, late_output, early, accumulate)
         if retractions:
             emission = replace(emission, retractions=_with_retractions(window, emission))

@@ -19,7 +19,7 @@ from headgate.api.graph_builder import GraphBuilder
 from headgate.api.streams.base_stream import Records, expressions_of, function_of
 from headgate.api.streams.changes import Changes
 from headgate.errors import UsageError
-from headgate.model.config import Duration, StateConfig, duration_ms
+from headgate.model.config import Duration, StateConfig, check_switches, duration_ms
 from headgate.model.graph import MAIN, MAIN_INPUT, Edge, Partitioner, Role
 from headgate.model.ids import NodeName
 from headgate.operators import catalog
@@ -225,6 +225,7 @@ class Global:
     discard: bool = False
 
     def __post_init__(self) -> None:
+        check_switches("a global window: ", discard=self.discard)
         if self.every is not None or self.when is not None:
             self.trigger()
 

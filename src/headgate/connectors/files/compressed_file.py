@@ -16,7 +16,7 @@ from headgate.connectors.files.filesystem import FileSystem
 from headgate.errors import UsageError
 
 CODECS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
-"""By the end of a file's name."""
+"""By the end of a file's name, in lower case."""
 
 INFER, NONE = "infer", "none"
 COMPRESSIONS = (INFER, NONE, *CODECS.values())
@@ -38,7 +38,7 @@ _INPUT_BYTES = 64 << 10
 def codec_of(path: str, compression: str) -> str | None:
     """Return how the file at ``path`` is compressed, or None."""
     if compression == INFER:
-        return next((codec for ending, codec in CODECS.items() if path.endswith(ending)), None)
+        return next((codec for ending, codec in CODECS.items() if path.lower().endswith(ending)), None)
     return None if compression == NONE else compression
 
 

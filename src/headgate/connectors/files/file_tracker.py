@@ -80,7 +80,7 @@ def _refuse_compressed_meanwhile(path: str, known: Collection[str], files: Seque
         UsageError
     """
     stem, ending = os.path.splitext(path)
-    if ending in COMPRESSED and stem in known and stem not in files:
+    if ending.lower() in COMPRESSED and stem in known and stem not in files:
         raise UsageError(
             f"{stem} was read, and is gone; {path} may be the same, compressed, and would be read once more: put it "
             "back as it was, or move the compressed file away"

@@ -41,7 +41,7 @@ from headgate.connectors.files.object_reader import Fetcher, LinesOfObject, Obje
 from headgate.connectors.files.object_selection import ObjectSelection, Replacement, object_options, select_objects
 from headgate.connectors.files.selection import COMPRESSED, PATTERN_DEFAULT, FileSelection, Paths, select_files
 from headgate.errors import UsageError
-from headgate.model.config import Duration, duration_ms
+from headgate.model.config import Duration, check_switches, duration_ms
 from headgate.model.lineage import Location
 from headgate.model.state_schema import Form
 from headgate.operators.schemas import SchemaLike, arrow_schema
@@ -72,7 +72,8 @@ class LineOptions(TypedDict, total=False):
             ``"10s"``.
         line_bytes_max: lines with more bytes, line feed excluded, are bad records. Default: 8 MiB.
         compression: ``"gzip"``, ``"zstd"`` or ``"bz2"``: that of all files; ``"none"``. Default: ``"infer"``, by the
-            end of each name: ``.gz``, ``.zst`` or ``.bz2``. Compressed files cannot be followed, except by URL.
+            end of each name: ``.gz``, ``.zst`` or ``.bz2``, or ``.GZ``. Compressed files cannot be
+            followed, except by URL.
         replaced: of URLs: ``"read"`` reads what replaced an object under its name, from its start. Default: ``"fail"``.
         max_age: of followed URLs: an object that is so much older than the newest one counts as read if it was not seen
             before. Default: ``"7d"``.
@@ -107,6 +108,7 @@ def file_options(
         UsageError: the encoding or the compression is not one that is read, an interval is not a duration, or a limit
             is not positive.
     """
+    check_switches("", follow=follow, include_path=include_path)
     if compression not in COMPRESSIONS:
         raise UsageError(f"compression={compression!r} must be one of {', '.join(COMPRESSIONS)}")
     if not isinstance(line_bytes_max, int) or line_bytes_max < 1:
@@ -153,7 +155,9 @@ class LineSource(Source):
             self._options = replace(self._options, follow=False)  # objects do not grow
             return
         self._selection = select_files(paths, self._options.pattern, self.system)
-        compressed = [each for each in (*self._selection.roots, self._options.pattern) if each.endswith(COMPRESSED)]
+        compressed = [
+            each for each in (*self._selection.roots, self._options.pattern) if each.lower().endswith(COMPRESSED)
+        ]
         if follow and (compressed or self._options.compression in CODECS.values()):
             where = f"{compressed[0]}: " if compressed else ""
             raise UsageError(f"{where}compressed files cannot be followed; read them with follow=False")
@@ -350,6 +354,7 @@ class CsvFiles(_FieldSource):
                 not supported, an interval is not a duration, or a limit is not positive.
         """
         super().__init__(paths, options)
+        check_switches("CsvFiles: ", header=header)
         for name, given in (("delimiter", delimiter), ("quote", quote), ("decimal_point", decimal_point)):
             is_character = isinstance(given, str) and len(given) == 1 and given.isascii() and given not in "\r\n"
             if not is_character and not (name == "quote" and given is None):

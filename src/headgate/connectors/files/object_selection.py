@@ -128,7 +128,7 @@ class ObjectSelection:
         for root in self.roots:
             found.update((file.path, file) for file in root.find(open_readable(root.storage)))
         for path in found:
-            if path.endswith(COMPRESSED) and not path.endswith(reads):
+            if path.lower().endswith(COMPRESSED) and not path.lower().endswith(reads):
                 raise UsageError(f"{path} is compressed in a way that this source does not read; decompress it first")
         return [found[path] for path in sorted(found)]
 

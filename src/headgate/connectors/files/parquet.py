@@ -35,7 +35,7 @@ from headgate.connectors.files.object_reader import Fetcher, ObjectReader, Objec
 from headgate.connectors.files.object_selection import ObjectSelection, Replacement, object_options, select_objects
 from headgate.connectors.files.selection import Paths, numbered_files, select_files
 from headgate.errors import CorruptionError, StorageError, UsageError
-from headgate.model.config import Duration
+from headgate.model.config import Duration, check_switches
 from headgate.model.lineage import Location
 from headgate.model.state_schema import Form
 from headgate.operators.schemas import canonical_schema, carried, refuse_twice, schema_text, with_durations
@@ -88,6 +88,7 @@ class ParquetFiles(Source):
         Raises:
             UsageError: no path was given, a column twice, a URL with a secret in it, or local files are to be followed.
         """
+        check_switches("ParquetFiles: ", follow=follow)
         self._objects = select_objects(paths, pattern)
         """The selection of URLs; None: the paths are local."""
         if self._objects is None and (follow or discovery_interval is not None):

@@ -42,7 +42,7 @@ def siblings(path: str, system: FileSystem) -> list[tuple[str, int]]:
 def neighbours(path: str, system: FileSystem) -> list[tuple[str, int]]:
     """Return the other files of the directory of ``path``, with their inodes; compressed ones left out."""
     found = siblings(path, system)
-    return [(other, inode) for other, inode in found if other != path and not other.endswith(COMPRESSED)]
+    return [(other, inode) for other, inode in found if other != path and not other.lower().endswith(COMPRESSED)]
 
 
 def renamed_to(file: LineFile, is_free: Callable[[str], bool] = lambda _: True) -> str | None:
@@ -78,7 +78,7 @@ def was_compressed(file: LineFile) -> bool:
     One under its own name, such as ``a.json.gz``, was not made by rotation.
     """
     pairs = [os.path.splitext(other) for other, _ in siblings(file.path, file.system)]
-    stems = {stem for stem, ending in pairs if ending in COMPRESSED and series_of(stem) == series_of(file.path)}
+    stems = {stem for stem, ending in pairs if ending.lower() in COMPRESSED and series_of(stem) == series_of(file.path)}
     return bool(stems.difference([file.path] if file.was_opened else []))
 
 

@@ -86,7 +86,7 @@ class FileSelection:
                 raise UsageError(f"{root} does not exist; give a file, a directory or a glob that does")
         found = self._there(skips_compressed=skips_compressed)
         for path in found:
-            if path.endswith(COMPRESSED) and not path.endswith(reads):
+            if path.lower().endswith(COMPRESSED) and not path.lower().endswith(reads):
                 raise UsageError(f"{path} is compressed in a way that this source does not read; decompress it first")
         listing = self._readable(found)
         for path in listing.unreadable:
@@ -112,7 +112,7 @@ class FileSelection:
                     found.update(self._below(root))
                 elif self.system.is_file(root):
                     found.add(root)
-        return {path for path in found if not (skips_compressed and path.endswith(COMPRESSED))}
+        return {path for path in found if not (skips_compressed and path.lower().endswith(COMPRESSED))}
 
     def _readable(self, paths: set[str]) -> Listing:
         """Tell those that may be read from those that may not; one that went meanwhile is neither."""
@@ -131,7 +131,7 @@ class FileSelection:
                 siblings = self.system.siblings(root)
             except ABSENT:
                 return False
-        names = [os.path.splitext(path)[0] if path.endswith(COMPRESSED) else path for path, _ in siblings]
+        names = [os.path.splitext(path)[0] if path.lower().endswith(COMPRESSED) else path for path, _ in siblings]
         return any(name != root and series_of(name) == root for name in names)
 
     def _is_glob(self, root: str) -> bool:

@@ -17,6 +17,7 @@ from typing import TypeAlias
 
 from headgate.connectors.secret import is_secret_place, read_secret
 from headgate.errors import UsageError
+from headgate.model.config import check_switches
 
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
 
@@ -51,6 +52,7 @@ class KafkaSecurity:
     secret: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
+        check_switches("KafkaSecurity: ", tls=self.tls)
         if self.mechanism and self.mechanism not in MECHANISMS:
             known = ", ".join(MECHANISMS)
             raise UsageError(f"Kafka security has no mechanism {self.mechanism!r}; choose one of {known}")

@@ -29,7 +29,7 @@ from headgate.connectors.kafka.sink_writer import IdPool, KafkaWriter, PlainKafk
 from headgate.connectors.kafka.transactions import SinkIds
 from headgate.environment import SYSTEM_ENVIRONMENT, Environment
 from headgate.errors import UsageError
-from headgate.model.config import Duration, duration_ms
+from headgate.model.config import Duration, check_switches, duration_ms
 from headgate.model.ids import Generation
 from headgate.model.lineage import Location
 from headgate.model.pipeline_identity import Mine
@@ -133,6 +133,7 @@ class KafkaSink(FencedSink):
             UsageError: one has no such value, or the package is not installed.
         """
         checksum(b"")
+        check_switches("KafkaSink: ", upsert=self.upsert, two_phase=self.two_phase)
         if self.guarantee not in (EXACTLY_ONCE, AT_LEAST_ONCE):
             raise UsageError(f"KafkaSink(guarantee={self.guarantee!r}) must be {EXACTLY_ONCE!r} or {AT_LEAST_ONCE!r}")
         names = [codec.name.lower() for codec in Compression]

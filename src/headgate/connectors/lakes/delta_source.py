@@ -24,7 +24,7 @@ from headgate.connectors.lakes.delta_sink import (
 )
 from headgate.connectors.lakes.table_source import BATCH_ROWS, SPLITS, TableFile, TableHistory, TableSource
 from headgate.errors import UsageError
-from headgate.model.config import Duration
+from headgate.model.config import Duration, check_switches
 from headgate.model.lineage import Location
 from headgate.operators.schemas import canonical_schema, to_canonical
 from headgate.storage.urls import absolute_location
@@ -80,6 +80,7 @@ class Delta(TableSource):
         Raises:
             UsageError: one has no such value, or the package is not installed.
         """
+        check_switches("Delta: ", follow=self.follow, feed=self.feed, skip_changes=self.skip_changes)
         delta_library()
         object.__setattr__(self, "url", absolute_location(self.url))
         object.__setattr__(self, "key", (self.key,) if isinstance(self.key, str) else tuple(self.key))

@@ -12,7 +12,7 @@ import pyarrow as pa
 from headgate.connectors.lakes.iceberg_sink import IcebergLog, check_catalog, iceberg_errors, iceberg_library, load_log
 from headgate.connectors.lakes.table_source import SPLITS, TableFile, TableHistory, TableSource
 from headgate.errors import UsageError
-from headgate.model.config import Duration
+from headgate.model.config import Duration, check_switches
 from headgate.model.lineage import Location
 from headgate.operators.schemas import canonical_schema
 
@@ -58,6 +58,7 @@ class Iceberg(TableSource):
         Raises:
             UsageError: one has no such value, or the package is not installed.
         """
+        check_switches("Iceberg: ", follow=self.follow, skip_changes=self.skip_changes)
         iceberg_library()
         check_catalog("Iceberg", self.table, self.properties)
         if self.snapshot is not None and self.after is not None:

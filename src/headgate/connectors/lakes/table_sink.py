@@ -22,6 +22,7 @@ from headgate.connectors.fenced_sink import Fence, FencedSink, decode_fence_life
 from headgate.connectors.lakes.data_files import FileFormat, TableOutput, TableWriter, decode_output
 from headgate.environment import SYSTEM_ENVIRONMENT, Environment
 from headgate.errors import StorageError, UsageError, gone
+from headgate.model.config import check_switches
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable
 from headgate.model.pipeline_identity import Mine
@@ -167,6 +168,7 @@ class TableSink(FencedSink):
             UsageError: one has no such value.
         """
         name = type(self).__name__
+        check_switches(f"{name}: ", create=self.create, evolve=self.evolve)
         columns = (self.partition_by,) if isinstance(self.partition_by, str) else tuple(self.partition_by)
         object.__setattr__(self, "partition_by", columns)
         for option, size_bytes in (("buffer_bytes", self.buffer_bytes), ("file_bytes", self.file_bytes)):

@@ -64,6 +64,7 @@ from headgate.connectors.postgres.pgoutput import (
 from headgate.connectors.postgres.values import identifier, parsed, union_of
 from headgate.environment import SYSTEM_ENVIRONMENT, Environment, ThreadEnded
 from headgate.errors import CorruptionError, StorageError, UsageError
+from headgate.model.config import check_switches
 from headgate.model.lineage import Location
 from headgate.model.state_schema import Form
 from headgate.operators.changes import INSERT, OP, OP_FIELD, OPS, op_column
@@ -188,6 +189,7 @@ class PostgresChanges(Source):
         self.is_look = False
         """Whether it is read for a look, with a slot that ends with the connection."""
         self._known: tuple[Table, ...] | None = None
+        check_switches("PostgresChanges: ", snapshot=snapshot)
         if not self.tables and not publication:
             raise UsageError("PostgresChanges needs a table, several, or publication=... for all that it has")
         if len(set(self.tables)) < len(self.tables):

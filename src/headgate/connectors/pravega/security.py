@@ -9,6 +9,7 @@ from pathlib import Path
 
 from headgate.connectors.secret import is_secret_place, read_secret
 from headgate.errors import UsageError
+from headgate.model.config import check_switches
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,7 @@ class PravegaSecurity:
     secret: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
+        check_switches("PravegaSecurity: ", tls=self.tls)
         if self.secret and not is_secret_place(self.secret):
             raise UsageError(
                 "Pravega security needs secret='env:NAME' or secret='file:/path', which says where the password or "

@@ -29,6 +29,7 @@ from headgate.connectors.pravega.segment_store import tail
 from headgate.connectors.pravega.time_marks import marks_of
 from headgate.environment import SYSTEM_ENVIRONMENT, Environment
 from headgate.errors import UsageError
+from headgate.model.config import check_switches
 from headgate.model.lineage import Location
 from headgate.model.state_schema import Form
 from headgate.operators.schemas import SchemaLike, canonical_schema
@@ -101,6 +102,7 @@ class Pravega(Source):
             UsageError: options contradict each other, or the package is not installed.
         """
         where = "a Pravega source"
+        check_switches("Pravega: ", noted_time=noted_time)
         self.controller, self.stream, self.security = controller, StreamName.parse(stream), security
         if format not in FORMATS:
             raise UsageError(f"format={format!r} of {where} is none of {', '.join(map(repr, FORMATS))}")

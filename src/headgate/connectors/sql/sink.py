@@ -27,6 +27,7 @@ from headgate.connectors.sql import mysql as mysqls
 from headgate.connectors.sql.records import RowWriter, check_rows, last_changes, row_schema
 from headgate.environment import SYSTEM_ENVIRONMENT
 from headgate.errors import HeadgateError, StorageError, UsageError
+from headgate.model.config import check_switches
 from headgate.model.lineage import Location
 from headgate.model.pipeline_identity import Mine
 from headgate.operators.changes import OP
@@ -145,6 +146,7 @@ class SqlSink(LedgerSink):
             UsageError: one has no such value.
         """
         kind = type(self).__name__
+        check_switches(f"{kind}: ", create=self.create)
         keys = (self.upsert,) if isinstance(self.upsert, str) else tuple(self.upsert)
         object.__setattr__(self, "upsert", keys)
         if len(set(keys)) != len(keys):

@@ -19,6 +19,7 @@ from headgate.codec.arrow import unzoned_schema
 from headgate.connectors.base import KEPT, Committer, Holding, SealedTransaction, Sink, SinkContext, SinkWriter
 from headgate.connectors.event_progress import EventClock, event_time_of
 from headgate.errors import CorruptionError, StorageError, UsageError
+from headgate.model.config import check_switches
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.lineage import Location
 from headgate.model.manifest import Committable
@@ -277,6 +278,7 @@ class StreamSink(Sink):
     can_be_reset = True
 
     def __post_init__(self) -> None:
+        check_switches("StreamSink: ", create=self.create)
         object.__setattr__(self, "store", store_root(self.store))
         retention_policy_of(self.retention)  # refused before anything runs
 

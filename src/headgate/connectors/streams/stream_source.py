@@ -32,6 +32,7 @@ from headgate.connectors.streams.segments import (
     places_of,
 )
 from headgate.errors import TruncatedError, UsageError
+from headgate.model.config import check_switches
 from headgate.model.state_schema import Form
 from headgate.operators.checkpoint_listeners import CheckpointedFunction, CheckpointListener, SnapshotContext
 from headgate.operators.schemas import canonical_schema, carried
@@ -81,6 +82,7 @@ class StreamSource(Source):
     """Whether it leaves nothing in the store, not even at which moment its subtasks begin."""
 
     def __post_init__(self) -> None:
+        check_switches("StreamSource: ", follow=self.follow, stream_cuts=self.stream_cuts, holds=self.holds)
         for name, given in (("start", self.start), ("end", self.end)):
             is_word = given in (EARLIEST, LATEST) if name == "start" else given is None
             if not is_word:

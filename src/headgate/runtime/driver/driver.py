@@ -19,7 +19,7 @@ from headgate.display.progress import RunDisplay, late_text
 from headgate.environment import CancellablePool, wait_for
 from headgate.errors import BringOutputBack, FencedError, HeadgateError, PipelineFailed, Remedy, UsageError, with_remedy
 from headgate.model import heartbeat
-from headgate.model.config import PipelineConfig
+from headgate.model.config import PipelineConfig, check_switches
 from headgate.model.failure import Failure, FailureKind, Refusal
 from headgate.model.graph import Role
 from headgate.model.ids import CheckpointId, Generation, NodeName, WorkerIndex
@@ -486,6 +486,7 @@ class DriverHandle(RunDisplay):
             UsageError: the savepoint cannot be there; the pipeline goes on.
             PipelineFailed, FencedError: see ``wait``.
         """
+        check_switches("stop: ", drain=drain)
         if savepoint is not None:
             asked = self.driver.end_with_savepoint(absolute_location(savepoint), drain=drain)
             result = self.wait(timeout_s)
@@ -517,6 +518,7 @@ class DriverHandle(RunDisplay):
 
         With ``Checkpointing(retain_on_cancel=False)`` the checkpoints are removed, unless ``retain`` is given.
         """
+        check_switches("cancel: ", retain=retain)
         self.driver.cancel(retain=retain)
 
     def when_ended(self, call: Callable[[], None]) -> None:
