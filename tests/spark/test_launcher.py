@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
+from pathlib import Path
 
 import pytest
 
@@ -48,6 +49,27 @@ def test_an_error_of_spark_is_one_sentence(text: str, told: str) -> None:
     sentence = job_error(text)
     assert sentence.startswith(told)
     assert "\n" not in sentence
+
+
+HIDDEN = """Traceback (most recent call last):
+  File "/usr/lib/python3.11/dataclasses.py", line 3, in <module>
+    import copy
+  File "{program}", line 1, in <module>
+    import headgate as hg
+ImportError: cannot import name 'dataclass' from partially initialized module 'dataclasses'
+"""
+
+
+def test_a_file_that_hides_a_module_of_python_is_named_by_the_error(tmp_path: Path) -> None:
+    program = tmp_path / "copy.py"
+    sentence = job_error(HIDDEN.format(program=program))
+    assert sentence == f"{program} hides Python's own module 'copy' from the workers: give the file another name"
+
+
+def test_a_module_of_a_package_hides_none_of_python(tmp_path: Path) -> None:
+    (tmp_path / "__init__.py").touch()
+    sentence = job_error(HIDDEN.format(program=tmp_path / "copy.py"))
+    assert sentence.startswith("a worker's Python reports ImportError: cannot import name 'dataclass'")
 
 
 EXECUTOR_LOST = """An error occurred while calling o68.collectToPython.

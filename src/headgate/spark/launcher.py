@@ -46,6 +46,9 @@ NEEDED = frozenset(
 _WORKER = "RuntimeError: headgate worker"
 _NO_MODULE = re.compile(r"No module named '([\w.]+)'")
 _OTHER_VERSION = re.compile(r"different version:?\s*\(?([\d.]+)\)?.{0,40}?driver:?\s*\(?([\d.]+)", re.DOTALL)
+_FRAME = re.compile(r'File "([^"\n]+/(\w+)\.py)", line')
+_INSTALLED = re.compile(r"/python3\.\d+/")
+"""In the paths of Python's own modules, and of packages that were installed."""
 _NO_PROGRAM = re.compile(r'Cannot run program "([^"]+)"')
 _EXECUTOR_LOST = re.compile(r"ExecutorLostFailure \(executor (\S+)[^)]*\)(?: Reason: ([^\n]+))?")
 _OF_A_TASK = re.compile(r"barrier task .* finished unsuccessfully\.\s*\n\s*(\S[^\n]*)")
@@ -119,7 +122,16 @@ def _setup_error(text: str) -> str:
         )
     for line in map(str.strip, text.splitlines()):
         if line.startswith(("ImportError:", "AttributeError:")):
-            return f"a worker's Python reports {line}"[:CHARS_SHOWN]
+            return _hidden_module(text) or f"a worker's Python reports {line}"[:CHARS_SHOWN]
+    return ""
+
+
+def _hidden_module(text: str) -> str:
+    """Return the sentence for a file beside the program that was imported in the place of a module of Python; or ""."""
+    for path, name in _FRAME.findall(text):
+        is_of_package = _INSTALLED.search(path) or Path(path).with_name("__init__.py").exists()
+        if name in sys.stdlib_module_names and not is_of_package:
+            return f"{path} hides Python's own module '{name}' from the workers: give the file another name"
     return ""
 
 
