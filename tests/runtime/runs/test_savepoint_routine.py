@@ -6,12 +6,14 @@ Input is a followed file that grows while nothing runs, so that what a start rep
 from __future__ import annotations
 
 import json
+import random
 import re
 import shutil
+import sqlite3
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -204,6 +206,29 @@ def test_held_rows_are_in_the_savepoint(shop: Shop, tmp_path: Path) -> None:
     shop.add(20)
     shop.run(tmp_path / "more", restore=tmp_path / "taken")
     shop.assert_exact()
+
+
+def test_rows_that_wait_in_a_checkpoint_are_found_there_after_a_restore(tmp_path: Path) -> None:  # SV25
+    """A new checkpoint keeps large output in files of its own, not where the savepoint has its files."""
+    place, wide = tmp_path / "input.jsonl", random.Random(1)
+    database = tmp_path / "shop.db"
+
+    def run(first: int, **options: Any) -> None:
+        with place.open("a") as file:
+            for number in range(first, first + 20):
+                file.write(json.dumps({"id": number, "note": wide.randbytes(4_000).hex()}) + "\n")
+        p = hg.Pipeline("shop", checkpointing=hg.Checkpointing(interval="20ms", dir=tmp_path / "checkpoints"))
+        rows = p.source(hg.JsonLines(place, {"id": int, "note": str}, follow=True), name="in")
+        rows.sink(hg.SqlSink(f"sqlite:///{database}", "notes", create=True), name="notes")
+        watching = Watching()
+        with running(p, observer=watching, **options) as handle:
+            watching.wait(handle, first + 20)
+            handle.stop(savepoint=tmp_path / f"after-{first}")
+
+    run(0)
+    run(20, restore=tmp_path / "after-0")
+    with closing(sqlite3.connect(database)) as connection:
+        assert connection.execute("SELECT id FROM notes ORDER BY id").fetchall() == [(n,) for n in range(40)]
 
 
 def test_the_program_is_changed_between_stop_and_restore(shop: Shop, tmp_path: Path) -> None:

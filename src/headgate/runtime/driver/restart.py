@@ -17,7 +17,7 @@ from headgate.environment import ThreadEnded, is_cancelled
 from headgate.errors import FencedError, HeadgateError, StorageError, UsageError, with_remedy
 from headgate.model.config import DamagedCheckpoint, DeniedOutput
 from headgate.model.ids import CheckpointId, Generation
-from headgate.model.manifest import Left, Manifest, RestoredFrom
+from headgate.model.manifest import Left, Manifest, RestoredFrom, SnapshotPart
 from headgate.model.pipeline_identity import NO_GENERATION
 from headgate.model.plan import PipelineDefinition
 from headgate.operators import catalog
@@ -187,11 +187,18 @@ def recover_sinks(
     """
     retry_transient(lambda: make_targets(definition), around)
     place = None if restored is None else restored.place
+    promised = () if restored is None else restored.committables
+    adopted = frozenset(part for output in promised for part in output.parts)
+
+    def read(part: SnapshotPart) -> memoryview:
+        """Read output of ``restored`` in its place, and that of the checkpoints to come in ours."""
+        return log.files.read(part, place if part in adopted else None)
+
     lose = None
     if definition.config.on_denied is DeniedOutput.LOSE:
         retry_transient(log.lost_output.look, around)
         lose = log.lost_output.losing(around.wall_ms, note)
-    commits = SinkCommits(definition, generation, lambda part: log.files.read(part, place), lose)
+    commits = SinkCommits(definition, generation, read, lose)
     permit = None if restored is None else CommitPermit(restored.checkpoint, generation)
     keep = () if restored is None else still_promised(restored, definition)  # whatever the parallelism was
     with _closed_on_failure(commits):
