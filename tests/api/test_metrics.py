@@ -118,13 +118,23 @@ def test_sources_and_their_most_lagging_splits_are_shown(port: MetricsPort) -> N
     splits = (SplitProgress('o"x/1', 1, 70, 100, 30, 70, 7.5, 1_700_000_000_500), SplitProgress("o/2", is_idle=True))
     orders = SourceProgress(NodeName("orders"), "records", 3, 1, 35, 1, splits)
     logs = SourceProgress(
-        NodeName("logs"), "bytes", 1, 0, 9, 0, (SplitProgress("a.log", 0, 1, 10, 9, is_waiting=True),), 1
+        NodeName("logs"),
+        "bytes",
+        1,
+        0,
+        9,
+        0,
+        (SplitProgress("a.log", 0, 1, 10, 9, is_waiting=True, undecided=5),),
+        1,
+        5,
     )
     port.watch("counts", lambda: replace(PROGRESS, sources=(orders, logs), drift_ms=2_500))
     text = fetched(port.url)
     assert values(text, "headgate_source_splits", "source") == {("orders",): 3, ("logs",): 1}
     assert values(text, "headgate_source_idle_splits", "source") == {("orders",): 1, ("logs",): 0}
     assert values(text, "headgate_source_waiting_splits", "source") == {("orders",): 0, ("logs",): 1}
+    assert values(text, "headgate_source_undecided", "source") == {("orders",): 0, ("logs",): 5}
+    assert values(text, "headgate_split_undecided", "split") == {('o"x/1',): 0, ("o/2",): 0, ("a.log",): 5}
     assert values(text, "headgate_split_waiting", "split") == {('o"x/1',): 0, ("o/2",): 0, ("a.log",): 1}
     assert values(text, "headgate_drift_seconds") == {(): 2.5}
     assert values(text, "headgate_source_lag_records", "source") == {("orders",): 35}

@@ -151,6 +151,8 @@ def test_the_summary_says_what_waits_in_the_sources() -> None:
     assert summary(SourceProgress(NodeName("unknown"))) == "running · 0 restarts"
     logs = SourceProgress(NodeName("logs"), "bytes", lag=12_300)
     assert summary(orders, logs) == "running · lag 1,200 records, 12.3 kB · 0 restarts"
+    stuck = replace(orders, lag=0, undecided=6_700)
+    assert summary(stuck) == "running · lag 0 records, 6,700 in open transactions · 0 restarts"
 
 
 def test_the_live_view_shows_every_operator_and_the_last_notes() -> None:

@@ -101,6 +101,7 @@ SOURCE_GAUGES: Sequence[tuple[str, str, Callable[[SourceProgress], float | None]
     ("source_waiting_splits", "Splits that wait for slower ones in event time.", lambda s: s.waiting_splits),
     ("source_lag_records", "Records that were not read yet, of splits with a known end.", lambda s: _lag(s, "records")),
     ("source_lag_bytes", "Bytes that were not read yet, of splits with a known end.", lambda s: _lag(s, "bytes")),
+    ("source_undecided", "What waits for the end of open transactions.", lambda s: s.undecided),
 )
 SPLIT_GAUGES: Sequence[tuple[str, str, Callable[[SplitProgress], float | None]]] = (
     ("split_position", "Where reading continues.", lambda s: s.position),
@@ -109,6 +110,7 @@ SPLIT_GAUGES: Sequence[tuple[str, str, Callable[[SplitProgress], float | None]]]
     ("split_watermark_timestamp_seconds", "Its watermark, seconds since 1970.", lambda s: _seconds(s.watermark_ms)),
     ("split_idle", "1: it does not hold event time back.", lambda s: s.is_idle),
     ("split_waiting", "1: it waits for slower splits in event time.", lambda s: s.is_waiting),
+    ("split_undecided", "What waits for the end of open transactions.", lambda s: s.undecided),
 )
 PIPELINE_COUNTERS: Sequence[tuple[str, str, Callable[[Progress], float]]] = (
     ("restarts", "How often the pipeline was started again, by its supervisor too.", lambda p: p.restarts),

@@ -131,12 +131,15 @@ def loop_text(loop: LoopProgress) -> str:
 
 
 def lag_text(sources: Sequence[SourceProgress]) -> str:
-    """Return what is known to wait in all sources together; "" if nothing is known."""
+    """Return what is known to wait in all sources together, to be read or in transactions; "" if nothing is known."""
     lags: dict[str, int] = {}
     for source in sources:
         if source.lag is not None:
             lags[source.unit] = lags.get(source.unit, 0) + source.lag
-    return ", ".join(size_text(lag) if unit == "bytes" else counted(lag, "record") for unit, lag in lags.items())
+    parts = [size_text(lag) if unit == "bytes" else counted(lag, "record") for unit, lag in lags.items()]
+    if undecided := sum(source.undecided for source in sources):
+        parts.append(f"{undecided:,} in open transactions")
+    return ", ".join(parts)
 
 
 def summary_text(progress: Progress) -> str:

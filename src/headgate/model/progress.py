@@ -320,6 +320,7 @@ class SplitProgress:
             chain takes no event times.
         is_idle: it does not hold event time back, because it has not delivered anything for the idle timeout.
         is_waiting: it is not read now, because it is ahead of other splits in event time.
+        undecided: what is behind ``end`` and cannot be read yet, because a transaction in front of it is open.
     """
 
     split: str
@@ -332,6 +333,7 @@ class SplitProgress:
     watermark_ms: int | None = None
     is_idle: bool = False
     is_waiting: bool = False
+    undecided: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,6 +348,7 @@ class SourceProgress:
         lag: the sum over the splits with a known end; None: no end is known.
         unknown_lags: how many splits are not in that sum.
         most_lagging: the splits that lag most, at most ``SPLITS_SHOWN_MAX``; those with unknown lags come last.
+        undecided: what cannot be read yet behind open transactions, of all splits; it is no lag.
     """
 
     source: NodeName
@@ -356,6 +359,7 @@ class SourceProgress:
     unknown_lags: int = 0
     most_lagging: tuple[SplitProgress, ...] = ()
     waiting_splits: int = 0
+    undecided: int = 0
 
     @staticmethod
     def of(source: NodeName, unit: str, splits: Sequence[SplitProgress]) -> SourceProgress:
@@ -370,17 +374,18 @@ class SourceProgress:
             len(splits) - len(lags),
             most_lagging(splits),
             sum(one.is_waiting for one in splits),
+            sum(one.undecided for one in splits),
         )
 
 
 def most_lagging(splits: Iterable[SplitProgress]) -> tuple[SplitProgress, ...]:
-    """Return those that lag most; of equal ones those with the lowest watermarks."""
+    """Return those that lag most; of equal ones those with most that is undecided, then the lowest watermarks."""
     return tuple(heapq.nsmallest(SPLITS_SHOWN_MAX, splits, key=_by_lag))
 
 
-def _by_lag(split: SplitProgress) -> tuple[int, int | float, str]:
+def _by_lag(split: SplitProgress) -> tuple[int, int, int | float, str]:
     lag = -1 if split.lag is None else split.lag
-    return -lag, math.inf if split.watermark_ms is None else split.watermark_ms, split.split
+    return -lag, -split.undecided, math.inf if split.watermark_ms is None else split.watermark_ms, split.split
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,9 +62,9 @@ def put(
     values: Mapping[int, Sequence[bytes | None]],
     *,
     transaction: str = "",
-    commit: bool = True,
+    commit: bool | None = True,
 ) -> None:
-    """Write to partitions; the n-th value has a time of n seconds after ``START``."""
+    """Write to partitions; the n-th value has a time of n seconds after ``START``. ``commit``: None: leave it open."""
     ids = client.take_over(transaction, PATIENCE_MS) if transaction else client.new_producer()
     producer = Producer(client, SYSTEM_ENVIRONMENT, client.topics([topic]), ids, transaction or None)
     for part, some in values.items():
@@ -72,7 +72,7 @@ def put(
         producer.write((topic, part), pa.array(some, pa.binary()), times)
     producer.flush()
     producer.close()
-    if transaction:
+    if transaction and commit is not None:
         client.end_transaction(transaction, ids, commit=commit)
 
 
@@ -601,6 +601,19 @@ def test_progress_has_the_offset_and_the_end_of_each_partition(kafka: KafkaBroke
     progress_when(again, progress_reached)
     reader.close()
     again.close()
+
+
+def test_progress_tells_what_waits_behind_an_open_transaction(kafka: KafkaBroker, client: KafkaClient) -> None:
+    topic, name = new_topic(client, 1), uuid.uuid4().hex
+    put(client, topic, {0: [b"a"]})
+    put(client, topic, {0: [b"b", b"c"]}, transaction=name, commit=None)
+    put(client, topic, {0: [b"d"]})
+    reader = Kafka(kafka.address, topic).open(context())
+    progress_when(reader, {f"{topic}/0": SplitPosition(0, 1, undecided=3)})
+    client.take_over(name, PATIENCE_MS)
+    assert [row["value"] for row in take(reader, 2)] == [b"a", b"d"]
+    progress_when(reader, {f"{topic}/0": SplitPosition(4, 5)})
+    reader.close()
 
 
 def test_progress_of_a_bounded_reading_goes_to_its_end(kafka: KafkaBroker, client: KafkaClient) -> None:

@@ -401,10 +401,11 @@ def test_the_splits_of_all_subtasks_are_added_up_and_the_most_lagging_come_first
         1.0,
         [of_source(split("c", 7), split("e", 0, watermark_ms=20), split("d", 0, watermark_ms=10, is_waiting=True))],
     )
+    book.add(2, 1.0, [of_source(split("f", 0, undecided=3), split("g", 0, undecided=4))])
     (found,) = book.sources()
-    assert (found.splits, found.idle_splits, found.lag, found.unknown_lags) == (5, 1, 12, 1)
-    assert found.waiting_splits == 1
-    assert [one.split for one in found.most_lagging] == ["c", "a", "d", "e", "b"]
+    assert (found.splits, found.idle_splits, found.lag, found.unknown_lags) == (7, 1, 12, 1)
+    assert (found.waiting_splits, found.undecided) == (1, 7)
+    assert [one.split for one in found.most_lagging] == ["c", "a", "g", "f", "d", "e", "b"]
 
 
 def test_a_report_of_thousands_of_splits_names_a_few_and_counts_all() -> None:

@@ -46,12 +46,14 @@ class Fetched:
 
     Attributes:
         log_end: the last stable offset of read-committed fetches, else the high watermark.
+        undecided: how many offsets are behind it, because a transaction is open there.
     """
 
     partition: Partition
     records: DecodedRecords
     log_begin: int
     log_end: int
+    undecided: int = 0
 
 
 class Fetcher:
@@ -256,7 +258,7 @@ class Fetcher:
             with_headers=self._with_headers,
         )
         end = part.last_stable_offset if is_committed else part.high_watermark
-        return Fetched(name, records, part.log_start_offset, end)
+        return Fetched(name, records, part.log_start_offset, end, max(part.high_watermark - end, 0))
 
     def _lost(self, node: int, error: StorageError) -> None:
         if not error.is_transient:

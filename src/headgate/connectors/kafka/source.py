@@ -341,9 +341,11 @@ class KafkaReader(FailStopReader, CheckpointedFunction, CheckpointListener):
 
     def progress(self) -> Mapping[str, SplitPosition]:
         """See ``SourceReader``: the end is that of a bounded reading, or where the log ended at the latest fetch."""
-        ends = self._work.log_ends
+        ends, undecided = self._work.log_ends, self._work.undecided
         return {
-            split_name(part): SplitPosition(one.offset, ends.get(part) if one.end is None else one.end)
+            split_name(part): SplitPosition(one.offset, ends.get(part), undecided=undecided.get(part, 0))
+            if one.end is None
+            else SplitPosition(one.offset, one.end)
             for part, one in self._places.items()
         }
 
@@ -565,6 +567,8 @@ class _FetchThread:
         )
         self.log_ends: dict[Partition, int] = {}
         """Of each partition, where it ended for readers of committed records at the latest fetch."""
+        self.undecided: dict[Partition, int] = {}
+        """How much was behind these ends."""
         self._waiting: frozenset[Partition] = frozenset()
         """Partitions that wait for others."""
         self._over = set(finished)
@@ -641,6 +645,7 @@ class _FetchThread:
             (self._fetcher.pause if part in waiting else self._fetcher.resume)(part)
         fetched = self._fetcher.poll(FETCH_WAIT_MS)
         self.log_ends.update({found.partition: found.log_end for found in fetched if found.log_end >= 0})
+        self.undecided.update({found.partition: found.undecided for found in fetched if found.log_end >= 0})
         for found in fetched:
             if self._is_closed:
                 return

@@ -366,6 +366,7 @@ def _source_progress(found: Sequence[SourceProgress]) -> SourceProgress:
         sum(one.unknown_lags for one in found),
         most_lagging(split for one in found for split in one.most_lagging),
         sum(one.waiting_splits for one in found),
+        sum(one.undecided for one in found),
     )
 
 

@@ -527,6 +527,7 @@ class SourceRunner:
             watermark_ms=watermark_ms,
             is_idle=is_idle,
             is_waiting=split in self._paused,
+            undecided=0 if found is None else found.undecided,
         )
 
     def process(self, polled: SourceBatch) -> None:

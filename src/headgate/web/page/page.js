@@ -128,6 +128,7 @@ function sources(found) {
   const rows = found.flatMap((source) => {
     const [sizeOf, unit] = source.unit === "bytes" ? [size, ""] : [whole, " records"];
     const lagOf = (lag) => (lag === null ? "not known" : `${sizeOf(lag)}${unit}`);
+    const openOf = (undecided) => (undecided ? `, ${sizeOf(undecided)} in open transactions` : "");
     const idle = [[source.idle_splits, "idle"], [source.waiting_splits, "waiting for slower ones"]]
       .filter(([number]) => number).map(([number, what]) => `${whole(number)} ${what}`).join(", ") || null;
     const unknown = source.lag !== null && source.unknown_lags ? ` and ${whole(source.unknown_lags)} not known` : "";
@@ -135,10 +136,10 @@ function sources(found) {
     const more = left > 0 ? `, ${whole(source.most_lagging.length)} of them here` : "";
     return [
       [source.source, `${whole(source.splits)} ${source.splits === 1 ? "split" : "splits"}${more}`, null, null,
-        source.splits ? `${lagOf(source.lag)}${unknown}` : null, null, null, idle, null],
+        source.splits ? `${lagOf(source.lag)}${unknown}${openOf(source.undecided)}` : null, null, null, idle, null],
       ...source.most_lagging.map((split) => [
         null, split.split, split.position === null ? null : whole(split.position), split.end === null ? null : whole(split.end),
-        lagOf(split.lag), count(split.records_per_second), split.watermark_ms === null ? null : moment(split.watermark_ms),
+        lagOf(split.lag) + openOf(split.undecided), count(split.records_per_second), split.watermark_ms === null ? null : moment(split.watermark_ms),
         split.is_idle ? "idle" : split.is_waiting ? "waiting" : null, split.subtask,
       ]),
     ];
