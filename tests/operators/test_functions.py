@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle  # noqa: TID251 (an error of our own making)
+from collections.abc import Iterator
 from datetime import date, datetime
 from typing import Any
 
@@ -184,3 +185,28 @@ def test_a_batch_of_failures_only_is_no_output() -> None:
     run.send(SIZES)
     assert run.out.rows() == []
     assert len(run.out.bad) == 3
+
+
+def test_a_row_is_emitted_as_it_was_when_it_was_returned_or_yielded() -> None:
+    schema = pa.schema([("n", pa.int64()), ("all", pa.large_list(pa.int64()))])
+    batch = pa.RecordBatch.from_pylist([{"n": 1, "all": [1]}, {"n": 10, "all": [10]}], schema)
+    one = {"n": 0, "all": list[int]()}
+
+    def again(row: dict[str, Any]) -> dict[str, Any]:
+        one["n"] = row["n"]
+        one["all"].append(row["n"])
+        return one
+
+    def twice(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        yield row
+        row["n"] += 1
+        row["all"].append(2)
+        yield row
+
+    for verb, function, expected in (
+        (RowVerb.MAP, again, [(1, [1]), (10, [1, 10])]),
+        (RowVerb.FLAT_MAP, twice, [(1, [1]), (2, [1, 2]), (10, [10]), (11, [10, 2])]),
+    ):
+        run = Harness(RowFunctionSpec(verb, function))
+        run.send(batch)
+        assert [(row["n"], row["all"]) for row in run.out.rows()] == expected

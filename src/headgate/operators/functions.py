@@ -105,8 +105,19 @@ class RowWriter:
         self._schema = schema
         self._declared_in = declared_in
         self._names: list[str] = schema.names
+        self._nested = [field.name for field in schema if pa.types.is_nested(field.type)]
         getter = itemgetter(*self._names)
         self._values: Callable[[Row], tuple[Any, ...]] = getter if len(self._names) > 1 else lambda row: (getter(row),)
+
+    def taken(self, result: Any) -> Any:
+        """Return a row as it is now: a function may change its own afterwards, and return or yield it again."""
+        if not isinstance(result, dict):
+            return result
+        row = result.copy()
+        for name in self._nested:
+            if row.get(name) is not None:
+                row[name] = own_copy(row[name])
+        return row
 
     def values(self, row: Row) -> tuple[Any, ...]:
         """Return the columns of ``row`` as a tuple.
@@ -230,7 +241,12 @@ class RowFunctionOperator(FunctionOperator):
         if self._writer is None:
             self._writer = RowWriter(self._spec.output_schema(batch.schema, self.context.node))
         # All rows of a flat_map's result, or, if it raises half-way, none.
-        kept = results.append if verb is RowVerb.MAP else lambda result: results.extend(list(_each(result)))
+        taken = self._writer.taken
+        kept: Callable[[Any], None] = (
+            (lambda result: results.append(taken(result)))
+            if verb is RowVerb.MAP
+            else lambda result: results.extend([taken(row) for row in _each(result)])
+        )
         with paused_gc():
             failed = self._call(rows_of(batch), results, kept)
             result, refused = self._writer.batch(results)

@@ -416,3 +416,19 @@ def test_a_damaged_snapshot_is_refused() -> None:
     data[-9] ^= 1
     with pytest.raises(CorruptionError, match="state of 'node', subtask 0"):
         Harness(MUTATOR, [type(run.snapshot())(0, 1, memoryview(bytes(data)))])
+
+
+class Twice(ProcessFunction):
+    """Changes what it has yielded."""
+
+    def process(self, row: dict[str, Any], context: ProcessContext) -> Iterable[dict[str, Any]]:
+        yield row
+        row["n"] += 1
+        yield row
+        row["n"] += 100
+
+
+def test_a_row_is_emitted_as_it_was_when_it_was_yielded() -> None:
+    run = Harness(row_process_spec("node", ("key",), Twice(), SCHEMA))
+    run.send(pa.RecordBatch.from_pylist([{"key": "a", "n": 1}, {"key": "b", "n": 10}], SCHEMA))
+    assert [row["n"] for row in run.out.rows()] == [1, 2, 10, 11]

@@ -203,7 +203,7 @@ class BroadcastOperator(BroadcastOperatorBase, ProcessOperator):
                     for row in rows_of(batch):
                         found = function(row, context)
                         if found is not None:
-                            results.extend(each_row(found))
+                            results.extend(map(self._writer.taken, each_row(found)))
             except Exception as error:
                 raise user_error(self.context.node, row, error) from None
             self._emit(results)

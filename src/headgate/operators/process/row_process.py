@@ -286,7 +286,7 @@ class ProcessOperator(FunctionOperator, TimedOperator):
                 cursor.key = key_of(row)
                 found = function(row, context)
                 if found is not None:
-                    results.extend(each_row(found))
+                    results.extend(map(self._writer.taken, each_row(found)))
         except Exception as error:
             raise user_error(self.context.node, row, error) from None
         finally:
@@ -332,7 +332,7 @@ class ProcessOperator(FunctionOperator, TimedOperator):
             for cursor.key in keys:
                 found = function(argument, context)
                 if found is not None:
-                    results.extend(each_row(found))
+                    results.extend(map(self._writer.taken, each_row(found)))
         except Exception as error:
             text = record.format(shortened(cursor.key))
             raise UserFunctionError(self.context.node, text, user_traceback(error)) from None

@@ -91,7 +91,7 @@ class RowSideOutputs(SideOutputs):
     def _take(self, tag: OutputTag, schema: pa.Schema, records: Any) -> None:
         if not isinstance(records, dict):
             raise UsageError(f"emit_to takes one record, a dict, not {type(records).__name__}; call it for each record")
-        self._rows.setdefault(tag, []).append(dict(records))  # the function may go on with its own
+        self._rows.setdefault(tag, []).append(self._writers[tag].taken(records))
 
     def send(self, operator: Operator) -> None:
         if not self._rows:

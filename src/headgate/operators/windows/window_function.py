@@ -110,7 +110,8 @@ class WindowFunctionOperator(FunctionOperator):
                 return divert_misfits(self, columns_of_frame(result, values), values)
             except (pa.ArrowException, pl.exceptions.PolarsError, MisfitError) as error:
                 raise TypeError(f"the frame that the function returned does not fit its schema: {error}") from None
-        found = [] if result is None else [result] if isinstance(result, dict) else list(result)
+        given = [] if result is None else [result] if isinstance(result, dict) else result
+        found = [self._writer.taken(row) for row in given]
         batch, refused = self._writer.batch(found)
         divert_refused(self, refused)
         return batch
