@@ -156,7 +156,9 @@ def test_an_abort_releases_the_splits_and_no_snapshot_is_taken() -> None:  # EI2
     machine = induced("a", "b")
     machine.handle(CheckpointAnnounced(cp(5)))
     machine.handle(MarkerMet("a", cp(5)))
+    assert (machine.held_splits, Subtask(0).held_splits) == (("a",), ())
     assert machine.handle(AbortReceived(cp(5)))[-1] == SubtaskReadOn(("a",))
+    assert machine.held_splits == ()
     assert machine.handle(MarkerMet("b", cp(5))) == [SubtaskReadOn(("b",))]
     machine.handle(CheckpointAnnounced(cp(6)))
     machine.handle(MarkerMet("a", cp(6)))

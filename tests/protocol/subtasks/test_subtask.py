@@ -157,6 +157,7 @@ def test_completion_drops_what_it_covers_and_nothing_newer() -> None:  # T9, C16
 def test_completion_stops_the_writes_of_older_checkpoints_in_order() -> None:  # T9, C15
     source = after(Subtask(0), *(trigger(i) for i in (1, 2, 3, 4)), written(3))
     assert source.handle(CompleteReceived(cp(3))) == [CancelWrite(cp(1)), CancelWrite(cp(2))]
+    assert source.handle(CompleteReceived(cp(3))) == [Ignored("nothing of it is held here any more")]
     assert source.handle(written(4)) == [acknowledge(4)]
 
 
