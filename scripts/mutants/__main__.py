@@ -5,8 +5,9 @@
     make mutants PART=state SAMPLE=400 SEED=7           another sample, and a larger one
 
 A mutant is one change of the syntax tree (``mutations.py``). It is killed when a test fails that runs the changed line,
-or when the tests need many times as long as usual. Survivors are printed with the change: a test is missing, or the
-change makes no difference. Which test runs which line is kept in ``build/mutants``. Nothing in ``src`` is written.
+or when the tests need many times as much processor time as usual. Survivors are printed with the change: a test is
+missing, or the change makes no difference. Which test runs which line is kept in ``build/mutants``. Nothing in ``src``
+is written.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ MEASURING_S = 3600
 QUICK_S = 10
 AGAIN: Found = {"again": True}
 Lines = dict[str, tuple[float, dict[str, list[int]]]]
-"""By name of a test: its seconds, and the lines that it runs by file."""
+"""By name of a test: its seconds of a processor, and the lines that it runs by file."""
 
 
 def files_of(part: str) -> list[Path]:
@@ -228,8 +229,10 @@ def main() -> None:
     parser.add_argument("--tests", nargs="*", type=Path, default=[], help="instead of those that mirror the part")
     parser.add_argument("--quick", action="store_true", help="without tests that are marked as long")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="how many at a time")
-    parser.add_argument("--slowest", type=float, default=20, help="seconds; tests that take longer are left out")
-    parser.add_argument("--budget", type=float, default=20, help="seconds of tests for one mutant, the quickest first")
+    parser.add_argument(
+        "--slowest", type=float, default=20, help="seconds of a processor; tests that take longer are left out"
+    )
+    parser.add_argument("--budget", type=float, default=20, help="seconds of tests for one mutant, quickest first")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # by way of what ends the children
     os.chdir(ROOT)

@@ -12,6 +12,7 @@ import contextlib
 import gc
 import json
 import os
+import resource
 import select
 import shutil
 import signal
@@ -21,6 +22,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from math import ceil
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, NoReturn
 
@@ -29,14 +31,21 @@ import pytest
 
 Found = dict[str, Any]
 DIED: Found = {"died": True}
+WAITS = 10
+"""How many times its processor time a child may take."""
 OPTIONS = ("-q", "-p", "no:randomly", "-p", "no:cacheprovider", "--hypothesis-seed=0")
 
 
 class Child:
-    """A forked process that runs ``work`` and sends what it returns; killed when its time is over."""
+    """A forked process that runs ``work`` and sends what it returns; killed when its time is over.
+
+    Its time is processor time, which other work on the machine does not change; what only waits gets ten times as much.
+    """
 
     def __init__(self, work: Callable[[], Found], limit_s: float, *, is_loud: bool = False) -> None:
-        self._until = time.monotonic() + limit_s
+        self._limit_s = limit_s
+        self._until = time.monotonic() + WAITS * limit_s
+        self._is_late = False
         self._is_loud = is_loud
         self._directory = tempfile.mkdtemp(prefix="mutant-")
         self.pipe, writing = os.pipe()
@@ -55,6 +64,7 @@ class Child:
             if not self._is_loud:
                 os.setpgid(0, 0)
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                resource.setrlimit(resource.RLIMIT_CPU, (ceil(self._limit_s), resource.RLIM_INFINITY))
                 nothing = os.open(os.devnull, os.O_RDWR)
                 for number in (0, 1, 2):
                     os.dup2(nothing, number)
@@ -76,7 +86,7 @@ class Child:
             data = os.read(self.pipe, 1 << 16)
             self._data += data
             if not data:
-                return self.end() or DIED
+                return self.end() or ({} if self._is_late else DIED)
         return self.end() if time.monotonic() > self._until else None  # too late: nothing was sent
 
     def end(self) -> Found:
@@ -86,7 +96,8 @@ class Child:
                 os.kill(self._pid, signal.SIGTERM)  # it ends its own children
             else:
                 os.killpg(self._pid, signal.SIGKILL)
-        os.waitpid(self._pid, 0)
+        _, status = os.waitpid(self._pid, 0)
+        self._is_late = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU
         os.close(self.pipe)
         shutil.rmtree(self._directory, ignore_errors=True)
         return dict(json.loads(self._data)) if self._data else {}
@@ -160,18 +171,18 @@ class Session:
 
 
 def measured(session: Session, names: Sequence[str], files: Sequence[str]) -> Found:
-    """Run tests; return by name the seconds and the lines of ``files`` that each runs, without those that fail."""
+    """Run tests; return by name, without those that fail, the processor time of each and the lines of ``files``."""
     tracer = coverage.Coverage(data_file=None, include=list(files), config_file=False)
     started: list[float] = []
 
     def begin(name: str) -> None:
         tracer.switch_context(name)
-        started.append(time.monotonic())
+        started.append(_processor_s())
 
     tracer.start()
     failed = session.run(names, stop=False, before=begin)
     tracer.stop()
-    started.append(time.monotonic())
+    started.append(_processor_s())
     data = tracer.get_data()
     lines: dict[str, dict[str, list[int]]] = {name: {} for name in names}
     for file in data.measured_files():
@@ -181,6 +192,12 @@ def measured(session: Session, names: Sequence[str], files: Sequence[str]) -> Fo
                     lines[name].setdefault(file, []).append(line)
     seconds = {name: after - before for name, before, after in zip(names, started, started[1:], strict=False)}
     return {name: [round(seconds[name], 3), lines[name]] for name in names if name not in failed}
+
+
+def _processor_s() -> float:
+    """Return the processor time of this process and of all that it has started and ended."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
 
 
 def exchange(file: str, source: str, mutated: str) -> bool:

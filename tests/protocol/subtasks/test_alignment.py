@@ -284,3 +284,14 @@ def test_the_story_is_bounded() -> None:
     aligner = after(1, *(barrier(0, i) for i in range(1, STORY_MAX + 10)))
     assert len(aligner.story) == STORY_MAX
     assert aligner.story[-1] == describe(barrier(0, STORY_MAX + 9))
+
+
+def test_aborted_ids_are_forgotten_once_they_are_met() -> None:
+    aborted = AbortedIds()
+    for number in (1, 2, 3, 5):
+        aborted.add(cp(number))
+    assert [aborted.discard_up_to(cp(number)) for number in (2, 2)] == [True, False]
+    assert list(aborted) == [3, 5]
+    assert [aborted.discard(cp(number)) for number in (3, 3, 4)] == [True, False, False]
+    assert aborted.discard_up_to(cp(4)) is False
+    assert list(aborted) == [5]
