@@ -87,7 +87,8 @@ def abort_hanging(client: KafkaClient, producers: dict[int, str], topics: Iterab
         timeout_ms: of the ids, which are taken over for this.
     """
     hanging: dict[str, Partitions] = {}
-    for name, topic in client.topics(sorted(topics)).items():
+    found = client.topics(sorted(topics)) if producers else {}
+    for name, topic in found.items():
         for partition, begun in _opened(client, topic, list(topic.leaders)).items():
             for producer_id in begun.keys() & producers.keys():
                 hanging.setdefault(producers[producer_id], {}).setdefault(name, []).append(partition)
