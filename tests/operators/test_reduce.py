@@ -15,6 +15,7 @@ from tests.operators.harness import Harness, encoded
 
 from headgate.errors import BadRecord, UsageError
 from headgate.operators.base import RestoredState
+from headgate.operators.counters import Counter
 from headgate.operators.functions import ReduceSpec
 from headgate.operators.keys import partition
 from headgate.operators.user_functions import UserFunctionError
@@ -237,3 +238,21 @@ def test_a_function_gets_what_was_emitted_whether_or_not_there_was_a_restore(
     assert [row["seen"] for row in [*run.out.rows()[2:], *restored.out.rows()]] == [
         f"{type(kept).__name__} {kept!r}"
     ] * 3
+
+
+class Counting:
+    """Counts its calls; one of its results does not fit."""
+
+    def __init__(self) -> None:
+        self.calls = Counter("calls")
+
+    def __call__(self, accumulator: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
+        self.calls.add()
+        return {**accumulator, "n": "x"} if row["n"] == 100 else add(accumulator, row)
+
+
+def test_a_counter_counts_each_record_once_beside_a_bad_one() -> None:
+    run = Harness(ReduceSpec(("key",), Counting(), SCHEMA), diverts=True)
+    run.send(batch(("a", 1), ("a", 2), ("a", 100), ("a", 3)))
+    assert pairs(run) == [("a", 1), ("a", 3), ("a", 6)]
+    assert run.context.metrics.counters["calls"] == 3

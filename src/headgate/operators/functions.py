@@ -380,6 +380,8 @@ class ReduceOperator(FunctionOperator, KeyedOperator):
     def process(self, batch: pa.RecordBatch) -> None:
         batch = divert_unreadable(self, batch)
         refused: list[Refused] = []
+        counters = self.context.metrics.counters
+        counted = counters.copy()
         with paused_gc():
             try:
                 accumulators, results = self._reduce(batch, refused, is_checked=False)
@@ -387,6 +389,8 @@ class ReduceOperator(FunctionOperator, KeyedOperator):
             except (ValueError, TypeError, OverflowError, UserFunctionError):
                 # a value of a wrong type, or what the function made of one later: once more, checking each result
                 refused = []
+                counters.clear()
+                counters.update(counted)
                 accumulators, results = self._reduce(batch, refused, is_checked=True)
                 reduced = self._writer.batch_of_values(results)
         self._backend.store(accumulators)

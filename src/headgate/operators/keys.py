@@ -13,7 +13,7 @@ from headgate.errors import UsageError
 from headgate.operators.base import Operator
 from headgate.operators.schemas import require_columns
 from headgate.operators.user_functions import bad_records, described_rows, shortened
-from headgate.state.key_hash import hash_columns, is_key_type, key_groups
+from headgate.state.key_hash import KEY_TYPES, hash_columns, is_key_type, key_groups
 from headgate.state.vectors import Mask
 
 
@@ -53,10 +53,7 @@ def check_keys(node: str, schema: pa.Schema, keys: tuple[str, ...]) -> None:
     for key in keys:
         dtype = schema.field(key).type
         if not is_key_type(dtype):
-            raise UsageError(
-                f"operator '{node}': column '{key}' of type {dtype} cannot be a key; use numbers, booleans, "
-                "times, strings or binaries"
-            )
+            raise UsageError(f"operator '{node}': column '{key}' of type {dtype} cannot be a key; {KEY_TYPES}")
 
 
 class KeyCheckOperator(Operator):

@@ -53,6 +53,12 @@ def is_key_type(dtype: pa.DataType) -> bool:
     )
 
 
+KEY_TYPES = (
+    "integers, floats, booleans, dates, timestamps, durations, strings and binaries can; cast it, such as to text"
+)
+"""Which types can be keys, for messages."""
+
+
 def column_words(column: pa.Array) -> Words:
     """Return one 64-bit word per value of a fixed-width column; equal values have equal words.
 

@@ -33,7 +33,7 @@ from headgate.state.descriptors import (
     evolved_values,
     section_schema,
 )
-from headgate.state.key_hash import is_key_type
+from headgate.state.key_hash import KEY_TYPES, is_key_type
 from headgate.state.snapshot import FrozenState, decode_stream, encode_batches
 
 HOWS = ("inner", "left", "semi", "anti")
@@ -127,7 +127,7 @@ class BroadcastJoinSpec:
                 if not is_key_type(schema.field(column).type):
                     raise UsageError(
                         f"operator '{node}': column '{column}' of the {side} is {schema.field(column).type}, which "
-                        "cannot be a key; use numbers, booleans, times, strings or binaries"
+                        f"cannot be a key; {KEY_TYPES}"
                     )
             types = left.field(name).type, right.field(other).type
             if not types[0].equals(types[1]):

@@ -34,7 +34,7 @@ from headgate.state.descriptors import (
     checked_evolution,
     state_identity,
 )
-from headgate.state.key_hash import is_key_type
+from headgate.state.key_hash import KEY_TYPES, is_key_type
 from headgate.state.ttl import TTL
 
 ValueT_co = TypeVar("ValueT_co", covariant=True)
@@ -155,8 +155,7 @@ class Declarations(Generic[V, L, M]):
         own_key = None if kind is not StateKind.MAP else self._type(name, key_type)
         if own_key is not None and not is_key_type(own_key):
             raise UsageError(
-                f"operator '{self._node}': the keys of map state '{name}' cannot be {own_key}; use numbers, booleans, "
-                "times, strings or binaries"
+                f"operator '{self._node}': the keys of map state '{name}' cannot be {own_key}; {KEY_TYPES}"
             )
         dtype = self._type(name, type)
         checked_evolution(f"operator '{self._node}': state '{name}'", evolution, dtype)
