@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,8 @@ def test_workers_are_forked_by_the_early_one(address: str) -> None:
     command = [sys.executable, "-m", MODULE, "pyspark.worker"]
     seed = {name: OURS[name] for name in ["PYTHONHASHSEED"] if name in OURS}  # one that is set stays
     of_spark = {**OURS, **OF_WORKERS, **seed, ADDRESS: daemon.address}
+    while not Path(address).exists():  # Spark takes longer than that to begin its own
+        time.sleep(0.01)
     with subprocess.Popen(command, env=of_spark, **given) as process:
         assert process.stdin is not None
         assert process.stdout is not None

@@ -142,7 +142,8 @@ class CsvParser:
         """
         fields = [self.schema.field(name) for name in table.column_names]
         floats = [f for f in fields if pa.types.is_floating(f.type) and pc.any(pc.is_inf(table[f.name])).as_py()]
-        wholes = [f for f in fields if pa.types.is_integer(f.type)] if _has_base_16(text) else []
+        wholes = [f for f in fields if pa.types.is_integer(f.type)]
+        wholes = wholes if wholes and _has_base_16(text) else []
         times = [f for f in fields if self._options.timestamp_formats and pa.types.is_timestamp(f.type)]
         decimals = [f for f in fields if pa.types.is_decimal(f.type)]
         for field in decimals:
@@ -311,8 +312,8 @@ _BOM = b"\xef\xbb\xbf"
 
 
 def _has_base_16(text: pa.Buffer) -> bool:
-    data = text.to_pybytes()
-    return b"0x" in data or b"0X" in data
+    data = np.frombuffer(text, np.uint8)  # to look for b"0x" takes longer where there are many zeros
+    return bool(((data[:-1] == ord("0")) & ((data[1:] | 0x20) == ord("x"))).any())
 
 
 def _refuse(is_changed: pa.ChunkedArray, column: pa.ChunkedArray, field: pa.Field) -> None:
