@@ -22,6 +22,7 @@ _MARK = "_headgate_checks_calls"
 
 OPTIONS_TO_COME = {
     "lateness": "it is window(..., allowed_lateness=...)",
+    "upsert": "headgate.PostgresSink, SqlSink and KafkaSink keep one row for each key",
 }
 """Options that people try, and what happens or what to do today."""
 

@@ -146,7 +146,7 @@ class PublishedFiles:
         paths = [path for path in self._storage.list("") if not path.startswith("_")]
         mine = [published[path] for path in paths if path in published]
         rows = sum(file.rows for file in mine)
-        what = f"{len(mine):,} file{'s' * (len(mine) != 1)} with {rows:,} records" if mine else ""
+        what = f"{len(mine):,} file{'s' * (len(mine) != 1)} with {rows:,} record{'s' * (rows != 1)}" if mine else ""
         return Holding(what, self._storage.url, tuple(path for path in paths if path not in published))
 
     def start_over(self, generation: Generation, life: PipelineIdentity) -> None:
