@@ -8,9 +8,10 @@ import signal
 import subprocess
 import sys
 
+import pyarrow as pa
 import pytest
 
-from headgate.spark.worker_main import WRITTEN_CHARS, SharedTail, how_ended
+from headgate.spark.worker_main import ARROW_POOL, WRITTEN_CHARS, SharedTail, choose_memory_pool, how_ended
 
 DAEMON = """
 import os, signal, sys
@@ -121,3 +122,21 @@ def test_memory_of_a_batch_serves_the_next_one_without_the_system() -> None:
     }
 
     assert pages["kept"] < pages["given back"] / 5
+
+
+@pytest.mark.parametrize(("named", "used"), [(None, "jemalloc"), ("system", "system")])
+def test_arrow_takes_memory_by_jemalloc_unless_the_user_chose(
+    monkeypatch: pytest.MonkeyPatch, named: str | None, used: str
+) -> None:
+    if "jemalloc" not in pa.supported_memory_backends():
+        pytest.skip("this Arrow has no jemalloc")
+    before = pa.default_memory_pool()
+    monkeypatch.delenv(ARROW_POOL, raising=False)
+    if named is not None:
+        monkeypatch.setenv(ARROW_POOL, named)
+    try:
+        pa.set_memory_pool(pa.system_memory_pool())
+        choose_memory_pool()
+        assert pa.default_memory_pool().backend_name == used
+    finally:
+        pa.set_memory_pool(before)

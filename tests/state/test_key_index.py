@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.state.key_index import WordIndex, make_key_index
+from headgate.state.key_index import WordIndex, frozen_keys, make_key_index
 
 INTS = st.one_of(st.integers(-20, 20), st.integers(0, 5_000), st.integers(-(2**63), 2**63 - 1))
 
@@ -24,6 +24,21 @@ def test_slots_are_dense_stable_and_lead_back_to_the_keys(batches: list[list[int
             assert model.setdefault(word, slot) == slot
         assert sorted(model.values()) == list(range(len(index)))
         assert index.words(slots).tolist() == batch
+
+
+SMALL = st.integers(0, 3)
+
+
+@given(st.lists(st.lists(st.tuples(INTS, SMALL, SMALL), max_size=40), max_size=8))
+def test_slots_of_several_columns_are_dense_stable_and_lead_back(batches: list[list[tuple[int, int, int]]]) -> None:
+    index, model = make_key_index([pa.int64()] * 3), dict[tuple[int, ...], int]()
+    for batch in batches:
+        columns = [pa.array([key[i] for key in batch], pa.int64()) for i in range(3)]
+        slots = index.slots(columns)
+        for key, slot in zip(batch, slots.tolist(), strict=True):
+            assert model.setdefault(key, slot) == slot
+        assert sorted(model.values()) == list(range(len(index)))
+        assert index.columns(slots) == columns
 
 
 @pytest.mark.parametrize("spread", [1, 3, 2**40])
@@ -69,20 +84,21 @@ def test_keys_of_every_type_and_number_of_columns_come_back(first: int, width: i
     slots = index.slots(columns)
     assert slots[0] == slots[2]
     assert all(a.equals(b) for a, b in zip(index.columns(slots), columns, strict=True))
-    frozen = index.freeze()
+    frozen = frozen_keys(index)
     index.slots([column.slice(1).take(pa.array([2, 0])) for column in columns])
-    as_frozen = [column.take(pa.array(slots)) for column in frozen()]
-    assert all(a.equals(b) for a, b in zip(as_frozen, columns, strict=True))
+    assert all(a.equals(b) for a, b in zip(frozen.columns(slots), columns, strict=True))
+    firsts = [column.take(pa.array(np.unique(slots, return_index=True)[1])) for column in columns]
+    assert all(a.equals(b) for a, b in zip(frozen.columns(), firsts, strict=True))
 
 
 def test_frozen_keys_do_not_see_later_keys() -> None:
     for dtype, more in ((pa.int64(), [4, 5]), (pa.large_string(), ["x", "y"])):
         index = make_key_index([dtype])
         index.slots([pa.array(more[:1], dtype)])
-        frozen = index.freeze()
+        frozen = frozen_keys(index)
         index.slots([pa.array(more, dtype)])
-        assert frozen()[0].to_pylist() == more[:1]
-        assert index.freeze()()[0].to_pylist() == more
+        assert frozen.columns()[0].to_pylist() == more[:1]
+        assert frozen_keys(index).columns()[0].to_pylist() == more
 
 
 def test_keys_of_text_in_many_chunks_come_in_the_order_of_the_slots() -> None:
@@ -95,7 +111,7 @@ def test_keys_of_text_in_many_chunks_come_in_the_order_of_the_slots() -> None:
         names += more
         for count in (0, 1, 200):
             slots = random.integers(0, len(names), count) if names else np.empty(0, np.int64)
-            frozen = index.freeze()
+            frozen = frozen_keys(index)
             (found,) = index.columns(slots)
             assert (found.type, found.to_pylist()) == (pa.large_string(), [names[slot] for slot in slots])
-            assert frozen()[0].to_pylist() == index.freeze()()[0].to_pylist() == names
+            assert frozen.columns()[0].to_pylist() == frozen_keys(index).columns()[0].to_pylist() == names

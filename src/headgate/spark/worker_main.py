@@ -148,6 +148,9 @@ WATCH = ChildWatch()
 """Of this process: in Spark's daemon it watches, in a worker it holds what the daemon knew when it forked it."""
 
 
+ARROW_POOL = "ARROW_DEFAULT_MEMORY_POOL"
+"""The variable with which Arrow lets its users choose an allocator."""
+
 OTHER_RELEASE = "install the same release for both"
 """How a worker ends what it says when its Headgate is another one."""
 
@@ -199,6 +202,7 @@ class WorkerMain:
             pass
         ignore_sigterm()
         keep_freed_memory()
+        choose_memory_pool()
         worker = Worker(task)
         if self.log_directory is not None:
             log = WorkerLog(self.log_directory, self.definition.config.name, context.partitionId())
@@ -224,6 +228,18 @@ def keep_freed_memory() -> None:
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_THRESHOLD, _FROM_SYSTEM_BYTES)
         libc.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+
+
+def choose_memory_pool() -> None:
+    """Have Arrow take memory by jemalloc where that is there, unless the environment names another allocator.
+
+    mimalloc, Arrow's own choice, returns memory within milliseconds and asks for huge pages. The system then clears
+    2 MiB for each small piece that is used again: up to a third of a worker's processor time with much state.
+    """
+    import pyarrow as pa
+
+    if ARROW_POOL not in os.environ and "jemalloc" in pa.supported_memory_backends():
+        pa.set_memory_pool(pa.jemalloc_memory_pool())
 
 
 def ignore_sigterm() -> None:

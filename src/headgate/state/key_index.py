@@ -8,7 +8,8 @@ seen, so that equal input gives equal state.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -20,8 +21,6 @@ from headgate.state.key_hash import Words, column_words, is_text, mix
 
 Slots: TypeAlias = npt.NDArray[np.int64]
 _Table: TypeAlias = npt.NDArray[np.int32] | npt.NDArray[np.int64]
-FrozenKeys: TypeAlias = Callable[[], list[pa.Array]]
-"""Returns the key columns, one row per slot; what it refers to never changes."""
 
 _DIRECT_FREE = 4_096
 _DIRECT_PER_KEY = 128
@@ -50,10 +49,24 @@ class KeyIndex(Protocol):
         """Return the slot of each row's key; unknown keys get new slots."""
 
     def columns(self, slots: Slots) -> list[pa.Array]:
-        """Return the key columns of ``slots``."""
+        """Return the key columns of ``slots``. Any thread may read slots that were given before it began."""
 
-    def freeze(self) -> FrozenKeys:
-        """Return the keys of all slots as they are now, to be read in any thread. Microseconds."""
+
+@dataclass(frozen=True, slots=True)
+class FrozenKeys:
+    """The keys that an index had at some moment, to be read in any thread: the key of a slot never changes."""
+
+    index: KeyIndex
+    size: int
+
+    def columns(self, slots: Slots | None = None) -> list[pa.Array]:
+        """Return the key columns of ``slots``; None: of all."""
+        return self.index.columns(np.arange(self.size) if slots is None else slots)
+
+
+def frozen_keys(index: KeyIndex) -> FrozenKeys:
+    """Return the keys that ``index`` has now."""
+    return FrozenKeys(index, len(index))
 
 
 def make_key_index(types: Sequence[pa.DataType]) -> KeyIndex:
@@ -77,26 +90,55 @@ def key_bytes(types: Sequence[pa.DataType]) -> int:
     return sum(_TEXT_BYTES if is_text(t) else _WORD_BYTES for t in types) + _WORD_BYTES * (len(types) - 1)
 
 
-class WordIndex:
-    """Index of 64-bit words: a direct-address table while the range is small, else open addressing."""
+class _WordsBySlot:
+    """Words to which others are appended; none ever changes, so any thread may read those that are there."""
 
     def __init__(self) -> None:
         self._words: Words = np.empty(256, np.int64)
         self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def take(self, slots: Slots) -> Words:
+        """Return the words of ``slots``."""
+        return self._words.take(slots)
+
+    def all(self) -> Words:
+        """Return the words of all slots that there are now."""
+        return self._words[: self._size]
+
+    def append(self, words: Words) -> Slots:
+        """Add words; return their slots."""
+        start, end = self._size, self._size + len(words)
+        if end > len(self._words):
+            grown = np.empty(max(end, 2 * len(self._words)), np.int64)
+            grown[:start] = self._words[:start]
+            self._words = grown
+        self._words[start:end] = words
+        self._size = end
+        return np.arange(start, end)
+
+
+class WordIndex:
+    """Index of 64-bit words: a direct-address table while the range is small, else open addressing."""
+
+    def __init__(self) -> None:
+        self._words = _WordsBySlot()
         self._base = 0
         self._is_direct = True
         self._table: _Table = _table(0)
 
     def __len__(self) -> int:
-        return self._size
+        return len(self._words)
 
     def words(self, slots: Slots) -> Words:
         """Return the words of ``slots``."""
-        return self._words[slots]
+        return self._words.take(slots)
 
     def prefix(self) -> Words:
         """Return the words of all slots: entries are only appended, so this view never changes."""
-        return self._words[: self._size]
+        return self._words.all()
 
     def slots(self, words: Words) -> Slots:
         """Return the slot of each word; unknown words get new ones."""
@@ -117,7 +159,7 @@ class WordIndex:
         if width:
             low, high = min(low, self._base), max(high, self._base + width - 1)
         wanted = high - low + 1
-        if wanted > min(_DIRECT_FREE + _DIRECT_PER_KEY * (self._size + more), _DIRECT_MAX):
+        if wanted > min(_DIRECT_FREE + _DIRECT_PER_KEY * (len(self._words) + more), _DIRECT_MAX):
             return False
         slack = min(wanted // 4, low + (1 << 63)) if width and low < self._base else 0
         base = low - slack
@@ -135,29 +177,19 @@ class WordIndex:
             entries = entries[missing]
             self._table[entries] = np.arange(len(missing))
             first = missing[self._table[entries] == np.arange(len(missing))]
-            self._table[words[first] - self._base] = self._append(words[first])
+            self._table[words[first] - self._base] = self._words.append(words[first])
             slots[missing] = self._table[entries]
         return slots
 
-    def _append(self, words: Words) -> Slots:
-        start, end = self._size, self._size + len(words)
-        if end > len(self._words):
-            grown = np.empty(max(end, 2 * len(self._words)), np.int64)
-            grown[:start] = self._words[:start]
-            self._words = grown
-        self._words[start:end] = words
-        self._size = end
-        return np.arange(start, end)
-
     def _open_slots(self, words: Words) -> Slots:
-        if 2 * (self._size + len(words)) > len(self._table):
-            self._rehash(2 * (self._size + len(words)))
+        if 2 * (len(self._words) + len(words)) > len(self._table):
+            self._rehash(2 * (len(self._words) + len(words)))
         return self._probe(words, None)
 
     def _rehash(self, entries_min: int) -> None:
         entries = max(_OPEN_MIN, 1 << (entries_min - 1).bit_length())
         self._table = _table(entries)
-        self._probe(self._words[: self._size], np.arange(self._size))
+        self._probe(self._words.all(), np.arange(len(self._words)))
 
     def _probe(self, words: Words, known: Slots | None) -> Slots:
         """Look ``words`` up, inserting unknown ones (as slots ``known`` when the table is being rebuilt)."""
@@ -188,7 +220,7 @@ class WordIndex:
         wanted = places[empty]
         self._table[wanted] = np.arange(len(empty))
         winners = empty[self._table[wanted] == np.arange(len(empty))]
-        slots = self._append(words[winners]) if known is None else known[winners]
+        slots = self._words.append(words[winners]) if known is None else known[winners]
         self._table[places[winners]] = slots
 
 
@@ -207,10 +239,6 @@ class FixedIndex:
 
     def columns(self, slots: Slots) -> list[pa.Array]:
         return [words_to_array(self._index.words(slots), self._dtype)]
-
-    def freeze(self) -> FrozenKeys:
-        words, dtype = self._index.prefix(), self._dtype
-        return lambda: [words_to_array(words, dtype)]
 
 
 class TextIndex:
@@ -236,10 +264,6 @@ class TextIndex:
     def columns(self, slots: Slots) -> list[pa.Array]:
         return [_texts(self._index.words(slots), self._held, self._dtype)]
 
-    def freeze(self) -> FrozenKeys:
-        numbers, held, dtype = self._index.prefix(), self._held, self._dtype
-        return lambda: [_texts(numbers, held, dtype)]
-
 
 def _texts(numbers: Words, held: pl.Series, dtype: pa.DataType) -> pa.Array:
     """Return the texts with these numbers in the categories of ``held``."""
@@ -250,31 +274,51 @@ def _texts(numbers: Words, held: pl.Series, dtype: pa.DataType) -> pa.Array:
 
 
 class PairIndex:
-    """Keys in several columns: an index of pairs (slot in the columns before, slot in the last column)."""
+    """Keys in several columns: pairs (slot in the columns before, slot in the last column).
+
+    The first pair of each slot in the columns before has a place in a table by that slot, and only the others are
+    hashed: there are few where the last column depends on those before, as a day does on a number.
+    """
 
     def __init__(self, left: KeyIndex, right: KeyIndex) -> None:
         self._left, self._right = left, right
-        self._pairs = WordIndex()
+        self._pairs = _WordsBySlot()
+        self._firsts: Slots = np.empty(0, np.int64)
+        self._others, self._slots_of_others = WordIndex(), _WordsBySlot()
 
     def __len__(self) -> int:
         return len(self._pairs)
 
     def slots(self, columns: Sequence[pa.Array]) -> Slots:
         left = self._left.slots(columns[:-1])
-        return self._pairs.slots((left << 32) | self._right.slots(columns[-1:]))
+        pairs = (left << 32) | self._right.slots(columns[-1:])
+        slots = self._slots_of_firsts(left, pairs)
+        others = np.flatnonzero(self._pairs.take(slots) != pairs)
+        if len(others):
+            numbers = self._others.slots(pairs[others])
+            more = self._others.prefix()[len(self._slots_of_others) :]
+            self._slots_of_others.append(self._pairs.append(more))
+            slots[others] = self._slots_of_others.take(numbers)
+        return slots
+
+    def _slots_of_firsts(self, left: Slots, pairs: Words) -> Slots:
+        """Return the slot of the first pair with each ``left``; ``pairs`` become that where there is none."""
+        if len(self._left) > len(self._firsts):
+            more = np.full(len(self._left) + len(self._left) // 2 - len(self._firsts), -1)
+            self._firsts = np.concatenate([self._firsts, more])
+        slots: Slots = self._firsts.take(left)
+        missing = np.flatnonzero(slots < 0)
+        if len(missing):
+            wanted, rows = left[missing], np.arange(len(missing))
+            self._firsts[wanted] = rows
+            first = missing[self._firsts[wanted] == rows]
+            self._firsts[left[first]] = self._pairs.append(pairs[first])
+            slots[missing] = self._firsts[wanted]
+        return slots
 
     def columns(self, slots: Slots) -> list[pa.Array]:
-        pairs = self._pairs.words(slots)
+        pairs = self._pairs.take(slots)
         return [*self._left.columns(pairs >> 32), *self._right.columns(pairs & 0xFFFF_FFFF)]
-
-    def freeze(self) -> FrozenKeys:
-        pairs, left, right = self._pairs.prefix(), self._left.freeze(), self._right.freeze()
-
-        def columns() -> list[pa.Array]:
-            lefts, rights = pa.array(pairs >> 32), pa.array(pairs & 0xFFFF_FFFF)
-            return [*(c.take(lefts) for c in left()), *(c.take(rights) for c in right())]
-
-        return columns
 
 
 def words_to_array(words: Words, dtype: pa.DataType) -> pa.Array:

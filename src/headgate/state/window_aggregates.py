@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from headgate.errors import UsageError
 from headgate.state.key_hash import Words, column_words
-from headgate.state.key_index import Slots, make_key_index
+from headgate.state.key_index import Slots, frozen_keys, make_key_index
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -377,7 +377,7 @@ def merge_rows(
             for i, accumulator in enumerate(accumulators)
         ]
         table.update(len(index), slots, np.concatenate([one.rows for one in tables]), values)
-    return MergedRows(index.freeze()(), table.view(len(index)))
+    return MergedRows(frozen_keys(index).columns(), table.view(len(index)))
 
 
 def merged_rows(rows: pa.RecordBatch, accumulators: Sequence[Accumulator]) -> MergedRows:

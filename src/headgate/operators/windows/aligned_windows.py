@@ -59,7 +59,7 @@ from headgate.operators.windows.window_plan import (
 from headgate.state.backend import META, PartedWindows, StateFactory, WindowBackend, WindowRows
 from headgate.state.descriptors import KeyColumns, Section
 from headgate.state.key_hash import Words, column_words, hash_columns, is_text, key_groups
-from headgate.state.key_index import KeyIndex, make_key_index
+from headgate.state.key_index import KeyIndex, frozen_keys, make_key_index
 from headgate.state.snapshot import FrozenState
 from headgate.state.vectors import Mask
 from headgate.state.window_aggregates import (
@@ -473,7 +473,7 @@ class WindowOperator(KeyedOperator, Generic[Held]):
         """Return which results are of keys in one of ``indexes``."""
         index = make_key_index(self._shape.key_types)
         for one in indexes:
-            index.slots(one.freeze()())
+            index.slots(frozen_keys(one).columns())
         count = len(index)
         return pa.array(index.slots([results.column(key) for key in self._shape.keys]) < count)
 

@@ -77,7 +77,7 @@ from headgate.operators.windows.window_plan import (
 from headgate.state.backend import META, ColumnBackend, ColumnTimers
 from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind
 from headgate.state.key_hash import Words
-from headgate.state.key_index import KeyIndex, Slots, make_key_index
+from headgate.state.key_index import KeyIndex, Slots, frozen_keys, make_key_index
 from headgate.state.snapshot import FrozenState
 from headgate.state.vectors import Mask
 from headgate.state.window_aggregates import (
@@ -501,7 +501,7 @@ class SessionMergeOperator(KeyedOperator):
             return
         self._backend.prepare()
         changed = self._changed
-        slots = self._backend.all_slots() if changed is None else self._backend.slots(changed.freeze()())
+        slots = self._backend.all_slots() if changed is None else self._backend.slots(frozen_keys(changed).columns())
         if len(slots):
             rows, open_starts, held = self._maps.items(slots)
             every = np.ones(len(rows), np.bool_)

@@ -31,7 +31,7 @@ from headgate.state.backend import (
 )
 from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind, section_of
 from headgate.state.key_hash import Hashes, hash_columns
-from headgate.state.key_index import FrozenKeys, Slots, make_key_index
+from headgate.state.key_index import FrozenKeys, Slots, frozen_keys, make_key_index
 from headgate.state.memory.change_tracking import ChangedSlots
 from headgate.state.memory.column_states import MemoryLists, MemoryMaps, MemoryValues
 from headgate.state.memory.incremental_restore import continue_from
@@ -61,7 +61,7 @@ class _Barrier:
         now_ms: what time it was, if anything expires.
     """
 
-    keys: FrozenKeys = list
+    keys: FrozenKeys
     states: Sequence[tuple[Replaced, FrozenRows]] = ()
     timers: TimersMeta | None = None
     meta: bytes = b""
@@ -90,15 +90,14 @@ class _FrozenColumnState(ChunkedState):
         return self._at.now_ms
 
     def _changes(self, after: int | None) -> list[Change]:
-        keys = self._at.keys()
-        return [_change(state, frozen, keys, after) for state, frozen in self._at.states]
+        return [_change(state, frozen, self._at.keys, after) for state, frozen in self._at.states]
 
     def _changed_counts(self, after: int) -> Mapping[str, int | None]:
         places = {state.section.name: _changed(frozen).after(after) for state, frozen in self._at.states}
         return {name: None if found is None else len(found) for name, found in places.items()}
 
     def _forget(self) -> None:
-        self._at = _Barrier(now_ms=self._at.now_ms)
+        self._at = _Barrier(frozen_keys(make_key_index([pa.int64()])), now_ms=self._at.now_ms)
 
 
 def _changed(frozen: FrozenRows) -> FrozenChanges:
@@ -106,7 +105,7 @@ def _changed(frozen: FrozenRows) -> FrozenChanges:
     return frozen.changes
 
 
-def _change(state: Replaced, frozen: FrozenRows, keys: Sequence[pa.Array], after: int | None) -> Change:
+def _change(state: Replaced, frozen: FrozenRows, keys: FrozenKeys, after: int | None) -> Change:
     """Return what changed of a state after a snapshot, or all of it."""
     schema = state.section.schema
     places = None if after is None else _changed(frozen).after(after)
@@ -116,10 +115,10 @@ def _change(state: Replaced, frozen: FrozenRows, keys: Sequence[pa.Array], after
     return Change(state, _batches(schema, keys, rows), _batches(state.gone, keys, gone))
 
 
-def _batches(schema: pa.Schema, keys: Sequence[pa.Array], rows: KeyedColumns) -> list[pa.RecordBatch]:
+def _batches(schema: pa.Schema, keys: FrozenKeys, rows: KeyedColumns) -> list[pa.RecordBatch]:
     slots, columns = rows
-    taken = [column.take(pa.array(slots)) for column in keys]
-    found: list[pa.RecordBatch] = pa.Table.from_arrays([*taken, *columns], schema=schema).to_batches(_ENCODE_ROWS)
+    table = pa.Table.from_arrays([*keys.columns(slots), *columns], schema=schema)
+    found: list[pa.RecordBatch] = table.to_batches(_ENCODE_ROWS)
     return found
 
 
@@ -236,7 +235,7 @@ class MemoryColumnBackend:
         timers = [(replaced_timers(self._keys, kind), found.freeze()) for kind, found in self._timers.items()]
         meta = None if self.timers is None else self.timers.meta
         now_ms = self.time.now_ms if self._expiring else None
-        barrier = _Barrier(self._index.freeze(), [*states, *timers], meta, self.meta, now_ms)
+        barrier = _Barrier(frozen_keys(self._index), [*states, *timers], meta, self.meta, now_ms)
         return _FrozenColumnState(self._log, self._log.end_interval(), barrier)
 
     def _replaced(self, descriptor: StateDescriptor) -> Replaced:

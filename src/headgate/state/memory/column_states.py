@@ -525,7 +525,7 @@ class MemoryMaps:
         """Return the slot of every entry there is now, the map keys and the values."""
         count = len(self._pairs)
         present, values = self._present.freeze(count), self._values.freeze(count)
-        pairs, map_keys = self._pairs.prefix(), self._map_keys.freeze()
+        pairs, map_keys = self._pairs.prefix(), self._map_keys
 
         def of(entries: Slots) -> KeyedColumns:
             entries = entries[present[entries]]
@@ -534,7 +534,7 @@ class MemoryMaps:
 
         def identities(entries: Slots) -> KeyedColumns:
             words = pairs[entries]
-            return words >> 32, [map_keys()[0].take(pa.array(words & LOW))]
+            return words >> 32, map_keys.columns(words & LOW)
 
         changes = None
         if self._changed is not None:

@@ -18,7 +18,7 @@ import pyarrow as pa
 from headgate.state.backend import META, Ownership, StateBackend, WindowRows, restored_batches
 from headgate.state.descriptors import KeyColumns
 from headgate.state.key_hash import Words
-from headgate.state.key_index import FrozenKeys, KeyIndex, Slots, make_key_index
+from headgate.state.key_index import FrozenKeys, KeyIndex, Slots, frozen_keys, make_key_index
 from headgate.state.memory.change_tracking import ChangedKeys, ChangedSlots, KeyChanges, SlotChanges
 from headgate.state.memory.incremental_restore import continue_from
 from headgate.state.memory.incremental_snapshot import Change, ChunkedState, ChunkLog, Replaced
@@ -255,15 +255,15 @@ class _FrozenPartials:
 
     def batch(self, schema: pa.Schema) -> pa.RecordBatch:
         """Return a row per key."""
-        return partial_batch(schema, self.keys(), self.window, self.table)
+        return partial_batch(schema, self.keys.columns(), self.window, self.table)
 
     def changed(self, schema: pa.Schema, after: int) -> pa.RecordBatch:
         """Return a row per key that changed after a snapshot."""
         slots = self._slots(after)
-        rows, taken = self.table, pa.array(slots)
+        rows = self.table
         values = tuple(one[slots] for one in rows.values)
         table = FrozenTable(rows.rows[slots], values, tuple(None if one is None else one[slots] for one in rows.seen))
-        return partial_batch(schema, [key.take(taken) for key in self.keys()], self.window, table)
+        return partial_batch(schema, self.keys.columns(slots), self.window, table)
 
     def count(self, after: int) -> int:
         """Return how many those are."""
@@ -342,7 +342,7 @@ class MemoryMergedRows(_Windows[_Partials]):
     def take(self, window: int) -> MergedRows:
         """See ``WindowBackend``. Nothing is copied: only snapshots have these arrays afterwards, and read them."""
         taken = _frozen(window, self._removed(window))
-        return MergedRows(taken.keys(), taken.table)
+        return MergedRows(taken.keys.columns(), taken.table)
 
     def read(self, windows: Sequence[int]) -> Iterator[MergedRows]:
         yield merge_rows(self._key_types, self._accumulators, self.held(windows))
@@ -350,7 +350,7 @@ class MemoryMergedRows(_Windows[_Partials]):
     def held(self, windows: Sequence[int]) -> list[MergedRows]:
         """Return what each of these windows holds, to be read before rows are added."""
         found = [self._held[window] for window in windows if window in self._held]
-        return [MergedRows(one.index.freeze()(), one.table.view(len(one.index))) for one in found]
+        return [MergedRows(frozen_keys(one.index).columns(), one.table.view(len(one.index))) for one in found]
 
     def counts(self) -> dict[int, int]:
         """Return how many keys each window has."""
@@ -363,4 +363,4 @@ class MemoryMergedRows(_Windows[_Partials]):
 
 def _frozen(window: int, held: _Partials) -> _FrozenPartials:
     size = len(held.index)
-    return _FrozenPartials(window, held.index.freeze(), held.table.freeze(size), held.changed.freeze(size))
+    return _FrozenPartials(window, frozen_keys(held.index), held.table.freeze(size), held.changed.freeze(size))

@@ -26,7 +26,7 @@ from headgate.state.backend import (
 )
 from headgate.state.descriptors import KeyColumns, Section, StateDescriptor
 from headgate.state.key_hash import Hashes, hash_columns
-from headgate.state.key_index import FrozenKeys, Slots, key_bytes, make_key_index
+from headgate.state.key_index import FrozenKeys, Slots, frozen_keys, key_bytes, make_key_index
 from headgate.state.rocksdb.column_cache import Cached, CachedMaps, CachedPack, CachedValues, KeysOf
 from headgate.state.rocksdb.database import Changes
 from headgate.state.rocksdb.database_restore import continue_from
@@ -296,7 +296,7 @@ class RocksColumnBackend:
             meta[META] = self.meta
         if self.timers is None:
             return ExtraSections(meta=meta, now_ms=self.time.now_ms)
-        keys = self._index.freeze()
+        keys = frozen_keys(self._index)
         frozen = [(found.stored.table.section, found.front.freeze()) for found in self._timers.values()]
         return ExtraSections(
             lambda: [_section_rows(keys, section, rows) for section, rows in frozen],
@@ -370,5 +370,4 @@ class _Remembered:
 
 def _section_rows(keys: FrozenKeys, section: Section, frozen: FrozenRows) -> tuple[Section, Sequence[pa.RecordBatch]]:
     slots, columns = frozen.rows()
-    taken = [column.take(pa.array(slots)) for column in keys()]
-    return section, pa.Table.from_arrays([*taken, *columns], schema=section.schema).to_batches()
+    return section, pa.Table.from_arrays([*keys.columns(slots), *columns], schema=section.schema).to_batches()
