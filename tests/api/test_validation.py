@@ -97,7 +97,7 @@ def test_checkpoints_are_retained_unless_somebody_says_otherwise() -> None:  # C
     assert (config.retain_on_cancel, config.retain_on_failure) == (True, True)
     config = hg.Checkpointing(retain_on_cancel=False, retain_on_failure=False).to_config()
     assert (config.retain_on_cancel, config.retain_on_failure) == (False, False)
-    with pytest.raises(hg.UsageError, match="checkpointing retain_on_cancel must be True or False, not 'delete'"):
+    with pytest.raises(hg.UsageError, match="checkpointing retain_on_cancel= must be True or False, not 'delete'"):
         hg.Checkpointing(retain_on_cancel="delete")  # type: ignore[arg-type]
 
 

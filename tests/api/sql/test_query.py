@@ -311,6 +311,45 @@ QUERIES: dict[str, tuple[str, str | None]] = {
         "SELECT auction, COUNT(*) AS n FROM bids WHERE id IN (SELECT price FROM bids) GROUP BY auction",
         None,
     ),
+    "distinct rows": ("SELECT DISTINCT price, flag FROM bids", None),
+    "distinct rows of a table that changes": (
+        "SELECT DISTINCT n, m FROM (SELECT COUNT(*) % 2 AS n, CASE WHEN auction % 2 = 0 THEN MAX(price) END AS m FROM "
+        "bids GROUP BY auction)",
+        None,
+    ),
+    "distinct floats": (
+        "SELECT DISTINCT change, x FROM (SELECT change, CASE id % 3 WHEN 0 THEN CAST('nan' AS DOUBLE) WHEN 1 THEN "
+        "0.0e0 ELSE -0.0e0 END AS x FROM bids WHERE change IS NULL)",
+        None,
+    ),
+    "union": (
+        "SELECT price, flag FROM bids UNION SELECT id, NOT flag FROM bids UNION SELECT 1 AS x, flag FROM bids WHERE "
+        "id < 0",
+        None,
+    ),
+    "union of decimals and times": (
+        "SELECT CAST(price AS DECIMAL(10, 2)) AS p, ts FROM bids WHERE id < 50 UNION SELECT CAST(price AS DECIMAL(10, "
+        "2)), ts FROM bids WHERE id > 40 AND id < 60",
+        None,
+    ),
+    "intersect": (
+        "SELECT price, flag FROM bids WHERE id < 200 INTERSECT SELECT price, flag FROM bids WHERE id >= 200",
+        None,
+    ),
+    "except": (
+        "SELECT price, flag FROM bids WHERE id < 200 EXCEPT SELECT price, flag FROM bids WHERE id >= 200",
+        None,
+    ),
+    "except of tables that change": (
+        "SELECT auction, COUNT(*) % 5 AS n FROM bids GROUP BY auction EXCEPT SELECT auction, COUNT(*) % 5 FROM bids "
+        "WHERE flag GROUP BY auction",
+        None,
+    ),
+    "union all of a table that changes and rows": (
+        "SELECT n, COUNT(*) AS c FROM (SELECT auction, COUNT(*) AS n FROM bids GROUP BY auction UNION ALL SELECT "
+        "auction, id FROM bids WHERE id < 10) GROUP BY n",
+        None,
+    ),
     "no group": (
         "SELECT id, window_end FROM TABLE(TUMBLE(TABLE bids, DESCRIPTOR(ts), INTERVAL '10' SECOND)) WHERE price > 500",
         f"SELECT id, {BUCKET} + INTERVAL '10' SECOND FROM bids WHERE price > 500",
@@ -394,11 +433,13 @@ def test_a_join_near_in_time_has_event_time_and_another_one_has_none() -> None:
         ("SELECT 1", "a query needs FROM"),
         ("SELECT cost FROM bids", "there is no column 'cost'; there are id, auction"),
         ("SELECT * FROM asks", r"there is no table 'asks' \(there are: bids\); give sql\(..., asks=stream\)"),
-        ("SELECT DISTINCT id FROM bids", "SELECT DISTINCT is not there yet"),
+        ("SELECT DISTINCT ON (id) id FROM bids", "DISTINCT ON is not there yet; use ROW_NUMBER"),
         ("SELECT id FROM bids ORDER BY id", "ORDER BY is not there yet; a stream has no end to sort at"),
         ("SELECT id FROM bids LIMIT 3", "LIMIT is not there yet"),
         ("SELECT id, id FROM bids", "two result columns are called 'id'; give one another name with AS"),
-        ("SELECT id FROM bids UNION SELECT id FROM bids", "UNION without ALL is not there yet; write UNION ALL"),
+        ("SELECT id FROM bids EXCEPT ALL SELECT id FROM bids", "EXCEPT ALL is not there yet; write EXCEPT, which"),
+        ("SELECT id FROM bids UNION SELECT text FROM bids", "'id' of type Int64 and 'text' of type String; CAST one"),
+        ("SELECT id FROM bids UNION ALL SELECT id, text FROM bids", "UNION of 1 and 2 columns"),
         ("SELECT id FROM bids WHERE COUNT(*) > 1", "WHERE cannot have an aggregate; use HAVING"),
         ("SELECT id FROM bids WHERE flag OR id IN (SELECT 1)", "a subquery in an expression is not there yet"),
         ("SELECT id FROM bids WHERE id IN (SELECT id, price FROM bids)", "IN compares 1 values with 2 columns"),

@@ -79,6 +79,7 @@ REFUSED: dict[str, tuple[Callable[[hg.Stream], Any], str]] = {
     "map_batches": (lambda s: s.map_batches(lambda frame: frame), "has changes"),
     "a function as filter": (lambda s: s.filter(lambda row: True), "has changes"),
     "union": (lambda s: s.union(s.changes_as_records()), "has changes"),
+    "union of upserts": (lambda s: s.union(s.changes_as_records().records_as_changes("id")), "has changes"),
     "union with it": (lambda s: s.changes_as_records().union(s), "has changes"),
     "rebalance": (lambda s: s.rebalance(), "has changes"),
     "connect": (lambda s: s.changes_as_records().connect(s.broadcast()), "has changes"),
@@ -157,6 +158,17 @@ def test_the_top_of_an_aggregate_follows_it(retractions: bool) -> None:
     )
     expected = best.head(3).with_columns(rank=pl.int_range(1, pl.len() + 1).over("category"))
     assert found == expected.to_dicts()
+
+
+def test_a_union_of_tables_has_the_rows_of_both() -> None:
+    stream = changing()
+    both = stream.union(stream.filter(pl.col("n") > 8))
+    assert both._change_keys == ()
+    counts = both.key_by("id").agg(rows=pl.len(), n=pl.col("n").sum())
+    assert applied(results(counts), ["id"], retractions=False) == [
+        {"id": 1, "rows": 2, "n": 18},
+        {"id": 3, "rows": 1, "n": 7},
+    ]
 
 
 def test_only_the_columns_that_an_aggregate_needs_travel() -> None:

@@ -216,10 +216,12 @@ _KNOWN = {
     "In": "query",
     "Like": "negate",
     "ILike": "negate",
-    "Select": "with_ from_ joins where group having",
+    "Select": "with_ from_ joins where group having distinct",
     "Subquery": "alias with_",
     "Table": "alias version",
     "Union": "with_ distinct",
+    "Intersect": "with_ distinct",
+    "Except": "with_ distinct",
     "Join": "on side kind using",
 }
 """The parts of syntax that a translation looks at, besides the operands."""

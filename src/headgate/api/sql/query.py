@@ -38,6 +38,7 @@ from headgate.api.sql.relations import (
     selected,
     window_of,
 )
+from headgate.api.sql.set_operations import distinct, in_both, union_all
 from headgate.api.sql.subqueries import SubqueryCondition, all_of, check_no_nulls, subquery_condition
 from headgate.api.sql.time_range import time_range
 from headgate.api.sql.values import type_of_keys, unsupported
@@ -56,7 +57,8 @@ def sql(query: str, **streams: Stream) -> Stream:
     It has what ``docs/guide/sql.md`` lists. Needs ``pip install 'headgate-streams[sql]'``.
 
     Args:
-        query: one SELECT, or several with UNION ALL, in the dialect of DuckDB, with Flink's functions of windows.
+        query: one SELECT, or several with UNION, INTERSECT or EXCEPT, in the dialect of DuckDB, with Flink's
+            functions of windows.
         streams: the tables of the query, by name.
 
     Raises:
@@ -95,7 +97,7 @@ class _Translation:
         return _Translation(dict(self.tables), self.retractions or retractions)
 
     def query(self, tree: Expression) -> Relation:
-        """Return the relation of a SELECT, a UNION ALL, or one in brackets.
+        """Return the relation of a SELECT, a UNION or the like, or one in brackets.
 
         Raises:
             UsageError: something in it is not there.
@@ -111,25 +113,26 @@ class _Translation:
             found = scope.inside(retractions=True).query(table.this).named(table)
             scope.tables = {known: one for known, one in scope.tables.items() if known.lower() != name}
             scope.tables[table.alias] = found
-        if isinstance(tree, exp().Union):
-            return scope._union(tree)
+        if isinstance(tree, exp().SetOperation):
+            return scope._set_operation(tree)
         if isinstance(tree, exp().Subquery):
             _refuse_clauses(tree)
             return scope.query(tree.this)
         if isinstance(tree, exp().Select):
             return Select(scope, tree).relation()
-        raise unsupported(tree.key.upper(), "write SELECT, or several with UNION ALL between")
+        raise unsupported(tree.key.upper(), "write SELECT, or several with UNION between")
 
-    def _union(self, tree: Expression) -> Relation:
-        if type(tree) is not exp().Union or tree.args.get("distinct"):
-            raise unsupported(f"{tree.key.upper()} without ALL", "write UNION ALL")
+    def _set_operation(self, tree: Expression) -> Relation:
+        kind, is_distinct = type(tree), bool(tree.args.get("distinct"))
+        if not is_distinct and kind is not exp().Union:
+            raise unsupported(f"{tree.key.upper()} ALL", f"write {tree.key.upper()}, which gives each row once")
         _refuse_clauses(tree)
-        left, right = self.query(tree.this).without_top(), self.query(tree.expression).without_top()
-        if len(left.columns) != len(right.columns):
-            raise UsageError(f"sql: UNION ALL of {len(left.columns)} and {len(right.columns)} columns")
-        pairs = zip(left.columns, right.columns, strict=True)
-        renamed = selected(right.stream, {a.actual: pl.col(b.actual) for a, b in pairs})
-        return relation_of(left.stream.union(renamed), "")
+        scope = replace(self, retractions=True)
+        left, right = scope.query(tree.this).without_top(), scope.query(tree.expression).without_top()
+        if kind is not exp().Union:
+            return in_both(left, right, is_negated=kind is exp().Except)
+        both = union_all(left, right)
+        return distinct(both) if is_distinct else both
 
     def table(self, tree: Expression) -> Relation:
         """Return the relation of one item of FROM or JOIN.
@@ -210,7 +213,6 @@ def _by_the_clock(window: Window, kind: str) -> Window:
 _LINK = "compare one of each: WHERE EXISTS (SELECT 1 FROM b WHERE b.id = a.id)"
 
 _REFUSED = {
-    "distinct": ("SELECT DISTINCT", "use GROUP BY all columns and a window"),
     "order": ("ORDER BY", "a stream has no end to sort at"),
     "limit": ("LIMIT", "use take(n) or collect(limit=n) on the result"),
     "offset": ("OFFSET", "a stream has no end to sort at"),
@@ -224,7 +226,7 @@ _REFUSED = {
 
 def _refuse_clauses(tree: Expression) -> None:
     for clause, (name, instead) in _REFUSED.items():
-        if tree.args.get(clause) and not (clause == "distinct" and isinstance(tree, exp().Union)):
+        if tree.args.get(clause):
             raise unsupported(name, instead)
     refuse_others(tree)
 
@@ -240,7 +242,11 @@ class Select:
     @property
     def retractions(self) -> bool:
         """Whether changes of the result must say what was before."""
-        return self.scope.retractions or self._is_ranking
+        return self.scope.retractions or self._is_ranking or self._is_distinct
+
+    @property
+    def _is_distinct(self) -> bool:
+        return self.tree.args.get("distinct") is not None
 
     @property
     def _is_ranking(self) -> bool:
@@ -253,6 +259,8 @@ class Select:
             UsageError: something in it is not there.
         """
         _refuse_clauses(self.tree)
+        if self._is_distinct and self.tree.args["distinct"].args.get("on"):
+            raise unsupported("DISTINCT ON", "use ROW_NUMBER() OVER (PARTITION BY ... ORDER BY ...)")
         source = self.tree.args.get("from_") or self.tree.args.get("from")
         if source is None:
             raise UsageError("sql: a query needs FROM")
@@ -261,7 +269,13 @@ class Select:
         where = self.tree.args.get("where")
         parts = all_of(where.this if where is not None else None)
         subqueries = [(part, found) for part in parts for found in [subquery_condition(part)] if found is not None]
-        needs_all = is_grouping or self._is_ranking or bool(self.tree.args.get("joins")) or bool(subqueries)
+        needs_all = (
+            is_grouping
+            or self._is_ranking
+            or self._is_distinct
+            or bool(self.tree.args.get("joins"))
+            or bool(subqueries)
+        )
         inner = self.scope.inside(retractions=needs_all)
         if source.this.args.get("version") is not None:
             raise unsupported("FOR SYSTEM_TIME AS OF after FROM", "put that table after JOIN")
@@ -295,7 +309,8 @@ class Select:
         is_grouping = is_grouping or having is not None
         made = (lambda chosen: Grouping(self, chosen).relation()) if is_grouping else self._projected
         ranks = [name for name, node in outputs if isinstance(node, exp().Window)]
-        return self._numbered(outputs, ranks, made) if ranks else made(outputs)
+        result = self._numbered(outputs, ranks, made) if ranks else made(outputs)
+        return distinct(result.without_top()) if self._is_distinct else result
 
     def _names_others(self, part: Expression) -> bool:
         """Whether a condition names a column of the query around this subquery."""
@@ -598,7 +613,8 @@ class Select:
                 found += [(one.name, exp().column(one.name, table=one.table or None, quoted=True)) for one in columns]
                 continue
             bare = node.this if isinstance(node, exp().Alias) else node
-            found.append((node.alias_or_name or f"_col{i}", bare))
+            name = node.alias_or_name
+            found.append((f"_col{i}" if name in ("", "*") else name, bare))
         names = [name for name, _ in found]
         for name in names:
             if names.count(name) > 1:

@@ -527,8 +527,14 @@ class StatelessVerbs(Records):
         return stream
 
     def union(self, *others: Self) -> Self:
-        """Merge this stream with others of the same schema, in no particular order."""
-        edges = self._edges
+        """Merge this stream with others of the same schema, in no particular order.
+
+        Streams with changes must all have retractions; the keys of the result are not known.
+        """
+        changes = None
+        if all(stream._changes is not None and stream._changes.retractions for stream in (self, *others)):
+            changes = Changes((), retractions=True)
+        edges = self._edges if changes is None else self._edges_of_any
         for other in others:
             if not isinstance(other, StatelessVerbs):
                 raise UsageError(f"union takes streams, not {type(other).__name__}")
@@ -536,14 +542,16 @@ class StatelessVerbs(Records):
                 raise UsageError("union merges streams of one pipeline; these belong to two")
             if not other._schema.equals(self._schema):
                 raise UsageError(
-                    f"union needs equal schemas: '{self._edges[0].upstream}' has {schema_text(self._schema)}, "
-                    f"'{other._edges[0].upstream}' has {schema_text(other._schema)}"
+                    f"union needs equal schemas: '{self._all_edges[0].upstream}' has {schema_text(self._schema)}, "
+                    f"'{other._all_edges[0].upstream}' has {schema_text(other._schema)}"
                 )
-            edges += other._edges
+            edges += other._edges if changes is None else other._edges_of_any
         if len(set(edges)) != len(edges):
             raise UsageError("union was given one stream twice; its records would be counted twice")
         times = {stream._time_column for stream in (self, *others)}
-        return self._like(edges, self._schema, times.pop() if len(times) == 1 else None)
+        found = self._like(edges, self._schema, times.pop() if len(times) == 1 else None)
+        found._changes = changes
+        return found
 
     def rebalance(self) -> Self:
         """Distribute the records evenly over all subtasks of the next operator."""
