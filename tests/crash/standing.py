@@ -88,7 +88,7 @@ class Place:
     def run(self, *options: str, kill_at: str = "") -> Process:
         """Start the command with ``options``; each in a session of its own, and killed at ``kill_at`` once for all."""
         given = [str(self.root), str(self.rows), str(RATE), self.checkpoints]
-        command = [sys.executable, "-u", "-m", "headgate.cli.__main__", "run", "--json", *options]
+        command = [sys.executable, "-u", "-m", "headgate.cli.app", "run", "--json", *options]
         command += ["--", str(self.program), *given]
         env = {} if self._with_spark else without_spark()
         if kill_at:
