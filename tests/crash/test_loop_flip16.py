@@ -20,28 +20,6 @@ ROWS = 1_000 * (TIMES + 2)
 RATE = 700
 
 
-@pytest.mark.deep
-@pytest.mark.parametrize(
-    ("parallelism", "repartitioned"),
-    [(2, True), (2, False), (1, False)],
-    ids=["p2-repartitioned", "p2", "p1"],
-)
-def test_two_n_minus_n_is_n_whatever_is_killed(
-    spec: Spec,
-    run: Callable[[dict[str, Any]], Life],
-    tmp_path: Path,
-    dice: random.Random,
-    told: Callable[[Life], None],
-    parallelism: int,
-    repartitioned: bool,
-) -> None:
-    what = spec("flip16", rows=ROWS, rate=RATE, parallelism=parallelism, repartitioned=repartitioned)
-    life = run(what)
-    kill_and_finish(life, dice, what)
-    told(life)
-    assert_flip16(tmp_path, ROWS)
-
-
 @pytest.mark.early
 @pytest.mark.xdist_group("wide")
 def test_two_n_minus_n_is_n_with_four_heads(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,6 @@ pytestmark = [pytest.mark.crash, pytest.mark.timeout(1_800)]
 Spec = Callable[..., dict[str, Any]]
 Launch = Callable[..., Life]
 ROWS = 16_000
-KILLS = 4
 START_S = 3 * STARTED_S
 """Five JVMs start in a row, beside whatever else runs."""
 
@@ -37,29 +34,6 @@ def assert_exactly_once(root: Path) -> None:
     assert found == [(n, str(n)) for n in range(ROWS)]
     assert waiting == (0,)
     assert_clean(root)
-
-
-@pytest.mark.parametrize("with_spark", SPARK_IN_DEEP)
-@pytest.mark.deep
-@pytest.mark.early
-def test_own_sinks_have_every_record_once_whenever_the_driver_is_killed(
-    spec: Spec, launch: Launch, tmp_path: Path, dice: random.Random, with_spark: bool
-) -> None:
-    what = spec("own_sinks", rows=ROWS, rate=2_000)
-    for number in range(KILLS):
-        life = launch(what, with_spark=with_spark)
-        if number != 1:  # and one of them dies while it begins
-            life.wait("a start", lambda e: e["event"] == "running", START_S)
-            life.checkpoint(dice.randint(0, 2))
-        else:
-            life.wait("a sign of life", lambda e: True, START_S)
-        threading.Event().wait(dice.uniform(0.0, 0.6))  # the fault's time: not a wait for anything
-        life.child.kill()
-        life.child.assert_gone()
-    life = launch(what, with_spark=with_spark)
-    assert life.result(START_S)["is_finished"]
-    assert life.child.exit_code() == 0
-    assert_exactly_once(tmp_path)
 
 
 @pytest.mark.deep  # as the kit for sinks kills them, and tests/crash/test_driver_kills.py drivers

@@ -29,7 +29,7 @@ def frame(kind: Kind, events: int = EVENTS, first: int = 0, **options: object) -
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_passes_the_conformance_kit(kind: Kind) -> None:
-    rows = check_source(Nexmark(kind, events=130, batch_rows=17, out_of_order_group=3))
+    rows = check_source(Nexmark(kind, events=130, batch_rows=17, out_of_order_group=3), parallelisms=(1, 2))
     assert rows
 
 

@@ -185,4 +185,4 @@ def test_progress_is_of_the_compressed_bytes(tmp_path: Path) -> None:
 def test_the_conformance_kit(tmp_path: Path) -> None:
     for index, (ending, compress) in enumerate(CODECS.items()):
         (tmp_path / f"{index}{ending}").write_bytes(compress(lines(30, 30 * index)))
-    check_source(TextFiles(tmp_path))
+    check_source(TextFiles(tmp_path), parallelisms=(2,))

@@ -24,8 +24,7 @@ from headgate.testing import check_source
 
 deltalake = pytest.importorskip("deltalake")
 
-PARALLELISMS = (1, 2, 3) if IS_DEEP else (1, 2)
-ONE = PARALLELISMS if IS_DEEP else (2,)
+PARALLELISMS = (1, 2, 3) if IS_DEEP else (2,)
 
 
 def append(path: Path, *numbers: int, **options: Any) -> None:
@@ -57,9 +56,9 @@ def test_the_source_passes_the_kit(tmp_path: Path, partitions: list[str] | None)
     rows = check_source(lambda: hg.Delta(tmp_path / "t", splits=4), parallelisms=PARALLELISMS)
     assert sorted(row["number"] for row in rows) == list(range(20 * versions))
     assert all(row["kind"] == row["number"] % 3 for row in rows)
-    rows = check_source(lambda: hg.Delta(tmp_path / "t", version=1, splits=2), parallelisms=ONE)
+    rows = check_source(lambda: hg.Delta(tmp_path / "t", version=1, splits=2), parallelisms=PARALLELISMS)
     assert sorted(row["number"] for row in rows) == list(range(40))
-    rows = check_source(lambda: hg.Delta(tmp_path / "t", after=1, splits=3), parallelisms=ONE)
+    rows = check_source(lambda: hg.Delta(tmp_path / "t", after=1, splits=3), parallelisms=PARALLELISMS)
     assert sorted(row["number"] for row in rows) == list(range(40, 20 * versions))
 
 
@@ -180,7 +179,7 @@ def fed(tmp_path: Path) -> Path:
 
 
 def test_the_change_feed_is_a_stream_with_changes(fed: Path, tmp_path: Path) -> None:
-    rows = check_source(lambda: hg.Delta(fed, version=None, after=0, feed=True), parallelisms=ONE)
+    rows = check_source(lambda: hg.Delta(fed, version=None, after=0, feed=True), parallelisms=PARALLELISMS)
     assert [(row["op"], row["number"], row["kind"]) for row in rows] == [
         ("update_before", 2, 2),
         ("update_after", 2, 9),

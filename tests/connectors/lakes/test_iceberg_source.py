@@ -57,7 +57,7 @@ def place(tmp_path: Path) -> Place:
 
 def test_the_source_passes_the_kit(place: Place) -> None:
     snapshots = [place.append(*range(start, start + 5)) for start in range(0, 20, 5)]
-    rows = check_source(lambda: place.source(splits=3), parallelisms=(1, 2))
+    rows = check_source(lambda: place.source(splits=3), parallelisms=(2,))
     assert sorted(row["number"] for row in rows) == list(range(20))
     rows = check_source(lambda: place.source(snapshot=snapshots[1], splits=2), parallelisms=(2,))
     assert sorted(row["number"] for row in rows) == list(range(10))

@@ -24,7 +24,7 @@ from headgate.testing import Target, check_sink, check_source
 from headgate.testing.sinks.fake_pipeline import HasFailed
 
 STREAM = "out"
-EVERY = 1 if IS_DEEP else 4
+EVERY = 1 if IS_DEEP else 8
 """One in so many transactions of a scenario fails, each in a scenario of its own."""
 
 
