@@ -232,6 +232,7 @@ class StartOptions(TypedDict, total=False):
     restore: Any
     go_back_past: int | None
     allow_unclaimed_state: Sequence[str]
+    moved: Mapping[str, str]
     fresh: bool
 
 
