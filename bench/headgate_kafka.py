@@ -29,6 +29,7 @@ DELAY_INTERVAL = "250ms"
 WARM_UP_S = 5.0
 LOOK_S = 0.05
 STALLED_S = 20.0
+END_S = 120.0
 
 
 def reading(brokers: str, topic: str, target: str | None, directory: str) -> hg.Pipeline:
@@ -54,7 +55,7 @@ def timed(brokers: str, target: str, rate: float, directory: str) -> hg.Pipeline
 
 
 def flow(definition: Any, records: int) -> dict[str, float]:
-    """Run until all records were read; return the rates."""
+    """Run to the end, which the last commit is part of; return the rates until all records were read."""
     first: dict[int, tuple[float, int]] = {}
     last: dict[int, tuple[float, int]] = {}
     with running(definition) as handle:
@@ -68,6 +69,7 @@ def flow(definition: Any, records: int) -> dict[str, float]:
                 if count > last.get(worker, (0.0, 0))[1]:
                     last[worker], progress_s = (clock, count), time.monotonic()
                     cpu_s, seconds = meter.cpu_seconds(), meter.seconds()
+        handle.wait(END_S)
     rates = [(last[w][1] - first[w][1]) / (last[w][0] - first[w][0]) for w in last if last[w][0] > first[w][0]]
     total = sum(count for _, count in last.values())
     return {
