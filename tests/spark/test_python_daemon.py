@@ -33,7 +33,6 @@ CHILDREN = r"""
         order = pc.sort_indices(pa.array(np.arange(300_000)[::-1]))
         assert order[0].as_py() == 299_999
         assert {name for name in sys.modules if name.startswith("headgate.")} == ours
-        assert os.environ.items() >= {daemon.KEEP_FREED_MEMORY}
         os.write(1, b"%d\n" % random)  # one write: the children share the pipe
 
     children = []

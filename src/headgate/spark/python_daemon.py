@@ -37,11 +37,6 @@ OPTIONAL = ("pandas", "headgate.storage.object_store")
 """What it may import, if it is installed: pyarrow looks for pandas as soon as a list becomes an array."""
 
 
-KEEP_FREED_MEMORY = ("MIMALLOC_PURGE_DELAY", "1000")
-"""For Arrow's allocator, which reads it when it is loaded. After its usual 10 ms, each batch would get memory that the
-system has to clear."""
-
-
 def main() -> None:
     """Fork workers on Spark's request until Spark ends."""
     block_sigterm()
@@ -97,7 +92,6 @@ def drop_archives_from_path() -> None:
 
 def prepare() -> None:
     """Import everything, and keep what all children would share from being shared."""
-    os.environ.setdefault(*KEEP_FREED_MEMORY)
     for name in (*MODULES, *_modules_of_packages()):
         importlib.import_module(name)
     for name in OPTIONAL:
