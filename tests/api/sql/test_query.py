@@ -268,7 +268,8 @@ QUERIES: dict[str, tuple[str, str | None]] = {
     "in a correlated subquery of tuples": (
         "SELECT id FROM bids AS b WHERE (auction, price) IN (SELECT auction, price FROM bids AS c WHERE c.text = "
         "b.text AND c.flag)",
-        None,
+        "SELECT id FROM bids AS b WHERE EXISTS (SELECT 1 FROM bids AS c WHERE c.auction = b.auction AND c.price = "
+        "b.price AND c.text = b.text AND c.flag)",
     ),
     "in a table that changes": (
         "SELECT id FROM bids WHERE auction IN (SELECT auction FROM bids GROUP BY auction HAVING COUNT(*) > 57)",
@@ -349,6 +350,18 @@ QUERIES: dict[str, tuple[str, str | None]] = {
         "SELECT n, COUNT(*) AS c FROM (SELECT auction, COUNT(*) AS n FROM bids GROUP BY auction UNION ALL SELECT "
         "auction, id FROM bids WHERE id < 10) GROUP BY n",
         None,
+    ),
+    "versions at an event time": (
+        "WITH q AS (SELECT auction * 2 AS k, price AS p, ts AS at FROM bids WHERE id % 3 = 0) SELECT a.id, q.p FROM "
+        "bids AS a JOIN q FOR SYSTEM_TIME AS OF a.ts AS q ON a.auction = q.k AND a.price > 3",
+        "SELECT a.id, q.p FROM bids AS a ASOF JOIN (SELECT auction * 2 AS k, price AS p, ts AS at FROM bids WHERE id "
+        "% 3 = 0) AS q ON a.auction = q.k AND a.ts >= q.at WHERE a.price > 3",
+    ),
+    "versions at an event time or none": (
+        "WITH q AS (SELECT auction * 2 AS k, price AS p, ts AS at FROM bids WHERE id % 3 = 0) SELECT a.id, q.p FROM "
+        "bids AS a LEFT JOIN q FOR SYSTEM_TIME AS OF a.ts ON a.auction = q.k",
+        "SELECT a.id, q.p FROM bids AS a ASOF LEFT JOIN (SELECT auction * 2 AS k, price AS p, ts AS at FROM bids WHERE "
+        "id % 3 = 0) AS q ON a.auction = q.k AND a.ts >= q.at",
     ),
     "no group": (
         "SELECT id, window_end FROM TABLE(TUMBLE(TABLE bids, DESCRIPTOR(ts), INTERVAL '10' SECOND)) WHERE price > 500",
@@ -459,6 +472,11 @@ def test_a_join_near_in_time_has_event_time_and_another_one_has_none() -> None:
         ("SELECT auction, COUNT(*) AS n FROM TABLE(HOP(TABLE bids, DESCRIPTOR(ts), INTERVAL '1' HOUR, INTERVAL '2' "
          "HOUR)) WHERE id IN (SELECT price FROM bids) GROUP BY auction, window_start, window_end", "of overlapping"),
         ('SELECT auction, COUNT(*) AS op FROM bids GROUP BY auction', "column 'op' of a result that changes says what"),
+        ("SELECT auction, COUNT(*) AS n FROM bids GROUP BY ROLLUP (auction)", "GROUP BY ROLLUP is not there yet"),
+        ("SELECT COUNT(*) AS n FROM bids GROUP BY GROUPING SETS ((auction), ())", "GROUP BY GROUPING SETS is not"),
+        ("SELECT * FROM bids MATCH_RECOGNIZE (ORDER BY ts PATTERN (A B) DEFINE A AS price > 1)", "use key_by"),
+        ("SELECT LAG(price) OVER (PARTITION BY id ORDER BY ts) AS p FROM bids", "OVER is not there yet; use GROUP BY"),
+        ("SELECT a.id FROM bids AS a JOIN bids FOR SYSTEM_TIME AS OF a.id AS b ON a.id = b.id", "name the event time"),
         ("SELECT SOUNDEX(text) FROM bids", "the function SOUNDEX is not there yet; use with_columns"),
         ("SELECT MEDIAN(price) AS m FROM TABLE(TUMBLE(TABLE bids, DESCRIPTOR(ts), INTERVAL '1' HOUR)) GROUP BY "
          "window_start", "the aggregate MEDIAN is not there yet"),

@@ -66,6 +66,9 @@ class Grouping:
         tree = self._select.tree
         group = tree.args.get("group")
         for node in group.expressions if group is not None else ():
+            if isinstance(node, exp().Rollup | exp().Cube | exp().GroupingSets):
+                name = {"GROUPINGSETS": "GROUPING SETS"}.get(node.key.upper(), node.key.upper())
+                raise unsupported(f"GROUP BY {name}", "write one query for each grouping, with UNION ALL between")
             self._add_key(self._at(node))
         for clause in ("rollup", "cube", "grouping_sets", "all", "totals"):
             if group is not None and group.args.get(clause):

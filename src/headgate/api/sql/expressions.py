@@ -51,6 +51,10 @@ def _dialect() -> Any:
     return type("_HeadgateSql", (duckdb,), {"Tokenizer": tokenizer})()
 
 
+_WHOLE_WORDS = {"MATCH_RECOGNIZE": "use key_by(...).process(...) with state"}
+"""What no dialect here can parse."""
+
+
 def parsed(query: str) -> Expression:
     """Return the syntax tree of one query.
 
@@ -59,6 +63,9 @@ def parsed(query: str) -> Expression:
     """
     exp()
     errors = importlib.import_module("sqlglot.errors")
+    for word, instead in _WHOLE_WORDS.items():
+        if re.search(rf"\b{word}\b\s*\(", re.sub(r"'[^']*'", "", query), re.IGNORECASE):
+            raise unsupported(word, instead)
     try:
         trees = [
             tree for tree in _dialect().parser().parse(_plain(_dialect().tokenize(query)), query) if tree is not None

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import polars as pl
 
@@ -363,8 +363,12 @@ class Select:
         """Return the other columns, and what ROW_NUMBER() is to number. ``made`` makes a relation of columns."""
         window: Any = dict(outputs)[ranks[0]]
         if len(ranks) > 1 or not isinstance(window.this, exp().RowNumber) or window.args.get("spec"):
+            is_number = isinstance(window.this, exp().RowNumber)
             raise unsupported(
-                f"{window.this.sql()} OVER", "use ROW_NUMBER() OVER (PARTITION BY ... ORDER BY ...), once"
+                f"{window.this.sql()} OVER",
+                "write ROW_NUMBER() once, without ROWS or RANGE"
+                if is_number
+                else "use GROUP BY with a window, or key_by(...).process(...) with state",
             )
         order = window.args.get("order")
         if order is None:
@@ -495,7 +499,13 @@ class Select:
             else None
             for i, bounds in enumerate((left.bounds, right.bounds))
         ]
-        in_window = windows[0] is not None and windows[1] is not None and windows[0].windows == windows[1].windows
+        version = self._version(join.this, left)
+        in_window = (
+            not version
+            and windows[0] is not None
+            and windows[1] is not None
+            and windows[0].windows == windows[1].windows
+        )
         values = [Scalars(side.stream.schema) for side in (left, right)]
         dtypes = [
             type_of_keys([one.values.type_of(one(side)) for one, side in zip(values, pair, strict=True)], _shown(pair))
@@ -509,10 +519,9 @@ class Select:
                 if column.actual != PROCTIME
             }
             translate = values[i]
-            chosen |= {
-                f"__key{mark}_{n}": translate(pair[i]).cast(dtype)
-                for n, (pair, dtype) in enumerate(zip(pairs, dtypes, strict=True))
-            }
+            for n, (pair, dtype) in enumerate(zip(pairs, dtypes, strict=True)):
+                key = translate(pair[i])
+                chosen[f"__key{mark}_{n}"] = key if translate.values.type_of(key) == dtype else key.cast(dtype)
             bounds = windows[i]
             if in_window and bounds is not None:
                 chosen[f"__time{mark}"] = bounds.last_moment()
@@ -536,10 +545,13 @@ class Select:
             finer = 1 if how == "inner" else 0  # the conditions are checked again, with what is finer than milliseconds
             ends = (near.lower_ms - finer, near.upper_ms + finer)
             limit = {"within": tuple(timedelta(milliseconds=end) for end in ends)}
-        if self._is_lookup(join.this, both):
-            if how not in ("inner", "left"):
-                raise unsupported(f"{how.upper()} JOIN FOR SYSTEM_TIME AS OF", "use JOIN or LEFT JOIN")
+        if version and how not in ("inner", "left"):
+            raise unsupported(f"{how.upper()} JOIN FOR SYSTEM_TIME AS OF", "use JOIN or LEFT JOIN")
+        if version == "of the clock":
             stream = streams[0].join(streams[1].broadcast(), how=how, **keys)
+        elif version:
+            by = {f"by_{side}": keys[f"{side}_on"] for side in ("left", "right")}
+            stream = streams[0].join_asof(streams[1], how=how, **by)
         else:
             stream = streams[0].join(streams[1], how=how, **keys, **limit)
         for condition in rest:
@@ -551,20 +563,28 @@ class Select:
             kept = replace(windows[0], start=actual.get(windows[0].start, ""), end=actual.get(windows[0].end, ""))
         return Relation(stream, columns, kept)
 
-    def _is_lookup(self, table: Expression, both: Relation) -> bool:
-        """Whether each record is joined with what the table has when it comes: ``FOR SYSTEM_TIME AS OF p_time``.
+    def _version(self, table: Expression, left: Relation) -> Literal["", "of the clock", "of event time"]:
+        """Return which version of a table a row is joined with; "": all of it, as it changes.
+
+        ``FOR SYSTEM_TIME AS OF a.now``, which is the clock, means what the table has when the row comes, and
+        ``AS OF a.ts``, its event time, what the table had at that time.
 
         Raises:
-            UsageError: the time is not the clock's.
+            UsageError: the time is another one.
         """
         version: Any = table.args.get("version")
         if version is None:
-            return False
+            return ""
         time = version.expression
-        if isinstance(time, exp().Column) and both.column(time.name, time.table).actual == PROCTIME:
-            return True
+        if isinstance(time, exp().Column) and left.has(time.name, time.table):
+            actual = left.column(time.name, time.table).actual
+            if actual == PROCTIME:
+                return "of the clock"
+            if actual == left.stream._time_column:
+                return "of event time"
         raise unsupported(
-            f"FOR SYSTEM_TIME AS OF {time.sql()}", "name a column that is PROCTIME(), or call join_asof on the streams"
+            f"FOR SYSTEM_TIME AS OF {time.sql()}",
+            "name the event time of the table on the left, or a column that is PROCTIME()",
         )
 
     def _wheres(self, relation: Relation) -> list[Expression]:
