@@ -88,7 +88,6 @@ WAKEUP_MS = 5
 
 _SLOT = re.compile(r"[a-z0-9_]{1,40}")
 _POSITION_VERSION = 1
-_REACHED_END = "the reading has an end"
 
 
 class Position(msgspec.Struct, frozen=True):

@@ -107,10 +107,6 @@ def _take_files(former: Former, base: Base, entry: SubtaskEntry, node: str, chan
             former.others.append((section, read))
 
 
-def _returning(data: memoryview) -> Callable[[], memoryview]:
-    return lambda: data
-
-
 def _refuse_other_forms(section: str, changed: Collection[str]) -> None:
     """State of an operator that changes must be in the sections that are taken apart: no other form of it may stay."""
     is_known = section == BUNDLE or section.startswith(
