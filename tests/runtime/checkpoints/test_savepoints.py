@@ -157,12 +157,23 @@ def test_a_newer_savepoint_is_refused_by_name() -> None:
 
 def test_a_path_names_a_pipeline_or_one_of_its_checkpoints(tmp_path: Path) -> None:
     root = str(tmp_path)
-    (tmp_path / "p").mkdir()
+    for name in ("p", "p_"):
+        (tmp_path / name).mkdir()
+    assert named_log(f"{root}/p_") == NamedLog(root, "p_")
     for end in ("", "/"):
         assert named_log(f"{root}/p{end}") == NamedLog(root, "p")
         assert named_log(f"{root}/p/chk-17{end}") == NamedLog(root, "p", CheckpointId(17))
     assert named_log("memory://named/p") == NamedLog("memory://named", "p")
-    for nothing in (f"{root}/q", f"{root}/q/chk-1", "p", "/p", "memory://p", "chk-1", "memory://p/chk-1"):
+    for nothing in (
+        f"{root}/q",
+        f"{root}/q/chk-1",
+        f"{root}/p/chk-1_",
+        "p",
+        "/p",
+        "memory://p",
+        "chk-1",
+        "memory://p/chk-1",
+    ):
         assert named_log(nothing) is None, nothing
     assert NamedLog(root, "p").open().url.endswith("/p")
 
