@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headgate.storage import local_directories
+from headgate.storage import local, local_directories
 from headgate.storage.local_directories import ProcessDirectory
 
 
@@ -26,6 +26,22 @@ def test_the_place_may_be_removed_by_another_process_that_ends_meanwhile(
     assert made.path.is_dir()
     made.remove()
     assert not place.exists()
+
+
+def test_the_place_may_be_removed_before_it_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, times = tmp_path / "place", iter([True])
+    sync = local.sync_path
+
+    def removed_before(path: Path, *, is_new: bool = False) -> None:
+        if path == place and next(times, False):
+            path.rmdir()
+        sync(path, is_new=is_new)
+
+    monkeypatch.setattr(local, "sync_path", removed_before)
+    assert ProcessDirectory(place, is_users=True).path.is_dir()
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError):
+        ProcessDirectory(tmp_path / "link" / "place")
 
 
 def test_what_dead_processes_left_is_removed_and_what_living_ones_have_is_not(tmp_path: Path) -> None:

@@ -118,12 +118,14 @@ def _locked(parent: Path, access: Access, *, is_users: bool) -> tuple[Path, int]
     """
     while True:
         path = parent / secrets.token_hex(8)
-        make_directories(parent, access)
         try:
+            make_directories(parent, access)
             if is_users:
                 refuse_foreign_directory(parent)
             descriptor = open_lock(path.with_suffix(_LOCK))
         except FileNotFoundError:
+            if any(place.is_symlink() and not place.exists() for place in (parent, *parent.parents)):
+                raise  # a link to nowhere: it never will be there
             continue
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         if os.fstat(descriptor).st_nlink:
