@@ -82,7 +82,12 @@ def test_what_readme_says_is_not_there_yet_is_refused_in_these_words(words: str)
 
 def test_no_option_to_come_is_one_that_a_public_class_takes() -> None:
     kinds = [value for value in (getattr(hg, name) for name in hg.__all__) if isinstance(value, type)]
-    taken = {name for kind in kinds for name in getattr(inspect.unwrap(kind.__init__), "__annotations__", {})}
+    taken = {
+        option
+        for kind in kinds
+        for name in getattr(inspect.unwrap(kind.__init__), "__annotations__", {})
+        for option in (name, f"{kind.__name__}.{name}")
+    }
     assert set(OPTIONS_TO_COME) & taken == set()
 
 

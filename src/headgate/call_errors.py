@@ -22,9 +22,10 @@ _MARK = "_headgate_checks_calls"
 
 OPTIONS_TO_COME = {
     "lateness": "it is window(..., allowed_lateness=...)",
-    "upsert": "headgate.PostgresSink, SqlSink and KafkaSink keep one row for each key",
+    "DeltaSink.upsert": (_UPSERTS := "headgate.PostgresSink, SqlSink and KafkaSink keep one row for each key"),
+    "IcebergSink.upsert": _UPSERTS,
 }
-"""Options that people try, and what happens or what to do today."""
+"""Options that people try, of all classes or of one, and what happens or what to do today."""
 
 
 class WrongCallError(UsageError):
@@ -154,8 +155,9 @@ def _title(function: Callable[..., Any], arguments: tuple[Any, ...]) -> str:
 def _unknown(title: str, name: str, known: Iterable[str]) -> WrongCallError:
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    if name in OPTIONS_TO_COME and not near:
-        return WrongCallError(f"{title}: {name}= is not there yet; {OPTIONS_TO_COME[name]}", name)
+    to_come = OPTIONS_TO_COME.get(name, OPTIONS_TO_COME.get(f"{title.removesuffix('()')}.{name}"))
+    if to_come is not None and not near:
+        return WrongCallError(f"{title}: {name}= is not there yet; {to_come}", name)
     if near:
         return WrongCallError(f"{title} has no option '{name}'; did you mean '{near[0]}'?", name)
     what = f"its options are {', '.join(names)}" if names else "it takes none"
