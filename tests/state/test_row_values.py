@@ -14,7 +14,7 @@ from headgate.codec.snapshot import decode_sections
 from headgate.state.backend import Ownership
 from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind
 from headgate.state.memory.row_backend import MemoryRowBackend
-from headgate.state.row_values import conversion
+from headgate.state.row_values import RecordConversion, conversion
 
 NESTED = pa.struct([("x", pa.int16()), ("l", pa.large_list(pa.struct([("t", pa.large_string())])))])
 TIMES = st.datetimes(datetime(1, 1, 1), datetime(9999, 12, 31))
@@ -101,3 +101,18 @@ def test_numbers_of_numpy_and_times_become_pythons() -> None:
     assert type(conversion(pa.int64()).store(np.int32(7))) is int
     assert conversion(pa.float64()).store(np.float32(0.5)) == 0.5
     assert conversion(pa.date32()).store(np.datetime64("2024-01-02")) == date(2024, 1, 2)
+
+
+def test_values_of_a_record_become_what_a_restore_would_return() -> None:
+    made = RecordConversion((pa.int64(), pa.float32(), pa.large_list(pa.int64())))
+    before = made((1, 0.1, (1, 2)), (None, None, None))
+    assert before == (1, float(np.float32(0.1)), [1, 2])
+    assert made((2, None, before[2]), before) == (2, None, [1, 2])
+    assert made((2, None, before[2]), before)[2] is before[2], "what was kept is kept as it is"
+    with pytest.raises((ValueError, TypeError)):
+        made((1, "x", []), before)
+
+
+def test_a_record_of_plain_values_is_kept_as_it_is() -> None:
+    values = (1, "a", None)
+    assert RecordConversion((pa.int64(), pa.large_string(), pa.int64()))(values, (None, None, None)) is values

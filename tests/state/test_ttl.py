@@ -126,6 +126,10 @@ class Columns:
 @given(history=st.lists(steps, max_size=20))
 @example(history=[("value put", [(0, 0, 1)], 0), ("value get", [(0, 0, 0)], 5)])
 @example(history=[("value put", [(0, 0, 1)], 0), ("value add", [(0, 0, 2)], 5)])
+@example(history=[("map put", [(0, 0, 1)], 0), ("map get", [(0, 0, 0)], 5)])
+@example(
+    history=[("map put", [(0, 0, 1), (0, 1, 1)], 0), ("map remove", [(0, 0, 0)], 1), ("map items", [(0, 0, 0)], 1)]
+)
 @settings(max_examples=60)
 def test_many_rows_at_once_are_one_after_the_other_at_one_time(
     update: Any, history: list[tuple[str, Any, int]]

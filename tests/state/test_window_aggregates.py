@@ -10,12 +10,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from headgate.errors import UsageError
 from headgate.state.window_aggregates import (
+    TEXT,
     Accumulator,
     AggTable,
     FrozenTable,
     Kind,
     Values,
+    add_values,
     only_window,
     split_by_window,
 )
@@ -118,6 +121,116 @@ def test_one_number_for_every_row_counts_as_often_as_there_are_rows(number: int)
     table.update(2, np.array([0, 1, 1]), 1, [Values(number, np.array([True, True, False]))])
     table.update(2, np.array([1]), 1, [Values(number)])
     assert table.freeze(2).values[0].tolist() == [number, 2 * number]
+
+
+@pytest.mark.parametrize("dtype", ["int64", "float64"])
+def test_what_has_a_negative_sign_is_taken_away(dtype: str) -> None:
+    sums, slots, signs = np.zeros(2, dtype), np.array([0, 1, 1, 0]), np.array([1, 1, -1, -1])
+    add_values(sums, slots, np.array([5, 2, 3, 1], dtype), signs)
+    assert sums.tolist() == [4, -1]
+    add_values(sums, slots, 7, np.array([1, 1, 1, -1]))
+    assert sums.tolist() == [4, 13]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "values", "signs", "expected"),
+    [
+        ("int64", [2**62, -(2**62), 2**62], None, 2**62),
+        ("int64", [2**62, 2**62, 2**62], [1, -1, 1], 2**62),
+        ("int64", [2**62, 2**62], None, None),
+        ("int64", [2**62, 2**62, 2], [-1, -1, -1], None),
+        ("uint64", [5, 3], [1, -1], 2),
+        ("uint64", [3, 5], [1, -1], None),
+    ],
+)
+def test_only_a_sum_that_is_too_large_is_refused(
+    dtype: str, values: list[int], signs: list[int] | None, expected: int | None
+) -> None:
+    sums, slots = np.zeros(2, dtype), np.ones(len(values), np.int64)
+    given_signs = None if signs is None else np.array(signs, np.int64)
+    if expected is None:
+        with pytest.raises(UsageError, match=f"a sum of integers is larger than {dtype} holds"):
+            add_values(sums, slots, np.array(values, dtype), given_signs)
+        return
+    add_values(sums, slots, np.array(values, dtype), given_signs)
+    assert sums.tolist() == [0, expected]
+
+
+PICKS = [
+    Accumulator(Kind.RANK, "int64"),
+    Accumulator(Kind.PICK, "int64", of=0),
+    Accumulator(Kind.RANK, "int64", is_last=True, nulls_win=True),
+    Accumulator(Kind.PICK, TEXT, of=2),
+    Accumulator(Kind.PICK, "int64"),
+    Accumulator(Kind.PICK, TEXT, is_last=True),
+]
+RANKED = st.tuples(st.integers(0, 2), st.none() | st.integers(-2, 2), st.none() | st.integers(0, 9))
+
+
+def picked(seen: list[tuple[int | None, int | None]]) -> list[Any]:
+    """Return what ``PICKS`` come to after these ranks and values."""
+
+    def best(rows: list[tuple[int | None, int | None]], nulls_win: bool) -> tuple[int | None, int | None]:
+        return max(rows, key=lambda row: ((row[0] is None) == nulls_win, row[0] or 0))  # the first of equal ones
+
+    low, high = best(seen, False), best(seen[::-1], True)
+    texts = [None if value is None else str(value) for _, value in (high, seen[-1])]
+    return [*low, high[0], texts[0], seen[0][1], texts[1]]
+
+
+@given(st.lists(st.lists(RANKED, min_size=1, max_size=6), min_size=1, max_size=4))
+@example([[(0, 1, 1), (0, 1, 2)], [(0, 1, 3)]])
+@example([[(0, None, 1), (0, -1, 2), (1, 2, 3)], [(0, None, 4), (1, None, 5)]])
+def test_the_record_of_the_highest_rank_is_picked_and_the_first_and_the_last_one(batches: list[list[Any]]) -> None:
+    table, seen = AggTable(PICKS), dict[int, list[Any]]()
+    for batch in batches:
+        slots, ranks, values = (list(column) for column in zip(*batch, strict=True))
+        for slot, rank, value in batch:
+            seen.setdefault(slot, []).append((rank, value))
+        texts = [None if value is None else str(value) for value in values]
+        inputs = [
+            Values(
+                np.array(column if dtype == "O" else [one or 0 for one in column], dtype),
+                np.array([one is not None for one in column]) if None in column else None,
+            )
+            for column, dtype in (
+                (ranks, "i8"),
+                (values, "i8"),
+                (ranks, "i8"),
+                (texts, "O"),
+                (values, "i8"),
+                (texts, "O"),
+            )
+        ]
+        table.update(3, np.array(slots), 1, inputs)
+    frozen = table.freeze(3)
+    for slot, rows in seen.items():
+        found = [
+            values[slot] if present is not None and present[slot] else None
+            for values, present in zip(frozen.values, frozen.seen, strict=True)
+        ]
+        assert found == picked(rows)
+
+
+MOMENTS = [
+    Accumulator(Kind.ADD, "int64"),
+    Accumulator(Kind.MEAN, "float64", 0),
+    Accumulator(Kind.SQUARES, "float64", 1),
+]
+
+
+@given(st.lists(st.lists(st.integers(-9, 9) | st.none(), min_size=1, max_size=5), min_size=1, max_size=4))
+def test_means_and_the_squares_around_them_combine_weighted_by_their_counts(batches: list[list[int | None]]) -> None:
+    table = AggTable(MOMENTS)
+    for batch in batches:
+        valid = np.array([one is not None for one in batch])
+        numbers = np.array([one or 0 for one in batch], np.float64)
+        inputs = [Values(1, valid), Values(numbers, valid), Values(np.zeros(len(batch)), valid)]
+        table.update(1, np.zeros(len(batch), np.int64), 1, inputs)
+    every = [one for batch in batches for one in batch if one is not None]
+    mean = sum(every) / max(1, len(every))
+    found = [values[0] for values in table.freeze(1).values]
+    assert found == pytest.approx([len(every), mean, sum((one - mean) ** 2 for one in every)])
 
 
 NEAR = st.lists(st.integers(-3, 3), min_size=1, max_size=30)

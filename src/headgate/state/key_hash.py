@@ -62,21 +62,14 @@ KEY_TYPES = (
 def column_words(column: pa.Array) -> Words:
     """Return one 64-bit word per value of a fixed-width column; equal values have equal words.
 
-    Nulls become an arbitrary word. No copy where the column already is int64 without nulls.
+    Nulls become an arbitrary word. No copy where values have 64 bits, and none is null.
     """
-    dtype = column.type
-    if pa.types.is_date32(dtype):
-        column = column.view(pa.int32())
-    elif pa.types.is_timestamp(dtype) or pa.types.is_duration(dtype):
-        column = column.view(pa.int64())
     if column.null_count:
-        column = column.fill_null(False if pa.types.is_boolean(dtype) else 0)
+        column = column.fill_null(False if pa.types.is_boolean(column.type) else 0)
     values: npt.NDArray[Any] = column.to_numpy(zero_copy_only=False)
-    if pa.types.is_floating(dtype):
+    if pa.types.is_floating(column.type):
         return float_words(values)
-    if values.dtype == np.uint64:
-        return values.view(np.int64)
-    return values if values.dtype == np.int64 else values.astype(np.int64)
+    return values.view(np.int64) if values.dtype.itemsize == 8 else values.astype(np.int64)
 
 
 def float_words(values: npt.NDArray[np.floating]) -> Words:
@@ -115,7 +108,7 @@ def hash_column(column: pa.Array) -> Hashes:
         codes = encoded.indices
         if codes.null_count:
             codes = codes.fill_null(len(distinct))
-        rows: npt.NDArray[np.integer] = codes.to_numpy(zero_copy_only=False)
+        rows: npt.NDArray[np.integer] = codes.to_numpy()
         hashes: Hashes = table[rows]
         return hashes
     mixed = mix(column_words(column))

@@ -37,6 +37,10 @@ class SlotArray:
             self._grow(size)
         return self._data
 
+    def take(self, slots: Slots) -> Array:
+        """Return the numbers of ``slots``."""
+        return self.read(int(slots.max(initial=0)) + 1).take(slots)
+
     def written(self, size: int) -> Array:
         """Return the array, which has at least ``size`` slots, for changing it; copies it if it is frozen."""
         if size > len(self._data):
@@ -69,9 +73,8 @@ class SlotArray:
 
     def renumber(self, old: Slots) -> None:
         """Keep only the slots ``old``; they become 0, 1, 2 …"""
-        data = self.read(int(old.max()) + 1 if len(old) else 0)
-        kept = np.full(max(_SLOTS_MIN, len(old)), self._fill, data.dtype)
-        kept[: len(old)] = data[old]
+        kept = np.full(max(_SLOTS_MIN, len(old)), self._fill, self._data.dtype)
+        kept[: len(old)] = self.take(old)
         self._data, self._is_frozen = kept, False
 
     def _grow(self, size: int) -> None:
@@ -233,8 +236,7 @@ class FixedVector:
         self._data.move(old, new, size)
 
     def take(self, positions: Slots, valid: Mask | None = None) -> pa.Array:
-        data = self._data.read(int(positions.max()) + 1 if len(positions) else 0)
-        return to_arrow(data.take(positions), self.dtype, valid)
+        return to_arrow(self._data.take(positions), self.dtype, valid)
 
     def freeze(self, size: int) -> FixedVector:
         frozen = FixedVector.__new__(FixedVector)
@@ -276,9 +278,8 @@ class StructVector:
             valid.move(old, new, size)
 
     def take(self, positions: Slots, valid: Mask | None = None) -> pa.Array:
-        size = int(positions.max()) + 1 if len(positions) else 0
         columns = [
-            field.take(positions, is_valid.read(size).take(positions))
+            field.take(positions, is_valid.take(positions))
             for field, is_valid in zip(self._fields, self._valid, strict=True)
         ]
         mask = None if valid is None or valid.all() else pa.array(~valid)
@@ -297,9 +298,8 @@ class StructVector:
             valid.renumber(old)
 
     def tidy(self, living: Slots) -> None:
-        size = int(living.max()) + 1 if len(living) else 0
         for field, valid in zip(self._fields, self._valid, strict=True):
-            field.tidy(living[valid.read(size)[living]])
+            field.tidy(living[valid.take(living)])
 
     def has_garbage(self, living: int) -> bool:
         return any(field.has_garbage(living) for field in self._fields)
@@ -337,7 +337,7 @@ class HeapVector:
             self._levels[-_MERGED:] = [level if merged.nbytes < CHUNK_BYTES else -len(self._chunks)]
 
     def take(self, positions: Slots, valid: Mask | None = None) -> pa.Array:
-        refs = self._refs.read(int(positions.max()) + 1 if len(positions) else 0).take(positions)
+        refs = self._refs.take(positions)
         mask = None if valid is None or valid.all() else ~valid
         if not self._chunks:
             return pa.nulls(len(refs), self._dtype)
@@ -370,7 +370,7 @@ class HeapVector:
 
     def tidy(self, living: Slots) -> None:
         values = self.take(living)
-        refs = self._refs.written(int(living.max()) + 1 if len(living) else 0)
+        refs = self._refs.written(int(living.max(initial=0)) + 1)
         refs[living] = np.arange(len(living))
         self._chunks, self._size = ([values] if len(values) else []), len(values)
         self._levels = [-1] * len(self._chunks)

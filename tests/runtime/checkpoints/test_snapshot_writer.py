@@ -16,8 +16,9 @@ import pytest
 from tests.runtime.checkpoints.frozen_cases import CASES, Live, joined, small
 from tests.runtime.checkpoints.frozen_cases import made as made_faults
 
-from headgate.codec.snapshot import Buffer, output_path
+from headgate.codec.snapshot import UNION_PREFIX, Buffer, output_path
 from headgate.connectors.base import SealedTransaction
+from headgate.environment import ThreadEnded
 from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
 from headgate.model.manifest import KeyGroups, Manifest, Place, SnapshotPart, SubtaskEntry
@@ -45,7 +46,7 @@ class Sealed(SealedTransaction):
     def __init__(
         self,
         payload: bytes | None,
-        *errors: Exception,
+        *errors: BaseException,
         gate: threading.Event | None = None,
         pieces: Sequence[bytes] = (),
     ) -> None:
@@ -92,10 +93,13 @@ class Uploads:
         sealed: Sealed | None = None,
         states: Mapping[str, FrozenState] = MappingProxyType({}),
         savepoint: SavepointPart | None = None,
+        lists: Mapping[tuple[str, str], FrozenState] = MappingProxyType({}),
     ) -> None:
         transactions = [] if sealed is None else [("out", sealed)]
         plain = {"flag": b"x"}
-        self.writer.start(SubtaskSnapshot(CheckpointId(checkpoint), states, plain, transactions, savepoint=savepoint))
+        self.writer.start(
+            SubtaskSnapshot(CheckpointId(checkpoint), states, plain, transactions, lists, savepoint=savepoint)
+        )
 
     def finish(self) -> list[tuple[int, list[int] | None]]:
         """Return ``(checkpoint, checkpoints of its committables; None for a failure)``."""
@@ -166,6 +170,25 @@ def test_what_no_checkpoint_can_survive_is_handed_on(made: Uploads) -> None:
     made.start(1, Sealed(b"x", bug))
     assert made.finish() == []
     assert made.errors == [bug]
+
+
+def test_a_thread_that_ends_writes_no_other_snapshot_and_reports_nothing(made: Uploads) -> None:
+    made.start(1, Sealed(b"x", ThreadEnded()))  # type: ignore[arg-type]
+    made.start(2)
+    assert made.finish() == []
+    assert made.errors == []
+
+
+def test_operator_lists_are_written_beside_states_of_keys(made: Uploads) -> None:
+    frozen, lists = made_faults("reduce").freeze(), made_faults("operator-lists").freeze()
+    expected = {"state/node": joined(frozen.encode()), "union/node": joined(lists.encode())}
+    made.start(1, states={"node": frozen}, lists={(UNION_PREFIX, "node"): lists})
+    assert made.finish() == [(1, [])]
+    (event,) = made.events
+    assert isinstance(event, SnapshotWritten)
+    found = {part.section: bytes(read_part(made.storage, "p", part)) for part in event.entry.parts}
+    assert {section: found[section] for section in expected} == expected
+    assert lists.is_released
 
 
 @pytest.mark.parametrize(

@@ -67,8 +67,8 @@ class Expiring:
         backend.maps(entries).put(slots, column, column)
 
 
-def told(form: str, ttl_ms: int = 100) -> Story:
-    """Return a story that goes on with a chunk at 90; of the keys in it, most expire at 100, the late ones at 150.
+def told(form: str, ttl_ms: int = 100, now_ms: int = 90) -> Story:
+    """Return a story that goes on with a chunk at ``now_ms``; of the keys in it, most expire at 100, others at 150.
 
     ``ttl_ms``: from then on.
     """
@@ -77,7 +77,7 @@ def told(form: str, ttl_ms: int = 100) -> Story:
     story.use.now_ms = 50
     story.change(range(LATE, MANY))
     story.checkpoint()
-    story.use.now_ms, story.use.ttl_ms = 90, ttl_ms
+    story.use.now_ms, story.use.ttl_ms = now_ms, ttl_ms
     story.restart()
     assert story.continued == 1
     return story
@@ -125,8 +125,9 @@ def test_what_a_restore_shortens_is_written_again(form: str) -> None:
 
 
 @each_form
+@pytest.mark.parametrize("now_ms", [50, 90])
 @small()
-def test_what_a_restore_does_not_shorten_is_not_written_again(form: str) -> None:
-    story = told(form)
+def test_what_a_restore_does_not_shorten_is_not_written_again(now_ms: int, form: str) -> None:
+    story = told(form, now_ms=now_ms)
     (first, _) = story.retained[story.number]
     assert paths(story.checkpoint()) == paths(first)

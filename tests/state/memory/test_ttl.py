@@ -20,7 +20,7 @@ from headgate.state.memory import ttl
 from headgate.state.memory.column_backend import MemoryColumnBackend
 from headgate.state.memory.row_backend import MemoryRowBackend
 from headgate.state.memory.ttl import ExpiringCells, ExpiringLists, ExpiringMaps
-from headgate.state.ttl import TTL, live_entries
+from headgate.state.ttl import TTL, live_entries, live_value
 
 KEYS = KeyColumns(("id",), (pa.int64(),))
 TEXT = pa.large_string()
@@ -266,6 +266,14 @@ def test_before_1970_lists_expire_as_well() -> None:
     backend.time.now_ms = -2 * HOUR_MS
     assert lists.counts(slots).tolist() == [0]
     assert len(backend.all_slots()) == 0
+
+
+def test_a_value_by_row_is_gone_from_its_expiry_on() -> None:
+    cells = MemoryRowBackend(KEYS, (VALUE,)).cells(VALUE)
+    cells.put(1, ("v", 3))
+    assert live_value(cells, 1, 2) == ("v", 3)
+    assert live_value(cells, 1, 3) is None
+    assert cells.get(1) is None
 
 
 def test_a_map_by_row_forgets_the_entries_that_expire_first_where_it_is() -> None:

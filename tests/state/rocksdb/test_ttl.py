@@ -118,6 +118,20 @@ def rows_of(database: Database) -> dict[int, int]:
     return found
 
 
+@pytest.mark.parametrize("loaded", [2, 5])
+def test_what_was_only_read_is_not_written_again(loaded: int, worker: WorkerStates) -> None:
+    store = Columns(worker)
+    store.fill(0, 5)
+    store.forget()
+    written = store.database.rows_written
+    slots = store.backend.slots([pa.array(range(loaded))])
+    assert store.backend.values(VALUE).get(slots).to_pylist() == [*range(loaded)]
+    assert store.backend.lists(LIST).counts(slots).tolist() == [1] * loaded
+    assert store.backend.maps(MAP).contains(slots, pa.array([0] * loaded)).all()
+    store.backend.write_back()
+    assert store.database.rows_written == written
+
+
 @views
 def test_what_has_expired_goes_from_the_database_while_only_another_key_is_used(
     view: str, worker: WorkerStates, monkeypatch: pytest.MonkeyPatch

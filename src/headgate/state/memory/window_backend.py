@@ -164,9 +164,6 @@ class _FrozenWindows(ChunkedState):
     def _meta_of_rows(self) -> Mapping[str, bytes]:
         return self._meta()
 
-    def _forget(self) -> None:
-        self._taken = KeyChanges()
-
 
 @dataclass(frozen=True, slots=True)
 class _WindowBatch:
@@ -203,7 +200,6 @@ class _FrozenRows(_FrozenWindows):
         return [(self._state.section, [one.batch for one in self._kept])]
 
     def _forget(self) -> None:
-        super()._forget()
         self._kept = ()
 
 
@@ -295,7 +291,6 @@ class _FrozenMerged(_FrozenWindows):
         return sum(window.count(after) for window in self._windows)
 
     def _forget(self) -> None:
-        super()._forget()
         self._windows = ()
 
 
