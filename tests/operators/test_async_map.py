@@ -311,6 +311,21 @@ def test_each_attempt_gets_a_record_of_its_own() -> None:
     assert one.out.bad[0]["record"] == repr(row(1))
 
 
+def test_a_row_is_emitted_as_it_was_when_it_was_returned() -> None:
+    mine = row(0)
+
+    async def again(given: dict[str, Any]) -> Any:
+        mine["x"] = given["x"]
+        return mine if given["x"] < 3 else [mine]
+
+    one = Subtask(AsyncMapSpec(again, SCHEMA))
+    one.send(row(1), row(2), row(3), row(4))
+    for call in one.calls:
+        call.answer()
+    one.tick()
+    assert one.found() == [1, 2, 3, 4]
+
+
 def test_nothing_is_sent_after_the_last_barrier() -> None:
     one = Subtask(AsyncMapSpec(doubled, SCHEMA, limit=1))
     one.send(row(1), row(2))

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import pickle  # noqa: TID251 (an error of our own making)
+from collections import deque
 from collections.abc import Iterator
 from datetime import date, datetime
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
@@ -210,3 +212,22 @@ def test_a_row_is_emitted_as_it_was_when_it_was_returned_or_yielded() -> None:
         run = Harness(RowFunctionSpec(verb, function))
         run.send(batch)
         assert [(row["n"], row["all"]) for row in run.out.rows()] == expected
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value", "change", "expected"),
+    [
+        (pa.large_list(pa.int64()), np.array([0, 5]), lambda found: found.put(0, found[0] + 1), [[1, 5], [2, 5]]),
+        (pa.large_list(pa.int64()), deque(), lambda found: found.append(7), [[7], [7, 7]]),
+        (pa.large_binary(), bytearray(), lambda found: found.append(97), [b"a", b"aa"]),
+        (pa.large_list(pa.large_binary()), [bytearray()], lambda found: found[0].append(97), [[b"a"], [b"aa"]]),
+    ],
+)
+def test_values_of_a_row_are_emitted_as_they_were(dtype: pa.DataType, value: Any, change: Any, expected: Any) -> None:
+    def again(row: dict[str, Any]) -> dict[str, Any]:
+        change(value)
+        return {"found": value}
+
+    run = Harness(RowFunctionSpec(RowVerb.MAP, again, pa.schema([("found", dtype)])))
+    run.send(SIZES.slice(0, 2))
+    assert [row["found"] for row in run.out.rows()] == expected

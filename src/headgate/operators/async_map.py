@@ -223,7 +223,7 @@ class AsyncMapOperator(Operator):
         self.user_object = function
         self._is_batched = isinstance(function, AsyncBatchFunction)
         name = "call_batch" if self._is_batched else "call"
-        self._call: Callable[[Any], Coroutine[Any, Any, Any]] = getattr(function, name, function)
+        self._function: Callable[[Any], Coroutine[Any, Any, Any]] = getattr(function, name, function)
         self._loop = context.threads.event_loop(f"headgate-async-{context.node}")
         if isinstance(function, AsyncFunction):
             error = self._awaited(function.open, None)
@@ -346,7 +346,16 @@ class AsyncMapOperator(Operator):
             self.context.wake()
 
         self._deadlines.append((self.context.clock_ms() + self._spec.timeout_ms, number, attempt))
-        request.cancel = self._loop.submit(partial(self._call, asked), done)
+        call = self._function if self._is_batched else self._call
+        request.cancel = self._loop.submit(partial(call, asked), done)
+
+    async def _call(self, row: Row) -> Any:
+        return self._taken(await self._function(row))
+
+    def _taken(self, value: Any) -> Any:
+        """Return rows as they are now: the function may change its own for the next record."""
+        taken = self._writer.taken
+        return [taken(row) for row in value] if isinstance(value, list | tuple) else taken(value)
 
     def _row(self, request: _Request) -> Row:
         """Return the record as a dict of its own."""
@@ -396,7 +405,7 @@ class AsyncMapOperator(Operator):
                 due_ms = self.context.clock_ms() + (spec.retry_delay_ms << min(request.attempt - 1, 20))
                 heappush(self._repeats, (due_ms, number, request.attempt))
             elif is_timeout and spec.on_timeout is not None:
-                self._answer(number, request, spec.on_timeout(self._row(request)))
+                self._answer(number, request, self._taken(spec.on_timeout(self._row(request))))
             else:
                 self._fail(number, request, error)
         except UserFunctionError:

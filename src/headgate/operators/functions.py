@@ -10,7 +10,7 @@ import gc
 import inspect
 import traceback
 import typing
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import polars as pl
 import pyarrow as pa
 
-from headgate.codec.exact_values import MisfitError, described, exact_array, exact_value
+from headgate.codec.exact_values import MisfitError, described, elements_of, exact_array, exact_value
 from headgate.errors import UsageError
 from headgate.model.schema_evolution import OperatorRules
 from headgate.model.state_schema import ACCUMULATORS, StateIdentity
@@ -80,11 +80,20 @@ def rows_of(batch: pa.RecordBatch) -> list[Row]:
     return [dict(zip(names, values)) for values in frame_of(batch).rows()]  # noqa: B905 (strict costs 10 %)
 
 
+_UNCHANGING = frozenset({type(None), bool, int, float, str, bytes})
+"""Types of most values; looked up first, because it is quick."""
+
+
 def own_copy(value: Any) -> Any:
-    """Return a struct or list with all that is within, to be changed freely."""
-    if isinstance(value, dict):
+    """Return what a column may hold with all that is within, to be changed freely: structs as dicts, lists as lists."""
+    if type(value) in _UNCHANGING:
+        return value
+    if isinstance(value, Mapping):
         return {name: own_copy(inner) for name, inner in value.items()}
-    return [own_copy(inner) for inner in value] if isinstance(value, list | tuple) else value
+    if isinstance(value, bytearray | memoryview):
+        return bytes(value)
+    elements = elements_of(value)
+    return value if elements is None else [own_copy(inner) for inner in elements]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +114,9 @@ class RowWriter:
         self._schema = schema
         self._declared_in = declared_in
         self._names: list[str] = schema.names
-        self._nested = [field.name for field in schema if pa.types.is_nested(field.type)]
+        self._changeable = [
+            field.name for field in schema if pa.types.is_nested(field.type) or pa.types.is_large_binary(field.type)
+        ]
         getter = itemgetter(*self._names)
         self._values: Callable[[Row], tuple[Any, ...]] = getter if len(self._names) > 1 else lambda row: (getter(row),)
 
@@ -114,7 +125,7 @@ class RowWriter:
         if not isinstance(result, dict):
             return result
         row = result.copy()
-        for name in self._nested:
+        for name in self._changeable:
             if row.get(name) is not None:
                 row[name] = own_copy(row[name])
         return row
