@@ -188,6 +188,11 @@ install() {
     rm -f "$log"
 }
 
+# Has two commands that are given at once make the environment one after the other.
+if command -v flock >/dev/null; then
+    exec 9>.setup.lock
+    flock --nonblock 9 || { echo "Waiting for another command that sets up this directory …" >&2 && flock 9; }
+fi
 wants_docs=
 for wanted in "$@"; do
     case $wanted in
