@@ -187,10 +187,10 @@ def test_a_lock_that_may_not_be_read_is_not_taken_for_a_pipeline_that_does_not_r
         assert str(result.exception).startswith("whether pipeline 'p' runs cannot be told, because ")
 
 
-def test_an_object_store_is_refused() -> None:
+def test_a_pipeline_with_remote_checkpoints_that_does_not_run_here_is_refused() -> None:
     result = CliRunner().invoke(cli.app, ["stop", "p", "--dir", "s3://bucket/checkpoints"])
     assert isinstance(result.exception, UsageError)
-    assert "does not say which process runs the pipeline" in str(result.exception)
+    assert str(result.exception).startswith("no process of this user and machine runs a pipeline 'p'")
 
 
 def test_the_help_names_every_option() -> None:

@@ -162,7 +162,7 @@ class KnownState(Enum):
     DIED = "died"
     """Its process vanished without reporting: it was killed, or the machine went down."""
     UNKNOWN = "not known"
-    """Its checkpoints are in an object store, or its process belongs to another user."""
+    """Its checkpoints are in an object store, and this machine does not run it; or its process is another user's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +253,10 @@ def _state_of(name: str, place: str, holder: LockHolder | None) -> tuple[KnownSt
     """Return what a pipeline does, and what there is to say about it."""
     local = local_directory(place)
     if local is None:
-        return KnownState.UNKNOWN, "an object store does not say whether a pipeline runs"
+        with suppress(UsageError):
+            if is_running_here(place, name):
+                return KnownState.RUNNING, ""
+        return KnownState.UNKNOWN, "an object store does not say whether another machine runs it"
     if holder is None:
         return KnownState.UNKNOWN, f"{local / name / LOCK_NAME} does not say which process runs it"
     if holder.ending is not Ending.NONE:

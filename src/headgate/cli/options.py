@@ -51,9 +51,9 @@ DirOption: TypeAlias = Annotated[
 ]
 LocalDirOption: TypeAlias = Annotated[
     str,
-    typer.Option("--dir", help="Directory of the checkpoints.", show_default=CHECKPOINT_DIR_DEFAULT),
+    typer.Option("--dir", help="Directory or URL of the checkpoints.", show_default=CHECKPOINT_DIR_DEFAULT),
 ]
-"""A pipeline of this machine is found by the lock in its directory."""
+"""A pipeline of this machine is found by its lock: in its directory, or for a URL in one of the user's."""
 
 JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 

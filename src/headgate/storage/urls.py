@@ -73,6 +73,12 @@ def open_storage(url: str, access: Access | None = None) -> Storage:
     raise UsageError(f"storage URL {url} has the unknown scheme '{scheme}'; use a directory or one of {known}")
 
 
+def is_remote(url: str) -> bool:
+    """Whether machines share what is at ``url``: it is in an object store or HDFS."""
+    match = _SCHEME.match(_WITHOUT_HOST.sub(r"\1:///", url))
+    return match is not None and match.group(1).lower() in (*OBJECT_SCHEMES, *HDFS_SCHEMES)
+
+
 def split_object_url(url: str) -> tuple[str, str] | None:
     """Return the root of the storage of a URL, such as ``s3://bucket``, and the path in it as it is written.
 

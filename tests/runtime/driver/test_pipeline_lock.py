@@ -73,9 +73,32 @@ def test_a_lock_file_that_is_being_written_or_of_another_version_says_nothing(tm
     assert read_holder("s3://bucket/checkpoints", "p") is None
 
 
-def test_object_stores_have_no_lock() -> None:
-    lock = PipelineLock.acquire("s3://bucket/checkpoints", "p", "one")
-    PipelineLock.acquire("s3://bucket/checkpoints", "p", "two").release()
+def test_a_driver_takes_the_lock_of_remote_checkpoints_and_a_reset_does_not() -> None:
+    root = "s3://bucket/checkpoints"
+    first = PipelineLock.acquire(root, "p", "process 1 on here", claimant="a")
+    with pytest.raises(AlreadyRunning, match="'p' is already run by process 1 on here"):
+        PipelineLock.acquire(root, "p", "a reset")
+    second = PipelineLock.acquire(root, "p", "process 2 on here", claimant="b")
+    first.release()
+    found = read_holder(root, "p")
+    assert found is not None
+    assert (found.owner, found.ending) == ("process 2 on here", Ending.NONE)
+    assert read_holder("s3://bucket/others", "p") is None
+    second.release()
+
+
+def test_a_pipeline_with_remote_checkpoints_runs_without_a_home(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    PipelineLock.acquire("hdfs://host/checkpoints", "p", "one", claimant="a").release()
+    assert read_holder("hdfs://host/checkpoints", "p") is None
+
+
+def test_checkpoints_in_memory_have_no_lock() -> None:
+    lock = PipelineLock.acquire("memory://checkpoints", "p", "one")
+    PipelineLock.acquire("memory://checkpoints", "p", "two").release()
     lock.release()
 
 

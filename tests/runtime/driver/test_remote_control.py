@@ -18,7 +18,14 @@ from headgate.errors import UsageError
 from headgate.model.progress import CheckpointOutcome, ControlRequest
 from headgate.runtime.driver import remote_control
 from headgate.runtime.driver.pipeline_lock import PipelineLock, read_holder, taking_signals
-from headgate.runtime.driver.remote_control import DRAIN, STOP, RequestFile, RunningPipeline, running_pipelines
+from headgate.runtime.driver.remote_control import (
+    DRAIN,
+    STOP,
+    RequestFile,
+    RunningPipeline,
+    running_pipelines,
+    waiting_requests,
+)
 
 HOLDER = """
 import signal, sys
@@ -27,23 +34,29 @@ signal.pthread_sigmask(signal.SIG_BLOCK, wanted)  # before a library starts a th
 from headgate.codec.json_files import Ending
 from headgate.runtime.driver.pipeline_lock import PipelineLock, taking_signals
 with taking_signals():
-    lock = PipelineLock.acquire(sys.argv[1], "p", "a child")
+    lock = PipelineLock.acquire(sys.argv[1], "p", "a child", claimant="a")
 print("ready", flush=True)
 number = signal.sigwait(wanted)
 if sys.argv[2] == "word":
     lock.release(Ending.DRAINED if number == signal.SIGUSR1 else Ending.STOPPED, 5, "")
 """
 
-Hold = Callable[[str], "subprocess.Popen[str]"]
+REMOTE = "s3://bucket/checkpoints"
+
+Hold = Callable[..., "subprocess.Popen[str]"]
 
 
 @pytest.fixture
 def hold(tmp_path: Path) -> Iterator[Hold]:
-    """Have a child hold the lock of pipeline ``p`` until a signal comes; it then leaves a word, or not."""
+    """Have a child hold the lock of pipeline ``p`` until a signal comes; it then leaves a word, or not.
+
+    ``root``: where its checkpoints are, by default in ``tmp_path``.
+    """
     children: list[subprocess.Popen[str]] = []
 
-    def begin(how: str) -> subprocess.Popen[str]:
-        child = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path), how], stdout=subprocess.PIPE, text=True)
+    def begin(how: str, root: str = "") -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", HOLDER, root or str(tmp_path), how]
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         children.append(child)
         assert child.stdout is not None
         assert child.stdout.readline() == "ready\n"
@@ -66,6 +79,22 @@ def test_the_holder_is_asked_and_leaves_word(tmp_path: Path, hold: Hold, drain: 
     assert running.ended() == replace(running.holder, ending=ending, checkpoint=5)
     with pytest.raises(UsageError, match="no pipeline 'p' runs"):
         RunningPipeline.find(str(tmp_path), "p")
+
+
+def test_the_holder_of_remote_checkpoints_is_asked_on_its_machine(hold: Hold) -> None:
+    child = hold("word", REMOTE)
+    running = RunningPipeline.find(REMOTE, "p")
+    assert (running.holder.pid, running.ended()) == (child.pid, None)
+    ask = RequestFile.leave(REMOTE, "p", ControlRequest("/savepoint"))
+    assert [one.take() for one in waiting_requests(REMOTE, "p")] == [ControlRequest("/savepoint")]
+    ask.remove()
+    running.ask(drain=False)
+    child.wait(120)
+    ended = running.ended()
+    assert ended is not None
+    assert ended.ending is Ending.STOPPED
+    with pytest.raises(UsageError, match=r"no process of this user and machine runs a pipeline 'p' .* in s3://bucket/"):
+        RunningPipeline.find(REMOTE, "p")
 
 
 def test_a_holder_that_dies_leaves_no_word(tmp_path: Path, hold: Hold) -> None:
@@ -125,9 +154,9 @@ def test_a_program_that_takes_no_signals_is_not_killed_by_one(tmp_path: Path) ->
     lock.release()
 
 
-def test_an_object_store_does_not_say_who_runs() -> None:
+def test_checkpoints_in_memory_do_not_say_who_runs() -> None:
     with pytest.raises(UsageError, match="SIGTERM to stop it or SIGUSR1 to drain it"):
-        RunningPipeline.find("s3://bucket/checkpoints", "p")
+        RunningPipeline.find("memory://checkpoints", "p")
 
 
 def test_the_signals_are_those_that_are_documented() -> None:

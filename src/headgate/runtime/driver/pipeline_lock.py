@@ -1,7 +1,9 @@
-"""At most one driver of a pipeline on one machine's directory: an advisory lock that dies with its process.
+"""Which process of this machine runs a pipeline: an advisory lock that dies with it.
 
-The lock only makes the second driver stop *early* and name the first one, and lets ``remote_control`` find that. The
-claim in the checkpoint log protects the data, also on object stores, where there is no lock.
+In a directory it is beside the checkpoints, makes the second driver stop *early* and name the first one, and lets
+``remote_control`` find that. For checkpoints in an object store or HDFS it is in a directory of the user on this
+machine: ``remote_control`` finds the driver by it, a driver takes it away from another one, and only a reset is refused
+while one runs. What protects the data is the claim in the checkpoint log.
 """
 
 from __future__ import annotations
@@ -17,14 +19,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
+import xxhash
+
 from headgate.codec.json_files import Ending, LockHolder, decode_holder, encode_holder
 from headgate.errors import UsageError
 from headgate.model.config import Access
 from headgate.runtime.driver.takeover import current_takeover
 from headgate.storage.local import make_directories
+from headgate.storage.local_directories import user_state_directory
 from headgate.storage.object_names import TEMP_PREFIX
 from headgate.storage.permissions import access_in, open_lock
-from headgate.storage.urls import local_directory
+from headgate.storage.urls import is_remote, local_directory
 
 LOCK_NAME = "lock"
 
@@ -41,12 +46,26 @@ def taking_signals() -> Iterator[None]:
         _takes_signals.reset(token)
 
 
+def lock_directory(root: str) -> Path | None:
+    """Return the directory with a directory for the lock of each pipeline with checkpoints in ``root``.
+
+    None: they are in memory, or this user has no home on this machine.
+    """
+    if not is_remote(root):
+        return local_directory(root)
+    try:
+        # homes may be shared by machines
+        return user_state_directory() / "locks" / socket.gethostname() / xxhash.xxh3_64_hexdigest(root.encode())
+    except RuntimeError:
+        return None
+
+
 class AlreadyRunning(UsageError):  # noqa: N818  says what is so
     """Another driver holds the lock of the pipeline."""
 
 
 class PipelineLock:
-    """Holds ``<root>/<pipeline>/lock`` while this process lives.
+    """Holds ``<lock_directory>/<pipeline>/lock`` while this process lives.
 
     ``claimant`` is the name under which the holder claims; "" if it does not claim as a driver.
     """
@@ -60,7 +79,7 @@ class PipelineLock:
     def acquire(
         cls, root: str, pipeline: str, owner: str, silent: str | None = None, *, claimant: str = ""
     ) -> PipelineLock:
-        """Take the lock, if ``root`` is a local directory.
+        """Take the lock, if there is a directory for it. A driver takes that of remote checkpoints from its holder.
 
         ``silent`` is the nonce of a run that has given no sign of life: its lock is broken (SB8). A process that is
         stopped holds it as well as one that works; the right to write does not depend on it.
@@ -68,12 +87,19 @@ class PipelineLock:
         Raises:
             AlreadyRunning: another driver runs this pipeline.
         """
-        local = local_directory(root)
-        if local is None:
+        found = lock_directory(root)
+        if found is None:
             return cls(None, claimant)
-        directory = local / pipeline
-        make_directories(directory, access_in(directory) if local.is_dir() else Access.OWNER)
-        file = _locked(directory / LOCK_NAME)
+        directory = found / pipeline
+        try:
+            make_directories(directory, access_in(directory) if found.is_dir() else Access.OWNER)
+            file = _locked(directory / LOCK_NAME)
+            if file is None and claimant and is_remote(root):
+                file = _broken(directory / LOCK_NAME)
+        except OSError:
+            if is_remote(root):  # a home that is read-only
+                return cls(None, claimant)
+            raise
         if file is None:
             holder = read_holder(root, pipeline)
             if silent is None or holder is None or holder.nonce != silent:
@@ -151,9 +177,9 @@ def _broken(path: Path) -> IO[bytes]:
 
 
 def read_holder(root: str, pipeline: str) -> LockHolder | None:
-    """Return the present or last holder of a local pipeline's lock; None: there is none, or it is being written."""
-    local = local_directory(root)
+    """Return the present or last holder of a lock on this machine; None: there is none, or it is being written."""
+    directory = lock_directory(root)
     try:
-        return None if local is None else decode_holder((local / pipeline / LOCK_NAME).read_bytes())
+        return None if directory is None else decode_holder((directory / pipeline / LOCK_NAME).read_bytes())
     except OSError:
         return None

@@ -21,10 +21,10 @@ import msgspec
 from headgate.codec.json_files import Ending, LockHolder
 from headgate.errors import StorageError, UsageError
 from headgate.model.progress import CheckpointOutcome, ControlRequest
-from headgate.runtime.driver.pipeline_lock import LOCK_NAME, read_holder
+from headgate.runtime.driver.pipeline_lock import LOCK_NAME, lock_directory, read_holder
 from headgate.runtime.driver.takeover import record_stop_of_dead_driver
 from headgate.storage.permissions import access_in, write_created
-from headgate.storage.urls import local_directory, open_storage
+from headgate.storage.urls import is_remote, open_storage
 
 if TYPE_CHECKING:
     import psutil
@@ -42,9 +42,9 @@ class RequestFile:
     @classmethod
     def leave(cls, root: str, pipeline: str, request: ControlRequest | None = None) -> RequestFile:
         """Leave a question beside the lock of ``pipeline``."""
-        local = local_directory(root)
-        assert local is not None, "only a local pipeline can be rung for"
-        ask = cls(local / pipeline / f"checkpoint-{os.getpid()}-{secrets.token_hex(8)}")
+        directory = lock_directory(root)
+        assert directory is not None, "only a pipeline with a lock can be rung for"
+        ask = cls(directory / pipeline / f"checkpoint-{os.getpid()}-{secrets.token_hex(8)}")
         ask._put(ASKED, b"" if request is None else msgspec.json.encode(request))
         return ask
 
@@ -92,8 +92,8 @@ class RequestFile:
 
 def waiting_requests(root: str, pipeline: str) -> list[RequestFile]:
     """Return the requests of living processes; remove the files of dead ones."""
-    local = local_directory(root)
-    paths = [] if local is None else sorted((local / pipeline).glob("checkpoint-*-*.*"))
+    directory = lock_directory(root)
+    paths = [] if directory is None else sorted((directory / pipeline).glob("checkpoint-*-*.*"))
     asks = {path.with_suffix(""): RequestFile(path.with_suffix("")) for path in paths}
     for ask in asks.values():
         if ask.is_given_up:
@@ -132,18 +132,18 @@ class RunningPipeline:
         Raises:
             UsageError: it does not run, runs on another machine, or cannot be stopped from outside.
         """
-        local = local_directory(root)
-        if local is None:
+        directory = lock_directory(root)
+        if directory is None:
             raise UsageError(
                 f"the checkpoints of '{pipeline}' are in {root}, which does not say which process runs the pipeline; "
                 "on its machine send that process SIGTERM to stop it or SIGUSR1 to drain it"
             )
-        _refuse_unreadable(local / pipeline / LOCK_NAME, pipeline)
+        _refuse_unreadable(directory / pipeline / LOCK_NAME, pipeline)
         holder = read_holder(root, pipeline)
         is_elsewhere = holder is not None and holder.host != socket.gethostname()
         is_over = holder is None or holder.ending is not Ending.NONE
-        if holder is None or is_over or not (is_elsewhere or _has_open(holder.pid, local / pipeline / LOCK_NAME)):
-            raise UsageError(f"no pipeline '{pipeline}' runs with its checkpoints in {local}; {_running_text(local)}")
+        if holder is None or is_over or not (is_elsewhere or _has_open(holder.pid, directory / pipeline / LOCK_NAME)):
+            raise UsageError(_not_running(root, directory, pipeline))
         if is_elsewhere:
             raise UsageError(f"pipeline '{pipeline}' is run by {holder.owner}; stop it on that machine")
         if not holder.takes_signals:
@@ -207,9 +207,9 @@ class RunningPipeline:
 
         ``ending`` is ``NONE`` when it died without a word, and ``REPLACED`` when another run has overwritten it.
         """
-        local = local_directory(self._root)
-        assert local is not None, "find() accepts only local directories"
-        is_there = _has_open(self.holder.pid, local / self._pipeline / LOCK_NAME)  # first: it writes, then leaves
+        directory = lock_directory(self._root)
+        assert directory is not None, "find() accepts only pipelines with a lock"
+        is_there = _has_open(self.holder.pid, directory / self._pipeline / LOCK_NAME)  # first: it writes, then leaves
         found = read_holder(self._root, self._pipeline)
         if found is not None and found.nonce == self.holder.nonce:
             return found if found.ending is not Ending.NONE or not is_there else None
@@ -256,14 +256,20 @@ def is_running_here(root: str, pipeline: str) -> bool:
     Raises:
         UsageError: the process belongs to another user.
     """
-    local, holder = local_directory(root), read_holder(root, pipeline)
-    if local is None or holder is None or holder.ending is not Ending.NONE:
+    directory, holder = lock_directory(root), read_holder(root, pipeline)
+    if directory is None or holder is None or holder.ending is not Ending.NONE:
         return False
-    return holder.host == socket.gethostname() and _has_open(holder.pid, local / pipeline / LOCK_NAME)
+    return holder.host == socket.gethostname() and _has_open(holder.pid, directory / pipeline / LOCK_NAME)
 
 
-def _running_text(root: Path) -> str:
-    return f"running there: {', '.join(running_pipelines(root)) or 'none'}"
+def _not_running(root: str, directory: Path, pipeline: str) -> str:
+    if is_remote(root):
+        return (
+            f"no process of this user and machine runs a pipeline '{pipeline}' with its checkpoints in {root}; "
+            "if it runs on another one, give the command there"
+        )
+    there = ", ".join(running_pipelines(directory)) or "none"
+    return f"no pipeline '{pipeline}' runs with its checkpoints in {directory}; running there: {there}"
 
 
 def _has_open(pid: int, lock: Path) -> bool:

@@ -146,7 +146,7 @@ class Reset:
             who = "another process" if holder is None else holder.owner
             raise AlreadyRunning(
                 f"pipeline '{pipeline}' is run by {who}, and cannot start over meanwhile; stop it first: "
-                f"headgate stop {pipeline}"
+                f"headgate stop {pipeline} --dir {shlex.quote(root)}"
             ) from None
         try:
             storage = open_storage(root)
