@@ -76,7 +76,8 @@ SCALARS = [
     "CAST(NULL AS BIGINT)",
 ]  # fmt: skip
 
-TUMBLE = "FROM TABLE(TUMBLE(TABLE bids, DESCRIPTOR(ts), INTERVAL '10' SECOND)) GROUP BY"
+TUMBLED = "TABLE(TUMBLE(TABLE bids, DESCRIPTOR(ts), INTERVAL '10' SECOND))"
+TUMBLE = f"FROM {TUMBLED} GROUP BY"
 BUCKET = "time_bucket(INTERVAL '10' SECOND, ts, TIMESTAMP '2000-01-01')"
 
 HOP = "FROM TABLE(HOP(TABLE bids, DESCRIPTOR(ts), INTERVAL '2' SECOND, INTERVAL '10' SECOND)) GROUP BY"
@@ -271,6 +272,11 @@ QUERIES: dict[str, tuple[str, str | None]] = {
         "SELECT id FROM bids AS b WHERE EXISTS (SELECT 1 FROM bids AS c WHERE c.auction = b.auction AND c.price = "
         "b.price AND c.text = b.text AND c.flag)",
     ),
+    "in tables without each other, about the row": (
+        "SELECT id FROM bids AS b WHERE price IN (SELECT price FROM bids AS c WHERE c.auction = b.auction EXCEPT "
+        "SELECT price FROM bids AS d WHERE d.auction = b.auction AND flag)",
+        None,
+    ),
     "in a table that changes": (
         "SELECT id FROM bids WHERE auction IN (SELECT auction FROM bids GROUP BY auction HAVING COUNT(*) > 57)",
         None,
@@ -349,6 +355,30 @@ QUERIES: dict[str, tuple[str, str | None]] = {
     "union all of a table that changes and rows": (
         "SELECT n, COUNT(*) AS c FROM (SELECT auction, COUNT(*) AS n FROM bids GROUP BY auction UNION ALL SELECT "
         "auction, id FROM bids WHERE id < 10) GROUP BY n",
+        None,
+    ),
+    "a window and the one before": (
+        f"WITH w AS (SELECT auction, COUNT(*) AS n, window_start, window_end {TUMBLE} auction, window_start, window_end"
+        ") SELECT a.auction, a.n, b.n AS m FROM w AS a JOIN w AS b ON a.auction = b.auction AND a.window_start = "
+        "b.window_end",
+        f"WITH w AS (SELECT auction, COUNT(*) AS n, {BUCKET} AS w FROM bids GROUP BY auction, {BUCKET}) SELECT "
+        "a.auction, a.n, b.n AS m FROM w AS a JOIN w AS b ON a.auction = b.auction AND a.w = b.w + INTERVAL '10' "
+        "SECOND",
+    ),
+    "groups and subqueries of last rows": (
+        "SELECT flag, COUNT(*) AS c FROM (SELECT *, ROW_NUMBER() OVER (PARTITION BY auction ORDER BY id DESC) AS rn "
+        "FROM bids WHERE flag IS NOT NULL) AS s WHERE s.RN = 1 AND price IN (SELECT price FROM bids) "
+        "GROUP BY flag",
+        None,
+    ),
+    "distinct last rows": (
+        "SELECT DISTINCT Auction, price FROM (SELECT *, ROW_NUMBER() OVER (PARTITION BY auction ORDER BY id DESC) AS "
+        "rn FROM bids) WHERE rn = 1",
+        None,
+    ),
+    "numbers by another name": (
+        "SELECT s.a, s.N AS n FROM (SELECT auction, id, ROW_NUMBER() OVER (PARTITION BY auction ORDER BY id) AS rn "
+        "FROM bids) AS s(a, i, n) WHERE s.n <= 2",
         None,
     ),
     "versions at an event time": (
@@ -451,6 +481,16 @@ def test_a_join_near_in_time_has_event_time_and_another_one_has_none() -> None:
         ("SELECT id FROM bids LIMIT 3", "LIMIT is not there yet"),
         ("SELECT id, id FROM bids", "two result columns are called 'id'; give one another name with AS"),
         ("SELECT id FROM bids EXCEPT ALL SELECT id FROM bids", "EXCEPT ALL is not there yet; write EXCEPT, which"),
+        ("SELECT id FROM bids WHERE id IN (SELECT DISTINCT ON (auction) id FROM bids)", "DISTINCT ON is not there yet"),
+        ("SELECT id FROM bids AS b WHERE EXISTS (SELECT 1 AS x FROM bids AS c WHERE c.id = b.auction UNION ALL SELECT "
+         "1 FROM bids AS c WHERE c.price = b.auction AND c.id = b.id)", "UNION of queries with different conditions"),
+        ("SELECT a.id FROM bids AS a LEFT JOIN bids FOR SYSTEM_TIME AS OF a.ts AS b ON a.id = b.auction AND b.ts "
+         "BETWEEN a.ts - INTERVAL '1' SECOND AND a.ts", "LEFT JOIN with a condition that is no equality"),
+        (f"SELECT a.id FROM {TUMBLED} AS a LEFT JOIN {TUMBLED} AS b ON a.id = b.auction AND a.window_end = "
+         "b.window_end AND b.ts BETWEEN a.ts - INTERVAL '1' SECOND AND a.ts", "LEFT JOIN with a condition that is no"),
+        ("SELECT id FROM (SELECT DISTINCT id, PROCTIME() AS now FROM bids)", "PROCTIME.. in column 'now' is"),
+        ("SELECT id AS op FROM bids UNION ALL SELECT n FROM (SELECT auction, COUNT(*) AS n FROM bids GROUP BY auction)",
+         "column 'op' of a result that changes says what changes"),
         ("SELECT id FROM bids UNION SELECT text FROM bids", "'id' of type Int64 and 'text' of type String; CAST one"),
         ("SELECT id FROM bids UNION ALL SELECT id, text FROM bids", "UNION of 1 and 2 columns"),
         ("SELECT id FROM bids WHERE COUNT(*) > 1", "WHERE cannot have an aggregate; use HAVING"),

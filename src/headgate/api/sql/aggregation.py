@@ -145,9 +145,10 @@ class Grouping:
             return self._outputs[place - 1][1]
         if isinstance(node, exp().Column) and not node.table:
             known = {column.name.lower() for column in self._relation.columns}
-            named = dict(self._outputs)
-            if node.name.lower() not in known and node.name in named:
-                return named[node.name]
+            named = {name.lower(): found for name, found in self._outputs} | dict(self._outputs)
+            name = node.name if node.name in named else node.name.lower()
+            if node.name.lower() not in known and name in named:
+                return named[name]
         return self._select.resolved(node)
 
     def _add_key(self, node: Expression) -> None:

@@ -127,8 +127,13 @@ class _Translation:
         if not is_distinct and kind is not exp().Union:
             raise unsupported(f"{tree.key.upper()} ALL", f"write {tree.key.upper()}, which gives each row once")
         _refuse_clauses(tree)
-        scope = replace(self, retractions=True)
-        left, right = scope.query(tree.this).without_top(), scope.query(tree.expression).without_top()
+        sides = [replace(self, retractions=True, links=[]) for _ in range(2)]
+        parts = (tree.this, tree.expression)
+        left, right = (side.query(part).without_top() for side, part in zip(sides, parts, strict=True))
+        if sides[0].links != sides[1].links:
+            what = f"{tree.key.upper()} of queries with different conditions about columns of the query around them"
+            raise unsupported(what, "write a condition with IN or EXISTS for each")
+        self.links.extend(sides[0].links)
         if kind is not exp().Union:
             return in_both(left, right, is_negated=kind is exp().Except)
         both = union_all(left, right)
@@ -238,6 +243,8 @@ class Select:
     scope: _Translation
     tree: Expression
     relation_in: Relation = field(init=False)
+    _needs_all: bool = field(init=False)
+    """Whether changes of its tables must say what was before."""
 
     @property
     def retractions(self) -> bool:
@@ -269,14 +276,14 @@ class Select:
         where = self.tree.args.get("where")
         parts = all_of(where.this if where is not None else None)
         subqueries = [(part, found) for part in parts for found in [subquery_condition(part)] if found is not None]
-        needs_all = (
+        self._needs_all = (
             is_grouping
             or self._is_ranking
             or self._is_distinct
             or bool(self.tree.args.get("joins"))
             or bool(subqueries)
         )
-        inner = self.scope.inside(retractions=needs_all)
+        inner = self.scope.inside(retractions=self._needs_all)
         if source.this.args.get("version") is not None:
             raise unsupported("FOR SYSTEM_TIME AS OF after FROM", "put that table after JOIN")
         self.relation_in = inner.table(source.this)
@@ -336,7 +343,8 @@ class Select:
         left, query, e = self.relation_in, condition.query.copy(), exp()
         tree = query.unnest()
         if isinstance(tree, e.Select):
-            tree.set("distinct", None)
+            if (distinct_of := tree.args.get("distinct")) is not None and not distinct_of.args.get("on"):
+                tree.set("distinct", None)
             if not condition.values and not any(_has_aggregates(node) for node in tree.expressions):
                 tree.set("expressions", [])
         if condition.how == "anti":
@@ -401,7 +409,7 @@ class Select:
             kind, left, right = type(part), part.this, part.args.get("expression")
             if kind not in (exp().LTE, exp().LT, exp().EQ) or not isinstance(left, exp().Column):
                 continue
-            if left.name != top.name or not isinstance(right, exp().Literal) or right.is_string:
+            if self._actual(left) != top.name or not isinstance(right, exp().Literal) or right.is_string:
                 continue
             count = int(right.name) - (kind is exp().LT) if right.name.isdecimal() else 0
             if count < 1 or (kind is exp().EQ and count != 1):
@@ -412,10 +420,15 @@ class Select:
         self.relation_in.without_top()
         raise AssertionError("rows that are to be numbered were taken for others")
 
+    def _actual(self, column: Expression) -> str:
+        """Return what the stream calls a column; "": it is none of the tables."""
+        name, table = column.name, cast(Any, column).table
+        return self.relation_in.column(name, table).actual if self.relation_in.has(name, table) else ""
+
     def _keep_top(self, top: Top, count: int, others: list[Expression]) -> None:
         relation = self.relation_in
         read = [*self.tree.expressions, *others]
-        used = [node.name for one in read for node in one.find_all(exp().Column)]
+        used = {self._actual(node) for one in read for node in one.find_all(exp().Column)}
         has_star = any(one.find(exp().Star) for one in self.tree.expressions if not one.find(exp().AggFunc))
         is_used = top.name in used or has_star
         rest = [column for column in relation.columns if column.actual != top.name]
@@ -428,17 +441,16 @@ class Select:
             keyed = relation.stream.key_by(*keys, START, END)
             stream = keyed.top_per_window(count, **order, rank=rank)  # type: ignore[arg-type]
         elif count == 1 and len(top.by) == 1 and not is_used and relation.stream._change_keys is None:
-            names = [column.name for column in rest]
-            kept = set(top.keys) <= set(used) or (has_star and set(top.keys) <= set(names))
+            names = {column.actual for column in rest}
+            kept = set(top.keys) <= (names if has_star else used)
             keep: Any = "last" if top.descending[0] else "first"
-            retractions = self.scope.retractions or not kept
+            retractions = self.scope.retractions or self._needs_all or not kept
             keyed = relation.stream.key_by(*top.keys)
             stream = keyed.deduplicate(keep, by=top.by[0], within=None, retractions=retractions)
         else:
             keyed = relation.stream.key_by(*top.keys)
             stream = keyed.top(count, **order, within=None, rank=top.name, retractions=True)  # type: ignore[arg-type]
-        columns = (*rest, *([Column("", top.name, top.name)] if is_used else []))
-        self.relation_in = Relation(stream, columns, bounds)
+        self.relation_in = Relation(stream, relation.columns if is_used else tuple(rest), bounds)
 
     def _joined(self, left: Relation, right: Relation, join: Expression, place: int, what: str = "") -> Relation:
         """Return two relations side by side: by equal columns, in equal windows if both have some.
@@ -486,26 +498,14 @@ class Select:
             side.times({name: one.actual for name, one in names.items() if name[2] == mark})
             for mark, side in (("l", left), ("r", right))
         ]
-        near = time_range([*rest, *wheres], times[0], times[1])
+        version = self._version(join.this, left)
+        in_window = not version and _are_of_one_window(pairs, left.bounds, right.bounds)
+        near = None if version or in_window else time_range([*rest, *wheres], times[0], times[1])
         if near is not None and how != "inner":
             rest = [condition for condition in rest if condition not in near.conditions]
         if rest and how != "inner":
             name = what or f"{how.upper()} JOIN"
             raise unsupported(f"{name} with a condition that is no equality", "filter a table before")
-        windows = [
-            bounds
-            if bounds is not None
-            and any(isinstance(pair[i], exp().Column) and pair[i].name in (bounds.start, bounds.end) for pair in pairs)
-            else None
-            for i, bounds in enumerate((left.bounds, right.bounds))
-        ]
-        version = self._version(join.this, left)
-        in_window = (
-            not version
-            and windows[0] is not None
-            and windows[1] is not None
-            and windows[0].windows == windows[1].windows
-        )
         values = [Scalars(side.stream.schema) for side in (left, right)]
         dtypes = [
             type_of_keys([one.values.type_of(one(side)) for one, side in zip(values, pair, strict=True)], _shown(pair))
@@ -522,9 +522,8 @@ class Select:
             for n, (pair, dtype) in enumerate(zip(pairs, dtypes, strict=True)):
                 key = translate(pair[i])
                 chosen[f"__key{mark}_{n}"] = key if translate.values.type_of(key) == dtype else key.cast(dtype)
-            bounds = windows[i]
-            if in_window and bounds is not None:
-                chosen[f"__time{mark}"] = bounds.last_moment()
+            if in_window and relation.bounds is not None:
+                chosen[f"__time{mark}"] = relation.bounds.last_moment()
             elif near is not None:
                 chosen[f"__time{mark}"] = pl.col(str(relation.stream._time_column))
             stream = selected(relation.stream, chosen)
@@ -537,10 +536,9 @@ class Select:
         keys: dict[str, Any] = {
             f"{side}_on": [f"__key{side[0]}_{n}" for n in range(len(pairs))] for side in ("left", "right")
         }
-        window: Any = None if windows[0] is None or not in_window else windows[0].again()
         limit: dict[str, Any] = {"ttl": None}
-        if in_window:
-            limit = {"window": window}
+        if in_window and left.bounds is not None:
+            limit = {"window": left.bounds.again()}
         elif near is not None:
             finer = 1 if how == "inner" else 0  # the conditions are checked again, with what is finer than milliseconds
             ends = (near.lower_ms - finer, near.upper_ms + finer)
@@ -558,9 +556,10 @@ class Select:
             stream = kept_rows(stream, condition)
         columns = both.columns if how not in ("semi", "anti") else both.columns[: len(left.columns)]
         kept = None
-        if in_window and windows[0] is not None:
+        if in_window and left.bounds is not None:
             actual = {column.actual: f"__l{place}_{n}" for n, column in enumerate(left.columns)}
-            kept = replace(windows[0], start=actual.get(windows[0].start, ""), end=actual.get(windows[0].end, ""))
+            start, end = (actual.get(name, "") for name in (left.bounds.start, left.bounds.end))
+            kept = replace(left.bounds, start=start, end=end)
         return Relation(stream, columns, kept)
 
     def _version(self, table: Expression, left: Relation) -> Literal["", "of the clock", "of event time"]:
@@ -705,6 +704,16 @@ def _sides(condition: Expression, names: Mapping[str, Column]) -> tuple[Expressi
             )
             sides[marks.pop()] = renamed
     return (sides["__l"], sides["__r"]) if sides.keys() == {"__l", "__r"} else None
+
+
+def _are_of_one_window(pairs: list[tuple[Expression, Expression]], left: Bounds | None, right: Bounds | None) -> bool:
+    """Whether rows that are equal in ``pairs`` belong to the same window."""
+    if left is None or right is None or left.windows != right.windows:
+        return False
+    ends = {(left.start, right.start), (left.end, right.end)}
+    return any(
+        all(isinstance(side, exp().Column) for side in pair) and (pair[0].name, pair[1].name) in ends for pair in pairs
+    )
 
 
 def _shown(pair: tuple[Expression, Expression]) -> str:

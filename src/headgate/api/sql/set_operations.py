@@ -11,6 +11,7 @@ from typing import Any
 
 import polars as pl
 
+from headgate.api.sql.expressions import PROCTIME
 from headgate.api.sql.relations import Relation, relation_of, selected
 from headgate.api.sql.values import Type, Values, unsupported
 from headgate.api.streams.changes import Changes
@@ -28,6 +29,7 @@ def distinct(relation: Relation) -> Relation:
     Raises:
         UsageError: rows of such a type cannot be compared.
     """
+    _refuse_clocks(relation, "DISTINCT")
     stream, names = relation.stream, [column.actual for column in relation.columns]
     keys = _keys(stream, names, "DISTINCT")
     if stream._change_keys is None:
@@ -74,6 +76,11 @@ def _alike(left: Relation, right: Relation, what: str) -> tuple[Relation, Relati
     """Return both with the names of ``left`` and equal types."""
     if len(left.columns) != len(right.columns):
         raise UsageError(f"sql: {what} of {len(left.columns)} and {len(right.columns)} columns")
+    for relation in (left, right):
+        _refuse_clocks(relation, what)
+    has_changes = any(one.stream._change_keys is not None for one in (left, right))
+    if has_changes and any(column.actual == OP for column in left.columns):
+        raise UsageError("sql: column 'op' of a result that changes says what changes; give yours another name with AS")
     found: list[dict[str, pl.Expr]] = [{}, {}]
     sides = [(one, Values(one.stream.schema)) for one in (left, right)]
     for pair in zip(left.columns, right.columns, strict=True):
@@ -87,6 +94,12 @@ def _alike(left: Relation, right: Relation, what: str) -> tuple[Relation, Relati
             columns[pair[0].actual] = pl.col(column.actual) if is_same else pl.col(column.actual).cast(pl.Int64)
     one, other = (selected(side.stream, columns) for (side, _), columns in zip(sides, found, strict=True))
     return relation_of(one, ""), relation_of(other, "")
+
+
+def _refuse_clocks(relation: Relation, what: str) -> None:
+    for column in relation.columns:
+        if column.actual == PROCTIME:
+            raise unsupported(f"{what} of PROCTIME() in column '{column.name}'", "add PROCTIME() in a SELECT around it")
 
 
 def _as_changes(stream: Stream) -> Stream:
