@@ -13,7 +13,7 @@ from tests.state.backends import Chosen, choose
 
 import headgate as hg
 from headgate.operators.changing_top import ChangingTopOperator, ChangingTopSpec
-from headgate.operators.top_rows import order_of
+from headgate.operators.top_rows import TopSpec, order_of
 
 SCHEMA = pa.schema([("k", pa.large_string()), ("id", pa.int64()), ("n", pa.float64()), ("t", pa.large_string())])
 CHANGES = SCHEMA.append(pa.field("op", pa.large_string()))
@@ -193,6 +193,14 @@ def test_a_key_without_changes_for_its_ttl_begins_again(backend: str) -> None:
         assert sent(harness, ("delete", 1, 5)) == [("update_after", 1, 2, 1), ("update_after", 2, 3, 0)]
         harness.advance(60_000)
         assert sent(harness, ("delete", 2, 1), ("insert", 4, 0)) == [("insert", 1, 4, 0)]
+
+
+def test_a_top_of_records_is_no_state_of_a_top_of_changes() -> None:
+    changing = top(ttl=hg.TTL("1h"))
+    given = {
+        name: getattr(changing, name) for name in ("keys", "schema", "count", "order", "rank", "retractions", "ttl")
+    }
+    assert changing.state_text() != TopSpec(**given).state_text()
 
 
 def test_a_column_in_the_way_is_refused() -> None:

@@ -8,7 +8,7 @@ or when most of it says nothing any more.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -51,6 +51,12 @@ class ChangingTopSpec(TopSpec):
         """
         require_columns(node, schema, [OP])
         return super().output_schema(pa.schema([field for field in schema if field.name != OP]), node)
+
+    @property
+    def descriptor(self) -> StateDescriptor:
+        """The first rows of each key, more than ``count``; what kept no others is never taken for it."""
+        kept = super().descriptor
+        return replace(kept, name=f"changing {kept.name}")
 
     @property
     def rest(self) -> StateDescriptor:
