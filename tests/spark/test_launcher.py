@@ -68,8 +68,9 @@ def test_a_file_that_hides_a_module_of_python_is_named_by_the_error(tmp_path: Pa
 
 def test_a_module_of_a_package_hides_none_of_python(tmp_path: Path) -> None:
     (tmp_path / "__init__.py").touch()
-    sentence = job_error(HIDDEN.format(program=tmp_path / "copy.py"))
-    assert sentence.startswith("a worker's Python reports ImportError: cannot import name 'dataclass'")
+    for program in (tmp_path / "copy.py", "/opt/spark/python/lib/pyspark.zip/pyspark/sql/types.py"):
+        sentence = job_error(HIDDEN.format(program=program))
+        assert sentence.startswith("a worker's Python reports ImportError: cannot import name 'dataclass'")
 
 
 EXECUTOR_LOST = """An error occurred while calling o68.collectToPython.

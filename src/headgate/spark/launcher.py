@@ -47,8 +47,8 @@ _WORKER = "RuntimeError: headgate worker"
 _NO_MODULE = re.compile(r"No module named '([\w.]+)'")
 _OTHER_VERSION = re.compile(r"different version:?\s*\(?([\d.]+)\)?.{0,40}?driver:?\s*\(?([\d.]+)", re.DOTALL)
 _FRAME = re.compile(r'File "([^"\n]+/(\w+)\.py)", line')
-_INSTALLED = re.compile(r"/python3\.\d+/")
-"""In the paths of Python's own modules, and of packages that were installed."""
+_INSTALLED = re.compile(r"/python3\.\d+/|\.zip/\w+/")
+"""In the paths of Python's own modules, of packages that were installed, and of those in archives, as PySpark is."""
 _NO_PROGRAM = re.compile(r'Cannot run program "([^"]+)"')
 _EXECUTOR_LOST = re.compile(r"ExecutorLostFailure \(executor (\S+)[^)]*\)(?: Reason: ([^\n]+))?")
 _OF_A_TASK = re.compile(r"barrier task .* finished unsuccessfully\.\s*\n\s*(\S[^\n]*)")
