@@ -39,9 +39,18 @@ def test_the_place_may_be_removed_before_it_is_synced(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(local, "sync_path", removed_before)
     assert ProcessDirectory(place, is_users=True).path.is_dir()
+
+
+@pytest.mark.parametrize("where", ["link", "link/place", "gone"])
+def test_a_place_that_can_never_be_made_is_an_error(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "removed").mkdir()
+    monkeypatch.chdir(tmp_path / "removed")
+    (tmp_path / "removed").rmdir()
     with pytest.raises(FileNotFoundError):
-        ProcessDirectory(tmp_path / "link" / "place")
+        ProcessDirectory(Path("gone") if where == "gone" else tmp_path / where)
 
 
 def test_what_dead_processes_left_is_removed_and_what_living_ones_have_is_not(tmp_path: Path) -> None:

@@ -73,6 +73,9 @@ def checked_access(access: str, what: str, *choices: Access) -> Access:
 
 _LOCK = ".lock"
 
+_REMOVED_MAX = 100
+"""So often others may remove a place while it is made."""
+
 
 class ProcessDirectory:
     """One directory of this process: ``path``."""
@@ -116,6 +119,7 @@ def _locked(parent: Path, access: Access, *, is_users: bool) -> tuple[Path, int]
 
     The last process to end removes ``parent``, at any moment until the lock keeps it.
     """
+    removed = 0
     while True:
         path = parent / secrets.token_hex(8)
         try:
@@ -124,8 +128,9 @@ def _locked(parent: Path, access: Access, *, is_users: bool) -> tuple[Path, int]
                 refuse_foreign_directory(parent)
             descriptor = open_lock(path.with_suffix(_LOCK))
         except FileNotFoundError:
-            if any(place.is_symlink() and not place.exists() for place in (parent, *parent.parents)):
-                raise  # a link to nowhere: it never will be there
+            removed += 1
+            if removed == _REMOVED_MAX:
+                raise  # not others, but what the place is, such as a link to nowhere
             continue
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         if os.fstat(descriptor).st_nlink:
