@@ -166,6 +166,31 @@ def test_the_next_driver_ends_what_hangs(topic: Topic, omitted: Omitting, steps:
     assert not topic.hangs()
 
 
+@pytest.mark.parametrize("is_same_driver", [True, False])
+def test_output_whose_proof_hangs_too_is_not_taken_for_lost(
+    topic: Topic, omitted: Omitting, monkeypatch: pytest.MonkeyPatch, is_same_driver: bool
+) -> None:
+    """The group of the proof was away when the transaction that ends the hanging one had begun."""
+    pipeline = topic.pipeline("the marker of the proof was left out")
+    run = pipeline.start(1)
+    with omitted():
+        monkeypatch.setattr(requests, "TxnOffsetCommit", OlderTxnOffsetCommit)
+        first = pipeline.prepare(run)
+        monkeypatch.undo()
+    (what,) = map(prepared_in, first.committables)
+    own, following = (ProducerIds(what.producer_id, what.producer_epoch + i) for i in (0, 1))
+    topic.client.add_partitions(what.transactional_id, own, {topic.found.name: [0]})
+    decide(topic, first)
+    topic.client.add_partitions(what.transactional_id, following, {topic.found.name: [1]})
+    pipeline.complete(first)
+    if is_same_driver:
+        run.commit(first)
+        assert not topic.hangs()
+    run.close()
+    pipeline.check_end(1)
+    assert not topic.hangs()
+
+
 @pytest.mark.parametrize("is_closed", [True, False])
 def test_what_was_not_prepared_ends_as_aborted(topic: Topic, omitted: Omitting, is_closed: bool) -> None:
     pipeline = topic.pipeline("markers of an abort were left out")

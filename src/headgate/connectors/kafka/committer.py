@@ -12,7 +12,7 @@ from headgate.codec.kafka.messages import ListedTransaction
 from headgate.connectors.base import Committer
 from headgate.connectors.fenced_sink import Fence, in_order
 from headgate.connectors.kafka.client import KafkaClient, ProducerIds
-from headgate.connectors.kafka.hanging_transactions import abort_hanging, end_again, hanging_partitions, is_ending_again
+from headgate.connectors.kafka.hanging_transactions import abort_hanging, end_again, ending_again, hanging_partitions
 from headgate.connectors.kafka.owner import TopicOwner
 from headgate.connectors.kafka.refusal import refusal
 from headgate.connectors.kafka.transactions import (
@@ -93,8 +93,8 @@ class KafkaCommitter(Committer):
                 is_prepared = (now.producer_id, now.producer_epoch) == (what.producer_id, what.producer_epoch)
                 if is_prepared or now.transaction_state != "Ongoing":
                     continue  # to be committed, or found committed, and then taken over
-                if is_ending_again(self._client, what, now):
-                    self._client.end_transaction(name, ProducerIds(now.producer_id, now.producer_epoch), commit=True)
+                if partitions := ending_again(self._client, what, now):
+                    end_again(self._client, what, partitions)
                     continue
             topics |= {one.topic for one in now.topics}
             self._take_away(name)
@@ -138,7 +138,7 @@ class KafkaCommitter(Committer):
         is_next = pair == (what.producer_id, what.producer_epoch + 1)
         state = None if now is None else now.transaction_state
         outcome = outcome_in_state(state, is_same, is_next, what.use, self._proof(what))
-        if outcome in (Outcome.COMMITTED, Outcome.NOT_DECIDED):
+        if outcome in (Outcome.COMMITTED, Outcome.NOT_DECIDED) or ending_again(self._client, what, now):
             return ""
         return why_not_committed(outcome, what, self._timeout)
 
@@ -186,7 +186,9 @@ class KafkaCommitter(Committer):
         if code not in UNCERTAIN:
             raise refusal(f"commit transaction '{what.transactional_id}'", self._client.name, code)
         outcome = outcome_of_commit(code, what.use, self._proof(what))
-        if outcome is not Outcome.COMMITTED:
+        if outcome is Outcome.COMMITTED:
+            return
+        if not ending_again(self._client, what, self._client.describe_transaction(what.transactional_id)):
             why = why_not_committed(outcome, what, self._timeout)
             raise gone(UsageError(f"output of checkpoint {committable.checkpoint} cannot be committed: {why}"))
 

@@ -52,13 +52,16 @@ def hanging_partitions(client: KafkaClient, decided: Sequence[Prepared]) -> dict
     return found
 
 
-def is_ending_again(client: KafkaClient, what: Prepared, now: TransactionDescription) -> bool:
-    """Return whether the transaction that is open for the id of ``what`` is one that ends ``what``.
+def ending_again(client: KafkaClient, what: Prepared, now: TransactionDescription | None) -> Partitions:
+    """Return where ``what`` hangs, if the transaction that is open for its id is one that ends it: see ``end_again``.
 
-    It is then to be committed. A sink writes nothing with an id that hangs.
+    So ``what`` is committed, whatever its proof says. A sink writes nothing with an id that hangs.
     """
-    follows = (now.producer_id, now.producer_epoch) == (what.producer_id, what.producer_epoch + 1)
-    return follows and bool(hanging_partitions(client, [what]))
+    if now is None or now.transaction_state != "Ongoing":
+        return {}
+    if (now.producer_id, now.producer_epoch) != (what.producer_id, what.producer_epoch + 1):
+        return {}
+    return hanging_partitions(client, [what]).get(what.transactional_id, {})
 
 
 def end_again(client: KafkaClient, what: Prepared, partitions: Partitions) -> None:
