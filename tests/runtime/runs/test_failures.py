@@ -126,6 +126,19 @@ def windows_of_the_newest(root: Path) -> Path:
     return root / "checkpoints" / "p" / files[-1]
 
 
+def test_a_damaged_checkpoint_that_is_restored_from_a_copy_has_lost_nothing(start: Start, tmp_path: Path) -> None:
+    source = generator(4_000, 6_000, batch=50)
+    stopped_half_way(start, tmp_path, source)
+    newest = windows_of_the_newest(tmp_path)
+    sound = newest.read_bytes()
+    newest.unlink()
+    with pytest.raises(PipelineFailed, match="would produce again"):
+        start(definition_of(windowed(tmp_path, source), inline_bytes_max=0)).result()
+    newest.write_bytes(sound)
+    assert start(definition_of(windowed(tmp_path, source), inline_bytes_max=0)).result().is_finished
+    same(read_committed(str(tmp_path / "out")), recounted(source))
+
+
 @pytest.mark.parametrize("damage", few(["flipped", "missing"], 1))
 def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(
     start: Start, tmp_path: Path, damage: str
@@ -133,14 +146,16 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(
     source = generator(4_000, 6_000, batch=50)
     stopped_half_way(start, tmp_path, source)
     newest = windows_of_the_newest(tmp_path)
+    before = read_committed(str(tmp_path / "out"))
     data = bytearray(newest.read_bytes())
     data[len(data) // 2] ^= 1
     if damage == "missing":
         newest.unlink()
     else:
         newest.write_bytes(data)
-    with pytest.raises(PipelineFailed, match="would produce again the output that checkpoint"):
+    with pytest.raises(PipelineFailed, match=f"{newest.name}.* would produce again the output that checkpoint"):
         start(definition_of(windowed(tmp_path, source), inline_bytes_max=0)).result()
+    assert read_committed(str(tmp_path / "out")).equals(before)
     going_back = windowed(tmp_path, source, on_damaged_checkpoint="previous")
     run = start(definition_of(going_back, inline_bytes_max=0))
     assert run.result().is_finished
