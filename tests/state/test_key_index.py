@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.state.key_index import WordIndex, frozen_keys, make_key_index
+from headgate.state.key_index import WordIndex, frozen_keys, make_key_index, renumbered
 
 INTS = st.one_of(st.integers(-20, 20), st.integers(0, 5_000), st.integers(-(2**63), 2**63 - 1))
 
@@ -115,3 +115,17 @@ def test_keys_of_text_in_many_chunks_come_in_the_order_of_the_slots() -> None:
             (found,) = index.columns(slots)
             assert (found.type, found.to_pylist()) == (pa.large_string(), [names[slot] for slot in slots])
             assert frozen.columns()[0].to_pylist() == frozen_keys(index).columns()[0].to_pylist() == names
+
+
+@pytest.mark.parametrize("width", [1, 2])
+@pytest.mark.parametrize("apart", [1, 1 << 40])
+def test_keys_that_stay_are_found_in_the_order_of_their_new_slots(width: int, apart: int) -> None:
+    types = [pa.int64()] * width
+    index = make_key_index(types)
+    for start in range(0, 4_000, 100):
+        numbers = np.arange(start, start + 100)
+        index.slots([pa.array(numbers % 1_000), pa.array(numbers * apart)][-width:])
+    kept = np.arange(0, 4_000, 3)
+    made, order = renumbered(index, types, kept)
+    assert sorted(order.tolist()) == kept.tolist()
+    assert made.columns(np.arange(len(made))) == index.columns(order)

@@ -78,6 +78,16 @@ def make_key_index(types: Sequence[pa.DataType]) -> KeyIndex:
     return index
 
 
+def renumbered(index: KeyIndex, types: Sequence[pa.DataType], kept: Slots) -> tuple[KeyIndex, Slots]:
+    """Return an index of the keys that ``kept`` slots have, and these slots in the order of the new ones.
+
+    It is another order: a new index gives slots in the order of its tables, not of the rows.
+    """
+    made, order = make_key_index(types), np.empty_like(kept)
+    order[made.slots(index.columns(kept))] = kept
+    return made, order
+
+
 def _table(entries: int) -> _Table:
     """Return a table without a slot."""
     if entries <= _NARROW_MAX:

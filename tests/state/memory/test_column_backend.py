@@ -158,6 +158,20 @@ def test_keys_without_state_lose_their_slots(monkeypatch: pytest.MonkeyPatch) ->
     check(backend, model)
 
 
+@pytest.mark.parametrize("apart", [1, 1 << 40])
+def test_keys_keep_their_state_when_they_get_other_slots(apart: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, model = MemoryColumnBackend(KEYS, ALL), Model()
+    for start in range(0, 1_000, 10):
+        keys = [(number * apart, name) for number in range(start, start + 10) for name in "ab"]
+        for op in ("put", "append", "map put"):
+            apply(backend, model, op, keys, start)
+    apply(backend, model, "clear", [key for key in model.values if key[0] // apart % 3], 0)
+    monkeypatch.setattr(backend, "_renumber_at", 0)
+    backend.prepare()
+    assert len(backend._index) == len(model.keys())
+    check(backend, model)
+
+
 def test_blocks_double_so_that_appending_moves_each_element_a_bounded_number_of_times() -> None:
     backend, rows = MemoryColumnBackend(KEYS, (LIST,)), 20_000
     lists = backend.lists(LIST)

@@ -279,17 +279,18 @@ def test_a_checkpoint_brings_into_order_what_changed_since_the_last_one(monkeypa
     assert story.contents(manifest) == story.use.wanted(story.model)
 
 
-def test_timers_of_keys_that_are_numbered_anew_are_all_written(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("apart", [1, 1 << 40])
+def test_timers_of_keys_that_are_numbered_anew_are_all_written(apart: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Most keys have a timer that fires; the others have many, so that what changed is little beside what there is."""
     story = Story(Timers("column"))
-    story.change("register", [(key, 100) for key in range(3_000)])
-    story.change("register", [(key, 200 + n) for key in range(3_000, 4_000) for n in range(20)])
+    story.change("register", [(key * apart, 100) for key in range(3_000)])
+    story.change("register", [(key * apart, 200 + n + key % 7) for key in range(3_000, 4_000) for n in range(20)])
     first = story.checkpoint()
     story.change("take", 100)
     monkeypatch.setattr(story.backend, "_renumber_at", 1_000)
     story.backend.prepare()
     assert len(story.backend._index) == 1_000, "those that have fired have no number any more"
-    story.change("register", [(key, 50) for key in range(10)])
+    story.change("register", [(key * apart, 50) for key in range(10)])
     assert not paths(first) & paths(story.checkpoint())
     story.check()
     story.check(2)

@@ -240,6 +240,20 @@ def test_keys_that_were_used_last_stay(worker: WorkerStates, monkeypatch: pytest
     assert len(backend._index) == 100
 
 
+def test_keys_that_stay_in_a_cache_keep_their_state(worker: WorkerStates, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = columns(worker)
+    for start in range(0, 300, 50):
+        backend.prepare()
+        numbers = pa.array(np.arange(start, start + 50) << 40)
+        backend.values(VALUE).put(backend.slots([numbers]), numbers)
+    monkeypatch.setattr(column_backend, "SLOT_BYTES", (6 << 20) // 100 - 100)
+    monkeypatch.setattr(column_backend, "_COPIES", 0)
+    backend.prepare()
+    assert len(backend._index) < 300
+    numbers = pa.array(np.arange(300) << 40)
+    assert backend.values(VALUE).get(backend.slots([numbers])) == numbers
+
+
 def test_keys_that_were_used_last_stay_after_any_number_of_batches(
     worker: WorkerStates, monkeypatch: pytest.MonkeyPatch
 ) -> None:

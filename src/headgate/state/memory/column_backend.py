@@ -31,7 +31,7 @@ from headgate.state.backend import (
 )
 from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind, section_of
 from headgate.state.key_hash import Hashes, hash_columns
-from headgate.state.key_index import FrozenKeys, Slots, frozen_keys, make_key_index
+from headgate.state.key_index import FrozenKeys, Slots, frozen_keys, make_key_index, renumbered
 from headgate.state.memory.change_tracking import ChangedSlots
 from headgate.state.memory.column_states import MemoryLists, MemoryMaps, MemoryValues
 from headgate.state.memory.incremental_restore import continue_from
@@ -202,13 +202,11 @@ class MemoryColumnBackend:
             return
         living = self._held_slots()
         if 2 * len(living) < len(self._index):
-            index = make_key_index(self._keys.types)
-            index.slots(self._index.columns(living))
+            self._index, order = renumbered(self._index, self._keys.types, living)
             for state in self._states.values():
-                state.renumber(living)
+                state.renumber(order)
             for timers in self._timers.values():
-                timers.renumber(living)
-            self._index = index
+                timers.renumber(order)
         self._renumber_at = max(_RENUMBER_MIN, 2 * len(self._index))
 
     def _drop_some_that_expired(self) -> None:

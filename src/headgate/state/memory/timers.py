@@ -406,9 +406,10 @@ class MemoryColumnTimers:
         return found
 
     def renumber(self, living: Slots) -> None:
-        """Keep only the slots ``living``, which become 0, 1, 2 …; called after ``tidy``."""
+        """Keep only the slots ``living``, in any order, which become 0, 1, 2 …; called after ``tidy``."""
         times, changes = self._whole()
-        slots = np.searchsorted(living, changes >> 1)
+        ascending = np.argsort(living)
+        slots = ascending[np.searchsorted(living, changes >> 1, sorter=ascending)]
         if self._noted is not None:
             self._noted.forget()
             self._counted = None

@@ -26,7 +26,7 @@ from headgate.state.backend import (
 )
 from headgate.state.descriptors import KeyColumns, Section, StateDescriptor
 from headgate.state.key_hash import Hashes, hash_columns
-from headgate.state.key_index import FrozenKeys, Slots, frozen_keys, key_bytes, make_key_index
+from headgate.state.key_index import FrozenKeys, Slots, frozen_keys, key_bytes, make_key_index, renumbered
 from headgate.state.rocksdb.column_cache import Cached, CachedMaps, CachedPack, CachedValues, KeysOf
 from headgate.state.rocksdb.database import Changes
 from headgate.state.rocksdb.database_restore import continue_from
@@ -270,11 +270,10 @@ class RocksColumnBackend:
         self._renumber(np.flatnonzero(is_kept))
 
     def _renumber(self, kept: Slots) -> None:
-        index = make_key_index(self._keys.types)
-        index.slots(self._index.columns(kept))
+        index, order = renumbered(self._index, self._keys.types, kept)
         fronts = [timers.front for timers in self._timers.values()]
         for part in (*self._states.values(), *fronts, self._is_loaded, self._used):
-            part.renumber(kept)
+            part.renumber(order)
         self._index = index
 
     # -- snapshots --------------------------------------------------------------------------------------------------
