@@ -98,9 +98,9 @@ def test_no_wrong_option_shows_internals() -> None:
             "Tumbling(): lateness= is not there yet; it is window(..., allowed_lateness=...)",
         ),
         (
-            "hg.DeltaSink('lake', upsert='id')",
-            "DeltaSink(): upsert= is not there yet; headgate.PostgresSink, SqlSink and KafkaSink keep one row for each "
-            "key",
+            "hg.IcebergSink('shop.orders', upsert='id')",
+            "IcebergSink(): upsert= is not there yet; headgate.DeltaSink, PostgresSink, SqlSink and KafkaSink "
+            "keep one row for each key",
         ),
     ],
 )

@@ -22,8 +22,7 @@ _MARK = "_headgate_checks_calls"
 
 OPTIONS_TO_COME = {
     "lateness": "it is window(..., allowed_lateness=...)",
-    "DeltaSink.upsert": (_UPSERTS := "headgate.PostgresSink, SqlSink and KafkaSink keep one row for each key"),
-    "IcebergSink.upsert": _UPSERTS,
+    "IcebergSink.upsert": "headgate.DeltaSink, PostgresSink, SqlSink and KafkaSink keep one row for each key",
 }
 """Options that people try, of all classes or of one, and what happens or what to do today."""
 

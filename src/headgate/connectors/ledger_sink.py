@@ -159,7 +159,7 @@ class LedgerSink(FencedSink):
     # -- what the runtime calls -------------------------------------------------------------------------------------
 
     def open(self, context: SinkContext) -> SinkWriter:
-        return _Writer(context, self.piece_bytes)
+        return LedgerWriter(context, self.piece_bytes)
 
     def open_committer(self, pipeline: str, node: str, generation: Generation) -> Committer:
         return _Committer(self, Fence(owner_of(pipeline, node), int(generation)))
@@ -174,10 +174,11 @@ def output_checkpoint(name: str) -> int:
     return checkpoint_of(name)
 
 
-class _Writer(SinkWriter):
+class LedgerWriter(SinkWriter):
     """Keeps the records of the checkpoint that comes."""
 
     def __init__(self, context: SinkContext, piece_bytes: int) -> None:
+        """``piece_bytes``: see ``LedgerSink``."""
         self._context, self._piece_bytes = context, piece_bytes
         self._records = self._fresh()
         self._sealed: list[_Sealed] = []

@@ -19,6 +19,7 @@ from headgate.connectors.base import Sink
 from headgate.connectors.files.file_sink import FileSink
 from headgate.connectors.files.line_file import FilePosition
 from headgate.connectors.files.parquet import ParquetPosition
+from headgate.connectors.lakes.table_upserts import CHANGES_MARK
 from headgate.connectors.streams import StreamSink, StreamsOfOneSink, decode_position
 from headgate.errors import CorruptionError, UsageError
 from headgate.model.graph import Graph, Role
@@ -56,6 +57,8 @@ def committable_text(payload: bytes) -> str | None:
         return readable(payload)
     if rest.startswith(b"{"):  # a checksum, and the list of files
         return readable(rest)
+    if head.startswith(CHANGES_MARK):
+        return committable_text(rest)
     name, _, records = rest.partition(b"\n")
     if head == b"2":  # the number of pieces follows
         return readable(name)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pyarrow as pa
 
 import headgate as hg
@@ -35,7 +36,10 @@ def program(root: Path, rows: int, kind: str, options: dict[str, Any]) -> hg.Pip
     p = hg.Pipeline("p", checkpointing=hg.Checkpointing(interval="50ms", dir=root / "checkpoints"))
     columns = {"number": hg.RowNumber(), "kind": hg.Choice(["a", "b"])}
     source = p.source(hg.Generator(columns, rows=rows, rows_per_second=1_500, splits=2, time="deterministic"))
-    source.select("number", "kind").sink(sink_of(kind, options), name="out")
+    stream = source.select("number", "kind")
+    if "upsert" in options:
+        stream = stream.key_by("kind").agg(records=pl.len())
+    stream.sink(sink_of(kind, options), name="out")
     return p
 
 

@@ -17,7 +17,7 @@ from tests.servers.objects import BUCKET, object_server
 import headgate as hg
 from headgate import testing
 from headgate.connectors.base import SourceContext
-from headgate.connectors.lakes.delta_sink import DeltaLog
+from headgate.connectors.lakes.delta_log import DeltaLog
 from headgate.connectors.lakes.table_source import TableHistory
 from headgate.errors import StorageError, UsageError
 from headgate.testing import check_source

@@ -47,8 +47,8 @@ class DataFile(msgspec.Struct, frozen=True, omit_defaults=True):
     stats: str = ""
 
 
-class TableOutput(msgspec.Struct, frozen=True):
-    """The files that one subtask wrote for one checkpoint.
+class NamedOutput(msgspec.Struct, frozen=True):
+    """What one subtask has for one checkpoint.
 
     Attributes:
         name: identifies the output; no other output ever has this name (``OutputName``).
@@ -57,7 +57,6 @@ class TableOutput(msgspec.Struct, frozen=True):
 
     name: str
     base: int
-    files: tuple[DataFile, ...]
 
     @property
     def parts(self) -> OutputName:
@@ -66,6 +65,12 @@ class TableOutput(msgspec.Struct, frozen=True):
         if found is None:
             raise CorruptionError(f"output '{self.name}'", 0, "the name of an output", self.name)
         return found
+
+
+class TableOutput(NamedOutput, frozen=True):
+    """The files that one subtask wrote for one checkpoint."""
+
+    files: tuple[DataFile, ...]
 
 
 def encode_output(output: TableOutput) -> bytes:

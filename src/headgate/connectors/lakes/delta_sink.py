@@ -1,72 +1,63 @@
-"""A table of Delta Lake as sink: what users configure, and how its log is read and written.
-
-The library deltalake does the log. Facts that this relies on, each with a test: a commit fails if table properties or
-the transaction of one of its applications have changed since the table was read; it does not refuse a later repetition;
-it syncs nothing to a local disk.
-"""
+"""A table of Delta Lake as sink: what users configure. Counterpart: ``delta_log``."""
 
 from __future__ import annotations
 
-import contextlib
-import datetime
-import json
 import os
-import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
-from urllib.parse import quote
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from headgate.connectors.fenced_sink import Fence
-from headgate.connectors.lakes.data_files import DataFile, FileFormat, Part, TableOutput, grouped
-from headgate.connectors.lakes.delta_statistics import delta_stats
-from headgate.connectors.lakes.table_sink import (
-    FENCE_PREFIX,
-    CommitConflict,
-    LogTable,
-    TableSink,
-    encode_fence,
-    refuse_missing_columns,
+from headgate.connectors.base import Committer, SinkContext, SinkWriter
+from headgate.connectors.fenced_sink import Fence, owner_of
+from headgate.connectors.lakes.data_files import FileFormat
+from headgate.connectors.lakes.delta_log import (
+    DeltaFiles,
+    DeltaLog,
+    checked_storage_options,
+    delta_library,
+    is_text,
+    refuse_merge_partitions,
+    table_locations,
 )
-from headgate.connectors.lakes.types import delta_type, new_columns, table_schema
-from headgate.distribution import install_command
-from headgate.errors import HeadgateError, StorageError, UsageError
+from headgate.connectors.lakes.table_sink import TableSink, refuse_missing_columns
+from headgate.connectors.lakes.table_upserts import ChangeWriter, MergeCommitter
+from headgate.connectors.lakes.types import delta_type, table_schema
+from headgate.connectors.sql.records import check_change_keys, check_upsert_columns, upsert_columns
+from headgate.errors import UsageError
+from headgate.model.ids import Generation
 from headgate.model.lineage import Location
-from headgate.storage.fsync import sync_directory, sync_file
-from headgate.storage.urls import absolute_location, is_secret_name, local_directory
-
-RETENTION = "delta.setTransactionRetentionDuration"
-"""With this property readers of the log drop the transactions of applications, by which commits are found."""
-
-NAMES_KEY = "headgate"
-"""In the commit info: the names of the outputs that the commit shows."""
+from headgate.operators.changes import OP
+from headgate.storage.urls import absolute_location
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeltaSink(TableSink):
-    """Appends records to a table of Delta Lake, exactly once.
+    """Appends records to a table of Delta Lake, or keeps the newest row of each key in it, exactly once.
 
-    Subtasks write Parquet files while records flow. When a checkpoint completes, one commit of the table shows its
-    records, all at once. Needs the package deltalake: ``pip install 'headgate-streams[delta]'``.
+    To append, subtasks write Parquet files while records flow. With ``upsert`` the records wait in the checkpoint, and
+    the driver merges them. Either way, when a checkpoint completes, one commit of the table shows its records, all at
+    once. Needs the package deltalake: ``pip install 'headgate-streams[delta]'``.
 
     Attributes:
         url: the directory of the table, or its URL in an object store, such as ``s3://bucket/table``.
+        upsert: the columns of the key: a record replaces the row of its key. Needed for streams with changes to keep
+            the table that they describe; its key must be theirs. (): records are appended.
         create: create the table if it is missing.
         partition_by: the partition columns of a table that is created.
         evolve: add columns to the table that records have and it does not.
         settings: properties of a table that is created, such as ``{"delta.enableChangeDataFeed": "true"}``.
-        file_bytes: after so many bytes a subtask closes a file and begins another one.
+        file_bytes: after so many bytes a subtask closes a file and begins another one; not with ``upsert``.
         buffer_bytes: Arrow bytes that a subtask holds in memory before it writes them.
         storage_options: for the object store, such as ``{"aws_region": "eu-central-1"}``. Give secrets in the
             environment of the driver and of every worker.
+        takes_changes: whether the stream has changes that are merged; set by Headgate.
     """
 
     url: str | os.PathLike[str] = field(kw_only=False)
+    upsert: str | Sequence[str] = ()
     storage_options: Mapping[str, str] = field(default_factory=dict)
+    takes_changes: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
         """Check the options.
@@ -77,7 +68,66 @@ class DeltaSink(TableSink):
         delta_library()
         object.__setattr__(self, "url", absolute_location(self.url))
         checked_storage_options("DeltaSink", self.storage_options)
+        object.__setattr__(self, "upsert", upsert_columns("DeltaSink", self.upsert))
         self.check_options()
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The columns of the key; none: records are appended."""
+        assert isinstance(self.upsert, tuple)
+        return self.upsert
+
+    def for_changes(self, keys: tuple[str, ...] | None, *, retractions: bool) -> DeltaSink:
+        """See ``Sink``: without ``upsert`` the changes are appended as they are."""
+        if keys is None or not self.keys:
+            return self
+        check_change_keys("DeltaSink", self.keys, keys)
+        return replace(self, takes_changes=True)
+
+    def check(self, schema: pa.Schema) -> None:
+        check_upsert_columns("DeltaSink", self.keys, schema)
+        super().check(self._rows(schema))
+        table = self.load() if self.keys else None
+        if table is not None:
+            table.refuse_merges()
+        elif self.keys:
+            refuse_merge_partitions(self.where, self.columns_of(self._rows(schema)), self.partition_by)
+
+    def make_target(self, schema: pa.Schema) -> None:
+        super().make_target(self._rows(schema))
+        if self.keys:
+            self._delta().refuse_merges()
+
+    def _rows(self, schema: pa.Schema) -> pa.Schema:
+        """Return the columns of the table that records of ``schema`` fill."""
+        return pa.schema([one for one in schema if one.name != OP or not self.takes_changes])
+
+    def open(self, context: SinkContext) -> SinkWriter:
+        if not self.keys:
+            return super().open(context)
+        table = self._delta()
+        columns = table.schema
+        filled = [key for key in self.keys if key in table.partition_columns and is_text(columns.field(key).type)]
+        return ChangeWriter(
+            context,
+            columns,
+            table.version,
+            self.keys,
+            filled=filled,
+            has_op=self.takes_changes,
+            piece_bytes=self.buffer_bytes,
+        )
+
+    def open_committer(self, pipeline: str, node: str, generation: Generation) -> Committer:
+        if not self.keys:
+            return super().open_committer(pipeline, node, generation)
+        fence = Fence(owner_of(pipeline, node), int(generation))
+        return MergeCommitter(self, fence, self.keys, has_op=self.takes_changes)
+
+    def _delta(self) -> DeltaLog:
+        table = self.found()
+        assert isinstance(table, DeltaLog)
+        return table
 
     @property
     def where(self) -> str:
@@ -109,41 +159,7 @@ class DeltaSink(TableSink):
         DeltaLog.create(str(self.url), self.created_columns(), self.partition_by, self.settings, self.storage_options)
 
     def file_format(self) -> FileFormat:
-        table = self.found()
-        assert isinstance(table, DeltaLog)
-        return DeltaFiles(table)
-
-
-def delta_library() -> Any:
-    """Return the library.
-
-    Raises:
-        UsageError: it is not installed.
-    """
-    try:
-        import deltalake
-    except ImportError:
-        raise UsageError(f"Delta tables need the package deltalake: {install_command('delta')}") from None
-    return deltalake
-
-
-def checked_storage_options(what: str, options: Mapping[str, str]) -> None:
-    """Refuse options with secrets: they are in the plan of the pipeline.
-
-    Raises:
-        UsageError
-    """
-    secret = next((name for name in options if is_secret_name(name)), None)
-    if secret is not None:
-        raise UsageError(
-            f"{what}(storage_options=) has a secret, '{secret}'; leave it out, and give it in the environment of the "
-            "driver and of every worker"
-        )
-
-
-def table_locations(url: str) -> tuple[Location, ...]:
-    """Return the one place of a table."""
-    return (Location(url, url if "://" in url else os.path.realpath(url)),)
+        return DeltaFiles(self._delta())
 
 
 def can_be_partition(dtype: pa.DataType) -> bool:
@@ -156,345 +172,3 @@ def can_be_partition(dtype: pa.DataType) -> bool:
         or pa.types.is_timestamp(dtype)
         or pa.types.is_boolean(dtype)
     )
-
-
-@contextlib.contextmanager
-def delta_errors(operation: str, where: str) -> Iterator[None]:
-    """Say of the errors of the library what was being done: they may pass."""
-    try:
-        yield
-    except (HeadgateError, CommitConflict):
-        raise
-    except Exception as error:  # the library raises OSError, DeltaError, ValueError and Exception
-        raise StorageError(operation, where, in_one_line(error), is_transient=True) from error
-
-
-def in_one_line(error: Exception) -> str:
-    """Return the text of an error of the library, which comes in colours and with a cause a line."""
-    return " ".join(_COLOUR.sub("", str(error)).replace("↳", " ").split())
-
-
-class DeltaLog(LogTable):
-    """A table of Delta as it was when it was read: see ``LogTable``."""
-
-    def __init__(self, url: str, table: Any, storage_options: Mapping[str, str]) -> None:
-        """Use ``load``."""
-        self.url, self.table, self.storage_options = url, table, storage_options
-
-    @staticmethod
-    def load(url: str, storage_options: Mapping[str, str], version: int | None = None) -> DeltaLog | None:
-        """Return the table at ``url``; None: there is none.
-
-        Raises:
-            StorageError
-        """
-        library = delta_library()
-        local = local_directory(url)
-        if local is not None and not (local / "_delta_log").is_dir():
-            return None
-        options = storage_settings(url, storage_options)
-        with delta_errors("read", f"Delta table {url}"):
-            try:
-                table = library.DeltaTable(str(local or url), version=version, storage_options=options)
-            except library.exceptions.TableNotFoundError:
-                return None
-        return DeltaLog(url, table, storage_options)
-
-    @staticmethod
-    def create(
-        url: str,
-        schema: pa.Schema,
-        partition_by: Sequence[str],
-        settings: Mapping[str, str],
-        storage_options: Mapping[str, str],
-    ) -> None:
-        """Create a table, unless there is one.
-
-        Raises:
-            StorageError
-        """
-        library = delta_library()
-        local = local_directory(url)
-        options = storage_settings(url, storage_options)
-        with delta_errors("create", f"Delta table {url}"):
-            library.DeltaTable.create(
-                str(local or url),
-                schema,
-                mode="ignore",
-                partition_by=list(partition_by),
-                configuration=dict(settings) or None,
-                storage_options=options,
-            )
-        if local is not None:
-            sync_log(local, 0)
-
-    @property
-    def where(self) -> str:
-        """The table, for messages."""
-        return f"Delta table {self.url}"
-
-    @property
-    def version(self) -> int:
-        """The version that was read."""
-        return int(self.table.version())
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The columns of the table, partition columns among them."""
-        return pa.schema(self.table.schema().to_arrow())
-
-    @property
-    def partition_columns(self) -> list[str]:
-        """The columns by which the table is partitioned."""
-        return list(self.table.metadata().partition_columns)
-
-    @property
-    def properties(self) -> dict[str, str]:
-        """The properties of the table."""
-        return dict(self.table.metadata().configuration)
-
-    def refresh(self) -> None:
-        with delta_errors("read", self.where):
-            self.table.update_incremental()
-
-    def claim(self, fence: Fence) -> None:
-        properties = {FENCE_PREFIX + fence.owner: encode_fence(fence)}
-        with self._committing():
-            self.table.alter.set_table_properties(properties, raise_if_not_exists=False)
-        self._sync()
-
-    # -- columns ----------------------------------------------------------------------------------------------------
-
-    def new_columns(self, records: pa.Schema, *, evolve: bool) -> list[pa.Field]:
-        self.refuse_features()
-        return new_columns(records, self.schema, delta_type, "DeltaSink", evolve=evolve)
-
-    def add_columns(self, columns: Sequence[pa.Field]) -> None:
-        fields = delta_library().Schema.from_arrow(pa.schema(columns)).fields
-        try:
-            with self._committing():
-                self.table.alter.add_columns(fields)
-        except CommitConflict as error:
-            raise StorageError("add columns to", self.where, str(error), is_transient=True) from error
-        self._sync()
-
-    def refuse_features(self) -> None:
-        """Refuse a table that asks its writers for more than appending files.
-
-        Raises:
-            UsageError
-        """
-        properties = self.properties
-        if RETENTION in properties:
-            raise UsageError(
-                f"{self.where} has the property {RETENTION}, by which it forgets what DeltaSink has committed; remove "
-                "the property"
-            )
-        unsupported = [name for name in properties if name.startswith(("delta.constraints.", "delta.universalFormat"))]
-        if properties.get("delta.columnMapping.mode", "none") != "none":
-            unsupported.append("delta.columnMapping.mode")
-        if properties.get("delta.enableRowTracking", "false") == "true":
-            unsupported.append("delta.enableRowTracking")
-        for column in self.table.schema().fields:
-            unsupported += [
-                f"{name} of column '{column.name}'"
-                for name in column.metadata
-                if name.startswith(("delta.invariants", "delta.generationExpression", "delta.identity"))
-            ]
-        if unsupported:
-            raise UsageError(
-                f"{self.where} has {unsupported[0]}, which DeltaSink does not keep; write to another table"
-            )
-
-    # -- commits ----------------------------------------------------------------------------------------------------
-
-    def committed(self, outputs: Sequence[TableOutput], life: str) -> Collection[str]:
-        """See ``LogTable``. Checkpoints above the highest one of their generation cannot be there: no look is needed.
-
-        Below it the names in the log decide. In a log that was cleaned up, the highest one decides: a generation
-        commits in order.
-        """
-        highest = {name: self._highest_of(name) for name in {_application(o, life) for o in outputs}}
-        maybe = [o for o in outputs if o.parts.number <= highest[_application(o, life)]]
-        if not maybe:
-            return ()
-        wanted = self.version - min(output.base for output in maybe)
-        infos = self._infos(wanted)
-        names = {name for info in infos for name in _names_in(info)}
-        if len(infos) < wanted:
-            return {output.name for output in maybe}
-        return names.intersection(output.name for output in maybe)
-
-    def _highest_of(self, application: str) -> int:
-        """Return the highest checkpoint of an application, 0 without one: the library may read the log for it."""
-        with delta_errors("read the transactions of", self.where):
-            return int(self.table.transaction_version(application) or 0)
-
-    def _infos(self, count: int) -> list[dict[str, Any]]:
-        with delta_errors("read the history of", self.where):
-            return list(self.table.history(limit=max(count, 1)))
-
-    def missing_files(self, paths: Sequence[str]) -> Sequence[str]:
-        local = local_directory(self.url)
-        if local is not None:
-            return [path for path in paths if not (local / path).is_file()]
-        files = self.filesystem()
-        with delta_errors("look for files of", self.where):
-            found = files.get_file_info(list(paths))
-        return [path for path, info in zip(paths, found, strict=True) if not info.is_file]
-
-    def append(self, outputs: Sequence[TableOutput], life: str) -> None:
-        library = delta_library()
-        self.refuse_features()
-        now_ms = DeltaSink.environment.wall_ms()
-        actions = [
-            library.transaction.AddAction(file.path, file.size_bytes, file.partition, now_ms, True, file.stats)
-            for output in outputs
-            for file in output.files
-        ]
-        highest: dict[str, int] = {}
-        for output in outputs:
-            name = _application(output, life)
-            known = highest[name] if name in highest else self._highest_of(name)
-            highest[name] = max(known, output.parts.number)
-        # without a date, by which they could expire
-        transactions = [library.Transaction(name, number, None) for name, number in sorted(highest.items())]
-        properties = library.CommitProperties(
-            custom_metadata={NAMES_KEY: json.dumps([output.name for output in outputs])},
-            app_transactions=transactions,
-        )
-        with self._committing():
-            self.table.create_write_transaction(actions, "append", self.table.schema(), commit_properties=properties)
-        self._sync()
-
-    @contextlib.contextmanager
-    def _committing(self) -> Iterator[None]:
-        """Say of a commit that failed, however, that one has to look."""
-        try:
-            yield
-        except delta_library().exceptions.CommitFailedError as error:
-            raise CommitConflict(str(error)) from error
-        except Exception as error:
-            raise StorageError("commit to", self.where, in_one_line(error), is_transient=True) from error
-
-    def _sync(self) -> None:
-        """Make the log of a local table durable: the library does not. Then read what was committed."""
-        local = local_directory(self.url)
-        before = self.version
-        self.refresh()
-        if local is not None:
-            for version in range(before, self.version + 1):
-                sync_log(local, version)
-
-    def filesystem(self) -> pa.fs.FileSystem:
-        """Return the files of the table, by the library."""
-        from deltalake.fs import DeltaStorageHandler
-        from pyarrow.fs import PyFileSystem
-
-        options = storage_settings(self.url, self.storage_options)
-        return PyFileSystem(DeltaStorageHandler(str(local_directory(self.url) or self.url), options))
-
-
-def storage_settings(url: str, options: Mapping[str, str]) -> dict[str, str] | None:
-    """Return the options for the object store: commits to S3 are by conditional puts."""
-    if url.startswith(("s3://", "s3a://")):
-        return {"aws_conditional_put": "etag", **options}
-    return dict(options) or None
-
-
-def sync_log(table: Path, version: int) -> None:
-    """Make one entry of the log of a local table durable."""
-    log = table / "_delta_log"
-    with contextlib.suppress(FileNotFoundError):  # cleaned up
-        sync_file(log / f"{version:020d}.json")
-    sync_directory(log)
-
-
-def _application(output: TableOutput, life: str) -> str:
-    """Return the application id of a generation of a sink."""
-    parts = output.parts
-    return f"headgate:{parts.owner}:{life}:{parts.generation}"
-
-
-def _names_in(info: Mapping[str, Any]) -> list[str]:
-    text = info.get(NAMES_KEY)
-    try:
-        found = json.loads(text) if isinstance(text, str) else []
-    except ValueError:
-        return []
-    return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
-
-
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_NULL = "__HIVE_DEFAULT_PARTITION__"
-NAME_MAX = 240
-
-
-class DeltaFiles:
-    """Writes data files of a table: see ``FileFormat``."""
-
-    def __init__(self, table: DeltaLog) -> None:
-        self._table, self.base, self.schema = table, table.version, table.schema
-        self._partition_by = table.partition_columns
-        self._columns = [name for name in self.schema.names if name not in self._partition_by]
-        self._local = local_directory(table.url)
-        self._files = None if self._local is not None else table.filesystem()
-        if not self._columns:
-            raise UsageError(f"{table.where} has no columns but those of its partitions; add one")
-
-    def parts(self, records: pa.Table) -> Iterable[Part]:
-        """See ``FileFormat``. Partition columns are not in the files."""
-        if not self._partition_by:
-            yield Part("", {}, records)
-            return
-        inside = records.select(self._columns)
-        for found, rows in grouped(records.select(self._partition_by)):
-            values = {name: partition_text(value) for name, value in zip(self._partition_by, found, strict=True)}
-            yield Part(partition_directory(values), values, inside.take(rows))
-
-    def create(self, directory: str, name: str) -> tuple[str, Any]:
-        path = f"{directory}/{name}" if directory else name
-        if self._local is not None:
-            (self._local / directory).mkdir(parents=True, exist_ok=True)
-            return path, pa.OSFile(str(self._local / path), "wb")
-        assert self._files is not None
-        return path, self._files.open_output_stream(path)
-
-    def local_path(self, path: str) -> Path | None:
-        return None if self._local is None else self._local / path
-
-    def remove(self, path: str) -> None:
-        if self._local is not None:
-            (self._local / path).unlink(missing_ok=True)
-        elif self._files is not None:
-            self._files.delete_file(path)
-
-    def data_file(self, path: str, size_bytes: int, part: Part, metadata: pq.FileMetaData) -> DataFile:
-        return DataFile(path, size_bytes, metadata.num_rows, part.values, delta_stats(metadata, part.records.schema))
-
-
-def partition_directory(values: Mapping[str, str | None]) -> str:
-    """Return the directory of a partition, as other writers name it: some readers take the values from there.
-
-    Raises:
-        UsageError: a value is too long for the name of a directory.
-    """
-    found = [
-        f"{quote(name, safe='')}={_NULL if text is None else quote(text, safe='')}" for name, text in values.items()
-    ]
-    for name in found:
-        if len(name) > NAME_MAX:
-            raise UsageError(f"a partition value is too long for the name of a directory: {name[:60]}…")
-    return "/".join(found)
-
-
-def partition_text(value: Any) -> str | None:
-    """Return a partition value as the log has it. An empty text is null there."""
-    if value is None or value == "":
-        return None
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, datetime.datetime):
-        plain = (value.astimezone(datetime.UTC) if value.tzinfo else value).replace(tzinfo=None)
-        return plain.isoformat(" ", "microseconds")
-    return str(value)

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from headgate.connectors.lakes.delta_sink import (
+from headgate.connectors.lakes.delta_log import (
     DeltaLog,
     checked_storage_options,
     delta_errors,

@@ -1,6 +1,6 @@
 """What the log of a Delta table says about the columns of a file, so that readers can pass over it.
 
-Counterpart: ``delta_sink``. Source: "Per-file Statistics" in the protocol of Delta.
+Counterpart: ``delta_log``. Source: "Per-file Statistics" in the protocol of Delta.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from headgate.connectors.fenced_sink import Fence
-from headgate.connectors.lakes.data_files import DataFile, FileFormat, Part, TableOutput, grouped
+from headgate.connectors.lakes.data_files import DataFile, FileFormat, NamedOutput, Part, TableOutput, grouped
 from headgate.connectors.lakes.table_sink import (
     FENCE_PREFIX,
     CommitConflict,
@@ -287,7 +287,7 @@ class IcebergLog(LogTable):
 
     # -- commits ----------------------------------------------------------------------------------------------------
 
-    def committed(self, outputs: Sequence[TableOutput], life: str) -> Collection[str]:
+    def committed(self, outputs: Sequence[NamedOutput], life: str) -> Collection[str]:
         """See ``LogTable``. Snapshots have the names. Where some have expired, the highest checkpoint decides."""
         snapshots = self.table.metadata.snapshots
         names: set[str] = set()

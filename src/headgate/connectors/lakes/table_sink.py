@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 import pyarrow as pa
@@ -19,7 +19,7 @@ import pyarrow as pa
 from headgate import fault_points
 from headgate.connectors.base import Committer, Holding, SinkContext, SinkWriter
 from headgate.connectors.fenced_sink import Fence, FencedSink, decode_fence_life, in_order, owner_of, with_stored_life
-from headgate.connectors.lakes.data_files import FileFormat, TableOutput, TableWriter, decode_output
+from headgate.connectors.lakes.data_files import FileFormat, NamedOutput, TableOutput, TableWriter, decode_output
 from headgate.environment import SYSTEM_ENVIRONMENT, Environment
 from headgate.errors import StorageError, UsageError, gone
 from headgate.model.config import check_switches
@@ -85,7 +85,7 @@ class LogTable(ABC):
         """
 
     @abstractmethod
-    def committed(self, outputs: Sequence[TableOutput], life: str) -> Collection[str]:
+    def committed(self, outputs: Sequence[NamedOutput], life: str) -> Collection[str]:
         """Return the names of those that are committed. ``life``: the id of the sink's life."""
 
     @abstractmethod
@@ -289,16 +289,15 @@ class TableCommitter(Committer):
     def commit(self, permit: CommitPermit, committables: Sequence[Committable]) -> None:
         """See ``Committer``: one commit of the table shows all that is new."""
         ordered = in_order(permit, committables)
-        checkpoints = {one.name: c.checkpoint for one, c in zip(map(decode_output, ordered), ordered, strict=True)}
-        outputs = [decode_output(committable) for committable in ordered]
+        outputs = [self.decode(committable) for committable in ordered]
         todo = [output for output in outputs if output.name not in self._known]
         if todo:
             self._commit(todo)
-        self._known |= checkpoints
+        self._known |= {output.name: one.checkpoint for output, one in zip(outputs, ordered, strict=True)}
         while len(self._known) > KNOWN_MAX:
             del self._known[next(iter(self._known))]
 
-    def _commit(self, outputs: Sequence[TableOutput]) -> None:
+    def _commit(self, outputs: Sequence[NamedOutput]) -> None:
         for _ in range(TRIES_MAX):
             table = self._newest()
             life = self._checked_life(table)
@@ -306,10 +305,12 @@ class TableCommitter(Committer):
             todo = [output for output in outputs if output.name not in committed]
             if not todo:
                 return
-            self._refuse_missing(table, todo)
+            missing = self.missing(table, todo)
+            if missing:
+                raise gone(UsageError(f"output of {self._fence.owner} cannot be committed: {missing}"))
             fault_points.reach("in-publish")
             try:
-                table.append(todo, life)
+                self.write(table, todo, life)
             except CommitConflict:
                 self._table = None
                 continue
@@ -344,24 +345,34 @@ class TableCommitter(Committer):
         self._fence.refuse_if_replaced_by(known)
         return life_of(known)
 
-    def _refuse_missing(self, table: LogTable, outputs: Sequence[TableOutput]) -> None:
-        """Raise if a file is gone: the log must not name it.
+    def decode(self, committable: Committable) -> NamedOutput:
+        """Return what a committable holds.
 
         Raises:
-            UsageError
+            CorruptionError: it has another form.
+        """
+        return decode_output(committable)
+
+    def missing(self, table: LogTable, outputs: Sequence[Any]) -> str:
+        """Return why outputs cannot be committed, as a clause; "" if they can. No file that is gone must be named.
+
+        Raises:
+            StorageError
         """
         missing = table.missing_files([file.path for output in outputs for file in output.files])
-        if missing:
-            raise gone(UsageError(f"output of {self._fence.owner} cannot be committed: {_why_missing(missing)}"))
+        return _why_missing(missing) if missing else ""
+
+    def write(self, table: LogTable, outputs: Sequence[Any], life: str) -> None:
+        """Commit what ``decode`` returned: see ``LogTable.append``."""
+        table.append(outputs, life)
 
     def denial(self, committable: Committable) -> str:
-        output = decode_output(committable)
+        output = self.decode(committable)
         table = self._sink.found()
         known = table.fence(self._fence.owner)
         if output.name in table.committed([output], "" if known is None else life_of(known)):
             return ""
-        missing = table.missing_files([file.path for file in output.files])
-        return _why_missing(missing) if missing else ""
+        return self.missing(table, [output])
 
     def forget(self, before: CheckpointId, promised: Callable[[], Sequence[Committable]]) -> None:
         """See ``Committer``: names in the log go with it."""

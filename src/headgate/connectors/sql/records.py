@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 import polars as pl
@@ -18,6 +19,8 @@ from headgate.connectors.encode import check_json
 from headgate.errors import UsageError
 from headgate.model.ids import CheckpointId
 from headgate.operators.changes import DELETE, OP, UPDATE_BEFORE
+
+Rows = TypeVar("Rows", pa.RecordBatch, pa.Table)
 
 _NUL_IN_JSON = re.compile(r"(^|[^\\])(\\\\)*\\u0000").pattern
 
@@ -80,13 +83,64 @@ def rows_of(
                 f"the sink with with_columns(pl.when(pl.col('{field.name}').is_finite()).then(pl.col('{field.name}')))"
             )
         columns.append(made)
+    refuse_null_keys(batch, keys)
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def refuse_null_keys(batch: pa.RecordBatch, keys: Sequence[str]) -> None:
+    """Refuse records with a null in a key.
+
+    Raises:
+        UsageError
+    """
     for key in keys:
         if batch.column(key).null_count:
             raise UsageError(
                 f"a record has a null in '{key}', which is a key of the table; leave such records out with "
                 f"filter(pl.col('{key}').is_not_null())"
             )
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def upsert_columns(sink: str, upsert: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the columns of an option ``upsert=``.
+
+    Raises:
+        UsageError: one is named twice.
+    """
+    keys = (upsert,) if isinstance(upsert, str) else tuple(upsert)
+    if len(set(keys)) != len(keys):
+        raise UsageError(f"{sink}(upsert={list(keys)}) names a column twice")
+    return keys
+
+
+def check_change_keys(sink: str, upsert: Sequence[str], keys: Sequence[str]) -> None:
+    """Check that a sink with ``upsert`` keeps the table that changes with ``keys`` describe.
+
+    Raises:
+        UsageError: the keys differ.
+    """
+    if set(keys) != set(upsert):
+        known = f"the key of the changes is {', '.join(keys)}" if keys else "the key of the changes is not known"
+        raise UsageError(
+            f"{sink}(upsert={list(upsert)}) needs changes with this key, and {known}; give the same key, or "
+            "keep the columns of the key in select, or aggregate by it before"
+        )
+
+
+def check_upsert_columns(sink: str, upsert: Sequence[str], schema: pa.Schema) -> None:
+    """Check that the records have the columns of the key, of types that can be one.
+
+    Raises:
+        UsageError
+    """
+    for key in upsert:
+        if key not in schema.names:
+            raise UsageError(
+                f"{sink}(upsert={list(upsert)}): there is no column '{key}'; the columns are {', '.join(schema.names)}"
+            )
+        dtype = schema.field(key).type
+        if pa.types.is_nested(dtype) or pa.types.is_floating(dtype):
+            raise UsageError(f"{sink}(upsert=): '{key}' has type {dtype}, which cannot be a key; cast it")
 
 
 def _refuse_nul(name: str, found: pa.Array) -> None:
@@ -111,17 +165,22 @@ def last_changes(batch: pa.RecordBatch, keys: Sequence[str], *, has_op: bool) ->
 
     ``batch`` has the changes in order, with a column ``op`` or (not ``has_op``) as rows to upsert.
     """
-    rows = np.arange(batch.num_rows)
-    if has_op:
-        rows = rows[pc.not_equal(batch.column(OP), UPDATE_BEFORE).to_numpy(zero_copy_only=False)]
-    found = pl.DataFrame([pl.Series(str(at), batch.column(key)) for at, key in enumerate(keys)])[rows]
-    last = found.with_columns(pl.Series("row", rows)).unique(found.columns, keep="last", maintain_order=True)
-    kept = batch.take(pa.array(np.sort(last["row"].to_numpy())))
+    kept = newest_changes(batch, keys, has_op=has_op)
     if not has_op:
         return kept, kept.slice(0, 0).select(list(keys))
     is_delete = pc.equal(kept.column(OP), DELETE)
     others = [name for name in batch.schema.names if name != OP]
     return kept.filter(pc.invert(is_delete)).select(others), kept.filter(is_delete).select(list(keys))
+
+
+def newest_changes(batch: Rows, keys: Sequence[str], *, has_op: bool) -> Rows:
+    """Return the last change of each key, without ``update_before``. See ``last_changes``."""
+    rows = np.arange(batch.num_rows)
+    if has_op:
+        rows = rows[np.asarray(pc.not_equal(batch.column(OP), UPDATE_BEFORE))]
+    found = pl.DataFrame([pl.Series(str(at), batch.column(key)) for at, key in enumerate(keys)])[rows]
+    last = found.with_columns(pl.Series("row", rows)).unique(found.columns, keep="last", maintain_order=True)
+    return batch.take(pa.array(np.sort(last["row"].to_numpy())))
 
 
 class RowWriter(SinkWriter):

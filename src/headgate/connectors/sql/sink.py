@@ -24,7 +24,15 @@ from headgate.connectors.fenced_sink import Fence
 from headgate.connectors.ledger_sink import LedgerOutput, LedgerSink, output_checkpoint
 from headgate.connectors.secret import is_secret_place, read_secret
 from headgate.connectors.sql import mysql as mysqls
-from headgate.connectors.sql.records import RowWriter, check_rows, last_changes, row_schema
+from headgate.connectors.sql.records import (
+    RowWriter,
+    check_change_keys,
+    check_rows,
+    check_upsert_columns,
+    last_changes,
+    row_schema,
+    upsert_columns,
+)
 from headgate.environment import SYSTEM_ENVIRONMENT
 from headgate.errors import HeadgateError, StorageError, UsageError
 from headgate.model.config import check_switches
@@ -147,10 +155,7 @@ class SqlSink(LedgerSink):
         """
         kind = type(self).__name__
         check_switches(f"{kind}: ", create=self.create)
-        keys = (self.upsert,) if isinstance(self.upsert, str) else tuple(self.upsert)
-        object.__setattr__(self, "upsert", keys)
-        if len(set(keys)) != len(keys):
-            raise UsageError(f"{kind}(upsert={list(keys)}) names a column twice")
+        object.__setattr__(self, "upsert", upsert_columns(kind, self.upsert))
         if self.schema is None and "." in self.table:
             schema, _, table = self.table.partition(".")
             object.__setattr__(self, "schema", schema)
@@ -204,12 +209,7 @@ class SqlSink(LedgerSink):
                 f"{kind} without upsert= appends rows, and this stream has changes of rows; give upsert=({found},) to "
                 "keep the table that they describe, or call .changes_as_records() before to append the changes"
             )
-        if set(keys) != set(self.keys):
-            known = f"the key of the changes is {', '.join(keys)}" if keys else "the key of the changes is not known"
-            raise UsageError(
-                f"{kind}(upsert={list(self.keys)}) needs changes with this key, and {known}; give the same key, or "
-                "keep the columns of the key in select, or aggregate by it before"
-            )
+        check_change_keys(kind, self.keys, keys)
         return replace(self, takes_changes=True)
 
     def columns(self, schema: pa.Schema) -> pa.Schema:
@@ -220,15 +220,7 @@ class SqlSink(LedgerSink):
     def check(self, schema: pa.Schema) -> None:
         """See ``Sink``: also that the table is there and fits."""
         kind = type(self).__name__
-        for key in self.keys:
-            if key not in schema.names:
-                raise UsageError(
-                    f"{kind}(upsert={list(self.keys)}): there is no column '{key}'; the columns are "
-                    f"{', '.join(schema.names)}"
-                )
-            dtype = schema.field(key).type
-            if pa.types.is_nested(dtype) or pa.types.is_floating(dtype):
-                raise UsageError(f"{kind}(upsert=): '{key}' has type {dtype}, which cannot be a key; cast it")
+        check_upsert_columns(kind, self.keys, schema)
         check_rows(schema, has_arrays=self.has_arrays)
         with self.translated("look at"), self._connected() as connection:
             if self.keys and mysqls.kind_of(connection) not in UPSERTS:
