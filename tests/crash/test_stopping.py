@@ -132,7 +132,7 @@ def test_sigterm_to_every_process_of_a_service_stops_with_a_last_checkpoint(
 ) -> None:
     program = tmp_path / "program.py"
     program.write_text(SERVICE)
-    command = [sys.executable, "-u", "-m", "headgate.cli.app", "run", str(program), "--json"]
+    command = [sys.executable, "-u", "-m", "headgate.cli.__main__", "run", str(program), "--json"]
     command += ["--", str(tmp_path / "checkpoints")]
     temporary = tmp_path_factory.mktemp("t")  # short: sockets are in it
     children: list[Child] = []
