@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.state.memory import timers
-from headgate.state.memory.timers import CountedTimers, TimerOps, count_timers, latest_changes
+from headgate.state.memory import change_tracking, timers
+from headgate.state.memory.change_tracking import Interval
+from headgate.state.memory.timers import CountedTimers, MemoryColumnTimers, TimerOps, count_timers, latest_changes
 
 Timer = tuple[int, int]
 TIMERS = st.tuples(st.integers(-2, 3), st.integers(0, 15))
@@ -44,3 +45,17 @@ def test_any_history_of_counted_timers_is_that_of_a_set(
                 (there.add if is_there else there.discard)(timer)
             assert (found.count, timers_of(found)) == (len(there), sorted(there))
             assert timers_of(before) == was, "what a snapshot refers to stays as it is"
+
+
+def test_timers_are_counted_from_the_start_after_so_much_that_it_was_not_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(change_tracking, "KEYS_FREE", 4)
+    interval = Interval()
+    held = MemoryColumnTimers(lambda slots: slots.astype(np.uint64), interval)
+    counted = []
+    for number, (first, count) in enumerate([(0, 10), (10, 20), (30, 1)]):
+        interval.number = number
+        held.register(np.arange(first, first + count), np.arange(first, first + count))
+        counted.append(held.freeze())
+        if number != 1:  # that snapshot is never written
+            assert counted[-1].count() == first + count
+    assert [frozen.count() for frozen in counted] == [10, 30, 31]

@@ -336,6 +336,16 @@ def test_windows_in_files_fire_whole_wherever_they_are_restored(
                 assert state.windows() == []
 
 
+def test_a_database_may_go_on_with_one_timer(worker: WorkerStates) -> None:
+    function, heir = Function("rows", worker), Function("rows", worker)
+    timers = [(key, 10 + key) for key in range(FRONT + 1)]
+    function.register(timers)
+    for key, at in timers[1:-1]:
+        function.backend.timers.event_time.delete(key, at)
+    assert restore(heir.backend, [Written()(function.backend)])
+    assert heir.fire() == [timers[0], timers[-1]], "one was in memory, and one in the files"
+
+
 @forms
 def test_what_a_database_went_on_with_is_what_it_was(
     form: str, worker: WorkerStates, monkeypatch: pytest.MonkeyPatch
