@@ -59,3 +59,18 @@ def test_timers_are_counted_from_the_start_after_so_much_that_it_was_not_noted(m
         if number != 1:  # that snapshot is never written
             assert counted[-1].count() == first + count
     assert [frozen.count() for frozen in counted] == [10, 30, 31]
+
+
+def test_the_next_time_is_that_of_the_first_timer_wherever_it_is_held() -> None:
+    held = MemoryColumnTimers(lambda slots: slots.astype(np.uint64))
+    assert held.next_ms() is None
+    held.register(np.array([0, 1]), np.array([5, 3]))
+    assert held.next_ms() == 3
+    assert [part.tolist() for part in held.take(3, 10)] == [[1], [3]]
+    assert held.next_ms() == 5
+    held.register(np.array([2]), np.array([4]))
+    assert held.next_ms() == 4
+    held.register(np.array([3]), np.array([6]))
+    assert held.next_ms() == 4
+    assert [part.tolist() for part in held.take(6, 10)] == [[2, 0, 3], [4, 5, 6]]
+    assert held.next_ms() is None
