@@ -18,6 +18,7 @@ from headgate.state.window_aggregates import (
     FrozenTable,
     Kind,
     Values,
+    accumulated_column,
     add_values,
     only_window,
     split_by_window,
@@ -76,6 +77,7 @@ def same(found: dict[int, list[Any]], model: Model) -> None:
 
 
 @example([[(0, 0, 0, 0.0, True), (0, 0, 0, -0.0, True)]])
+@example([[(0, 1, 1, 1.0, True)], "clear", [(0, 1, 1, 1.0, False)]])
 @given(st.lists(st.lists(ROW, max_size=12) | st.sampled_from(["freeze", "clear"]), max_size=12))
 def test_any_history_combines_as_plain_python_and_what_was_frozen_stays(steps: list[Any]) -> None:
     table, model = AggTable(ACCUMULATORS), Model()
@@ -210,6 +212,14 @@ def test_the_record_of_the_highest_rank_is_picked_and_the_first_and_the_last_one
             for values, present in zip(frozen.values, frozen.seen, strict=True)
         ]
         assert found == picked(rows)
+
+
+@pytest.mark.parametrize("accumulator", [*ACCUMULATORS, *PICKS])
+def test_the_values_of_an_accumulator_are_a_column_of_its_type(accumulator: Accumulator) -> None:
+    table = AggTable([accumulator]).freeze(3)
+    column = accumulated_column(table.values[0], table.seen[0])
+    assert column.type == accumulator.type
+    assert column.to_pylist() == [None if accumulator.can_be_null else 0] * 3
 
 
 MOMENTS = [
