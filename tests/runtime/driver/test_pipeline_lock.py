@@ -70,7 +70,7 @@ def test_a_lock_file_that_is_being_written_or_of_another_version_says_nothing(tm
         (tmp_path / "p" / "lock").write_bytes(content)
         assert read_holder(str(tmp_path), "p") is None
     assert read_holder(str(tmp_path), "never") is None
-    assert read_holder("s3://bucket/checkpoints", "p") is None
+    assert read_holder("memory://checkpoints", "p") is None
 
 
 def test_a_driver_takes_the_lock_of_remote_checkpoints_and_a_reset_does_not() -> None:
