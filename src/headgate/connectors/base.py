@@ -93,7 +93,7 @@ class SplitPosition:
         position: where reading continues: an offset, a number of records or bytes, the highest id.
         end: the position at which the split ends now; None: not known.
         unit: what positions count: ``"records"`` or ``"bytes"``; the same for all splits of a source.
-        undecided: how much is behind ``end`` and cannot be read yet, because a transaction in front of it is open.
+        undecided: what follows ``end`` and cannot be read until an open transaction ends.
     """
 
     position: int

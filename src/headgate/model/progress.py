@@ -320,7 +320,7 @@ class SplitProgress:
             chain takes no event times.
         is_idle: it does not hold event time back, because it has not delivered anything for the idle timeout.
         is_waiting: it is not read now, because it is ahead of other splits in event time.
-        undecided: what is behind ``end`` and cannot be read yet, because a transaction in front of it is open.
+        undecided: what follows ``end`` and cannot be read until an open transaction ends.
     """
 
     split: str
@@ -348,7 +348,7 @@ class SourceProgress:
         lag: the sum over the splits with a known end; None: no end is known.
         unknown_lags: how many splits are not in that sum.
         most_lagging: the splits that lag most, at most ``SPLITS_SHOWN_MAX``; those with unknown lags come last.
-        undecided: what cannot be read yet behind open transactions, of all splits; it is no lag.
+        undecided: the sum over the splits; it is not part of the lag.
     """
 
     source: NodeName

@@ -46,7 +46,7 @@ class Fetched:
 
     Attributes:
         log_end: the last stable offset of read-committed fetches, else the high watermark.
-        undecided: how many offsets are behind it, because a transaction is open there.
+        undecided: offsets from ``log_end`` to the high watermark, which cannot be read until an open transaction ends.
     """
 
     partition: Partition

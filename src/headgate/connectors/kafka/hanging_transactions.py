@@ -28,8 +28,8 @@ ENDED_AGAIN = "ended again"
 def hanging_partitions(client: KafkaClient, decided: Sequence[Prepared]) -> dict[str, Partitions]:
     """Return where transactions are still open that were committed: by transactional id, without those that are over.
 
-    Usually one request for each leader says that all are over: the last stable offset is behind their first records. If
-    it is not, some transaction is open there, and the leader is asked whose. A topic that is gone has none.
+    Usually one request for each leader says that all are over: the last stable offset is greater than their first
+    offsets. If it is not, some transaction is open there, and the leader is asked whose. A topic that is gone has none.
     """
     begins: dict[str, dict[int, int]] = {}
     for what in decided:
@@ -46,7 +46,7 @@ def hanging_partitions(client: KafkaClient, decided: Sequence[Prepared]) -> dict
         opened = _opened(client, topic, unclear) if unclear else {}
         for what in decided:
             for partition, begin in what.begins.get(name, {}).items():
-                # a later transaction of the same producer begins behind this one
+                # a later transaction of the same producer begins at a greater offset
                 if opened.get(partition, {}).get(what.producer_id, begin + 1) <= begin:
                     found.setdefault(what.transactional_id, {}).setdefault(name, []).append(partition)
     return found

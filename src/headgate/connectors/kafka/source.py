@@ -568,7 +568,7 @@ class _FetchThread:
         self.log_ends: dict[Partition, int] = {}
         """Of each partition, where it ended for readers of committed records at the latest fetch."""
         self.undecided: dict[Partition, int] = {}
-        """How much was behind these ends."""
+        """Of each partition, how many offsets followed that end."""
         self._waiting: frozenset[Partition] = frozenset()
         """Partitions that wait for others."""
         self._over = set(finished)
