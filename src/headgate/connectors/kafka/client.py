@@ -254,50 +254,57 @@ class KafkaClient:
         Args:
             timestamps: partition → milliseconds, or ``EARLIEST``, ``LATEST``.
         """
-        found: dict[int, int] = {}
-        known: Topic | None = topic
 
-        def attempt() -> dict[int, int]:
-            nonlocal known
-            now, known = known or self.topic(topic.name), None
-            for node, wanted in _by_leader(now, [part for part in timestamps if part not in found]).items():
-                partitions = tuple(ListOffsetsPartition(part, -1, timestamps[part]) for part in wanted)
-                request = ListOffsets(-1, isolation, (ListOffsetsTopic(topic.name, partitions),))
-                for one in self._ask(node, request).topics[0].partitions:
-                    if code := ErrorCode(one.error_code):
-                        what = f"find offsets of partition {one.partition_index} of topic '{topic.name}'"
-                        raise self._retry_or_refuse(what, code)
-                    found[one.partition_index] = one.offset
+        def asked(node: int, wanted: Sequence[int]) -> dict[int, int]:
+            partitions = tuple(ListOffsetsPartition(part, -1, timestamps[part]) for part in wanted)
+            request = ListOffsets(-1, isolation, (ListOffsetsTopic(topic.name, partitions),))
+            found = {}
+            for one in self._ask(node, request).topics[0].partitions:
+                if code := ErrorCode(one.error_code):
+                    what = f"find offsets of partition {one.partition_index} of topic '{topic.name}'"
+                    raise self._retry_or_refuse(what, code)
+                found[one.partition_index] = one.offset
             return found
 
-        return self._patiently(f"find offsets of topic '{topic.name}'", attempt)
+        return self._from_leaders(f"find offsets of topic '{topic.name}'", topic, list(timestamps), asked)
 
     def open_transactions(self, topic: Topic, partitions: Sequence[int]) -> dict[int, dict[int, int]]:
         """Return where transactions that are open in partitions begin: partition → producer id → offset.
 
         The leader of a partition is asked, not the coordinators of the transactions.
         """
-        found: dict[int, dict[int, int]] = {}
+
+        def asked(node: int, wanted: Sequence[int]) -> dict[int, dict[int, int]]:
+            request = DescribeProducers((ProducersTopic(topic.name, tuple(wanted)),))
+            found = {}
+            for one in self._ask(node, request).topics[0].partitions:
+                if code := ErrorCode(one.error_code):
+                    what = f"see the producers of partition {one.partition_index} of topic '{topic.name}'"
+                    raise self._retry_or_refuse(what, code, one.error_message, f"Read on topic '{topic.name}'")
+                found[one.partition_index] = {
+                    producer.producer_id: producer.current_txn_start_offset
+                    for producer in one.active_producers
+                    if producer.current_txn_start_offset >= 0
+                }
+            return found
+
+        return self._from_leaders(f"see the producers of topic '{topic.name}'", topic, partitions, asked)
+
+    def _from_leaders(
+        self, what: str, topic: Topic, partitions: Sequence[int], asked: Callable[[int, Sequence[int]], dict[int, _T]]
+    ) -> dict[int, _T]:
+        """Return what leaders say of partitions. Each is asked for its own, and again where the leader has changed."""
+        found: dict[int, _T] = {}
         known: Topic | None = topic
 
-        def attempt() -> dict[int, dict[int, int]]:
+        def attempt() -> dict[int, _T]:
             nonlocal known
             now, known = known or self.topic(topic.name), None
             for node, wanted in _by_leader(now, [part for part in partitions if part not in found]).items():
-                request = DescribeProducers((ProducersTopic(topic.name, tuple(wanted)),))
-                for one in self._ask(node, request).topics[0].partitions:
-                    if code := ErrorCode(one.error_code):
-                        what = f"see the producers of partition {one.partition_index} of topic '{topic.name}'"
-                        raise self._retry_or_refuse(what, code, one.error_message, f"Read on topic '{topic.name}'")
-                    begun = {
-                        producer.producer_id: producer.current_txn_start_offset
-                        for producer in one.active_producers
-                        if producer.current_txn_start_offset >= 0
-                    }
-                    found[one.partition_index] = begun
+                found.update(asked(node, wanted))
             return found
 
-        return self._patiently(f"see the producers of topic '{topic.name}'", attempt)
+        return self._patiently(what, attempt)
 
     def committed_offsets(
         self, group: str, topic: str, partitions: Sequence[int], *, is_stable: bool = True
