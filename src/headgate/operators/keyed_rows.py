@@ -1,6 +1,6 @@
 """Batches by key: the distinct keys of a batch as slots, and changes of their rows as batches.
 
-For operators that keep a row for each key and emit how it changed (``running_aggregate``, ``deduplication``).
+For operators that keep rows of each key, such as ``deduplication``, ``top_rows`` and joins.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from headgate.operators.changes import DELETE, INSERT, OPS, UPDATE_AFTER, UPDATE_BEFORE, Codes, Signs, op_column
 from headgate.operators.process.timers import TimedOperator
-from headgate.state.backend import TimeKind
+from headgate.state.backend import ListColumns, TimeKind
 from headgate.state.key_index import Slots
 from headgate.state.vectors import Mask, SlotArray
 
@@ -113,6 +113,16 @@ def _sums(numbers: Signs, starts: Slots, lengths: Slots) -> Slots:
     """Return the sums so far, which begin again at ``starts``."""
     found = np.cumsum(numbers)
     return found - np.repeat(found[starts] - numbers[starts], lengths)
+
+
+def keep_elements(lists: ListColumns, stay: Mask, owners: Slots, elements: pa.Array) -> None:
+    """Have the lists of ``owners``, of which these are all elements, without those that do not stay."""
+    if stay.all():
+        return
+    changed = np.unique(owners[~stay])
+    kept = stay & np.isin(owners, changed)
+    lists.clear(changed)
+    lists.append(owners[kept], elements.filter(pa.array(kept)))
 
 
 class ChangeOperator(TimedOperator):

@@ -130,7 +130,7 @@ class RunningAggregateSpec:
             return {}
         return {
             i: StateDescriptor(
-                f"values_{self.measure_name(i)}",
+                f"values_{measure_name(self.plan, i)}",
                 StateKind.MAP,
                 pa.int64(),
                 pa.type_for_alias(measure.accumulator.dtype),
@@ -145,7 +145,7 @@ class RunningAggregateSpec:
         if not self.has_changes:
             return {}
         names = [
-            self.measure_name(i)
+            measure_name(self.plan, i)
             for i, measure in enumerate(self.plan.measures)
             if measure.accumulator.kind is Kind.ADD and measure.accumulator.dtype == "float64"
         ]
@@ -172,7 +172,7 @@ class RunningAggregateSpec:
         """A struct of the number of records, the accumulators, and the results of what is ranked."""
         fields = [pa.field(ROWS, pa.int64())]
         for i, measure in enumerate(self.plan.measures):
-            fields.append(pa.field(self.measure_name(i), measure.accumulator.type))
+            fields.append(pa.field(measure_name(self.plan, i), measure.accumulator.type))
         fields += [pa.field(name, pa.int64()) for names in self.not_finite.values() for name in names]
         fields += [pa.field(one.result_name, pa.float64()) for one in self.ranked]
         for one in self.distincts:
@@ -180,12 +180,6 @@ class RunningAggregateSpec:
             fields.append(pa.field(f"nulls_{_text_name(str(one.inner))}", pa.int64()))
         unique = {field.name: field for field in fields}
         return StateDescriptor("totals", StateKind.VALUE, pa.struct(list(unique.values())), ttl=self.ttl)
-
-    def measure_name(self, i: int) -> str:
-        """Return the name of a measure in state: of its kind, and of the expression that it is about."""
-        measure = self.plan.measures[i]
-        kind = "count" if measure.given is Input.VALIDITY else measure.accumulator.kind.value
-        return f"{kind}_{measure.accumulator.dtype}_{_text_name(measure_text(self.plan, i))}"
 
     @property
     def descriptors(self) -> list[StateDescriptor]:
@@ -195,6 +189,13 @@ class RunningAggregateSpec:
 
     def state_text(self) -> str:
         return state_identity(key_columns(self.schema, self.keys), self.descriptors)
+
+
+def measure_name(plan: Decomposed, i: int) -> str:
+    """Return the name of a measure in state: of its kind, and of the expression that it is about."""
+    measure = plan.measures[i]
+    kind = "count" if measure.given is Input.VALIDITY else measure.accumulator.kind.value
+    return f"{kind}_{measure.accumulator.dtype}_{_text_name(measure_text(plan, i))}"
 
 
 def _text_name(text: str) -> str:
@@ -356,7 +357,7 @@ class RunningAggregateOperator(ChangeOperator):
     def __init__(self, spec: RunningAggregateSpec) -> None:
         self._spec = spec
         self._plan = spec.plan
-        self._names = [spec.measure_name(i) for i in range(len(spec.plan.measures))]
+        self._names = [measure_name(spec.plan, i) for i in range(len(spec.plan.measures))]
         self._accumulators = {
             name: measure.accumulator for name, measure in zip(self._names, spec.plan.measures, strict=True)
         }

@@ -258,6 +258,31 @@ QUERIES: dict[str, tuple[str, str | None]] = {
         "b.auction AND a.day = b.hour",
         None,
     ),
+    "over a range": (
+        "SELECT id, SUM(price) OVER (PARTITION BY auction ORDER BY ts RANGE BETWEEN INTERVAL '9' SECOND PRECEDING AND "
+        "CURRENT ROW) AS s, COUNT(*) FILTER (WHERE price > 100) OVER w AS c, AVG(change) OVER w AS a, MIN(text) OVER w "
+        "AS t, COUNT(DISTINCT flag) OVER w AS d FROM bids WINDOW w AS (PARTITION BY auction ORDER BY ts RANGE INTERVAL "
+        "'9' SECOND PRECEDING)",
+        "SELECT id, SUM(price) OVER w, COUNT(*) FILTER (WHERE price > 100) OVER w, AVG(change) OVER w, MIN(text) OVER "
+        "w, COUNT(DISTINCT flag) OVER w FROM bids WINDOW w AS (PARTITION BY auction ORDER BY ts RANGE BETWEEN INTERVAL "
+        "'9' SECOND PRECEDING AND CURRENT ROW)",
+    ),
+    "over rows": (
+        "SELECT id, price - LAG(price) OVER (PARTITION BY auction ORDER BY ts) AS p, LAG(text, 3, 'none') OVER "
+        "(PARTITION BY auction ORDER BY ts) AS q, SUM(price) OVER (PARTITION BY auction ORDER BY ts ROWS BETWEEN 4 "
+        "PRECEDING AND CURRENT ROW) / 2 AS s, FIRST_VALUE(id) OVER (PARTITION BY auction % 2 ORDER BY ts ROWS 2 "
+        "PRECEDING) AS f, LAST_VALUE(price) OVER (ORDER BY ts ROWS UNBOUNDED PRECEDING) AS l FROM bids WHERE id > 9",
+        "SELECT id, price - LAG(price) OVER (PARTITION BY auction ORDER BY ts), LAG(text, 3, 'none') OVER (PARTITION "
+        "BY auction ORDER BY ts), SUM(price) OVER (PARTITION BY auction ORDER BY ts ROWS BETWEEN 4 PRECEDING AND "
+        "CURRENT ROW) / 2, FIRST_VALUE(id) OVER (PARTITION BY auction % 2 ORDER BY ts ROWS BETWEEN 2 PRECEDING AND "
+        "CURRENT ROW), LAST_VALUE(price) OVER (ORDER BY ts ROWS UNBOUNDED PRECEDING) FROM bids WHERE id > 9",
+    ),
+    "over all rows so far, and around it": (
+        "SELECT auction, COUNT(*) AS n FROM (SELECT *, SUM(price) OVER (PARTITION BY auction ORDER BY ts) AS s, "
+        "STDDEV(change) OVER (PARTITION BY auction ORDER BY ts) AS d FROM bids) WHERE s > 900 AND d > 0.2 GROUP BY "
+        "auction",
+        None,
+    ),
     "distinct": (
         f"SELECT auction, window_start {TUMBLE} auction, window_start, window_end",
         f"SELECT DISTINCT auction, {BUCKET} FROM bids",
@@ -515,7 +540,23 @@ def test_a_join_near_in_time_has_event_time_and_another_one_has_none() -> None:
         ("SELECT auction, COUNT(*) AS n FROM bids GROUP BY ROLLUP (auction)", "GROUP BY ROLLUP is not there yet"),
         ("SELECT COUNT(*) AS n FROM bids GROUP BY GROUPING SETS ((auction), ())", "GROUP BY GROUPING SETS is not"),
         ("SELECT * FROM bids MATCH_RECOGNIZE (ORDER BY ts PATTERN (A B) DEFINE A AS price > 1)", "use key_by"),
-        ("SELECT LAG(price) OVER (PARTITION BY id ORDER BY ts) AS p FROM bids", "OVER is not there yet; use GROUP BY"),
+        ("SELECT LEAD(price) OVER (ORDER BY ts) AS p FROM bids", "the rows after a row are not known; use LAG"),
+        ("SELECT RANK() OVER (ORDER BY ts) AS p FROM bids", r"RANK\(\) OVER is not there yet; use ROW_NUMBER"),
+        ("SELECT SUM(price) OVER (PARTITION BY id) AS p FROM bids", "needs ORDER BY and the event time"),
+        ("SELECT SUM(price) OVER (ORDER BY id) AS p FROM bids", "order by the event time of the table alone, 'ts'"),
+        ("SELECT SUM(price) OVER (ORDER BY ts DESC) AS p FROM bids", "leave DESC out"),
+        ("SELECT SUM(price) OVER (ORDER BY ts ROWS BETWEEN 1 PRECEDING AND 1 FOLLOWING) AS p FROM bids",
+         "let it end at CURRENT ROW"),
+        ("SELECT SUM(price) OVER (ORDER BY ts ROWS CURRENT ROW) AS p FROM bids", "write RANGE BETWEEN INTERVAL"),
+        ("SELECT SUM(price) OVER (ORDER BY ts ROWS 0 PRECEDING) AS p FROM bids", "from 1 on"),
+        ("SELECT LAG(price, id) OVER (ORDER BY ts) AS p FROM bids", "looks back a whole number of rows, from 1 on"),
+        ("SELECT LAG(price IGNORE NULLS) OVER (ORDER BY ts) AS p FROM bids", "leave it out: rows with a null count"),
+        ("SELECT SUM(price) OVER w AS p FROM bids", r"there is no window 'w' \(there are: none\)"),
+        ("SELECT id FROM bids WHERE SUM(price) OVER (ORDER BY ts) > 3", "select it in a subquery, and use its name"),
+        ("SELECT auction, COUNT(*) AS n, SUM(auction) OVER (ORDER BY ts) AS p FROM bids GROUP BY auction",
+         "OVER beside GROUP BY or an aggregate is not there yet; group in a subquery"),
+        ("SELECT MEDIAN(price) OVER (ORDER BY ts) AS p FROM bids", "the aggregate MEDIAN is not there yet"),
+        ("SELECT SUM(n) OVER (ORDER BY ts) AS s FROM (SELECT ts, COUNT(*) AS n FROM bids GROUP BY ts)", "OVER"),
         ("SELECT a.id FROM bids AS a JOIN bids FOR SYSTEM_TIME AS OF a.id AS b ON a.id = b.id", "name the event time"),
         ("SELECT SOUNDEX(text) FROM bids", "the function SOUNDEX is not there yet; use with_columns"),
         ("SELECT MEDIAN(price) AS m FROM TABLE(TUMBLE(TABLE bids, DESCRIPTOR(ts), INTERVAL '1' HOUR)) GROUP BY "

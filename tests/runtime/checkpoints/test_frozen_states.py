@@ -25,6 +25,7 @@ from headgate.operators.joins.broadcast_join import BroadcastJoinSpec
 from headgate.operators.joins.changing_join import ChangingJoinOperator, ChangingJoinSpec
 from headgate.operators.joins.stream_joins import AsOfJoinOperator, JoinSpec, PairJoinOperator, WindowJoinOperator
 from headgate.operators.loop_head import LoopHeadSpec
+from headgate.operators.over.over_aggregates import OverOperator, OverSpec
 from headgate.operators.process.batch_process import BatchProcessOperator
 from headgate.operators.process.broadcast_process import (
     BatchBroadcastOperator,
@@ -54,7 +55,7 @@ BY_COLUMN: tuple[type[Operator], ...] = (
     *(DeduplicateOperator, RunningAggregateOperator, SessionMergeOperator, TriggeredWindowOperator),
     CommandedWindowOperator,
     *(AsOfJoinOperator, ChangingJoinOperator, PairJoinOperator, WindowJoinOperator, TopOperator, WindowTopOperator),
-    ChangingTopOperator,
+    *(ChangingTopOperator, OverOperator),
 )
 """They have the states of functions by batch."""
 
@@ -62,7 +63,7 @@ SPECS_BY_COLUMN = (
     *(DeduplicateSpec, RunningAggregateSpec, SessionMergeSpec, TriggeredWindowSpec),
     CommandedWindowSpec,
     *(JoinSpec, ChangingJoinSpec, TopSpec, WindowTopSpec),
-    ChangingTopSpec,
+    *(ChangingTopSpec, OverSpec),
 )
 
 each = pytest.mark.parametrize("name", CASES)

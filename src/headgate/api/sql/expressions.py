@@ -180,7 +180,7 @@ class Scalars:
                 raise UsageError(f"sql: {node.sql()} has a wrong number of arguments")
             return translate(node.expressions, self)
         if isinstance(node, exp().Window):
-            raise unsupported(f"{node.this.sql()} OVER", "use GROUP BY with a window")
+            raise unsupported(f"{node.this.sql()} OVER here", "select it in a subquery, and use its name outside")
         name = node.key.upper()
         raise unsupported(
             f"the function {name}" if isinstance(node, exp().Func) else name,
@@ -654,7 +654,8 @@ class Aggregates:
             if node not in self._results:
                 self._results[node] = self._added(node)
 
-    def _column(self, expression: pl.Expr) -> pl.Expr:
+    def column(self, expression: pl.Expr) -> pl.Expr:
+        """Return the column of an aggregate of Polars, which is computed once."""
         for name, known in self.expressions.items():
             if known.meta.eq(expression):
                 return pl.col(name)
@@ -676,8 +677,8 @@ class Aggregates:
         is_count = isinstance(function, e.Count)
         if is_count and not is_distinct and (of is None or isinstance(of, e.Star | e.Literal)):
             if condition is None:
-                return self._column(pl.len()).cast(pl.Int64)
-            return self._column(_of_records(pl.when(condition).then(pl.lit(1)), node).count()).cast(pl.Int64)
+                return self.column(pl.len()).cast(pl.Int64)
+            return self.column(_of_records(pl.when(condition).then(pl.lit(1)), node).count()).cast(pl.Int64)
         if of is None or _has_many(function):
             raise unsupported(f"{function.sql()}", "use an aggregate of one argument")
         values = self._scalars(of)
@@ -687,7 +688,7 @@ class Aggregates:
         values = _of_records(values, node)
         if is_count:
             counted = values.drop_nulls().n_unique() if is_distinct else values.count()
-            return self._column(counted).cast(pl.Int64)
+            return self.column(counted).cast(pl.Int64)
         if is_distinct and not isinstance(function, e.Min | e.Max):
             raise unsupported(f"{function.key.upper()}(DISTINCT ...)", "only COUNT has DISTINCT")
         methods = {e.Min: "min", e.Max: "max", e.Avg: "mean", e.Stddev: "std", e.StddevSamp: "std", e.Variance: "var"}
@@ -699,12 +700,12 @@ class Aggregates:
         if method not in ("min", "max") and kind != "numbers":
             raise UsageError(f"sql: {function.sql()} is of {kind}; it needs numbers")
         if method == "sum":
-            is_any = self._column(values.count()) > 0
+            is_any = self.column(values.count()) > 0
             whole = values.cast(pl.Int64) if dtype.is_integer() and dtype != pl.Int64 else values
-            return pl.when(is_any).then(self._column(whole.sum()))
+            return pl.when(is_any).then(self.column(whole.sum()))
         if method not in ("min", "max") and dtype.is_decimal():
             values = values.cast(pl.Float64)
-        return self._column(getattr(values, method)())
+        return self.column(getattr(values, method)())
 
 
 def _of_records(values: pl.Expr, node: Expression) -> pl.Expr:
@@ -721,7 +722,7 @@ def _aggregates_in(tree: Expression) -> Iterator[Expression]:
     """Yield the outermost aggregates, each with its FILTER."""
     e = exp()
     if isinstance(tree, e.Window):
-        raise unsupported(f"{tree.this.sql()} OVER", "use GROUP BY with a window")
+        raise unsupported(f"{tree.this.sql()} OVER beside GROUP BY", "group in a subquery")
     if isinstance(tree, e.AggFunc | e.Filter):
         yield tree
         return

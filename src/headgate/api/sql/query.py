@@ -23,6 +23,7 @@ from headgate.api.sql.expressions import (
     parsed,
     refuse_others,
 )
+from headgate.api.sql.over import is_of_over, is_over, with_named_windows, with_overs
 from headgate.api.sql.relations import (
     END,
     START,
@@ -223,7 +224,6 @@ _REFUSED = {
     "offset": ("OFFSET", "a stream has no end to sort at"),
     "qualify": ("QUALIFY", "filter the row number in an outer SELECT"),
     "laterals": ("LATERAL", "use flat_map"),
-    "windows": ("WINDOW", "write the window where it is used"),
     "pivots": ("PIVOT", "use select"),
     "sample": ("TABLESAMPLE", "use filter"),
 }
@@ -257,7 +257,8 @@ class Select:
 
     @property
     def _is_ranking(self) -> bool:
-        return any(node.find(exp().Window) for node in self.tree.expressions)
+        windows = [found for node in self.tree.expressions for found in node.find_all(exp().Window)]
+        return any(not is_over(window) for window in windows)
 
     def relation(self) -> Relation:
         """Return its result.
@@ -265,6 +266,7 @@ class Select:
         Raises:
             UsageError: something in it is not there.
         """
+        self.tree = with_named_windows(self.tree)
         _refuse_clauses(self.tree)
         if self._is_distinct and self.tree.args["distinct"].args.get("on"):
             raise unsupported("DISTINCT ON", "use ROW_NUMBER() OVER (PARTITION BY ... ORDER BY ...)")
@@ -315,7 +317,10 @@ class Select:
             raise unsupported("EXISTS of a query that names no column of the one around it", _LINK)
         is_grouping = is_grouping or having is not None
         made = (lambda chosen: Grouping(self, chosen).relation()) if is_grouping else self._projected
-        ranks = [name for name, node in outputs if isinstance(node, exp().Window)]
+        overs = [window for _, node in outputs for window in node.find_all(exp().Window) if is_over(window)]
+        if overs and is_grouping:
+            raise unsupported(f"{overs[0].this.sql()} OVER beside GROUP BY or an aggregate", "group in a subquery")
+        ranks = [name for name, node in outputs if isinstance(node, exp().Window) and not is_over(node)]
         result = self._numbered(outputs, ranks, made) if ranks else made(outputs)
         return distinct(result.without_top()) if self._is_distinct else result
 
@@ -370,14 +375,8 @@ class Select:
     ) -> Relation:
         """Return the other columns, and what ROW_NUMBER() is to number. ``made`` makes a relation of columns."""
         window: Any = dict(outputs)[ranks[0]]
-        if len(ranks) > 1 or not isinstance(window.this, exp().RowNumber) or window.args.get("spec"):
-            is_number = isinstance(window.this, exp().RowNumber)
-            raise unsupported(
-                f"{window.this.sql()} OVER",
-                "write ROW_NUMBER() once, without ROWS or RANGE"
-                if is_number
-                else "use GROUP BY with a window, or key_by(...).process(...) with state",
-            )
+        if len(ranks) > 1 or window.args.get("spec"):
+            raise unsupported(f"{window.this.sql()} OVER", "write ROW_NUMBER() once, without ROWS or RANGE")
         order = window.args.get("order")
         if order is None:
             raise UsageError("sql: ROW_NUMBER() needs OVER (PARTITION BY ... ORDER BY ...)")
@@ -643,8 +642,8 @@ class Select:
     def _projected(self, outputs: list[tuple[str, Expression]]) -> Relation:
         bounds = self.relation_in.bounds
         self.relation_in.without_open_windows()
-        stream = self.relation_in.stream
-        return self.made(stream, outputs, Scalars(stream.schema), bounds)
+        stream, overs = with_overs(self.relation_in, outputs)
+        return self.made(stream, outputs, Scalars(stream.schema, overs.get), bounds)
 
     def made(
         self,
@@ -721,7 +720,7 @@ def _shown(pair: tuple[Expression, Expression]) -> str:
 
 
 def _has_aggregates(node: Expression) -> bool:
-    return any(not isinstance(found.parent, exp().Window) for found in node.find_all(exp().AggFunc))
+    return any(not is_of_over(found) for found in node.find_all(exp().AggFunc))
 
 
 def _refuse_aggregates(node: Expression, clause: str, instead: str) -> None:

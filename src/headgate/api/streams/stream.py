@@ -15,7 +15,6 @@ import pyarrow as pa
 
 from headgate.api.collect import ROWS_SHOWN, Bound, run_and_collect, run_to_dataframe, show
 from headgate.api.config import StateChoice, operator_state
-from headgate.api.graph_builder import check_name
 from headgate.api.streams.base_stream import (
     AsyncOptions,
     Records,
@@ -29,6 +28,7 @@ from headgate.api.streams.changes import Changes, check_keys_of_changes
 from headgate.api.streams.connected_streams import ConnectedStreams, connected
 from headgate.api.streams.joins import UNSET, JoinOptions, joined, joined_as_of
 from headgate.api.streams.loops import Feedback, LoopOptions, Output, iterate
+from headgate.api.streams.over import OverOptions, over
 from headgate.api.streams.windowed_stream import (
     Global,
     Sliding,
@@ -37,6 +37,7 @@ from headgate.api.streams.windowed_stream import (
     WindowedStream,
     check_trigger,
     has_changes,
+    late_tag,
     misses_results,
     trigger_of,
 )
@@ -52,7 +53,7 @@ from headgate.api.unsupported import (
 from headgate.connectors.base import Sink, check_is_sink
 from headgate.errors import UsageError
 from headgate.model.config import Duration, check_switches, duration_ms
-from headgate.model.graph import BAD_RECORDS, MAIN, Edge, OutputTag, Partitioner, Role
+from headgate.model.graph import Edge, Partitioner, Role
 from headgate.model.ids import NodeName
 from headgate.operators import catalog
 from headgate.operators.async_map import AsyncFunction, Result
@@ -387,6 +388,7 @@ class Stream(StatelessVerbs):
     window = refused("window needs a key; call key_by(...) first, by a column that is the same everywhere for one key")
     deduplicate = refused("deduplicate needs a key, of which it keeps one record; call key_by(...) first")
     top = refused("top needs a key, of which it keeps the first records; call key_by(...) first")
+    over = refused("over needs a key, of which each record is seen with those before it; call key_by(...) first")
     agg = refused(
         "agg needs a key: stream.key_by('column').agg(...) for a running result, "
         "stream.key_by('column').window(headgate.Tumbling('1m')).agg(...) for one result per window"
@@ -683,6 +685,49 @@ class KeyedStream(Records):
         builder.keep_state(node, where)
         return Stream(self._pipeline, (Edge(node),), output, self._time_column_in(output))
 
+    def over(
+        self,
+        *expressions: pl.Expr,
+        range: Duration | None = None,
+        rows: int | Literal["unbounded"] | None = None,
+        ttl: TTL | Duration | None = None,
+        late_output: str | None = None,
+        name: str | None = None,
+        state: StateChoice | None = None,
+        **named: Any,
+    ) -> Stream:
+        """Add aggregates over the records before each one: ``over(range="1h", spent=pl.col("price").sum())``.
+
+        The result has all records, each with its aggregates as further columns. Records of a key come in the order of
+        their event times, each when the watermark has passed it. A record that is not later than the watermark when it
+        arrives is counted as late, and dropped unless ``late_output`` names a side output for it. Give ``range`` or
+        ``rows``, which say of which records of the key the aggregates are: its frame.
+
+        Args:
+            expressions: aggregates, as for ``window(...).agg(...)``. Over all records so far only ``len``, ``count``,
+                ``sum``, ``min``, ``max``, ``mean``, ``std``, ``var``, ``first``, ``last``, ``max_by`` and ``min_by``.
+            range: the frame is the records of so much time before the record, both ends included, and all that have its
+                very time: ``RANGE BETWEEN INTERVAL '1' HOUR PRECEDING AND CURRENT ROW``. They are kept for so long in
+                event time. ``"unbounded"``: all records that are not later.
+            rows: the frame is so many records before the record, and the record itself: ``rows=10`` is ``ROWS BETWEEN
+                10 PRECEDING AND CURRENT ROW``. Records of the same time are in the order in which they came.
+                ``"unbounded"``: all records so far.
+            ttl: forget a key that had no record for this long, in processing time; None: never, so that state grows
+                with the number of keys. With a bounded ``range`` keys are forgotten by event time.
+            late_output: the name of a side output that takes late records, as they came. It has no event time.
+            name: name of the operator.
+            state: where records are kept, if not in the state backend of the pipeline.
+            named: aggregates by the names of their columns.
+
+        Raises:
+            UsageError: an argument is wrong, the stream has no event time or has changes, a column is unknown, or there
+                is one of this name already.
+        """
+        node = self._pipeline._builder.claim_name("over", name)
+        found = expressions_of("over", name, expressions, named)
+        lifetime = _lifetime(node, "ttl", ttl, retractions=False)
+        return over(self, node, found, OverOptions(range, rows, lifetime, late_output, state), Stream)
+
     def _narrowed(self, node: NodeName, columns: list[str]) -> KeyedStream:
         """Return this stream with these columns only, so that no others travel to the keys' subtasks."""
         if columns == self._schema.names:
@@ -912,10 +957,7 @@ def _emission(
             "accumulate=False needs tumbling windows: sliding ones share what they hold, and sessions are joined; "
             "leave it out"
         )
-    if late_output in (MAIN, BAD_RECORDS):
-        raise UsageError(f"the name '{late_output}' is reserved; choose another late_output=, such as 'late'")
-    late = None if late_output is None else OutputTag(check_name(late_output, "late_output"))
-    return Emission(lateness_ms, late, early_ms, accumulate)
+    return Emission(lateness_ms, late_tag(late_output), early_ms, accumulate)
 
 
 def _with_retractions(window: Window, emission: Emission) -> bool:

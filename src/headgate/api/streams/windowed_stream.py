@@ -15,12 +15,12 @@ from zoneinfo import ZoneInfo
 import polars as pl
 import pyarrow as pa
 
-from headgate.api.graph_builder import GraphBuilder
+from headgate.api.graph_builder import GraphBuilder, check_name
 from headgate.api.streams.base_stream import Records, expressions_of, function_of
 from headgate.api.streams.changes import Changes
 from headgate.errors import UsageError
 from headgate.model.config import Duration, StateConfig, check_switches, duration_ms
-from headgate.model.graph import MAIN, MAIN_INPUT, Edge, Partitioner, Role
+from headgate.model.graph import BAD_RECORDS, MAIN, MAIN_INPUT, Edge, OutputTag, Partitioner, Role
 from headgate.model.ids import NodeName
 from headgate.operators import catalog
 from headgate.operators.functions import Row
@@ -300,6 +300,17 @@ def check_trigger(window: Window, trigger: object, *, is_early: bool) -> None:
             f"a {type(window).__name__} window like this says by itself when it ends; a trigger= goes with "
             "headgate.Global() without arguments, Tumbling and Sliding windows of event time"
         )
+
+
+def late_tag(late_output: str | None) -> OutputTag | None:
+    """Return the side output that takes late records.
+
+    Raises:
+        UsageError: the name is reserved, or no name.
+    """
+    if late_output in (MAIN, BAD_RECORDS):
+        raise UsageError(f"the name '{late_output}' is reserved; choose another late_output=, such as 'late'")
+    return None if late_output is None else OutputTag(check_name(late_output, "late_output"))
 
 
 def has_changes(window: Window, emission: Emission) -> bool:

@@ -27,7 +27,7 @@ from headgate.operators.joins.stream_joins import (
     taken,
     with_op,
 )
-from headgate.operators.keyed_rows import counted
+from headgate.operators.keyed_rows import counted, keep_elements
 from headgate.state.backend import ListColumns
 from headgate.state.key_index import Slots
 from headgate.state.vectors import Mask, ranges
@@ -129,7 +129,7 @@ class ChangingJoinOperator(JoinOperator):
         gone, start = [], 0
         for found, rows, kept in stored:
             stay = stays[start : start + len(kept)]
-            self._rewrite(found, stay, affected[rows], kept)
+            keep_elements(found, stay, affected[rows], kept)
             gone.append(kept.filter(pa.array(~stay)))
             start += len(kept)
         effective, staying = everything.copy(), everything.copy()

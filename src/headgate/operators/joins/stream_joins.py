@@ -22,6 +22,7 @@ from headgate.errors import UsageError
 from headgate.model.graph import MAIN, InputName, OutputTag
 from headgate.operators.base import WATERMARK_MAX_MS, Operator, OperatorContext, Output
 from headgate.operators.changes import DELETE, INSERT, OP, OP_FIELD, UPDATE_BEFORE, Signs, signs
+from headgate.operators.keyed_rows import keep_elements
 from headgate.operators.keys import check_keys, whole_keys
 from headgate.operators.process.timers import TimedOperator
 from headgate.operators.timestamps import EventTime
@@ -589,15 +590,6 @@ class JoinOperator(TimedOperator):
     def _end_firing(self) -> None:
         """See ``TimedOperator``."""
 
-    def _rewrite(self, lists: ListColumns, stay: Mask, owners: Slots, elements: pa.Array) -> None:
-        """Have the lists of ``owners``, of which these are all elements, without those that do not stay."""
-        if stay.all():
-            return
-        changed = np.unique(owners[~stay])
-        kept = stay & np.isin(owners, changed)
-        lists.clear(changed)
-        lists.append(owners[kept], elements.filter(pa.array(kept)))
-
     def _emit(self, left: Columns | None, right: Columns | None, count: int) -> None:
         results = self._plan.results(left, right, count)
         for start in range(0, count, PAIRS_MAX):
@@ -685,7 +677,7 @@ class PairJoinOperator(JoinOperator):
     def _match(self, side: Side, hit: Mask, owners: Slots, elements: pa.Array) -> None:
         """Rows of ``side`` that waited have matched."""
         assert side.waiting is not None
-        self._rewrite(side.waiting, ~hit, owners, elements)
+        keep_elements(side.waiting, ~hit, owners, elements)
         found = elements.filter(pa.array(hit))
         if side.rows is not None:
             side.rows.append(owners[hit], found)
@@ -742,7 +734,7 @@ class PairJoinOperator(JoinOperator):
                 if lists is side.waiting and side.emits_unmatched and not stay.all():
                     found = elements.filter(pa.array(~stay))
                     self._emit_unmatched(side, side.columns(found), len(found))
-                self._rewrite(lists, stay, slots[owners], elements)
+                keep_elements(lists, stay, slots[owners], elements)
                 self._wait(side, lists, slots[owners][stay], expiries_ms[stay])
 
     def _fire_event_time(self, watermark_ms: int, timers_count: int) -> None:
@@ -883,7 +875,7 @@ class AsOfJoinOperator(JoinOperator):
                 is_found &= left_times[due] - right_times[latest] <= self._tolerance
             latest[~is_found] = -1
         self._emit_latest(taken(left_columns, np.flatnonzero(due)), right_columns, latest)
-        self._rewrite(self._left.rows, ~due, slots[left_of], left)
+        keep_elements(self._left.rows, ~due, slots[left_of], left)
         self._set_timers(slots[left_of][~due], left_times[~due] // self._units)
         # the end alone makes no version forgotten: more left rows may come after a restore
         passed_ms = min(until_ms, self._watermark_ms)
@@ -895,7 +887,7 @@ class AsOfJoinOperator(JoinOperator):
         stay &= ~(deleted & (right_times // self._units <= passed_ms))
         if self._tolerance is not None:
             stay &= (right_times + self._tolerance) // self._units > passed_ms
-        self._rewrite(self._right.rows, stay, slots[right_of], right)
+        keep_elements(self._right.rows, stay, slots[right_of], right)
         self._wait_for_versions(slots[right_of][stay], right_times[stay], until_ms)
 
     def _deleted(self, right: Columns, count: int) -> Mask:

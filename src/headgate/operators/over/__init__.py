@@ -1,0 +1,1 @@
+"""OVER aggregates: for each record an aggregate of the records of its key before it (docs/spec/over.md)."""
