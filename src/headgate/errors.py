@@ -18,8 +18,9 @@ passes exactly its own arguments on, so that every error survives pickling.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
+
+from headgate.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ import ipaddress
 import socket
 import ssl
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
+from headgate.dataclass import dataclass
 from headgate.errors import UsageError
 from headgate.model.config import SecurityConfig
 

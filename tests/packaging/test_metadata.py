@@ -37,6 +37,7 @@ def test_a_plain_import_brings_nothing_heavy() -> None:
     assert brought.isdisjoint(HEAVY)
     assert {name for name in brought_by("import headgate") if name.startswith("headgate")} == {
         "headgate",
+        "headgate.dataclass",
         "headgate.errors",
         "headgate.plain_text",
         "headgate.public_names",

@@ -11,7 +11,6 @@ import atexit
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from headgate.api.streams.base_stream import PipelineLike, Records
 from headgate.connectors.base import Source
 from headgate.connectors.files.file_committer import committed_files
 from headgate.connectors.files.file_sink import FileSink
+from headgate.dataclass import dataclass
 from headgate.errors import HeadgateError, UsageError
 from headgate.model.config import Access
 from headgate.model.graph import Role

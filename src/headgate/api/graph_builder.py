@@ -9,12 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import pyarrow as pa
 
 from headgate.api.validation import check_listener
 from headgate.connectors.base import Sink, Source
+from headgate.dataclass import dataclass
 from headgate.display.progress import in_notebook
 from headgate.errors import UsageError
 from headgate.model.config import StateConfig

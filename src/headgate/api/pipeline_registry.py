@@ -11,7 +11,7 @@ import os
 import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import msgspec
 import xxhash
 
 from headgate.codec.json_files import MALFORMED, Ending, LockHolder
+from headgate.dataclass import dataclass
 from headgate.errors import HeadgateError, StorageError, UsageError
 from headgate.model.config import Access
 from headgate.model.manifest import Manifest

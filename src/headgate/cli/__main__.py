@@ -42,19 +42,10 @@ def main() -> None:
 
 
 def app_for(words: Sequence[str]) -> typer.Typer:
-    """Return the command line for ``words``: for a run the one with this command alone, which takes less to import."""
-    if words[:1] != ["run"]:
-        from headgate.cli.app import app
+    """Return the command line for ``words``: with the command that they call, if there is such a one, else with all."""
+    from headgate.cli.command_line import COMMANDS, command_line
 
-        return app
-    from headgate.cli.command_line import command_line
-    from headgate.cli.options import unwrap_help
-    from headgate.cli.run import run
-
-    alone = command_line()
-    alone.command("run")(run)
-    unwrap_help(alone)
-    return alone
+    return command_line(words[:1] if words and words[0] in COMMANDS else COMMANDS)
 
 
 def start_jvm(words: Sequence[str], environ: Mapping[str, str]) -> None:

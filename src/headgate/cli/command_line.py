@@ -1,24 +1,46 @@
-"""The command line without its commands, and how errors leave it.
+"""The command line, and how errors leave it.
 
-``app`` adds all commands, and ``__main__`` adds ``run`` alone where that is what is called: the modules of the other
-commands would be a third of what is imported until a pipeline starts. Exit codes: see ``model.exit_codes``.
+``app`` has all commands, and ``__main__`` has the one that is called: the modules of the others would be half of what
+it imports. Exit codes: see ``model.exit_codes``.
 """
 
 from __future__ import annotations
 
+import importlib
 import sys
+from collections.abc import Iterable
 from typing import Annotated
 
 import typer
 
 from headgate import __version__
+from headgate.cli.options import unwrap_help
 from headgate.cli.output import report_error
 from headgate.errors import HeadgateError
 from headgate.tracebacks import wants_full_traceback
 
+COMMANDS = {
+    "run": ("run", "run"),
+    "stop": ("pipelines", "stop"),
+    "cancel": ("pipelines", "cancel"),
+    "reset": ("pipelines", "reset"),
+    "pipelines": ("pipelines", "pipelines"),
+    "ui": ("pipelines", "ui"),
+    "doctor": ("doctor", "doctor"),
+    "prepare": ("doctor", "prepare"),
+    "streams": ("streams", "app"),
+    "store": ("store", "app"),
+    "sinks": ("pipelines", "sinks_app"),
+    "checkpoints": ("checkpoints", "app"),
+    "savepoints": ("checkpoints", "savepoints_app"),
+    "state": ("state", "app"),
+    "nexmark": ("nexmark", "app"),
+}
+"""The module of each command or group of commands, and its name there."""
 
-def command_line() -> typer.Typer:
-    """Return the command line without a command."""
+
+def command_line(names: Iterable[str] = COMMANDS) -> typer.Typer:
+    """Return the command line with these commands; no module of another one is imported for them."""
     app = typer.Typer(
         name="headgate",
         help="Exactly-once stream processing for Python, on Apache Spark.",
@@ -27,6 +49,14 @@ def command_line() -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     app.callback()(options)
+    for name in names:
+        module, attribute = COMMANDS[name]
+        command = getattr(importlib.import_module(f"headgate.cli.{module}"), attribute)
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name)
+        else:
+            app.command(name)(command)
+    unwrap_help(app)
     return app
 
 

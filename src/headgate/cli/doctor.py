@@ -13,7 +13,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from rich.text import Text
 from headgate import __version__
 from headgate.api.config import CHECKPOINT_DIR_DEFAULT
 from headgate.cli.output import Terminal, say
+from headgate.dataclass import dataclass
 from headgate.display.text import counted, size_text
 from headgate.distribution import DISTRIBUTION, install_command
 from headgate.errors import HeadgateError

@@ -10,7 +10,6 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, TypeAlias, cast
@@ -22,6 +21,7 @@ from headgate.api.foreground import RunRequested, loading_only
 from headgate.api.graph_builder import check_name
 from headgate.api.pipeline import Pipeline
 from headgate.cli.output import HOST, PageAddress
+from headgate.dataclass import dataclass
 from headgate.errors import HeadgateError, UsageError
 from headgate.model.config import RestartStrategy, duration_ms
 from headgate.operators.user_functions import user_traceback

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from enum import Enum
 from functools import partial
@@ -31,6 +31,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headgate.api.pipeline_registry import announced_page
+from headgate.dataclass import dataclass
 from headgate.display.progress import NODE_TITLES, by_busy, loop_text, node_cells, summary_text
 from headgate.display.text import count_text, counted, duration_text, size_text, time_text
 from headgate.distribution import install_command

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, assert_never
 
@@ -72,6 +72,7 @@ from headgate.cli.output import (
     say,
 )
 from headgate.cli.supervisor import Orders, SupervisorClient
+from headgate.dataclass import dataclass
 from headgate.errors import FencedError, HeadgateError, PipelineFailed, StorageError, UsageError
 from headgate.model.heartbeat import Course, owner_of
 from headgate.model.ids import Generation

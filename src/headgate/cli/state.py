@@ -14,7 +14,6 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,6 +31,7 @@ from headgate.cli.line_format import json_lines, python_rows
 from headgate.cli.options import DirOption, load_pipeline
 from headgate.cli.output import Terminal, count_text, say, size_text, time_text, write_lines
 from headgate.codec.arrow import LOCAL_TIME, MOMENT
+from headgate.dataclass import dataclass
 from headgate.errors import UsageError
 from headgate.operators.expressions import elementwise_problem
 from headgate.operators.schemas import empty_frame

@@ -38,8 +38,23 @@ StoreOption = Annotated[
     typer.Option("--store", help="Directory, or URL, of the store. Default: $HEADGATE_STORE, else .headgate/store."),
 ]
 JsonLinesOption = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]
+TOPIC, PRAVEGA = "kafka:", "pravega:"
+ELSEWHERE = (TOPIC, PRAVEGA)
+"""What names of other systems begin with, in a copy."""
+
 Name = Annotated[str, typer.Argument(help="Name of the stream, such as app/logs.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+def refuse(options: Mapping[str, object], why: str) -> None:
+    """Refuse options that were given.
+
+    Raises:
+        UsageError: one was.
+    """
+    for option, given in options.items():
+        if given:
+            raise UsageError(f"{option} is {why}")
 
 
 def print_result(text: str, facts: Mapping[str, object], *, as_json: bool) -> None:

@@ -1,10 +1,12 @@
-"""``headgate streams copy`` between a stream of the store and one of another system: see ``api.copies.stream_copy``."""
+"""``headgate streams copy`` between a stream of the store and one of another system: see ``api.copies.stream_copy``.
+
+Only a copy imports it, as it needs the clients of these systems.
+"""
 
 from __future__ import annotations
 
 import threading
 import tomllib
-from collections.abc import Mapping
 from pathlib import Path
 
 from headgate.api.copies.pravega_copy import PravegaCopy
@@ -13,15 +15,11 @@ from headgate.api.copies.topic_copy import TopicCopy
 from headgate.api.foreground import run_to_end
 from headgate.cli.options import RunOptions, StartPoint
 from headgate.cli.run import terminal_observer
-from headgate.cli.store import print_result
+from headgate.cli.store import ELSEWHERE, PRAVEGA, TOPIC, print_result, refuse
 from headgate.connectors.kafka.security import NO_SECURITY, KafkaSecurity
 from headgate.errors import UsageError
 from headgate.model.progress import PipelineHandle
 from headgate.spark.jvm import quick_jvm
-
-TOPIC, PRAVEGA = "kafka:", "pravega:"
-ELSEWHERE = (TOPIC, PRAVEGA)
-"""What names of other systems begin with."""
 
 
 def copy_with(
@@ -57,17 +55,6 @@ def copy_with(
     if not controller:
         raise UsageError(f"a copy with {there} needs --controller HOST:PORT")
     return PravegaCopy(direction, there.removeprefix(PRAVEGA), stream, controller, store, segments, copy_name)
-
-
-def refuse(options: Mapping[str, object], why: str) -> None:
-    """Refuse options that were given.
-
-    Raises:
-        UsageError: one was.
-    """
-    for option, given in options.items():
-        if given:
-            raise UsageError(f"{option} is {why}")
 
 
 def read_security(path: Path) -> KafkaSecurity:

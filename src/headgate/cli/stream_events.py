@@ -22,7 +22,6 @@ import pyarrow as pa
 import typer
 from rich.table import Table
 
-from headgate.cli import stream_copy
 from headgate.cli.line_format import Format, batch_of_json, batch_of_lines, is_json, line_blocks, text_lines
 from headgate.cli.options import (
     CheckpointDirOption,
@@ -41,7 +40,17 @@ from headgate.cli.output import (
     time_text,
     write_lines,
 )
-from headgate.cli.store import JsonLinesOption, Name, StoreOption, YesOption, confirm, open_store, print_result
+from headgate.cli.store import (
+    ELSEWHERE,
+    JsonLinesOption,
+    Name,
+    StoreOption,
+    YesOption,
+    confirm,
+    open_store,
+    print_result,
+    refuse,
+)
 from headgate.environment import SYSTEM_CLOCK
 from headgate.errors import HeadgateError, UsageError
 from headgate.protocol.store.transactions import Status
@@ -322,9 +331,11 @@ def copy(
     everything that was there when it began. The same command again copies what came since, each record once, also
     after it was interrupted or killed.
     """
-    if name.startswith(stream_copy.ELSEWHERE) or target.startswith(stream_copy.ELSEWHERE):
+    if name.startswith(ELSEWHERE) or target.startswith(ELSEWHERE):
+        from headgate.cli import stream_copy
+
         own = {"--to-store": to_store, "--cut": cut, "--end": until, "--key": key}
-        stream_copy.refuse(own, "for copies from stream to stream")
+        refuse(own, "for copies from stream to stream")
         made = stream_copy.copy_with(
             name,
             target,
@@ -338,7 +349,7 @@ def copy(
         )
         stream_copy.run(made, checkpoint_dir, master, parallelism, quiet=quiet, as_json=as_json)
         return
-    stream_copy.refuse(
+    refuse(
         {
             "--brokers": brokers,
             "--partitions": partitions,

@@ -20,10 +20,11 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from types import FrameType
 from typing import Any, assert_never
 
+from headgate.dataclass import dataclass
 from headgate.display.text import duration_text
 from headgate.errors import UsageError
 from headgate.model import config, heartbeat

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headgate.codec.arrow import LOCAL_TIME, MOMENT
+from headgate.dataclass import dataclass
 from headgate.errors import UsageError
 
 _Ints: TypeAlias = npt.NDArray[np.int64]

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import msgspec
 import xxhash
 
 from headgate.codec.json_files import MALFORMED
+from headgate.dataclass import dataclass
 from headgate.errors import CorruptionError, UnknownFormat
 
 MAGIC = b"HGCHUNK\n"

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple, TypeAlias
 
@@ -18,6 +17,7 @@ import msgspec
 import pyarrow as pa
 import xxhash
 
+from headgate.dataclass import dataclass
 from headgate.errors import CorruptionError, ProtocolViolation
 from headgate.model.config import ORDINARY, CheckpointOptions
 from headgate.model.ids import CheckpointId

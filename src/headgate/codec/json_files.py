@@ -8,13 +8,13 @@ hash. An entry of the log that does not verify is damage, never a smaller entry.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar
 
 import msgspec
 import xxhash
 
+from headgate.dataclass import dataclass
 from headgate.errors import CorruptionError, UnknownFormat
 from headgate.model.heartbeat import HEARTBEAT_VERSION, Beat
 from headgate.model.manifest import LOG_VERSION, SAVEPOINT_VERSION, Claim, LogEntry, Manifest, Savepoint

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import msgspec
@@ -29,6 +28,7 @@ import pyarrow as pa
 from headgate.codec.arrow import read_batch
 from headgate.codec.json_files import MALFORMED
 from headgate.codec.snapshot import Buffer, decode_sections, encode_sections
+from headgate.dataclass import dataclass
 from headgate.errors import CorruptionError, UnknownFormat
 
 FORMAT = "headgate-looplog"

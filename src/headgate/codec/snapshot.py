@@ -13,13 +13,13 @@ import json
 import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import msgspec
 import pyarrow as pa
 import xxhash
 
+from headgate.dataclass import dataclass
 from headgate.errors import CorruptionError, UnknownFormat
 from headgate.model.ids import CheckpointId, Generation, SubtaskId
 from headgate.protocol.checkpoints.retention import StoredFile

@@ -10,7 +10,6 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal, TypeAlias
 
@@ -20,6 +19,7 @@ import pyarrow as pa
 import sqlalchemy as sa
 
 from headgate.codec.exact_values import MisfitError, described, exact_array
+from headgate.dataclass import dataclass
 from headgate.environment import SYSTEM_CLOCK
 from headgate.errors import StorageError, UsageError
 from headgate.operators.async_map import AsyncBatchFunction

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import IO
 
 import pyarrow as pa
 
+from headgate.dataclass import dataclass
 from headgate.errors import StorageError
 
 _PLAIN = pa.ipc.IpcWriteOptions()

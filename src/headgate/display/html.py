@@ -11,8 +11,8 @@ import html
 import re
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
+from headgate.dataclass import dataclass
 from headgate.model.graph import MAIN, Edge, Node, Partitioner, Role
 from headgate.model.ids import NodeName
 

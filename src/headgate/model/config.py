@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from fractions import Fraction
 from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
+from headgate.dataclass import dataclass
 from headgate.errors import UsageError
 from headgate.model.ids import MAX_PARALLELISM_DEFAULT, CheckpointId
 from headgate.model.lineage import Moves

@@ -5,9 +5,9 @@ Made where something fails (a worker, a coordinator, a claim), decided upon by `
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum, IntEnum
 
+from headgate.dataclass import dataclass
 from headgate.errors import BadRecord, FencedError, HeadgateError, OutputDenied, PipelineFailed, Remedy, UsageError
 from headgate.plain_text import printable
 

@@ -9,10 +9,10 @@ Without its feedback edges a graph has no cycle; every cycle goes through a loop
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import NewType
 
+from headgate.dataclass import dataclass
 from headgate.model.ids import NodeName
 from headgate.model.schema_evolution import NO_OPERATOR_RULES, OperatorRules
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 
+from headgate.dataclass import dataclass
 from headgate.model.ids import CheckpointId, Generation
 
 _DRIVER = ", driver "

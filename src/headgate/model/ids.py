@@ -5,8 +5,9 @@ Key groups.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NewType
+
+from headgate.dataclass import dataclass
 
 CheckpointId = NewType("CheckpointId", int)
 """Strictly increasing over all generations of one pipeline; the first is 1."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
+
+from headgate.dataclass import dataclass
 
 _MAGIC = re.compile(r"[*?\[]")
 _NUMBER = re.compile(r"-\d+(?=-|$)")

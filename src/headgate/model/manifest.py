@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TypeAlias
 
+from headgate.dataclass import dataclass
 from headgate.model.config import Guarantee
 from headgate.model.ids import CheckpointId, Generation, SubtaskId
 from headgate.model.lineage import Lineage

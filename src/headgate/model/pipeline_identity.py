@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
+from headgate.dataclass import dataclass
 from headgate.model.ids import Generation
 
 LIFE_VERSION = 1

@@ -7,8 +7,9 @@ forwarded, so that its records need no channel. ``PipelineDefinition`` is made b
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from headgate.dataclass import dataclass
 from headgate.errors import UsageError
 from headgate.model.config import PipelineConfig
 from headgate.model.graph import MAIN, MAIN_INPUT, Graph, InputName, Node, OutputTag, Partitioner, Role

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TypeAlias
 
+from headgate.dataclass import dataclass
 from headgate.model.state_schema import ListOf, Plain, StructOf, ValueType, path_of
 
 

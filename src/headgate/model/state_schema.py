@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
+
+from headgate.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

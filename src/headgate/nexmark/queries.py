@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from decimal import Decimal
 from functools import cached_property
 
@@ -20,6 +19,7 @@ from headgate.api.streams.stream import Stream
 from headgate.api.streams.windowed_stream import Session, Sliding, Tumbling, WindowedStream
 from headgate.connectors.base import Source
 from headgate.connectors.memory import FromRows
+from headgate.dataclass import dataclass
 from headgate.errors import UsageError
 from headgate.model.config import Duration
 from headgate.nexmark.events import SCHEMAS, Kind, Nexmark

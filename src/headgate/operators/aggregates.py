@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import io
 import json
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 import polars as pl
 
+from headgate.dataclass import dataclass
 from headgate.operators.expressions import elementwise_problem
 
 

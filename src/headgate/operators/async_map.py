@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections import OrderedDict, deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from heapq import heappop, heappush
 from itertools import chain, groupby, takewhile
@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from headgate.codec.snapshot import Buffer, decode_sections, encode_sections
+from headgate.dataclass import dataclass
 from headgate.errors import StorageError, UsageError
 from headgate.model.state_schema import Form
 from headgate.operators.base import Operator, OperatorContext, Output, RestoredState

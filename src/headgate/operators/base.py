@@ -11,12 +11,13 @@ An operator must not change a batch it was given, and may keep references to it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol
 
 import pyarrow as pa
 
 from headgate.codec.snapshot import decode_sections
+from headgate.dataclass import dataclass
 from headgate.environment import SYSTEM_CLOCK, SYSTEM_THREADS, Threads
 from headgate.model.graph import InputName, OutputTag
 from headgate.protocol.watermarks import Origin

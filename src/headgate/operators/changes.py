@@ -6,13 +6,13 @@ Counterpart: ``api.streams.changes`` says which verbs keep a stream one with cha
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headgate.dataclass import dataclass
 from headgate.errors import UsageError
 from headgate.operators.base import Operator
 from headgate.operators.keys import KeyCheckOperator, check_keys

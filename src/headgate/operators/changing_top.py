@@ -8,12 +8,13 @@ or when most of it says nothing any more.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from headgate.dataclass import dataclass
 from headgate.operators.base import Operator, OperatorContext, Output, key_columns
 from headgate.operators.changes import DELETE, INSERT, OP, OPS, Signs, signs
 from headgate.operators.keyed_rows import change_rows, counted

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
+from headgate.dataclass import dataclass
 from headgate.errors import UsageError
 from headgate.operators.base import Operator, OperatorContext, Output, key_columns
 from headgate.operators.changes import INSERT, OP, OP_FIELD, OPS, UPDATE_AFTER, UPDATE_BEFORE

@@ -12,7 +12,7 @@ import traceback
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import Enum
 from operator import itemgetter
 from typing import Any, TypeAlias
@@ -21,6 +21,7 @@ import polars as pl
 import pyarrow as pa
 
 from headgate.codec.exact_values import MisfitError, described, elements_of, exact_array, exact_value
+from headgate.dataclass import dataclass
 from headgate.errors import UsageError
 from headgate.model.schema_evolution import OperatorRules
 from headgate.model.state_schema import ACCUMULATORS, StateIdentity

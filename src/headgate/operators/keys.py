@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headgate.dataclass import dataclass
 from headgate.errors import UsageError
 from headgate.operators.base import Operator
 from headgate.operators.schemas import require_columns

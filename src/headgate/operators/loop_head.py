@@ -7,12 +7,12 @@ does.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headgate.dataclass import dataclass
 from headgate.errors import UsageError
 from headgate.operators.base import Operator
 from headgate.operators.schemas import schema_text

@@ -10,13 +10,13 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
+from headgate.dataclass import dataclass
 from headgate.errors import UsageError
 from headgate.operators.aggregates import Aggregate, Recognised, argument, filtered, is_of_one_record, recognise
 from headgate.operators.base import Operator, OperatorContext, Output, key_columns

@@ -12,7 +12,6 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headgate.codec.snapshot import Buffer, decode_sections, encode_sections
+from headgate.dataclass import dataclass
 from headgate.errors import UsageError
 from headgate.model.ids import ChannelIndex
 from headgate.operators.base import WATERMARK_MAX_MS, Operator, RestoredState

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from headgate.dataclass import dataclass
 from headgate.errors import UsageError
 from headgate.operators.base import WATERMARK_MAX_MS, Operator, OperatorContext, Output, key_columns
 from headgate.operators.changes import DELETE, INSERT, OP, OP_FIELD, OPS, UPDATE_AFTER, UPDATE_BEFORE, Codes

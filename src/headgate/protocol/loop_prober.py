@@ -9,10 +9,10 @@ Source: Flink ML's ``SharedProgressAligner`` (sums of counts per round); Chandy 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias, assert_never
 
+from headgate.dataclass import dataclass
 from headgate.model.ids import ChannelIndex, SubtaskId
 from headgate.protocol.machine import Ignored, Machine
 

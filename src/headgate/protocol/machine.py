@@ -9,9 +9,10 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from enum import Enum
 
+from headgate.dataclass import dataclass
 from headgate.errors import ProtocolViolation
 
 STORY_MAX = 64

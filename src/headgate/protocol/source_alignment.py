@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from headgate.dataclass import dataclass
 from headgate.model.ids import SubtaskId
 from headgate.model.plan import Plan
 from headgate.protocol.watermarks import WATERMARK_MAX_MS, WATERMARK_MIN_MS

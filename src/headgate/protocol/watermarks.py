@@ -9,9 +9,9 @@ Source: Flink's ``BoundedOutOfOrdernessWatermarks``, ``WatermarksWithIdleness`` 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TypeAlias, assert_never
 
+from headgate.dataclass import dataclass
 from headgate.model.ids import ChannelIndex
 from headgate.protocol.machine import Machine
 

@@ -12,10 +12,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import headgate
+from headgate.dataclass import dataclass
 
 SOURCE = Path(headgate.__file__).parent
 ROOMS = ("model", "protocol", "runtime", "store", "state", "connectors/streams")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
+from headgate.dataclass import dataclass
 from headgate.sim.product.run import Result, Run, Simulation
 from headgate.sim.scenarios import (
     checkpoint_requests,

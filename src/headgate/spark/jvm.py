@@ -27,10 +27,11 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from headgate.dataclass import dataclass
 from headgate.environment import SYSTEM_CLOCK
 from headgate.errors import HeadgateError, PipelineFailed, UsageError
 from headgate.plain_text import printable

@@ -10,11 +10,11 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from headgate import __version__
+from headgate.dataclass import dataclass
 from headgate.distribution import DISTRIBUTION
 from headgate.errors import PipelineFailed
 from headgate.model.failure import Failure, FailureKind

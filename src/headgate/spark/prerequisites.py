@@ -12,11 +12,11 @@ import runpy
 import shutil
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
+from headgate.dataclass import dataclass
 from headgate.errors import PipelineFailed, UsageError
 
 KINDS = "local[N], spark://HOST:PORT, yarn or k8s://HOST:PORT"

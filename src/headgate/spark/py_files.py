@@ -11,10 +11,10 @@ import sys
 import uuid
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from headgate.dataclass import dataclass
 from headgate.errors import UsageError
 
 LEFT_OUT = ("__pycache__", ".git", ".venv")

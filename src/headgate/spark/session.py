@@ -15,10 +15,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from headgate import __version__
+from headgate.dataclass import dataclass
 from headgate.environment import SYSTEM_CLOCK
 from headgate.errors import UsageError
 from headgate.model.failure import Failure

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
+from headgate.dataclass import dataclass
 from headgate.errors import UsageError
 from headgate.runtime.state_reader.lookup import Piece, StoredCheckpoint, find_checkpoint
 from headgate.runtime.state_reader.reader import (

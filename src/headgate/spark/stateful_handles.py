@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import datetime
 from typing import Any, TypeAlias
 
@@ -21,6 +21,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import Row, StructType
 
 from headgate.codec.exact_values import elements_of, exact_array
+from headgate.dataclass import dataclass
 from headgate.errors import UsageError
 from headgate.model.state_schema import inner_paths
 from headgate.operators.process.key_process import KeyContext

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from headgate.dataclass import dataclass
 from headgate.errors import UsageError
 from headgate.store.store import Store, store_root
 from headgate.store.streams import StreamCut, StreamInfo, no_such_stream

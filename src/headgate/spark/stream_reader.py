@@ -7,7 +7,6 @@ docs/spec/spark-streams.md. Arrow batches all the way; what is read is never mor
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
+from headgate.dataclass import dataclass
 from headgate.errors import TruncatedError, UsageError
 from headgate.operators.schemas import canonical_schema
 from headgate.protocol.store.layouts import Layout

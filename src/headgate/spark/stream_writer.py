@@ -11,13 +11,13 @@ import functools
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from headgate.codec.arrow import unzoned_schema
+from headgate.dataclass import dataclass
 from headgate.errors import HeadgateError, StorageError, UsageError
 from headgate.operators.schemas import canonical_schema, carried
 from headgate.protocol.store.micro_batches import Turn, turn_of

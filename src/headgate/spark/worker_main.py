@@ -16,13 +16,13 @@ import sys
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
 from headgate import __version__
 from headgate.codec.messages import Obituary
+from headgate.dataclass import dataclass
 from headgate.model.ids import WorkerIndex
 from headgate.model.plan import PipelineDefinition
 

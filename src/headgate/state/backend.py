@@ -13,7 +13,6 @@ Counterpart: ``operators.process.timers``, through which users' functions regist
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
 
@@ -21,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from headgate.codec.snapshot import MetaSection
+from headgate.dataclass import dataclass
 from headgate.state.descriptors import KeyColumns, Section, StateDescriptor, row_conversion, section_data
 from headgate.state.key_hash import Hashes, Words, owned_rows
 from headgate.state.key_index import Slots

@@ -9,7 +9,6 @@ seen, so that equal input gives equal state.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -17,6 +16,7 @@ import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
+from headgate.dataclass import dataclass
 from headgate.state.key_hash import Words, column_words, is_text, mix
 
 Slots: TypeAlias = npt.NDArray[np.int64]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
@@ -19,6 +18,7 @@ import polars as pl
 import pyarrow as pa
 
 from headgate.codec.exact_values import described, exact_array
+from headgate.dataclass import dataclass
 
 _ZONE = ZoneInfo("UTC")
 """Of moments, as Polars and Arrow make them: what was put reads the same as what was restored."""

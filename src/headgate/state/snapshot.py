@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -24,6 +23,7 @@ from headgate.codec.snapshot import (
     Buffer,
     encode_sections,
 )
+from headgate.dataclass import dataclass
 from headgate.errors import CorruptionError
 from headgate.model.manifest import KeyGroups, SnapshotPart
 from headgate.state.descriptors import Section

@@ -7,7 +7,6 @@ append-only heap of Arrow arrays. A frozen array belongs to its snapshot: the ne
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol, TypeAlias
 
@@ -15,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from headgate.dataclass import dataclass
 from headgate.state.key_index import Slots
 
 Array: TypeAlias = npt.NDArray[Any]

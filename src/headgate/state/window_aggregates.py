@@ -12,7 +12,6 @@ and a picked value goes with the rank that decided: those rows must come in the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeAlias
 
@@ -20,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from headgate.dataclass import dataclass
 from headgate.errors import UsageError
 from headgate.state.key_hash import Words, column_words
 from headgate.state.key_index import Slots, frozen_keys, make_key_index

@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol, TypeAlias, TypeVar
 
+from headgate.dataclass import dataclass
 from headgate.errors import CorruptionError, StorageError, UsageError
 
 Bytes: TypeAlias = bytes | bytearray | memoryview

@@ -10,9 +10,9 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import Enum
 
+from headgate.dataclass import dataclass
 from headgate.errors import StorageError
 from headgate.storage.base import Bytes, Storage
 

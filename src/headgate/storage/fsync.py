@@ -9,9 +9,11 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TypeAlias
+
+from headgate.dataclass import dataclass
 
 PERMANENT = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL})
 """Errors that no repetition cures: lack of rights, and impossible names."""

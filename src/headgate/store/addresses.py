@@ -8,9 +8,9 @@ token through: a store's URL is written to manifests, logs and pages.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from urllib.parse import unquote_plus, urlsplit
 
+from headgate.dataclass import dataclass
 from headgate.errors import UsageError
 from headgate.tls import is_loopback
 

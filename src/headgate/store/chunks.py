@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -20,6 +19,7 @@ import xxhash
 from headgate.codec.arrow import read_batch
 from headgate.codec.chunk import PART_BYTES_MAX, EncodedChunk, Part, encode_chunk, verify_part
 from headgate.codec.frames import BatchEncoder
+from headgate.dataclass import dataclass
 from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.storage.base import NotFound, Storage
 from headgate.store.catalogue.records import ChunkRecord, StoredPart

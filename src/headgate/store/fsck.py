@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import ParamSpec, Protocol, TypeAlias, runtime_checkable
 
 import pyarrow as pa
 from msgspec import structs
 
 from headgate.codec.chunk import PartEntry, decode_footer
+from headgate.dataclass import dataclass
 from headgate.errors import CorruptionError, HeadgateError
 from headgate.storage.base import NotFound, Storage
 from headgate.store.catalogue.base import Audit, Catalogue

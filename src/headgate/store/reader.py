@@ -9,11 +9,11 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 import pyarrow as pa
 
 from headgate.codec.chunk import ALIGNMENT, PART_BYTES_MAX
+from headgate.dataclass import dataclass
 from headgate.errors import CorruptionError, StorageError, TruncatedError
 from headgate.protocol.watermarks import WATERMARK_MIN_MS
 from headgate.storage.base import Storage

@@ -12,10 +12,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 import pyarrow as pa
 
+from headgate.dataclass import dataclass
 from headgate.errors import FencedError, HeadgateError, StorageError, UsageError
 from headgate.protocol.store.transactions import PINGS_PER_LEASE, Abort, Commit, Prepare, Verdict
 from headgate.store.catalogue.records import ChunkRecord, Shared, TransactionInfo

@@ -10,12 +10,13 @@ import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TypeAlias
 
 import pyarrow as pa
 
+from headgate.dataclass import dataclass
 from headgate.environment import Clock, Thread, Threads
 from headgate.errors import FencedError, HeadgateError, StorageError, UsageError
 from headgate.storage.base import NotFound

@@ -13,13 +13,14 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, TypeAlias, TypedDict, Unpack
 
 import pyarrow as pa
 from pyspark import cloudpickle
 
+from headgate.dataclass import dataclass
 from headgate.display.text import counted
 from headgate.environment import CancellablePool, DaemonThread, Pool, ThreadEnded, cancellable
 from headgate.errors import UsageError

@@ -9,10 +9,11 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from headgate.connectors.base import AnyReader, CheckpointMarker, PartsReader, Polled, Source, SourceContext
+from headgate.dataclass import dataclass
 from headgate.model.ids import Generation
 from headgate.operators.base import RestoredState
 from headgate.operators.checkpoint_listeners import (

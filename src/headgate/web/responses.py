@@ -14,7 +14,6 @@ import secrets
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -28,6 +27,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from headgate.api.pipeline_registry import KnownPipeline
+from headgate.dataclass import dataclass
 from headgate.environment import SYSTEM_CLOCK
 from headgate.errors import HeadgateError, UsageError
 from headgate.model.progress import CheckpointOutcome, ControlRequest, PipelineHandle

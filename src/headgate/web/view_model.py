@@ -11,11 +11,12 @@ import re
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from headgate.dataclass import dataclass
 from headgate.model.config import ExponentialDelay, FailureRate, FixedDelay, NoRestart, RestartStrategy
 from headgate.model.graph import MAIN, Partitioner
 from headgate.model.ids import CheckpointId, NodeName

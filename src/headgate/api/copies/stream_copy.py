@@ -12,7 +12,6 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import pyarrow as pa
@@ -24,6 +23,7 @@ from headgate.codec.arrow import MOMENT
 from headgate.connectors.kafka.formats import VALUE
 from headgate.connectors.kafka.outgoing_records import RecordColumns
 from headgate.connectors.streams.segments import first_needed, places_of
+from headgate.dataclass import dataclass
 from headgate.errors import HeadgateError, UsageError
 from headgate.model.progress import PipelineHandle
 from headgate.store.store import Store

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -45,6 +45,7 @@ from headgate.api.sql.time_range import time_range
 from headgate.api.sql.values import type_of_keys, unsupported
 from headgate.api.streams.stream import Stream
 from headgate.api.streams.windowed_stream import Tumbling, Window
+from headgate.dataclass import dataclass
 from headgate.errors import UsageError
 from headgate.operators.changes import OP
 

@@ -6,7 +6,7 @@ Counterpart: ``api.sql.query`` makes them of clauses. Nothing runs here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -15,6 +15,7 @@ from headgate.api.sql.expressions import Scalars, interval_ms
 from headgate.api.sql.values import unsupported
 from headgate.api.streams.stream import Stream
 from headgate.api.streams.windowed_stream import Session, Sliding, Tumbling, Window
+from headgate.dataclass import dataclass
 from headgate.errors import UsageError
 from headgate.operators.changes import OP
 from headgate.operators.windows.window_assigner import FixedWindows

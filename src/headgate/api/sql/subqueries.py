@@ -5,11 +5,11 @@ They become semi and anti joins (``api.sql.query``). Nothing runs here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from headgate.api.sql.expressions import exp
 from headgate.api.sql.values import unsupported
+from headgate.dataclass import dataclass
 
 if TYPE_CHECKING:
     from sqlglot.expressions import Expression

@@ -6,10 +6,10 @@ A range with two ends says how long each row waits for partners. Nothing runs he
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from headgate.api.sql.expressions import exp, interval_ms
+from headgate.dataclass import dataclass
 
 if TYPE_CHECKING:
     from sqlglot.expressions import Expression

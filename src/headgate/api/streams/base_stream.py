@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal, Protocol, Self, TypeVar
 
 import polars as pl
@@ -18,6 +18,7 @@ from headgate.api.graph_builder import GraphBuilder
 from headgate.api.streams.changes import Changes, changes_after, filter_of_changes, refused, renamed
 from headgate.api.unsupported import check_life_cycle, refuse_uncalled_methods
 from headgate.connectors.memory import FromRows
+from headgate.dataclass import dataclass
 from headgate.display.html import StreamPicture, stream_html
 from headgate.errors import UsageError
 from headgate.model.config import Duration, check_switches, duration_ms

@@ -7,11 +7,11 @@ does to it. Operators that do not know changes refuse them, because ``Records._e
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import polars as pl
 import pyarrow as pa
 
+from headgate.dataclass import dataclass
 from headgate.errors import UsageError
 from headgate.operators.changes import DELETE, INSERT, OP, UPDATE_AFTER, UPDATE_BEFORE
 from headgate.operators.expressions import ExpressionsSpec, filter_spec, with_columns_spec

@@ -7,7 +7,7 @@ Adds an operator per side that handles null keys, or one that brings the rows of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, TypeAlias, TypeGuard, TypeVar
 
@@ -18,6 +18,7 @@ from headgate.api.streams.base_stream import Records
 from headgate.api.streams.changes import Changes
 from headgate.api.streams.windowed_stream import Sliding, Tumbling, misses_results
 from headgate.connectors.base import Source
+from headgate.dataclass import dataclass
 from headgate.errors import UsageError
 from headgate.model.config import Duration, StateConfig, duration_ms
 from headgate.model.graph import BROADCAST_INPUT, MAIN_INPUT, Edge, Partitioner, Role

@@ -8,7 +8,7 @@ else.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeAlias, TypeVar, cast
 
 from headgate.api.streams.base_stream import Records
@@ -19,6 +19,7 @@ from headgate.api.validation import (
     check_keys_of_feedback,
     head_spec,
 )
+from headgate.dataclass import dataclass
 from headgate.errors import UsageError
 from headgate.model.graph import Edge, Partitioner, Role
 from headgate.model.ids import NodeName

@@ -7,7 +7,7 @@ in ``windowed_stream``. Nothing runs here.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import polars as pl
@@ -51,6 +51,7 @@ from headgate.api.unsupported import (
     refused,
 )
 from headgate.connectors.base import Sink, check_is_sink
+from headgate.dataclass import dataclass
 from headgate.errors import UsageError
 from headgate.model.config import Duration, check_switches, duration_ms
 from headgate.model.graph import Edge, Partitioner, Role

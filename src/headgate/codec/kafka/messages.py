@@ -7,7 +7,6 @@ Kafka's own message definitions, in snake case.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 from uuid import UUID
 
@@ -27,6 +26,7 @@ from headgate.codec.kafka.wire import (
     Tag,
     Uuid,
 )
+from headgate.dataclass import dataclass
 
 NO_UUID = UUID(int=0)
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import io
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
@@ -43,6 +42,7 @@ from headgate.codec.kafka.record_batch import (
     checksum,
 )
 from headgate.codec.kafka.wire import Buffer
+from headgate.dataclass import dataclass
 from headgate.errors import CorruptionError
 
 GROUP_BYTES = 4 << 20

@@ -7,7 +7,6 @@ puts them in front of the values, and the bytes of the joined column are the rec
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +28,7 @@ from headgate.codec.kafka.record_batch import (
     checksum,
 )
 from headgate.codec.kafka.wire import Parts
+from headgate.dataclass import dataclass
 from headgate.errors import UsageError
 
 BATCH_BYTES_MAX = 1_048_588

@@ -12,10 +12,11 @@ import struct
 import types
 import typing
 from collections.abc import Iterable, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, fields
 from typing import Annotated, Any, ClassVar, Generic, NoReturn, Protocol, TypeAlias, TypeVar
 from uuid import UUID
 
+from headgate.dataclass import dataclass
 from headgate.errors import ProtocolViolation
 
 Buffer: TypeAlias = bytes | bytearray | memoryview

@@ -10,7 +10,6 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +27,7 @@ from headgate.connectors.files.line_decoders import (
     wide_type,
 )
 from headgate.connectors.files.line_file import Lines
+from headgate.dataclass import dataclass
 from headgate.errors import UsageError
 from headgate.operators.schemas import DECIMAL_DIGITS_MAX, canonical_schema, schema_text, to_canonical
 

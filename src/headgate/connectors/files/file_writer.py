@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import pyarrow as pa
 
@@ -20,6 +19,7 @@ from headgate.connectors.files.file_committer import refuse_if_fenced
 from headgate.connectors.files.partitions import divided
 from headgate.connectors.files.publish_log import SinkIdentity, StagedFile, digest, encode_files
 from headgate.connectors.spill_buffer import SpillBuffer
+from headgate.dataclass import dataclass
 from headgate.errors import CorruptionError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.operators.base import RestoredState

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from headgate.dataclass import dataclass
 
 Ints: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 

@@ -12,7 +12,7 @@ import codecs
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -24,6 +24,7 @@ from headgate.codec.exact_values import MisfitError, shortened_text
 from headgate.connectors.files.json_maps import MapLines
 from headgate.connectors.files.json_shape import ShapedReader
 from headgate.connectors.files.line_file import Lines, RawLines
+from headgate.dataclass import dataclass
 from headgate.errors import UsageError
 from headgate.operators.schemas import canonical_schema, has_map, schema_text, to_canonical
 

@@ -7,7 +7,7 @@ Counterpart: ``line_source``, which reads many such files. Source: docs/spec/con
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,6 +18,7 @@ from headgate.connectors.base import SplitPosition
 from headgate.connectors.files.compressed_file import INFER, CompressedFile, codec_of
 from headgate.connectors.files.filesystem import ABSENT, LOCAL, FileSystem, Status, failing
 from headgate.connectors.files.selection import PATTERN_DEFAULT
+from headgate.dataclass import dataclass
 from headgate.errors import CorruptionError, UsageError
 
 Offsets: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from typing import Any, Protocol, TypeAlias
 
@@ -35,6 +35,7 @@ from headgate.connectors.files.line_file import (
 )
 from headgate.connectors.files.object_selection import ObjectOptions, ObjectSelection, in_order
 from headgate.connectors.files.selection import numbered_files
+from headgate.dataclass import dataclass
 from headgate.environment import DaemonPool
 from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.operators.user_functions import bad_records

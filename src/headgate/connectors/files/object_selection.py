@@ -8,11 +8,12 @@ from __future__ import annotations
 import glob
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 from headgate.connectors.files.selection import COMPRESSED, PATTERN_DEFAULT, Paths, check_pattern
+from headgate.dataclass import dataclass
 from headgate.errors import StorageError, UsageError
 from headgate.model.config import Duration, duration_ms
 from headgate.model.lineage import Location, Relocation

@@ -11,7 +11,7 @@ import struct
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -34,6 +34,7 @@ from headgate.connectors.base import (
 from headgate.connectors.files.object_reader import Fetcher, ObjectReader, ObjectStream
 from headgate.connectors.files.object_selection import ObjectSelection, Replacement, object_options, select_objects
 from headgate.connectors.files.selection import Paths, numbered_files, select_files
+from headgate.dataclass import dataclass
 from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.model.config import Duration, check_switches
 from headgate.model.lineage import Location

@@ -20,12 +20,12 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 
 import msgspec
 import xxhash
 
 from headgate.connectors.files.partitions import is_partition
+from headgate.dataclass import dataclass
 from headgate.errors import CorruptionError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.storage.base import AlreadyExists, Bytes, NotFound, Storage, read_with_retries

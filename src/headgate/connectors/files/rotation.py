@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import xxhash
 
 from headgate.connectors.files.filesystem import ABSENT, LOCAL, FileSystem, failing, inode_of
 from headgate.connectors.files.line_file import HEAD_BYTES, LineFile, OlderFile
 from headgate.connectors.files.selection import COMPRESSED, series_of
+from headgate.dataclass import dataclass
 
 SCANS_MAX = 16
 """So often is a directory looked through in which files are being renamed."""

@@ -10,12 +10,12 @@ import glob
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import xxhash
 
 from headgate.connectors.files.filesystem import ABSENT, LOCAL, FileSystem, failing, inode_of
+from headgate.dataclass import dataclass
 from headgate.errors import UsageError
 from headgate.model.lineage import Location, Relocation, base, is_within
 from headgate.plain_text import printable

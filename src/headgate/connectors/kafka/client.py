@@ -8,7 +8,7 @@ out what the sink decided.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TypeVar
 from uuid import UUID
 
@@ -54,6 +54,7 @@ from headgate.codec.kafka.wire import Answer, Request
 from headgate.connectors.kafka.connection import Connection
 from headgate.connectors.kafka.refusal import refusal, right_to
 from headgate.connectors.kafka.security import KafkaSecurity
+from headgate.dataclass import dataclass
 from headgate.environment import SYSTEM_ENVIRONMENT, Environment
 from headgate.errors import StorageError, UsageError
 

@@ -8,7 +8,6 @@ away it may block as long as ``KafkaClient`` is patient: a source runs it in a t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TypeAlias
 from uuid import UUID
 
@@ -26,6 +25,7 @@ from headgate.codec.kafka.record_decoder import DecodedRecords, decode_records, 
 from headgate.connectors.kafka.client import ANSWER_MS, BACKOFF_MS_MAX, BACKOFF_MS_MIN, KafkaClient, Topic
 from headgate.connectors.kafka.connection import Connection, wait_any
 from headgate.connectors.kafka.refusal import refusal
+from headgate.dataclass import dataclass
 from headgate.environment import Environment
 from headgate.errors import StorageError, UsageError
 

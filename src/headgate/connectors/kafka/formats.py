@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -39,6 +38,7 @@ from headgate.connectors.kafka.schemas.avro_decoder import AvroDecoder
 from headgate.connectors.kafka.schemas.protobuf_decoder import ProtobufDecoder
 from headgate.connectors.kafka.schemas.protobuf_message import ProtobufMessage, message_of
 from headgate.connectors.kafka.schemas.schema_registry import FoundSchema, RegistryClient, SchemaRegistry
+from headgate.dataclass import dataclass
 from headgate.environment import SYSTEM_ENVIRONMENT, Environment
 from headgate.errors import UsageError
 from headgate.operators.schemas import SchemaLike, arrow_schema, canonical_schema

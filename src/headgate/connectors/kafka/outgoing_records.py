@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +21,7 @@ from headgate.connectors.kafka.changes import (
     without_update_before,
 )
 from headgate.connectors.kafka.fetcher import Partition
+from headgate.dataclass import dataclass
 from headgate.errors import UsageError
 from headgate.operators.changes import OP
 

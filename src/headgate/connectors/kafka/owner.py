@@ -8,11 +8,11 @@ time, one is fenced by the brokers and reads again. Brokers delete these offsets
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from headgate.codec.kafka.error_codes import ErrorCode
 from headgate.connectors.fenced_sink import Fence
 from headgate.connectors.kafka.client import KafkaClient
+from headgate.dataclass import dataclass
 from headgate.errors import FencedError, StorageError
 
 CLAIM_TIMEOUT_MS = 10_000

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,7 @@ from headgate.connectors.kafka.client import (
 from headgate.connectors.kafka.connection import Connection, wait_any
 from headgate.connectors.kafka.fetcher import Partition
 from headgate.connectors.kafka.refusal import refusal
+from headgate.dataclass import dataclass
 from headgate.environment import Environment
 from headgate.errors import StorageError, UsageError
 

@@ -11,7 +11,7 @@ import re
 import zlib
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import ClassVar, TypeAlias
 from uuid import UUID
@@ -31,6 +31,7 @@ from headgate.connectors.kafka.fetcher import Fetched, Fetcher, Partition
 from headgate.connectors.kafka.formats import AVRO, DROP, RAW, Metadata, RecordDecoder, RecordFormat, record_format
 from headgate.connectors.kafka.schemas.schema_registry import RegistryClient, SchemaRegistry
 from headgate.connectors.kafka.security import NO_SECURITY, KafkaSecurity
+from headgate.dataclass import dataclass
 from headgate.environment import SYSTEM_ENVIRONMENT, Environment, ThreadEnded
 from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.model.config import Duration, duration_ms

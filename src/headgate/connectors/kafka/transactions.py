@@ -9,12 +9,12 @@ was committed, also when Kafka has forgotten it or the id has been used again.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from enum import Enum
 
 import msgspec
 
 from headgate.codec.kafka.error_codes import ErrorCode
+from headgate.dataclass import dataclass
 from headgate.errors import CorruptionError
 from headgate.model.ids import Generation
 from headgate.model.manifest import Committable

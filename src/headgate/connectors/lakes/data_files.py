@@ -8,7 +8,7 @@ Counterpart: ``table_sink``, which commits. Source: docs/spec/lakes.md.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from headgate.connectors.base import SealedTransaction, SinkContext, SinkWriter
 from headgate.connectors.fenced_sink import OutputName, owner_of
 from headgate.connectors.lakes.types import as_table
+from headgate.dataclass import dataclass
 from headgate.environment import SYSTEM_ENVIRONMENT, Environment
 from headgate.errors import CorruptionError, StorageError
 from headgate.model.ids import CheckpointId

@@ -10,7 +10,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
@@ -18,6 +17,7 @@ import pyarrow as pa
 
 from headgate.codec.exact_values import MisfitError
 from headgate.connectors.base import FailStopReader, Source, SourceBatch, SourceContext, owner_of_split
+from headgate.dataclass import dataclass
 from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.model.config import Duration, duration_ms
 from headgate.operators.schemas import to_canonical

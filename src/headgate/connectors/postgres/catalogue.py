@@ -6,11 +6,11 @@ A table that cannot be followed is refused here, in the driver, with the command
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from headgate.connectors.postgres.connection import place_of
 from headgate.connectors.postgres.values import Column, identifier, with_texts
+from headgate.dataclass import dataclass
 from headgate.errors import UsageError
 
 VERSION_MIN = 140_000

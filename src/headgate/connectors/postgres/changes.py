@@ -19,7 +19,6 @@ import struct
 import zlib
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import msgspec
@@ -62,6 +61,7 @@ from headgate.connectors.postgres.pgoutput import (
     Point,
 )
 from headgate.connectors.postgres.values import identifier, parsed, union_of
+from headgate.dataclass import dataclass
 from headgate.environment import SYSTEM_ENVIRONMENT, Environment, ThreadEnded
 from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.model.config import check_switches

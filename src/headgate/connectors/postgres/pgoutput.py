@@ -8,7 +8,6 @@ Source: PostgreSQL's documentation, "Logical Replication Message Formats".
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -17,6 +16,7 @@ import pyarrow as pa
 
 from headgate.connectors.postgres.catalogue import Table
 from headgate.connectors.postgres.values import TEXT, parsed
+from headgate.dataclass import dataclass
 from headgate.errors import UsageError
 from headgate.operators.changes import DELETE, INSERT, OP, OPS, UPDATE_AFTER, UPDATE_BEFORE, op_column
 

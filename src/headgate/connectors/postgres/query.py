@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -27,6 +26,7 @@ from headgate.connectors.postgres.connection import (
     translated,
 )
 from headgate.connectors.postgres.values import Column, identifier, parsed, schema_of, with_texts
+from headgate.dataclass import dataclass
 from headgate.environment import SYSTEM_ENVIRONMENT, Environment, ThreadEnded
 from headgate.errors import CorruptionError, UsageError
 from headgate.model.lineage import Location

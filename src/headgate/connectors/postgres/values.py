@@ -7,12 +7,13 @@ writes. All values of a column are parsed together.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headgate.dataclass import dataclass
 from headgate.errors import UsageError
 
 TEXT = pa.large_string()

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import IntEnum
 from typing import Any, TypeAlias
 from uuid import UUID
 
 from headgate.connectors.pravega.security import NO_SECURITY, PravegaSecurity
+from headgate.dataclass import dataclass
 from headgate.errors import ProtocolViolation, StorageError, UsageError
 
 CALL_MS = 30_000

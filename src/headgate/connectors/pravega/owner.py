@@ -8,12 +8,13 @@ forgets what became of them after a day.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from headgate.connectors.fenced_sink import Fence
 from headgate.connectors.pravega.controller import Controller, StreamName
 from headgate.connectors.pravega.side_stream import SideStream
+from headgate.dataclass import dataclass
 from headgate.environment import Environment
 from headgate.errors import StorageError
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TypeAlias
 
 import msgspec
@@ -39,6 +39,7 @@ from headgate.connectors.pravega.segment_store import (
 )
 from headgate.connectors.pravega.side_stream import SideStream
 from headgate.connectors.pravega.time_marks import MarkReader, SegmentTimes, TimeMark
+from headgate.dataclass import dataclass
 from headgate.environment import Environment, ThreadEnded
 from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.operators.checkpoint_listeners import CheckpointedFunction, CheckpointListener, SnapshotContext

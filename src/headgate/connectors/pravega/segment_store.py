@@ -15,12 +15,13 @@ import struct
 import uuid
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import IntEnum
 from typing import TypeAlias
 
 from headgate.connectors.pravega.access import Access
 from headgate.connectors.pravega.controller import Controller, StreamName
+from headgate.dataclass import dataclass
 from headgate.environment import SYSTEM_ENVIRONMENT, Environment
 from headgate.errors import ProtocolViolation, StorageError, UsageError
 

@@ -7,12 +7,13 @@ and take texts that differ in case for one key. Such tables are refused at the s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
+
+from headgate.dataclass import dataclass
 
 BACKENDS = ("mysql", "mariadb")
 """Names of both in URLs."""

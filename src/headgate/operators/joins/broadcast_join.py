@@ -7,7 +7,6 @@ arrives, or waits in the state until the table has been read to its end (docs/sp
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
@@ -15,6 +14,7 @@ import polars as pl
 import pyarrow as pa
 
 from headgate.codec.snapshot import Buffer, decode_sections, encode_sections
+from headgate.dataclass import dataclass
 from headgate.errors import CorruptionError, UsageError
 from headgate.model.graph import BROADCAST_INPUT, MAIN, MAIN_INPUT, InputName, OutputTag
 from headgate.model.schema_evolution import Misfit

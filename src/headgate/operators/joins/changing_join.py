@@ -7,11 +7,11 @@ nulls on the other side, is taken back when a partner comes. See docs/spec/joins
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
+from headgate.dataclass import dataclass
 from headgate.operators.base import Operator
 from headgate.operators.changes import OP, Signs, signs
 from headgate.operators.joins.stream_joins import (

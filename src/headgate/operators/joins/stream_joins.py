@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, TypeAlias, get_args
 
@@ -18,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headgate.dataclass import dataclass
 from headgate.errors import UsageError
 from headgate.model.graph import MAIN, InputName, OutputTag
 from headgate.operators.base import WATERMARK_MAX_MS, Operator, OperatorContext, Output

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import polars as pl
 import pyarrow as pa
 
+from headgate.dataclass import dataclass
 from headgate.errors import UsageError
 from headgate.model.graph import BROADCAST_INPUT, MAIN, MAIN_INPUT, InputName, OutputTag
 from headgate.operators.base import WATERMARK_MAX_MS, Operator, OperatorContext, Output, RestoredState, key_columns

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import polars as pl
@@ -17,6 +16,7 @@ import pyarrow as pa
 
 from headgate.codec.exact_values import MisfitError, exact_array
 from headgate.codec.snapshot import Buffer, MetaSection, decode_sections, encode_sections
+from headgate.dataclass import dataclass
 from headgate.errors import CorruptionError, UsageError
 from headgate.model.schema_evolution import Misfit
 from headgate.operators.base import OperatorContext, RestoredState

@@ -8,13 +8,13 @@ The key, its state and its timers have the names of the left key columns. Modell
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
 import polars as pl
 import pyarrow as pa
 
+from headgate.dataclass import dataclass
 from headgate.errors import UsageError
 from headgate.model.graph import MAIN, MAIN_INPUT, InputName, OutputTag
 from headgate.operators.base import Operator, key_columns

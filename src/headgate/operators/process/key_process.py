@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from headgate.dataclass import dataclass
 from headgate.operators.base import WATERMARK_MAX_MS, Operator, OperatorContext, Output, RestoredState, owner_of
 from headgate.operators.functions import Refused, divert_refused, paused_gc, rows_of
 from headgate.operators.process.row_process import ProcessOperator, StateHandle, timer_text

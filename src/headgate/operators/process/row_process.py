@@ -6,12 +6,12 @@ Modelled on Flink's ``KeyedProcessFunction`` and PySpark's ``StatefulProcessor``
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, ClassVar
 
 import pyarrow as pa
 
+from headgate.dataclass import dataclass
 from headgate.errors import UsageError
 from headgate.operators.base import Operator, OperatorContext, Output, key_columns
 from headgate.operators.counters import bind_counters

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import pyarrow as pa
 
+from headgate.dataclass import dataclass
 from headgate.errors import UsageError
 from headgate.model.graph import MAIN, MAIN_INPUT, InputName, OutputTag
 from headgate.model.schema_evolution import OperatorRules

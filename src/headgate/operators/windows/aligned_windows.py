@@ -17,7 +17,6 @@ from __future__ import annotations
 import json
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -26,6 +25,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headgate.dataclass import dataclass
 from headgate.model.graph import MAIN_INPUT, InputName, OutputTag
 from headgate.model.ids import key_groups_of_subtask
 from headgate.model.state_schema import Form

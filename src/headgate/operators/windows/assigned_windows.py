@@ -5,11 +5,10 @@ A record of sliding windows becomes one for each of its windows. This stands bef
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import pyarrow as pa
 
+from headgate.dataclass import dataclass
 from headgate.operators.base import Operator
 from headgate.operators.timestamps import EventTime
 from headgate.operators.windows.window_assigner import AlignedWindows

@@ -6,13 +6,12 @@ has its bounds in the key.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
+from headgate.dataclass import dataclass
 from headgate.operators.aggregates import stable
 from headgate.operators.base import Operator
 from headgate.operators.keys import check_keys

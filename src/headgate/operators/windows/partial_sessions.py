@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from headgate.dataclass import dataclass
 from headgate.operators.base import Operator
 from headgate.operators.timestamps import EventTime
 from headgate.operators.windows.window_plan import ROWS_COLUMN, InputReader, WindowPlan

@@ -11,13 +11,13 @@ a timer for it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
+from headgate.dataclass import dataclass
 from headgate.errors import UsageError
 from headgate.model.state_schema import StateIdentity
 from headgate.operators.aggregates import stable

@@ -8,7 +8,6 @@ record is kept once however many windows it lies in.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Protocol
@@ -17,6 +16,7 @@ from zoneinfo import ZoneInfo
 import numpy as np
 import numpy.typing as npt
 
+from headgate.dataclass import dataclass
 from headgate.operators.timestamps import EventTime
 
 _NUMBER_MIN, _NUMBER_MAX = -(1 << 62), 1 << 62

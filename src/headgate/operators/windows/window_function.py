@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ import polars as pl
 import pyarrow as pa
 
 from headgate.codec.exact_values import MisfitError
+from headgate.dataclass import dataclass
 from headgate.operators.base import Operator, OperatorContext, Output
 from headgate.operators.checkpoint_listeners import own_function_of
 from headgate.operators.functions import RowWriter, divert_misfits, divert_refused, paused_gc

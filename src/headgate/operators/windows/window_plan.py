@@ -8,7 +8,6 @@ records and Polars aggregates them when it fires.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
@@ -17,6 +16,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headgate.dataclass import dataclass
 from headgate.errors import UsageError
 from headgate.model.graph import MAIN, OutputTag
 from headgate.model.state_schema import Form, StateIdentity

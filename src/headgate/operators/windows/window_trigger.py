@@ -9,7 +9,7 @@ without content. Modelled on Flink's ``Trigger``.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import Enum
 from typing import Any, ClassVar
 
@@ -18,6 +18,7 @@ import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
+from headgate.dataclass import dataclass
 from headgate.model.graph import MAIN, MAIN_INPUT, InputName, OutputTag
 from headgate.operators.base import WATERMARK_MAX_MS, Operator, OperatorContext, Output, RestoredState, key_columns
 from headgate.operators.functions import Row, paused_gc, rows_of

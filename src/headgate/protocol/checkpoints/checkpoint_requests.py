@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Container, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from headgate.dataclass import dataclass
 from headgate.model.ids import CheckpointId, SubtaskId
 from headgate.model.manifest import Copied, SubtaskEntry
 from headgate.protocol.checkpoints.commit import CommitQueue

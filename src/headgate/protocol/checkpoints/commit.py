@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from headgate.dataclass import dataclass
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.lineage import NodeKind
 from headgate.model.manifest import Committable, Left, Manifest

@@ -8,9 +8,9 @@ goes on with what a checkpoint holds under its name.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
+from headgate.dataclass import dataclass
 from headgate.errors import NameOperator, Remedy
 from headgate.model.lineage import Lineage, Lineages, Location, Moves, NodeKind, Relocation, family, moved
 from headgate.model.schema_evolution import NO_RULES, Misfit, OperatorRules, StateRules, changes_in, conversion_of

@@ -6,10 +6,10 @@ decides. Why a checkpoint did not complete is a closed list, each with a text an
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
+from headgate.dataclass import dataclass
 from headgate.model.config import ORDINARY, CheckpointOptions
 from headgate.model.failure import Failure
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, WorkerIndex

@@ -8,8 +8,9 @@ docs/spec/induced.md): a restart would have such a source read the same records 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from headgate.dataclass import dataclass
 from headgate.model.config import ORDINARY, CheckpointOptions
 from headgate.model.ids import CheckpointId, SubtaskId, VertexId
 from headgate.model.manifest import Committable, Copied, HookState, SubtaskEntry

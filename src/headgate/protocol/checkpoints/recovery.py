@@ -8,10 +8,11 @@ Source: Arroyo's state protocol (state is derived from durable objects), Flink's
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TypeAlias
 
+from headgate.dataclass import dataclass
 from headgate.errors import LeaveBehind, NameOperator, Remedy, RestoreFiles
 from headgate.model.config import DamagedCheckpoint
 from headgate.model.ids import CheckpointId, Generation

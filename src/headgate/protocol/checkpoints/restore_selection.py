@@ -10,9 +10,9 @@ in ``recovery``.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TypeAlias
 
+from headgate.dataclass import dataclass
 from headgate.errors import GoBackPast, NameAnotherPlace
 from headgate.model.failure import Failure
 from headgate.model.ids import CheckpointId

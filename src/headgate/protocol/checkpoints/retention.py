@@ -8,8 +8,8 @@ checkpoints is to give up the log. Counterpart: ``runtime.checkpoints.snapshot_f
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
+from headgate.dataclass import dataclass
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import SnapshotPart
 from headgate.protocol.checkpoints.coordinator_events import AbortReason, DropCheckpoint, Effect

@@ -7,9 +7,9 @@ what a stream was, unless other segments are held than before.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
+from headgate.dataclass import dataclass
 from headgate.protocol.store.reader_group import Group
 from headgate.protocol.store.reading_order import Progress, View, whole_cut
 

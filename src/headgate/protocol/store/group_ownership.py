@@ -7,8 +7,10 @@ which a source of a pipeline joins. Source: GS1 to GS5 of docs/spec/group-source
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeAlias
+
+from headgate.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

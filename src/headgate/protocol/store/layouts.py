@@ -10,10 +10,12 @@ number of the layout keeps two from doing it twice.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from itertools import pairwise
 from typing import TypeAlias
+
+from headgate.dataclass import dataclass
 
 KEY_SPACE = 1 << 32
 """Where a key is: the upper half of its hash, from 0 up to, and not including, this number (S2)."""

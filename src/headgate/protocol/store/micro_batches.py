@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from itertools import accumulate, pairwise
 
+from headgate.dataclass import dataclass
 from headgate.protocol.store.layouts import Layout, Range
 from headgate.protocol.store.truncation import Extent
 

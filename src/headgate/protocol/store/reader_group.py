@@ -8,9 +8,10 @@ taken here for all. Never takes a segment from a reader: it asks for it.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import NamedTuple, TypeAlias, assert_never
 
+from headgate.dataclass import dataclass
 from headgate.protocol.store import group_ownership, reading_order
 from headgate.protocol.store.group_ownership import Claim, Claimant, Replaced
 from headgate.protocol.store.layouts import Lineage

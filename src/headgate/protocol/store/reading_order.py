@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TypeAlias
 
+from headgate.dataclass import dataclass
 from headgate.protocol.store.layouts import Layout, Lineage, Segment
 from headgate.protocol.store.truncation import Extent
 

@@ -7,9 +7,9 @@ docs/spec/evolution.md. Never lets a value that was written become another one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeAlias
 
+from headgate.dataclass import dataclass
 from headgate.model.schema_evolution import is_widening
 from headgate.model.state_schema import ListOf, Plain, StructOf, ValueType, path_of
 

@@ -5,9 +5,10 @@ Pure decisions.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias, assert_never
+
+from headgate.dataclass import dataclass
 
 
 class Status(Enum):

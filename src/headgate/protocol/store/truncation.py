@@ -8,8 +8,9 @@ a slow subscriber, nothing that anybody holds goes here unless the caller says s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
+
+from headgate.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias, assert_never
 
+from headgate.dataclass import dataclass
 from headgate.model.config import ORDINARY, CheckpointOptions
 from headgate.model.ids import ChannelIndex, CheckpointId
 from headgate.protocol.checkpoints.coordinator_events import AbortReason

@@ -9,9 +9,9 @@ the ``Coordinator``, which announces and aborts.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
+from headgate.dataclass import dataclass
 from headgate.model.config import CheckpointOptions
 from headgate.model.ids import CheckpointId
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TypeAlias, assert_never
 
+from headgate.dataclass import dataclass
 from headgate.model.ids import ChannelIndex, CheckpointId
 from headgate.protocol.checkpoints.coordinator_events import AbortReason
 from headgate.protocol.loop_prober import CloseRound, PassProbe, Probe, ProbeAligner, ProbeReceived

@@ -8,9 +8,10 @@ which reports the events and runs the effects in order.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeAlias, assert_never
 
+from headgate.dataclass import dataclass
 from headgate.model.config import ORDINARY, Alignment, CheckpointOptions
 from headgate.model.ids import ChannelIndex, CheckpointId
 from headgate.model.manifest import Committable, Copied, SubtaskEntry

@@ -9,10 +9,11 @@ whether it overtook.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from typing import TypeAlias, assert_never
 
+from headgate.dataclass import dataclass
 from headgate.model.config import ORDINARY, Alignment, CheckpointOptions
 from headgate.model.ids import ChannelIndex, CheckpointId
 from headgate.protocol.checkpoints.coordinator_events import AbortReason

@@ -7,10 +7,10 @@ driver goes on from, and whether it may, the driver finds out.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias, assert_never
 
+from headgate.dataclass import dataclass
 from headgate.model.config import RestartStrategy
 from headgate.model.failure import ExitCode
 from headgate.model.heartbeat import Course

@@ -7,9 +7,9 @@ interpreter passes the time of the failure and a number between 0 and 1 for the 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from typing import TypeAlias, assert_never
 
+from headgate.dataclass import dataclass
 from headgate.model.config import ExponentialDelay, FailureRate, FixedDelay, NoRestart, RestartStrategy
 from headgate.model.failure import Failure, FailureKind
 

@@ -3,10 +3,11 @@ writes."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from typing import TypeAlias, assert_never
 
+from headgate.dataclass import dataclass
 from headgate.model.heartbeat import Beat, Course
 from headgate.model.ids import Generation
 from headgate.protocol.machine import Ignored, Machine

@@ -5,9 +5,9 @@ Counterpart: the interpreter, which reports the events and runs the effects. Sou
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeAlias
 
+from headgate.dataclass import dataclass
 from headgate.model.failure import Failure
 from headgate.model.ids import CheckpointId, Generation, WorkerIndex
 from headgate.protocol.machine import Ignored

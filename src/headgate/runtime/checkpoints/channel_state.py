@@ -7,7 +7,6 @@ and ``restore`` write and read the parts. Never decides what is in flight.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias, cast
 
 import msgspec
@@ -15,6 +14,7 @@ import pyarrow as pa
 
 from headgate.codec.frames import schema_fingerprint
 from headgate.codec.snapshot import IN_FLIGHT_PREFIX, Buffer, decode_sections, encode_sections
+from headgate.dataclass import dataclass
 from headgate.errors import CorruptionError
 from headgate.model.graph import BROADCAST_INPUT, Partitioner
 from headgate.model.ids import ChannelIndex, SubtaskId, key_groups_of_subtask

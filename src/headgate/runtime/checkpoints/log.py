@@ -18,11 +18,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
 from headgate.codec.json_files import decode_hint, decode_log_entry, encode_hint, encode_log_entry
+from headgate.dataclass import dataclass
 from headgate.errors import CorruptionError, FencedError, StorageError, UsageError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Claim, LogEntry, Manifest

@@ -14,9 +14,9 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from headgate.codec.json_files import decode_savepoint, encode_savepoint
+from headgate.dataclass import dataclass
 from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.model.ids import CheckpointId
 from headgate.model.manifest import Place, Savepoint

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TypeVar
 
 import xxhash
@@ -28,6 +28,7 @@ from headgate.codec.snapshot import (
 )
 from headgate.codec.snapshot_rows import difference, stored_rows
 from headgate.connectors.base import SealedTransaction
+from headgate.dataclass import dataclass
 from headgate.environment import Pool, ThreadEnded
 from headgate.errors import CorruptionError, HeadgateError, StorageError, UsageError
 from headgate.model.ids import CheckpointId, Generation, SubtaskId

@@ -8,11 +8,12 @@ thread, except what runs in its storage, commit and savepoint threads, which rep
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol, assert_never, cast
 
 from headgate import fault_points
 from headgate.codec import messages
+from headgate.dataclass import dataclass
 from headgate.environment import Pool, Queue, Thread, ThreadEnded
 from headgate.errors import FencedError, HeadgateError, OutputDenied, StorageError
 from headgate.model.config import CheckpointOptions, Guarantee

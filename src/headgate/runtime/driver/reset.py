@@ -10,12 +10,13 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar, cast
 
 from headgate.codec.json_files import Ending
 from headgate.connectors.base import KEPT, Holding, Sink
 from headgate.connectors.registry import RecordedSink, grouped_by_owner, resettable_of, sink_of, targets_of
+from headgate.dataclass import dataclass
 from headgate.errors import StorageError, UsageError
 from headgate.model.graph import Role
 from headgate.model.heartbeat import Course

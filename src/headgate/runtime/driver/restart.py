@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
 from headgate import fault_points
+from headgate.dataclass import dataclass
 from headgate.environment import ThreadEnded, is_cancelled
 from headgate.errors import FencedError, HeadgateError, StorageError, UsageError, with_remedy
 from headgate.model.config import DamagedCheckpoint, DeniedOutput

@@ -8,8 +8,9 @@ restored: its sinks decide about that as at any start. Runs in the driver's stor
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from headgate.dataclass import dataclass
 from headgate.errors import CorruptionError, HeadgateError, NameAnotherPlace, StorageError, UsageError, with_remedy
 from headgate.model.config import DeniedOutput, Guarantee
 from headgate.model.ids import CheckpointId, Generation

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol, TypeAlias, assert_never
 
 from headgate import fault_points
 from headgate.codec import messages
+from headgate.dataclass import dataclass
 from headgate.display.text import duration_text
 from headgate.environment import Event, ThreadEnded, cancellable
 from headgate.errors import FencedError, HeadgateError, OutputDenied, UsageError

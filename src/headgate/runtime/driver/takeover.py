@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
 
 from headgate.codec.json_files import LockHolder, beat_path, decode_beat, encode_beat, end_path, generation_of, mark_of
+from headgate.dataclass import dataclass
 from headgate.environment import Pool
 from headgate.errors import BadRecord, FencedError, OutputDenied, PipelineFailed, StorageError, UsageError
 from headgate.model.heartbeat import REASON_CHARS_MAX, Beat, Course

@@ -8,9 +8,9 @@ decides what follows.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from headgate.codec import messages
+from headgate.dataclass import dataclass
 from headgate.model.ids import Generation, WorkerIndex
 from headgate.model.plan import PipelineDefinition
 from headgate.model.progress import BUSY, Samples, WorkerProgress

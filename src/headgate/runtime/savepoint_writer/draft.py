@@ -7,12 +7,13 @@ carries it out; users call the API's savepoint builder.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import numpy as np
 import pyarrow as pa
 
 from headgate.codec.snapshot import BROADCAST_PREFIX, LISTS_PREFIX, STATE_PREFIX, UNION_PREFIX
+from headgate.dataclass import dataclass
 from headgate.errors import UsageError
 from headgate.model.graph import Node, Role
 from headgate.model.manifest import Manifest, SnapshotPart

@@ -6,7 +6,7 @@ The inverse of ``state_reader.reader``: it takes the columns that reading shows.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 import polars as pl
@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headgate.codec.exact_values import MisfitError
+from headgate.dataclass import dataclass
 from headgate.errors import UsageError
 from headgate.operators.schemas import canonical_type, fitted, schema_text, to_canonical
 from headgate.runtime.state_reader.schema import (

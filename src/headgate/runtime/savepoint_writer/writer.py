@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TypeAlias
 
 import pyarrow as pa
@@ -26,6 +26,7 @@ from headgate.codec.snapshot import (
     encode_positions,
 )
 from headgate.codec.snapshot_rows import ARROW_START, stored_rows
+from headgate.dataclass import dataclass
 from headgate.errors import UsageError
 from headgate.model.config import CheckpointConfig
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId, key_groups_of_subtask

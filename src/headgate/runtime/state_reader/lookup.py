@@ -8,7 +8,7 @@ the one that was meant (docs/spec/reading-state.md).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import msgspec
 
@@ -30,6 +30,7 @@ from headgate.codec.snapshot import (
     section_sizes,
 )
 from headgate.codec.snapshot_rows import stored_rows
+from headgate.dataclass import dataclass
 from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.model.graph import MAIN, MAIN_INPUT
 from headgate.model.ids import CheckpointId, SubtaskId, VertexId, key_groups_of_subtask

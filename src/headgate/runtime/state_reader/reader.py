@@ -7,7 +7,7 @@ the wanted columns, keys and key groups are read, one at a time.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from headgate.codec.exact_values import MisfitError, exact_array
 from headgate.codec.snapshot import BROADCAST_PREFIX, DATABASE_DESCRIPTION, LISTS_PREFIX, UNION_PREFIX
+from headgate.dataclass import dataclass
 from headgate.errors import CorruptionError, UsageError
 from headgate.model.manifest import KeyGroups, SnapshotPart
 from headgate.model.state_schema import StateIdentity

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from enum import Enum
 from typing import Any
 
@@ -29,6 +29,7 @@ from headgate.codec.snapshot import (
     decode_sections,
 )
 from headgate.connectors.registry import committable_text, position_text
+from headgate.dataclass import dataclass
 from headgate.errors import CorruptionError
 from headgate.model.state_schema import Form, StateIdentity
 from headgate.plain_text import encodable

@@ -11,12 +11,12 @@ import threading
 from array import array
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 import pyarrow as pa
 
 from headgate.codec.frames import Barrier, BatchElement, Cancel, Element, EndOfData
+from headgate.dataclass import dataclass
 from headgate.errors import StorageError
 from headgate.model.ids import CheckpointId, WorkerIndex
 from headgate.runtime.wire.spill import Extent, Piece, SpillBudget, SpillFile, compacted

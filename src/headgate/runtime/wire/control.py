@@ -9,7 +9,6 @@ decides anything about the pipeline.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from headgate.codec.handshake import Purpose
 from headgate.codec.messages import (
@@ -21,6 +20,7 @@ from headgate.codec.messages import (
     decode_to_worker,
     encode_message,
 )
+from headgate.dataclass import dataclass
 from headgate.environment import Queue, Thread
 from headgate.errors import HeadgateError
 from headgate.runtime.surroundings import PROCESS, Surroundings

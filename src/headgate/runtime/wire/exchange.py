@@ -9,7 +9,6 @@ Never looks into an element.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import pyarrow as pa
@@ -39,6 +38,7 @@ from headgate.codec.messages import (
     decode_greeting,
     encode_message,
 )
+from headgate.dataclass import dataclass
 from headgate.environment import Thread
 from headgate.errors import CorruptionError, FencedError, HeadgateError, ProtocolViolation, StorageError
 from headgate.model.graph import Partitioner

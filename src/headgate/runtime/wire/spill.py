@@ -12,13 +12,13 @@ import os
 import struct
 import tempfile
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, NamedTuple
 
 import pyarrow as pa
 import xxhash
 
+from headgate.dataclass import dataclass
 from headgate.errors import CorruptionError, StorageError
 
 PIECE_BYTES_MIN = 32 << 20

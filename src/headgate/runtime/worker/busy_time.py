@@ -8,8 +8,8 @@ own time, without that of those below it in the chain.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+from headgate.dataclass import dataclass
 from headgate.model.ids import ChannelIndex
 from headgate.runtime.wire.channels import ReceivingChannel
 

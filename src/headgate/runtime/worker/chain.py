@@ -8,7 +8,7 @@ routed by the partitioner; everything else goes to every channel of the edge, in
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from typing import Protocol, TypeVar, cast
 
@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from headgate.codec.frames import Element, Idle, Watermark, batch_element
 from headgate.codec.snapshot import BROADCAST_PREFIX
+from headgate.dataclass import dataclass
 from headgate.environment import ThreadEnded, close_all
 from headgate.errors import BadRecord
 from headgate.model.graph import BAD_RECORDS, MAIN, MAIN_INPUT, Edge, InputName, Node, OutputTag, Partitioner

@@ -13,7 +13,7 @@ import tempfile
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -23,6 +23,7 @@ from headgate import fault_points
 from headgate.codec.frames import Barrier, BatchElement, Cancel, Element, EndOfData, Idle, Watermark, batch_element
 from headgate.codec.loop_log import LOG_ROWS, Counts, DecodedLog, LogChunk, LogOwner, decode_log, encode_log
 from headgate.codec.snapshot import Buffer
+from headgate.dataclass import dataclass
 from headgate.errors import CorruptionError, ProtocolViolation, StorageError, UsageError
 from headgate.model.ids import ChannelIndex, CheckpointId, NodeName, key_groups_of_subtask
 from headgate.model.progress import LoopProgress

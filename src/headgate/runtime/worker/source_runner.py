@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 
 from headgate.connectors.base import (
@@ -23,6 +23,7 @@ from headgate.connectors.base import (
     SourceBatch,
     SplitPosition,
 )
+from headgate.dataclass import dataclass
 from headgate.errors import UsageError
 from headgate.model.config import Guarantee
 from headgate.model.ids import CheckpointId

@@ -6,10 +6,11 @@ Counterparts: ``runtime.worker.deployment`` puts it together, ``runtime.worker.s
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol
 
 from headgate.connectors.base import AnyReader, SinkWriter
+from headgate.dataclass import dataclass
 from headgate.environment import SYSTEM_CLOCK
 from headgate.model.config import Guarantee
 from headgate.model.graph import InputName

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import assert_never
 
@@ -21,6 +21,7 @@ import pyarrow as pa
 from headgate import fault_points
 from headgate.codec.frames import Barrier, BatchElement, Cancel, Element, EndOfData, Idle, Watermark
 from headgate.codec.snapshot import FINISHED_PREFIX, IN_FLIGHT_PREFIX, POSITIONS_PREFIX, ROUNDS_PREFIX, encode_positions
+from headgate.dataclass import dataclass
 from headgate.environment import close_all
 from headgate.errors import UsageError
 from headgate.model.config import Alignment, CheckpointOptions

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import pyarrow as pa
 
 from headgate import fault_points
+from headgate.dataclass import dataclass
 from headgate.model.ids import ChannelIndex, CheckpointId
 from headgate.model.manifest import SnapshotDelays
 from headgate.runtime.checkpoints.channel_state import ChannelState, NamedChannel, Replay

@@ -10,12 +10,12 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
 
 from headgate.codec import messages
+from headgate.dataclass import dataclass
 from headgate.environment import ThreadEnded
 from headgate.errors import BadRecord, FencedError, HeadgateError, StorageError, TruncatedError
 from headgate.model.failure import Failure, FailureKind

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from headgate.connectors.fenced_sink import Fence
+from headgate.dataclass import dataclass
 from headgate.errors import FencedError, UsageError
 from headgate.sim.machine.tasks import SimProcess, Tasks
 from headgate.sim.machine.world import Fault, Faults

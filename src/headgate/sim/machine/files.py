@@ -10,10 +10,11 @@ import errno
 import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from fnmatch import fnmatchcase
 from posixpath import basename, dirname
 
+from headgate.dataclass import dataclass
 from headgate.sim.machine.tasks import Tasks
 from headgate.sim.machine.world import Fault, Faults
 

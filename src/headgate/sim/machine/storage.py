@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
+from headgate.dataclass import dataclass
 from headgate.errors import StorageError
 from headgate.sim.machine.surroundings import SimThreads
 from headgate.sim.machine.tasks import Tasks

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 from headgate.codec.json_files import decode_hint, decode_log_entry
 from headgate.connectors.files.publish_log import SinkIdentity
+from headgate.dataclass import dataclass
 from headgate.errors import BringOutputBack, CorruptionError, PutCheckpointsBack, Remedy, RestoreFiles
 from headgate.model.config import Duration
 from headgate.model.manifest import Manifest

@@ -9,12 +9,13 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import polars as pl
 
 import headgate as hg
 from headgate.connectors.base import Sink
+from headgate.dataclass import dataclass
 from headgate.sim.product import steps as plain
 from headgate.sim.product.steps import (
     Count,

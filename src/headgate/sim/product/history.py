@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from headgate.codec.json_files import decode_log_entry
 from headgate.codec.snapshot import stored_file
 from headgate.connectors.files.publish_log import COMMITTED, decode_files
+from headgate.dataclass import dataclass
 from headgate.errors import CorruptionError
 from headgate.model.manifest import Claim, Committable, Manifest
 from headgate.sim.machine.world import Violation

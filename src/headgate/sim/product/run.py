@@ -11,12 +11,13 @@ import random
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import headgate as hg
 from headgate.connectors.base import Sink, Source
 from headgate.connectors.files.file_committer import committed_files
+from headgate.dataclass import dataclass
 from headgate.errors import HeadgateError, PipelineFailed
 from headgate.model.ids import CheckpointId
 from headgate.model.manifest import Committable, Manifest

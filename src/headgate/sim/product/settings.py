@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Protocol
 
 import headgate as hg
+from headgate.dataclass import dataclass
 from headgate.model.config import Duration, MemoryState, StartConfig, StateConfig
 from headgate.sim.product.checkpoint_publication import Outside
 from headgate.sim.product.graphs import draw_graph

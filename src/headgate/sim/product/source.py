@@ -9,7 +9,7 @@ import json
 import random
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from posixpath import basename
 
 import pyarrow as pa
@@ -18,6 +18,7 @@ import headgate as hg
 from headgate.connectors.base import Source, SourceBatch, SourceContext, SourceReader, SplitPosition, owner_of_split
 from headgate.connectors.files import line_file, publish_log
 from headgate.connectors.files.line_file import FilePosition
+from headgate.dataclass import dataclass
 from headgate.sim.machine.files import SimFiles
 from headgate.sim.machine.tasks import Tasks
 from headgate.sim.machine.world import Bound, Faults

@@ -9,8 +9,9 @@ linger until Spark's kill reaches them, and everything goes when the driver is g
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from headgate.dataclass import dataclass
 from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import WorkerIndex
 from headgate.model.plan import PipelineDefinition

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import polars as pl
 import pyarrow as pa
 
 import headgate as hg
+from headgate.dataclass import dataclass
 
 WINDOW_MS = 40
 OUT_OF_ORDER_MS = 15

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import date, datetime, timedelta
 from typing import Any, Protocol, TypeAlias
 
@@ -18,6 +18,7 @@ import pyarrow as pa
 
 import headgate as hg
 from headgate.connectors.base import Sink
+from headgate.dataclass import dataclass
 from headgate.sim.product.steps import KEYS, OUT_OF_ORDER_MS, WINDOW_MS, Row
 
 Values: TypeAlias = tuple[Any, ...]

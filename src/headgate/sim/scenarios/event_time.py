@@ -8,11 +8,11 @@ from __future__ import annotations
 import random
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import polars as pl
 
 import headgate as hg
+from headgate.dataclass import dataclass
 from headgate.sim.product.settings import Exactly
 from headgate.sim.product.steps import WINDOW_MS, Row
 from headgate.sim.product.workloads import Job, Values, Workload

@@ -10,13 +10,13 @@ import asyncio
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import polars as pl
 import pyarrow as pa
 
 import headgate as hg
 from headgate.connectors.base import Source
+from headgate.dataclass import dataclass
 from headgate.sim.product.settings import Exactly
 from headgate.sim.product.source import PacedSplits
 from headgate.sim.product.steps import WINDOW_MS, Row

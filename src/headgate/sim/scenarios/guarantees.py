@@ -9,10 +9,11 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import headgate as hg
 from headgate.connectors.base import Sink
+from headgate.dataclass import dataclass
 from headgate.errors import UsageError
 from headgate.model.config import Guarantee
 from headgate.sim.product.graphs import Graph

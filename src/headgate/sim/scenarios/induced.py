@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import pyarrow as pa
 
 import headgate as hg
 from headgate.connectors.base import CheckpointMarker, InducedReader, Source, SourceBatch, SourceContext
+from headgate.dataclass import dataclass
 from headgate.model.config import Guarantee
 from headgate.model.manifest import Manifest
 from headgate.sim.machine.world import Fault

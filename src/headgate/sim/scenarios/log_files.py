@@ -6,7 +6,7 @@ import contextlib
 import json
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from posixpath import basename
 
@@ -17,6 +17,7 @@ from headgate.codec.snapshot import POSITIONS_PREFIX, decode_positions
 from headgate.connectors.files import line_file, rotation
 from headgate.connectors.files.file_committer import committed_files
 from headgate.connectors.files.line_file import FilePosition
+from headgate.dataclass import dataclass
 from headgate.model.manifest import Manifest
 from headgate.runtime.checkpoints.snapshot_files import SnapshotFiles
 from headgate.sim.machine.files import BusyFiles, SimFile

@@ -15,13 +15,14 @@ import random
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import Enum
 
 from headgate.codec.json_files import decode_savepoint
 from headgate.connectors.files.file_committer import committed_files
 from headgate.connectors.files.file_sink import FileSink
 from headgate.connectors.files.publish_log import OWNERS
+from headgate.dataclass import dataclass
 from headgate.errors import HeadgateError
 from headgate.model.config import StartConfig
 from headgate.model.manifest import Manifest, Savepoint

@@ -9,9 +9,10 @@ and are asked to stop. Drawn from a generator of its own.
 from __future__ import annotations
 
 import queue
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from headgate.codec.json_files import end_path
+from headgate.dataclass import dataclass
 from headgate.errors import FencedError, HeadgateError, StorageError
 from headgate.model.config import ExponentialDelay, FailureRate, FixedDelay, RestartStrategy
 from headgate.model.failure import ExitCode, exit_code_of

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 import polars as pl
@@ -18,6 +18,7 @@ import pyarrow as pa
 
 import headgate as hg
 from headgate.connectors.base import Sink
+from headgate.dataclass import dataclass
 from headgate.model.manifest import Manifest
 from headgate.sim.machine.world import Fault
 from headgate.sim.product.fault_injection import Kills

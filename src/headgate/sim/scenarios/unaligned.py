@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import polars as pl
 import pyarrow as pa
@@ -18,6 +18,7 @@ import pyarrow as pa
 import headgate as hg
 from headgate.codec.snapshot import IN_FLIGHT_PREFIX
 from headgate.connectors.base import Sink
+from headgate.dataclass import dataclass
 from headgate.model.manifest import Manifest
 from headgate.sim.machine.world import Fault
 from headgate.sim.product.fault_injection import Kills

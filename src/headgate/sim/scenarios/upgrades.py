@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -13,6 +13,7 @@ import pyarrow as pa
 import headgate as hg
 from headgate.codec.json_files import decode_log_entry
 from headgate.connectors.base import Sink
+from headgate.dataclass import dataclass
 from headgate.errors import CorruptionError, GoBackPast, HeadgateError, LeaveBehind, NameAnotherPlace, NameOperator
 from headgate.model.config import Guarantee, StartConfig
 from headgate.model.ids import CheckpointId

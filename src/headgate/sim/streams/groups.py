@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, TypeAlias, cast
 
+from headgate.dataclass import dataclass
 from headgate.errors import CorruptionError, FencedError, StorageError, TruncatedError
 from headgate.protocol.store.group_ownership import Claim
 from headgate.protocol.store.reader_group import (

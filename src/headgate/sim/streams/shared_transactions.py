@@ -14,11 +14,12 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 
 import pyarrow as pa
 
+from headgate.dataclass import dataclass
 from headgate.errors import FencedError, StorageError
 from headgate.protocol.store.transactions import Status
 from headgate.sim.machine.tasks import SimProcess

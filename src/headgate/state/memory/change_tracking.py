@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from headgate.dataclass import dataclass
 from headgate.state.key_index import Slots
 from headgate.state.vectors import Array, SlotArray
 

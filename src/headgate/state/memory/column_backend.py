@@ -7,12 +7,12 @@ the majority; then the living ones are renumbered.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
+from headgate.dataclass import dataclass
 from headgate.state.backend import (
     META,
     TIMERS,

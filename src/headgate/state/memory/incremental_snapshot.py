@@ -12,11 +12,12 @@ from __future__ import annotations
 import json
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import pyarrow as pa
 
 from headgate.codec.snapshot import CHUNKS_DESCRIPTION, Buffer, decode_sections, encode_sections
+from headgate.dataclass import dataclass
 from headgate.errors import CorruptionError, UnknownFormat
 from headgate.model.manifest import KeyGroups, SnapshotPart
 from headgate.state.backend import TimeKind, timer_section

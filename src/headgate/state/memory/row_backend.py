@@ -8,13 +8,13 @@ changed after a barrier.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from operator import itemgetter
 from typing import Any
 
 import pyarrow as pa
 
+from headgate.dataclass import dataclass
 from headgate.state.backend import (
     TIMERS,
     Ownership,

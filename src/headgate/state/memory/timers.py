@@ -12,7 +12,6 @@ there is only one, which is the usual case.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache, cached_property
 from heapq import heapify, heappop, heappush
 from itertools import islice
@@ -21,6 +20,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from headgate.dataclass import dataclass
 from headgate.state.backend import first_timers
 from headgate.state.descriptors import KeyColumns, Section
 from headgate.state.key_hash import Hashes, Words, hash_columns, value_hash

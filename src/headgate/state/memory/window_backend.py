@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
+from headgate.dataclass import dataclass
 from headgate.state.backend import META, Ownership, StateBackend, WindowRows, restored_batches
 from headgate.state.descriptors import KeyColumns
 from headgate.state.key_hash import Words

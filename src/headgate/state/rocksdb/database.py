@@ -13,7 +13,6 @@ import shutil
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import TypeAlias
 import rocksdict
 from rocksdict import Rdict
 
+from headgate.dataclass import dataclass
 from headgate.errors import StorageError
 from headgate.state.rocksdb.sst_checksums import FORMAT_VERSION
 from headgate.state.snapshot import LocalDamage

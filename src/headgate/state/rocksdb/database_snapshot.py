@@ -15,7 +15,7 @@ import shutil
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import astuple, field, replace
 from datetime import timedelta
 from functools import cached_property
 from itertools import chain, groupby, pairwise
@@ -27,6 +27,7 @@ import pyarrow as pa
 import xxhash
 
 from headgate.codec.snapshot import DATABASE_DESCRIPTION, Buffer, decode_sections, encode_sections
+from headgate.dataclass import dataclass
 from headgate.errors import CorruptionError, UnknownFormat
 from headgate.model.manifest import KeyGroups, SnapshotPart
 from headgate.state.descriptors import Section, StateKind

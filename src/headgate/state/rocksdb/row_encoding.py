@@ -11,7 +11,6 @@ stands before its value, so that it can be read without the value.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
 
@@ -20,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from headgate.dataclass import dataclass
 from headgate.state.descriptors import KeyColumns
 from headgate.state.key_hash import Hashes, Words, column_words, hash_columns, is_text, key_groups, text_bytes
 from headgate.state.key_index import words_to_array

@@ -9,13 +9,13 @@ look-up instead of one for each. Its first bytes say, a bit each, which of the s
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
+from headgate.dataclass import dataclass
 from headgate.state.descriptors import KeyColumns, Section, StateDescriptor, StateKind, section_of
 from headgate.state.key_index import Slots, make_key_index
 from headgate.state.rocksdb.database import Changes, Database, Rows

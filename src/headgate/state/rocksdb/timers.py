@@ -9,12 +9,12 @@ left, the next ones are read; when there are too many, the last ones are stored,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
+from headgate.dataclass import dataclass
 from headgate.state.backend import TimeKind, timer_section
 from headgate.state.descriptors import KeyColumns, Section
 from headgate.state.key_hash import Hashes, Words, hash_columns

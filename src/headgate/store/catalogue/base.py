@@ -14,11 +14,11 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 import pyarrow as pa
 
+from headgate.dataclass import dataclass
 from headgate.model.pipeline_identity import Mine, Owner, PipelineIdentity
 from headgate.protocol.store.group_ownership import Claim
 from headgate.protocol.store.layouts import Layout, ObservedLoad, Plan, ScalingPolicy

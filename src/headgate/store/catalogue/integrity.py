@@ -12,13 +12,13 @@ import functools
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.engine import Connection
 from sqlalchemy.pool import StaticPool
 
+from headgate.dataclass import dataclass
 from headgate.errors import CorruptionError
 from headgate.protocol.store.transactions import Status
 from headgate.store.catalogue import tables as t

@@ -6,9 +6,10 @@ Counterpart: ``base``, which has the verbs.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from headgate.codec.chunk import PartEntry
+from headgate.dataclass import dataclass
 from headgate.protocol.store.reader_group import Group
 from headgate.protocol.store.transactions import Status
 from headgate.store.streams import StreamInfo

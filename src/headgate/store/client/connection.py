@@ -14,13 +14,13 @@ import os
 import socket
 import ssl
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
 import msgspec
 
 from headgate.codec.handshake import NONCE_BYTES, SECRET_BYTES_MIN, ClientHandshake, Purpose
+from headgate.dataclass import dataclass
 from headgate.distribution import DISTRIBUTION
 from headgate.environment import SYSTEM_ENVIRONMENT, Environment
 from headgate.errors import ProtocolViolation, UsageError

@@ -11,7 +11,7 @@ import inspect
 import types
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, is_dataclass
+from dataclasses import is_dataclass
 from typing import Any, TypeAlias, TypeVar, get_args, get_type_hints
 
 import msgspec
@@ -19,6 +19,7 @@ import pyarrow as pa
 import xxhash
 
 from headgate.codec.json_files import MALFORMED
+from headgate.dataclass import dataclass
 from headgate.errors import (
     CorruptionError,
     FencedError,

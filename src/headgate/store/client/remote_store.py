@@ -9,11 +9,11 @@ from __future__ import annotations
 import http.client
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from headgate.dataclass import dataclass
 from headgate.environment import SYSTEM_ENVIRONMENT, Clock, Environment
 from headgate.errors import HeadgateError, StorageError, UsageError
 from headgate.model.pipeline_identity import Mine

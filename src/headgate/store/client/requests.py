@@ -9,10 +9,10 @@ from __future__ import annotations
 import http.client
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import msgspec
 
+from headgate.dataclass import dataclass
 from headgate.environment import SYSTEM_ENVIRONMENT, Environment, is_cancelled
 from headgate.errors import StorageError
 from headgate.storage.base import Bytes

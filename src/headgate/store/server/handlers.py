@@ -13,11 +13,12 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgspec
 
+from headgate.dataclass import dataclass
 from headgate.environment import SYSTEM_ENVIRONMENT, SYSTEM_THREADS, Clock, Environment, Event, Threads
 from headgate.errors import HeadgateError, ProtocolViolation, StorageError
 from headgate.model.pipeline_identity import Mine, Owner

@@ -17,11 +17,12 @@ import socket
 import socketserver
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from headgate.codec.handshake import SECRET_BYTES_MIN
+from headgate.dataclass import dataclass
 from headgate.environment import SYSTEM_ENVIRONMENT, Environment
 from headgate.errors import UsageError
 from headgate.model.config import SecurityConfig

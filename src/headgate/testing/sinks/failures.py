@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ from headgate.connectors.base import transaction_timeout_ms
 from headgate.connectors.fenced_sink import Fence
 from headgate.connectors.ledger_sink import LedgerOutput, LedgerSink
 from headgate.connectors.two_phase_sink import TwoPhaseSink, can_forget
+from headgate.dataclass import dataclass
 from headgate.errors import FencedError, StorageError
 from headgate.testing.sinks.fake_pipeline import (
     SCHEMA,

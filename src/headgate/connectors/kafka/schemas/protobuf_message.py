@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from headgate.dataclass import dataclass
 from headgate.distribution import install_command
 from headgate.errors import UsageError
 
