@@ -97,11 +97,6 @@ def test_no_wrong_option_shows_internals() -> None:
             "hg.Tumbling('5s', lateness='1s')",
             "Tumbling(): lateness= is not there yet; it is window(..., allowed_lateness=...)",
         ),
-        (
-            "hg.IcebergSink('shop.orders', upsert='id')",
-            "IcebergSink(): upsert= is not there yet; headgate.DeltaSink, PostgresSink, SqlSink and KafkaSink "
-            "keep one row for each key",
-        ),
     ],
 )
 def test_a_wrong_call_is_told_the_right_names(code: str, message: str) -> None:

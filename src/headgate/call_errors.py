@@ -22,7 +22,6 @@ _MARK = "_headgate_checks_calls"
 
 OPTIONS_TO_COME = {
     "lateness": "it is window(..., allowed_lateness=...)",
-    "IcebergSink.upsert": "headgate.DeltaSink, PostgresSink, SqlSink and KafkaSink keep one row for each key",
 }
 """Options that people try, of all classes or of one, and what happens or what to do today."""
 

@@ -28,6 +28,9 @@ from headgate.storage.fsync import sync_directory, sync_file
 
 _VERSION = b"1\n"
 
+FILE_BYTES = 128 << 20
+"""Bytes after which a data file is closed and another one begun."""
+
 OPEN_FILES_MAX = 64
 """Files that a subtask writes at the same time; of more partitions the largest file is closed."""
 

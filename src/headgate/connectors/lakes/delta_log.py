@@ -23,8 +23,8 @@ import pyarrow.parquet as pq
 from headgate.connectors.fenced_sink import Fence
 from headgate.connectors.lakes.data_files import DataFile, NamedOutput, Part, TableOutput, grouped
 from headgate.connectors.lakes.delta_statistics import delta_stats
-from headgate.connectors.lakes.table_sink import FENCE_PREFIX, CommitConflict, TableSink, encode_fence
-from headgate.connectors.lakes.table_upserts import MergingTable
+from headgate.connectors.lakes.log_table import FENCE_PREFIX, CommitConflict, LogTable, encode_fence
+from headgate.connectors.lakes.table_sink import TableSink
 from headgate.connectors.lakes.types import delta_type, new_columns
 from headgate.distribution import install_command
 from headgate.errors import HeadgateError, StorageError, UsageError
@@ -106,7 +106,7 @@ def in_one_line(error: Exception) -> str:
     return " ".join(_COLOUR.sub("", str(error)).replace("↳", " ").split())
 
 
-class DeltaLog(MergingTable):
+class DeltaLog(LogTable):
     """A table of Delta as it was when it was read: see ``LogTable``."""
 
     def __init__(self, url: str, table: Any, storage_options: Mapping[str, str]) -> None:
@@ -304,12 +304,12 @@ class DeltaLog(MergingTable):
         }
 
     def merge(self, outputs: Sequence[NamedOutput], life: str, changes: pa.Table, keys: Sequence[str]) -> None:
-        """See ``MergingTable``. If no row changes the library commits nothing: an empty commit is the proof then."""
+        """See ``LogTable``. If no row changes the library commits nothing: an empty commit is the proof then."""
         library = delta_library()
         self.refuse_features()
         self.refuse_merges()
         *names, gone = changes.column_names
-        self._refuse_other_columns(changes.select(names).schema)
+        changes = self.in_columns(changes.select(names)).append_column(gone, changes.column(gone))
         # without repetitions by the library: whatever came first, the rows to replace are looked for again
         properties = library.CommitProperties(**self._proof(outputs, life), max_commit_retries=0)
         values = {_quoted(name): f"source.{_quoted(name)}" for name in names}
@@ -335,14 +335,10 @@ class DeltaLog(MergingTable):
             commit_properties=properties,
         )
 
-    def _refuse_other_columns(self, changes: pa.Schema) -> None:
-        columns = self.schema
-        for one in changes:
-            if one.name not in columns.names or columns.field(one.name).type != one.type:
-                raise UsageError(
-                    f"column '{one.name}' of {self.where} was changed while the pipeline ran: records were prepared "
-                    f"as {one.type}; change it back"
-                )
+    def keys_without_empty_text(self, keys: Sequence[str]) -> Sequence[str]:
+        """See ``LogTable``: an empty text is null as value of a partition."""
+        partitions, columns = self.partition_columns, self.schema
+        return [key for key in keys if key in partitions and is_text(columns.field(key).type)]
 
     def refuse_torn_files(self) -> None:
         """Look in a local table for a file that a merge wrote, and a power cut left shorter than the log says.

@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from headgate.connectors.base import Committer, SinkContext, SinkWriter
-from headgate.connectors.fenced_sink import Fence, owner_of
 from headgate.connectors.lakes.data_files import FileFormat
 from headgate.connectors.lakes.delta_log import (
     DeltaFiles,
     DeltaLog,
     checked_storage_options,
     delta_library,
-    is_text,
     refuse_merge_partitions,
     table_locations,
 )
 from headgate.connectors.lakes.table_sink import TableSink, refuse_missing_columns
-from headgate.connectors.lakes.table_upserts import ChangeWriter, MergeCommitter
 from headgate.connectors.lakes.types import delta_type, table_schema
-from headgate.connectors.sql.records import check_change_keys, check_upsert_columns, upsert_columns
 from headgate.errors import UsageError
-from headgate.model.ids import Generation
 from headgate.model.lineage import Location
-from headgate.operators.changes import OP
 from headgate.storage.urls import absolute_location
 
 
@@ -55,9 +48,7 @@ class DeltaSink(TableSink):
     """
 
     url: str | os.PathLike[str] = field(kw_only=False)
-    upsert: str | Sequence[str] = ()
     storage_options: Mapping[str, str] = field(default_factory=dict)
-    takes_changes: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
         """Check the options.
@@ -68,66 +59,7 @@ class DeltaSink(TableSink):
         delta_library()
         object.__setattr__(self, "url", absolute_location(self.url))
         checked_storage_options("DeltaSink", self.storage_options)
-        object.__setattr__(self, "upsert", upsert_columns("DeltaSink", self.upsert))
         self.check_options()
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """The columns of the key; none: records are appended."""
-        assert isinstance(self.upsert, tuple)
-        return self.upsert
-
-    def for_changes(self, keys: tuple[str, ...] | None, *, retractions: bool) -> DeltaSink:
-        """See ``Sink``: without ``upsert`` the changes are appended as they are."""
-        if keys is None or not self.keys:
-            return self
-        check_change_keys("DeltaSink", self.keys, keys)
-        return replace(self, takes_changes=True)
-
-    def check(self, schema: pa.Schema) -> None:
-        check_upsert_columns("DeltaSink", self.keys, schema)
-        super().check(self._rows(schema))
-        table = self.load() if self.keys else None
-        if table is not None:
-            table.refuse_merges()
-        elif self.keys:
-            refuse_merge_partitions(self.where, self.columns_of(self._rows(schema)), self.partition_by)
-
-    def make_target(self, schema: pa.Schema) -> None:
-        super().make_target(self._rows(schema))
-        if self.keys:
-            self._delta().refuse_merges()
-
-    def _rows(self, schema: pa.Schema) -> pa.Schema:
-        """Return the columns of the table that records of ``schema`` fill."""
-        return pa.schema([one for one in schema if one.name != OP or not self.takes_changes])
-
-    def open(self, context: SinkContext) -> SinkWriter:
-        if not self.keys:
-            return super().open(context)
-        table = self._delta()
-        columns = table.schema
-        filled = [key for key in self.keys if key in table.partition_columns and is_text(columns.field(key).type)]
-        return ChangeWriter(
-            context,
-            columns,
-            table.version,
-            self.keys,
-            filled=filled,
-            has_op=self.takes_changes,
-            piece_bytes=self.buffer_bytes,
-        )
-
-    def open_committer(self, pipeline: str, node: str, generation: Generation) -> Committer:
-        if not self.keys:
-            return super().open_committer(pipeline, node, generation)
-        fence = Fence(owner_of(pipeline, node), int(generation))
-        return MergeCommitter(self, fence, self.keys, has_op=self.takes_changes)
-
-    def _delta(self) -> DeltaLog:
-        table = self.found()
-        assert isinstance(table, DeltaLog)
-        return table
 
     @property
     def where(self) -> str:
@@ -151,6 +83,8 @@ class DeltaSink(TableSink):
                     f"DeltaSink(partition_by=) names column '{name}' of type {columns.field(name).type}; partitions "
                     "are by texts, integers, decimals, dates, times and booleans"
                 )
+        if self.keys:
+            refuse_merge_partitions(self.where, columns, self.partition_by)
 
     def load(self) -> DeltaLog | None:
         return DeltaLog.load(str(self.url), self.storage_options)
@@ -159,7 +93,9 @@ class DeltaSink(TableSink):
         DeltaLog.create(str(self.url), self.created_columns(), self.partition_by, self.settings, self.storage_options)
 
     def file_format(self) -> FileFormat:
-        return DeltaFiles(self._delta())
+        table = self.found()
+        assert isinstance(table, DeltaLog)
+        return DeltaFiles(table)
 
 
 def can_be_partition(dtype: pa.DataType) -> bool:

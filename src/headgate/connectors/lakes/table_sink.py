@@ -1,115 +1,63 @@
 """Sinks for tables with a log: data files are written while records flow, and one commit shows a checkpoint.
 
 The driver commits what all subtasks wrote for a checkpoint in one commit of the table, which carries the names of the
-outputs. A later process that does not know how a commit ended finds them in the log (K7). The table itself stores the
-fence of the newest generation; a claim is a commit, so that commits computed before it conflict with it.
-Counterpart: ``data_files`` writes. Source: docs/spec/lakes.md.
+outputs. A later process that does not know how a commit ended finds them in the log (K7). With keys there are no files:
+the changes are in the checkpoint, and the commit merges them. Counterparts: ``data_files`` writes, ``table_changes``
+keeps changes, ``log_table`` is the table. Source: docs/spec/lakes.md.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+import itertools
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Self
 
-import msgspec
 import pyarrow as pa
 
 from headgate import fault_points
 from headgate.connectors.base import Committer, Holding, SinkContext, SinkWriter
-from headgate.connectors.fenced_sink import Fence, FencedSink, decode_fence_life, in_order, owner_of, with_stored_life
-from headgate.connectors.lakes.data_files import FileFormat, NamedOutput, TableOutput, TableWriter, decode_output
+from headgate.connectors.fenced_sink import Fence, FencedSink, in_order, owner_of, with_stored_life
+from headgate.connectors.lakes.data_files import (
+    FILE_BYTES,
+    FileFormat,
+    NamedOutput,
+    TableOutput,
+    TableWriter,
+    decode_output,
+)
+from headgate.connectors.lakes.log_table import CommitConflict, LogTable, life_of
+from headgate.connectors.lakes.table_changes import (
+    CHANGES_MARK,
+    ChangeOutput,
+    ChangeWriter,
+    decode_changes,
+    last_rows,
+)
+from headgate.connectors.ledger_sink import PieceReader
+from headgate.connectors.sql.records import check_change_keys, check_upsert_columns, upsert_columns
 from headgate.environment import SYSTEM_ENVIRONMENT, Environment
 from headgate.errors import StorageError, UsageError, gone
 from headgate.model.config import check_switches
 from headgate.model.ids import CheckpointId, Generation
-from headgate.model.manifest import Committable
+from headgate.model.manifest import Committable, SnapshotPart
 from headgate.model.pipeline_identity import Mine
+from headgate.operators.changes import OP
 from headgate.protocol.checkpoints.commit import CommitPermit
 
 BUFFER_BYTES = 32 << 20
 """Arrow bytes that a subtask holds before it writes them to files."""
 
-FILE_BYTES = 128 << 20
-"""Bytes after which a data file is closed and another one begun."""
-
 TRIES_MAX = 20
 """So often in a row another writer may commit first; then the caller tries again."""
-
-
-class CommitConflict(Exception):  # noqa: N818 - expected outcome, not a fault
-    """Another commit came first, or it is not known whether this one took effect: look again."""
-
-
-class LogTable(ABC):
-    """A table as it was at one moment. A commit succeeds only if nothing that it looked at has changed since."""
-
-    @property
-    @abstractmethod
-    def properties(self) -> dict[str, str]:
-        """The properties of the table; some of them are the fences of sinks."""
-
-    def fence(self, owner: str) -> Fence | None:
-        """Return the fence that is stored for ``owner``."""
-        text = self.properties.get(FENCE_PREFIX + owner)
-        return None if text is None else decode_fence(owner, text)
-
-    def fences(self) -> Iterable[Fence]:
-        """Return the fences of all owners."""
-        found = sorted(name for name in self.properties if name.startswith(FENCE_PREFIX))
-        return [decode_fence(name.removeprefix(FENCE_PREFIX), self.properties[name]) for name in found]
-
-    @abstractmethod
-    def new_columns(self, records: pa.Schema, *, evolve: bool) -> list[pa.Field]:
-        """Return the columns that records have and the table does not.
-
-        Raises:
-            UsageError: the table does not take such records.
-        """
-
-    @abstractmethod
-    def add_columns(self, columns: Sequence[pa.Field]) -> None:
-        """Add columns.
-
-        Raises:
-            StorageError
-        """
-
-    @abstractmethod
-    def claim(self, fence: Fence) -> None:
-        """Store ``fence``.
-
-        Raises:
-            CommitConflict
-        """
-
-    @abstractmethod
-    def committed(self, outputs: Sequence[NamedOutput], life: str) -> Collection[str]:
-        """Return the names of those that are committed. ``life``: the id of the sink's life."""
-
-    @abstractmethod
-    def missing_files(self, paths: Sequence[str]) -> Sequence[str]:
-        """Return those of ``paths`` that do not exist."""
-
-    @abstractmethod
-    def append(self, outputs: Sequence[TableOutput], life: str) -> None:
-        """Commit all of ``outputs`` at once.
-
-        Raises:
-            CommitConflict
-            UsageError: the table does not take them any more.
-        """
-
-    @abstractmethod
-    def refresh(self) -> None:
-        """Read the newest version."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableSink(FencedSink):
     """Base class of sinks for tables with a log."""
 
+    upsert: str | Sequence[str] = ()
     create: bool = False
     partition_by: str | Sequence[str] = ()
     evolve: bool = False
@@ -118,6 +66,8 @@ class TableSink(FencedSink):
     buffer_bytes: int = BUFFER_BYTES
     records: pa.Schema | None = field(default=None, repr=False, compare=False)
     """Set by Headgate: the columns of a table that is created."""
+    takes_changes: bool = field(default=False, repr=False)
+    """Set by Headgate: whether the stream has changes that are merged."""
     environment: ClassVar[Environment] = SYSTEM_ENVIRONMENT
 
     @abstractmethod
@@ -171,14 +121,34 @@ class TableSink(FencedSink):
         check_switches(f"{name}: ", create=self.create, evolve=self.evolve)
         columns = (self.partition_by,) if isinstance(self.partition_by, str) else tuple(self.partition_by)
         object.__setattr__(self, "partition_by", columns)
+        object.__setattr__(self, "upsert", upsert_columns(name, self.upsert))
         for option, size_bytes in (("buffer_bytes", self.buffer_bytes), ("file_bytes", self.file_bytes)):
             if size_bytes < 1:
                 raise UsageError(f"{name}({option}={size_bytes!r}) must be at least 1")
         if columns and not self.create:
             raise UsageError(f"{name}(partition_by=) is for a table that is created: give create=True, or leave it out")
 
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The columns of the key; none: records are appended."""
+        assert isinstance(self.upsert, tuple)
+        return self.upsert
+
+    def for_changes(self, keys: tuple[str, ...] | None, *, retractions: bool) -> Self:
+        """See ``Sink``: without ``upsert`` the changes are appended as they are."""
+        if keys is None or not self.keys:
+            return self
+        check_change_keys(type(self).__name__, self.keys, keys)
+        return replace(self, takes_changes=True)
+
+    def _rows(self, records: pa.Schema) -> pa.Schema:
+        """Return the columns of the table that ``records`` fill."""
+        return pa.schema([one for one in records if one.name != OP or not self.takes_changes])
+
     def check(self, schema: pa.Schema) -> None:
         """See ``Sink``: also that the table is there and takes such records."""
+        check_upsert_columns(type(self).__name__, self.keys, schema)
+        schema = self._rows(schema)
         columns = self.columns_of(schema)
         if not columns.names:
             raise UsageError(f"{type(self).__name__} cannot write records without columns")
@@ -187,11 +157,14 @@ class TableSink(FencedSink):
         table = self.load()
         if table is not None:
             table.new_columns(schema, evolve=self.evolve)
+            if self.keys:
+                table.refuse_merges()
         elif not self.create:
             raise self._missing()
 
     def make_target(self, schema: pa.Schema) -> None:
         """See ``Sink``: create the table when it is missing, and add columns."""
+        schema = self._rows(schema)
         object.__setattr__(self, "records", schema)
         if self.load() is None:
             self.create_table()
@@ -201,6 +174,8 @@ class TableSink(FencedSink):
         missing = table.new_columns(schema, evolve=self.evolve)
         if missing:
             table.add_columns(missing)
+        if self.keys:
+            table.refuse_merges()
 
     def created_columns(self) -> pa.Schema:
         """Return the columns of a table that is to be created.
@@ -216,6 +191,17 @@ class TableSink(FencedSink):
         return UsageError(f"there is no {self.where}; give create=True to create it, or correct its name or location")
 
     def open(self, context: SinkContext) -> SinkWriter:
+        if self.keys:
+            table = self.found()
+            return ChangeWriter(
+                context,
+                table.schema,
+                table.version,
+                self.keys,
+                filled=table.keys_without_empty_text(self.keys),
+                has_op=self.takes_changes,
+                piece_bytes=self.buffer_bytes,
+            )
         return TableWriter(self.file_format(), context, self.buffer_bytes, self.file_bytes, self.environment)
 
     def open_committer(self, pipeline: str, node: str, generation: Generation) -> Committer:
@@ -277,22 +263,35 @@ class TableCommitter(Committer):
         """Use ``TableSink.open_committer``."""
         self._sink, self._fence = sink, fence
         self._table: LogTable | None = None
+        self._read: PieceReader = _read_nothing
         self._known: dict[str, CheckpointId] = {}
         """Names that are known to be committed."""
 
+    def read_pieces_with(self, read: Callable[[SnapshotPart], memoryview]) -> None:
+        self._read = read
+
     def recover(self, keep: Sequence[Committable]) -> None:
-        """See ``Committer``. Files that are not kept stay: vacuum removes what the log does not name."""
+        """See ``Committer``. Files that are not kept stay: vacuum removes what the log does not name.
+
+        Torn files are looked for before the claim, which would hide what came last.
+        """
+        table = self._sink.load() if self._sink.keys else None
+        if table is not None:
+            table.refuse_torn_files()
         self._fence = with_stored_life(self._sink, self._fence)
         self._sink.claim(self._fence)
         self._table = None
 
     def commit(self, permit: CommitPermit, committables: Sequence[Committable]) -> None:
-        """See ``Committer``: one commit of the table shows all that is new."""
+        """See ``Committer``: one commit of the table shows all that is new.
+
+        Output that a former program wrote otherwise, appended or with other keys or columns, has one of its own before.
+        """
         ordered = in_order(permit, committables)
-        outputs = [self.decode(committable) for committable in ordered]
+        outputs = [self._decode(committable) for committable in ordered]
         todo = [output for output in outputs if output.name not in self._known]
-        if todo:
-            self._commit(todo)
+        for _, alike in itertools.groupby(todo, key=_form):
+            self._commit(list(alike))
         self._known |= {output.name: one.checkpoint for output, one in zip(outputs, ordered, strict=True)}
         while len(self._known) > KNOWN_MAX:
             del self._known[next(iter(self._known))]
@@ -305,12 +304,12 @@ class TableCommitter(Committer):
             todo = [output for output in outputs if output.name not in committed]
             if not todo:
                 return
-            missing = self.missing(table, todo)
+            missing = _missing(table, todo)
             if missing:
                 raise gone(UsageError(f"output of {self._fence.owner} cannot be committed: {missing}"))
             fault_points.reach("in-publish")
             try:
-                self.write(table, todo, life)
+                _write(table, todo, life)
             except CommitConflict:
                 self._table = None
                 continue
@@ -345,34 +344,18 @@ class TableCommitter(Committer):
         self._fence.refuse_if_replaced_by(known)
         return life_of(known)
 
-    def decode(self, committable: Committable) -> NamedOutput:
-        """Return what a committable holds.
-
-        Raises:
-            CorruptionError: it has another form.
-        """
+    def _decode(self, committable: Committable) -> NamedOutput:
+        if committable.payload.startswith(CHANGES_MARK):
+            return decode_changes(committable, self._read)
         return decode_output(committable)
 
-    def missing(self, table: LogTable, outputs: Sequence[Any]) -> str:
-        """Return why outputs cannot be committed, as a clause; "" if they can. No file that is gone must be named.
-
-        Raises:
-            StorageError
-        """
-        missing = table.missing_files([file.path for output in outputs for file in output.files])
-        return _why_missing(missing) if missing else ""
-
-    def write(self, table: LogTable, outputs: Sequence[Any], life: str) -> None:
-        """Commit what ``decode`` returned: see ``LogTable.append``."""
-        table.append(outputs, life)
-
     def denial(self, committable: Committable) -> str:
-        output = self.decode(committable)
+        output = self._decode(committable)
         table = self._sink.found()
         known = table.fence(self._fence.owner)
         if output.name in table.committed([output], "" if known is None else life_of(known)):
             return ""
-        return self.missing(table, [output])
+        return _missing(table, [output])
 
     def forget(self, before: CheckpointId, promised: Callable[[], Sequence[Committable]]) -> None:
         """See ``Committer``: names in the log go with it."""
@@ -383,44 +366,38 @@ KNOWN_MAX = 100_000
 """Names that a committer remembers, so that it need not read the log."""
 
 
-def _why_missing(missing: Sequence[str]) -> str:
+def _form(output: NamedOutput) -> tuple[object, ...]:
+    """Return what outputs of one commit have in common."""
+    return (output.form.keys, output.form.columns, output.form.has_op) if isinstance(output, ChangeOutput) else ()
+
+
+def _write(table: LogTable, outputs: Sequence[NamedOutput], life: str) -> None:
+    """Commit outputs of one form."""
+    changes = [output for output in outputs if isinstance(output, ChangeOutput)]
+    if changes:
+        table.merge(changes, life, last_rows(changes), changes[0].form.keys)
+    else:
+        table.append([output for output in outputs if isinstance(output, TableOutput)], life)
+
+
+def _missing(table: LogTable, outputs: Sequence[NamedOutput]) -> str:
+    """Return why outputs cannot be committed, as a clause; "" if they can. Changes are in the checkpoint.
+
+    Raises:
+        StorageError
+    """
+    paths = [file.path for output in outputs if isinstance(output, TableOutput) for file in output.files]
+    missing = table.missing_files(paths)
+    if not missing:
+        return ""
     return (
         f"data file {missing[0]} is gone ({len(missing)} in all), which was written and not yet committed; a vacuum "
         "with a retention shorter than the pipeline was down removes such files"
     )
 
 
-def life_of(fence: Fence) -> str:
-    """Return the id of the life in a fence; "" for none."""
-    life = decode_fence_life(fence)
-    return "" if life is None else life.id
-
-
-class _StoredFence(msgspec.Struct, frozen=True):
-    generation: int
-    life: str
-
-
-def encode_fence(fence: Fence) -> str:
-    """Return the text that a table stores of a fence, without its owner."""
-    return msgspec.json.encode(_StoredFence(fence.generation, fence.life)).decode()
-
-
-def decode_fence(owner: str, text: str) -> Fence:
-    """Return a fence that a table has stored.
-
-    Raises:
-        UsageError: the text is none.
-    """
-    try:
-        found = msgspec.json.decode(text, type=_StoredFence)
-    except msgspec.DecodeError as error:
-        raise UsageError(f"the property {FENCE_PREFIX}{owner} of a table has another form: {error}") from error
-    return Fence(owner, found.generation, found.life)
-
-
-FENCE_PREFIX = "headgate.owner."
-"""Properties of a table that have fences begin so; the owner follows."""
+def _read_nothing(piece: SnapshotPart) -> memoryview:
+    raise AssertionError(f"it is not known how {piece.path} is read")
 
 
 def refuse_missing_columns(sink: str, option: str, columns: Sequence[str], schema: pa.Schema) -> None:

@@ -171,7 +171,7 @@ def as_table(batches: Iterable[pa.RecordBatch], records: pa.Schema, table: pa.Sc
 
 
 def _as_type(column: pa.Array | pa.ChunkedArray, target: pa.DataType) -> pa.Array | pa.ChunkedArray:
-    if not pa.types.is_map(target):
+    if not pa.types.is_map(target) or pa.types.is_map(column.type):
         return pc.cast(column, target)
     chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
     return pa.chunked_array([_as_map(chunk, target) for chunk in chunks], target)

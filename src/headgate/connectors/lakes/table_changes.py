@@ -1,75 +1,63 @@
 """The newest row of each key in a table with a log: changes wait in the checkpoint, and a commit merges them.
 
 A subtask keeps the last change of each key of a batch, in the types of the table. When the checkpoint is completed, the
-driver merges the last change of each key into the table, in one commit with the names of the outputs. Counterparts:
-``table_sink`` commits and finds commits, ``ledger_sink`` has the output in the checkpoint. Source: docs/spec/lakes.md.
+driver merges the last change of each key into the table, in one commit with the names of the outputs. What is kept says
+by which keys: the program may have others at the next start. Counterparts: ``table_sink`` commits and finds commits,
+``ledger_sink`` has the output in the checkpoint. Source: docs/spec/lakes.md.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from headgate.connectors.base import SealedTransaction, SinkContext, SinkWriter
-from headgate.connectors.fenced_sink import Fence
 from headgate.connectors.lakes.data_files import NamedOutput
-from headgate.connectors.lakes.table_sink import LogTable, TableCommitter, TableSink
 from headgate.connectors.lakes.types import as_table
 from headgate.connectors.ledger_sink import LedgerOutput, LedgerWriter, PieceReader
 from headgate.connectors.sql.records import newest_changes, refuse_null_keys
 from headgate.errors import CorruptionError, UsageError
 from headgate.model.ids import CheckpointId
-from headgate.model.manifest import Committable, SnapshotPart
+from headgate.model.manifest import Committable
 from headgate.operators.changes import DELETE, OP
 
 CHANGES_MARK = b"changes-1 "
-"""The payload of a committable begins so; the version of the table follows, and then the payload of a ledger."""
+"""The payload of a committable begins so; how it is merged follows, and then the payload of a ledger."""
 
 PENDING_ROWS = 1 << 20
 """The driver drops older changes of the same key at least whenever it holds so many."""
 
 
-class MergingTable(LogTable):
-    """A table with a log whose rows can be replaced and deleted by key."""
+class ChangeForm(msgspec.Struct, frozen=True):
+    """How the changes of one output are merged.
 
-    @abstractmethod
-    def merge(self, outputs: Sequence[NamedOutput], life: str, changes: pa.Table, keys: Sequence[str]) -> None:
-        """Commit all of ``outputs`` at once.
+    Attributes:
+        base: the version of the table when the subtask began.
+        keys: the columns of the key.
+        columns: of the changes, without ``op``.
+        has_op: whether the column ``op`` says what a change is; otherwise each record is the new row of its key.
+    """
 
-        Args:
-            outputs: what the commit shows.
-            life: the id of the sink's life.
-            changes: one row for each key, in the types of the table, and the column ``gone_column``.
-            keys: the columns of the key.
-
-        Raises:
-            CommitConflict
-            UsageError: the table does not take them any more.
-        """
-
-    @abstractmethod
-    def refuse_torn_files(self) -> None:
-        """Raise if the table names files that are not whole: a merge is durable only after it is visible.
-
-        Raises:
-            UsageError
-        """
+    base: int
+    keys: tuple[str, ...]
+    columns: tuple[str, ...]
+    has_op: bool
 
 
 class ChangeOutput(NamedOutput, frozen=True):
     """The changes that one subtask has for one checkpoint."""
 
     changes: LedgerOutput
+    form: ChangeForm
 
 
-def encode_changes(base: int, payload: bytes) -> bytes:
-    """Return the payload of a committable: that of a ledger, and the version of the table when the subtask began."""
-    return b"%s%d\n%s" % (CHANGES_MARK, base, payload)
+def encode_changes(form: ChangeForm, payload: bytes) -> bytes:
+    """Return the payload of a committable: that of a ledger, and how it is merged."""
+    return b"%s%s\n%s" % (CHANGES_MARK, msgspec.json.encode(form), payload)
 
 
 def decode_changes(committable: Committable, read: PieceReader) -> ChangeOutput:
@@ -79,12 +67,13 @@ def decode_changes(committable: Committable, read: PieceReader) -> ChangeOutput:
         CorruptionError: it has another form.
     """
     head, _, payload = committable.payload.partition(b"\n")
-    base = head.removeprefix(CHANGES_MARK)
-    if base == head or not base.isdigit():
+    try:
+        form = msgspec.json.decode(head.removeprefix(CHANGES_MARK), type=ChangeForm)
+    except msgspec.DecodeError as error:
         where = f"committable of sink '{committable.sink}' for checkpoint {committable.checkpoint}"
-        raise CorruptionError(where, 0, "changes of version 1", repr(head[:20]))
+        raise CorruptionError(where, 0, "changes of version 1", repr(head[:20])) from error
     changes = LedgerOutput(replace(committable, payload=payload), read)
-    return ChangeOutput(changes.name, int(base), changes)
+    return ChangeOutput(changes.name, form.base, changes, form)
 
 
 def gone_column(columns: Sequence[str]) -> str:
@@ -110,8 +99,9 @@ class ChangeWriter(SinkWriter):
         piece_bytes: int,
     ) -> None:
         """``filled``: those of the keys in which a text must not be empty. ``base``: the version of the table."""
-        self._keys, self._filled, self._has_op, self._base = keys, filled, has_op, base
+        self._keys, self._filled, self._has_op = keys, filled, has_op
         names = [name for name in context.schema.names if name != OP or not has_op]
+        self._form = ChangeForm(base, tuple(keys), tuple(names), has_op)
         self._records = pa.schema([context.schema.field(name) for name in names])
         self._never_null = [name for name in names if not table.field(name).nullable]
         self._columns = pa.schema([table.field(name).with_nullable(True) for name in names])
@@ -148,7 +138,7 @@ class ChangeWriter(SinkWriter):
                 )
 
     def seal(self, checkpoint: CheckpointId) -> SealedTransaction:
-        return _Sealed(self._inner.seal(checkpoint), self._base)
+        return _Sealed(self._inner.seal(checkpoint), self._form)
 
     def close(self) -> None:
         self._inner.close()
@@ -157,8 +147,8 @@ class ChangeWriter(SinkWriter):
 class _Sealed(SealedTransaction):
     """The changes of one checkpoint and subtask: see ``SealedTransaction``."""
 
-    def __init__(self, inner: SealedTransaction, base: int) -> None:
-        self._inner, self._base = inner, base
+    def __init__(self, inner: SealedTransaction, form: ChangeForm) -> None:
+        self._inner, self._form = inner, form
 
     @property
     def pieces_count(self) -> int:
@@ -169,45 +159,14 @@ class _Sealed(SealedTransaction):
 
     def prepare(self) -> bytes | None:
         payload = self._inner.prepare()
-        return None if payload is None else encode_changes(self._base, payload)
+        return None if payload is None else encode_changes(self._form, payload)
 
 
-class MergeCommitter(TableCommitter):
-    """Merges the changes of completed checkpoints into the table, in the driver."""
-
-    def __init__(self, sink: TableSink, fence: Fence, keys: Sequence[str], *, has_op: bool) -> None:
-        """``has_op``: the records are changes; otherwise each is the new row of its key."""
-        super().__init__(sink, fence)
-        self._keys, self._has_op = keys, has_op
-        self._read: PieceReader = _read_nothing
-
-    def read_pieces_with(self, read: Callable[[SnapshotPart], memoryview]) -> None:
-        self._read = read
-
-    def recover(self, keep: Sequence[Committable]) -> None:
-        """See ``Committer``: before the claim, which would hide what came last."""
-        table = self._sink.load()
-        if isinstance(table, MergingTable):
-            table.refuse_torn_files()
-        super().recover(keep)
-
-    def decode(self, committable: Committable) -> NamedOutput:
-        return decode_changes(committable, self._read)
-
-    def missing(self, table: LogTable, outputs: Sequence[Any]) -> str:
-        """See ``TableCommitter``: the output is in the checkpoint."""
-        return ""
-
-    def write(self, table: LogTable, outputs: Sequence[Any], life: str) -> None:
-        assert isinstance(table, MergingTable)
-        batches = (batch for output in outputs for batch in output.changes)
-        table.merge(outputs, life, _merged(batches, self._keys, has_op=self._has_op), self._keys)
-
-
-def _merged(batches: Iterable[pa.RecordBatch], keys: Sequence[str], *, has_op: bool) -> pa.Table:
-    """Return the last change of each key, with the column ``gone_column`` instead of ``op``."""
-    newest = _newest(batches, keys, has_op=has_op)
-    if not has_op:
+def last_rows(outputs: Sequence[ChangeOutput]) -> pa.Table:
+    """Return the last change of each key of outputs of one form, with the column ``gone_column`` instead of ``op``."""
+    form = outputs[0].form
+    newest = _newest((batch for output in outputs for batch in output.changes), form.keys, has_op=form.has_op)
+    if not form.has_op:
         return newest.append_column(gone_column(newest.column_names), pa.repeat(False, newest.num_rows))
     rows = newest.drop_columns([OP])
     return rows.append_column(gone_column(rows.column_names), pc.equal(newest.column(OP), DELETE))
@@ -221,10 +180,6 @@ def _newest(batches: Iterable[pa.RecordBatch], keys: Sequence[str], *, has_op: b
         pending.append(table)
         room -= table.num_rows
         if room < 0:
-            pending = [newest_changes(pa.concat_tables(pending), keys, has_op=has_op)]
+            pending = [newest_changes(pa.concat_tables(pending, promote_options="permissive"), keys, has_op=has_op)]
             room = max(PENDING_ROWS, pending[0].num_rows)
-    return newest_changes(pa.concat_tables(pending), keys, has_op=has_op)
-
-
-def _read_nothing(piece: SnapshotPart) -> memoryview:
-    raise AssertionError(f"it is not known how {piece.path} is read")
+    return newest_changes(pa.concat_tables(pending, promote_options="permissive"), keys, has_op=has_op)

@@ -1,0 +1,264 @@
+"""The data files of a table of Iceberg: how they are written, what a manifest says of them, and how they are read.
+
+Counterparts: ``data_files``, which writes them in the workers, and ``iceberg_log``, which commits them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from headgate.connectors.lakes.data_files import DataFile, Part, grouped
+from headgate.errors import UsageError
+
+
+class IcebergFiles:
+    """Writes data files of a table: see ``FileFormat``."""
+
+    def __init__(self, table: Any, version: int) -> None:
+        """``table``: as the library has it."""
+        from pyiceberg.table.locations import load_location_provider
+
+        self._table, self.base = table, version
+        metadata = self._table.metadata
+        self._schema, self._spec = metadata.schema(), metadata.spec()
+        self.schema = self._schema.as_arrow()
+        self._names = load_location_provider(metadata.location, metadata.properties)
+        self._keys: dict[str, Any] = {}
+
+    def parts(self, records: pa.Table) -> Iterable[Part]:
+        """See ``FileFormat``. Files have the ids of columns."""
+        from pyiceberg.io.pyarrow import schema_to_pyarrow
+        from pyiceberg.partitioning import PartitionFieldValue, PartitionKey
+
+        with_ids = schema_to_pyarrow(self._schema, include_field_ids=True)
+        records = records.cast(with_ids)
+        if not self._spec.fields:
+            yield Part("", {}, records)
+            return
+        keys = {}
+        for part in self._spec.fields:
+            column = self._schema.find_column_name(part.source_id)
+            source = self._schema.find_field(part.source_id).field_type
+            keys[part.name] = partition_values(part.transform, source, records.column(column))
+        for values, rows in grouped(pa.table(keys)):
+            raw = [PartitionFieldValue(part, value) for part, value in zip(self._spec.fields, values, strict=True)]
+            key = PartitionKey(raw, self._spec, self._schema)
+            path, identity = key.to_path(), repr(values)  # a null and the text 'null' have one path
+            self._keys[path] = self._keys[identity] = key
+            yield Part(path, {"key": identity}, records.take(rows))
+
+    def create(self, directory: str, name: str) -> tuple[str, Any]:
+        path = self._names.new_data_location(name, self._keys[directory] if directory else None)
+        return path, self._table.io.new_output(path).create()
+
+    def local_path(self, path: str) -> Path | None:
+        return local_path(path)
+
+    def remove(self, path: str) -> None:
+        self._table.io.delete(path)
+
+    def data_file(self, path: str, size_bytes: int, part: Part, metadata: pq.FileMetaData) -> DataFile:
+        from pyiceberg.conversions import to_bytes
+        from pyiceberg.io.pyarrow import (
+            compute_statistics_plan,
+            data_file_statistics_from_parquet_metadata,
+            parquet_path_to_id_mapping,
+        )
+
+        try:
+            found = data_file_statistics_from_parquet_metadata(
+                parquet_metadata=metadata,
+                stats_columns=compute_statistics_plan(self._schema, self._table.metadata.properties),
+                parquet_column_mapping=parquet_path_to_id_mapping(self._schema),
+            ).to_serialized_dict()
+        except OverflowError as error:
+            raise UsageError(
+                f"a date or time in a record for {path} is not in the years 1 to 9999, which the library of Iceberg "
+                "cannot describe; correct it before"
+            ) from error
+        types = [one.field_type for one in self._spec.partition_type(self._schema).fields]
+        values = self._keys[identity].partition if (identity := part.values.get("key")) is not None else []
+        partition = [None if values[at] is None else to_bytes(kind, values[at]) for at, kind in enumerate(types)]
+        del found["record_count"]
+        stats = FileStats(spec=self._spec.spec_id, partition=partition, **found)
+        return DataFile(path, size_bytes, metadata.num_rows, {}, msgspec.json.encode(stats).decode())
+
+
+class FileStats(msgspec.Struct, frozen=True, kw_only=True):
+    """What a manifest says of a file. Partition values and bounds are as Iceberg writes single values."""
+
+    spec: int
+    partition: list[bytes | None]
+    column_sizes: dict[int, int]
+    value_counts: dict[int, int]
+    null_value_counts: dict[int, int]
+    nan_value_counts: dict[int, int]
+    lower_bounds: dict[int, bytes]
+    upper_bounds: dict[int, bytes]
+    split_offsets: list[int] | None
+
+
+def library_file(table: Any, where: str, file: DataFile) -> Any:
+    """Return a file as the library has it.
+
+    Raises:
+        UsageError: the table has other partitions now.
+    """
+    from pyiceberg.conversions import from_bytes
+    from pyiceberg.manifest import DataFile as IcebergFile
+    from pyiceberg.manifest import DataFileContent
+    from pyiceberg.manifest import FileFormat as IcebergFormat
+    from pyiceberg.typedef import Record
+
+    stats = msgspec.json.decode(file.stats, type=FileStats)
+    spec = table.specs().get(stats.spec)
+    if spec is None or stats.spec != table.metadata.default_spec_id:
+        raise UsageError(
+            f"{where} was given other partitions while a pipeline wrote to it; its output cannot be "
+            "committed: give it the former partitions until this pipeline has stopped"
+        )
+    types = [part.field_type for part in spec.partition_type(table.schema()).fields]
+    values = [
+        None if value is None else from_bytes(kind, value) for kind, value in zip(types, stats.partition, strict=True)
+    ]
+    return IcebergFile.from_args(
+        content=DataFileContent.DATA,
+        file_path=file.path,
+        file_format=IcebergFormat.PARQUET,
+        partition=Record(*values),
+        record_count=file.rows,
+        file_size_in_bytes=file.size_bytes,
+        column_sizes=stats.column_sizes,
+        value_counts=stats.value_counts,
+        null_value_counts=stats.null_value_counts,
+        nan_value_counts=stats.nan_value_counts,
+        lower_bounds=stats.lower_bounds,
+        upper_bounds=stats.upper_bounds,
+        split_offsets=stats.split_offsets,
+        sort_order_id=None,
+        equality_ids=None,
+        key_metadata=None,
+        spec_id=stats.spec,
+    )
+
+
+def local_path(location: str) -> Path | None:
+    """Return where a file is on this machine, by its location as the library reads it; None: elsewhere."""
+    path = location.removeprefix("file://").removeprefix("file:")
+    return None if "://" in path else Path(path)
+
+
+_HOUR_US, _DAY_US = 3_600_000_000, 86_400_000_000
+
+
+def partition_values(transform: Any, source: Any, column: pa.ChunkedArray) -> pa.ChunkedArray | pa.Array:
+    """Return the partition values of a column.
+
+    The library needs another package for all transforms but identity, so those of time, texts and integers are done
+    here.
+
+    Raises:
+        UsageError: that package is needed, and is not installed.
+    """
+    from pyiceberg.exceptions import NotInstalledError
+
+    name, dtype = str(transform), column.type
+    if name == "identity":
+        return column
+    if pa.types.is_timestamp(dtype) and name in ("day", "hour"):
+        size_us = _DAY_US if name == "day" else _HOUR_US
+        numbers = pc.fill_null(column.cast(pa.int64()), 0).to_numpy() // size_us
+        return pc.if_else(pc.is_null(column), pa.scalar(None, pa.int32()), pa.array(numbers.astype("int32")))
+    if pa.types.is_date32(dtype) and name == "day":
+        return column.cast(pa.int32())
+    if name in ("month", "year") and (pa.types.is_timestamp(dtype) or pa.types.is_date32(dtype)):
+        years = pc.subtract(pc.year(column), 1970)
+        found = years if name == "year" else pc.add(pc.multiply(years, 12), pc.subtract(pc.month(column), 1))
+        return found.cast(pa.int32())
+    if name.startswith("truncate") and (pa.types.is_string(dtype) or pa.types.is_large_string(dtype)):
+        return pc.utf8_slice_codeunits(column, 0, transform.width)
+    if name.startswith("truncate") and pa.types.is_integer(dtype):
+        numbers = pc.fill_null(column, 0).to_numpy()
+        return pc.if_else(
+            pc.is_null(column), pa.scalar(None, dtype), pa.array(numbers - numbers % transform.width, dtype)
+        )
+    try:
+        return transform.pyarrow_transform(source)(column)
+    except NotInstalledError as error:
+        raise needs_core(name) from error
+
+
+def refuse_transform(transform: Any, source: pa.DataType, name: str) -> None:
+    """Refuse a partition by a column of type ``source`` if its values need a package that is not installed.
+
+    Raises:
+        UsageError
+    """
+    is_ours = not str(transform).startswith("bucket")
+    if str(transform).startswith("truncate"):
+        is_ours = pa.types.is_integer(source) or pa.types.is_string(source) or pa.types.is_large_string(source)
+    if not is_ours and importlib.util.find_spec("pyiceberg_core") is None:
+        raise needs_core(f"{transform} of '{name}'")
+
+
+def needs_core(transform: str) -> UsageError:
+    """Return the error that a transform needs another package."""
+    return UsageError(
+        f"partitions by {transform} need the package pyiceberg-core: pip install 'pyiceberg[pyiceberg-core]'"
+    )
+
+
+def read_rows(table: Any, task: Any, columns: Sequence[str]) -> pa.Table:
+    """Return columns of the rows of one file, without those that delete files delete.
+
+    The library finds columns by their ids.
+
+    Args:
+        table: as the library has it.
+        task: of the library: the file, and its delete files.
+        columns: their names in the table.
+    """
+    from pyiceberg.expressions import AlwaysTrue
+    from pyiceberg.io.pyarrow import ArrowScan
+
+    keep_null_lists()
+    schema = table.schema().select(*columns)
+    return ArrowScan(table.metadata, table.io, schema, AlwaysTrue()).to_table([task]).select(list(columns))
+
+
+@cache
+def keep_null_lists() -> None:
+    """Have the library leave lists and maps null that are null in a file. It does so once per process."""
+    from pyiceberg.io import pyarrow as library
+
+    class Projection(library.ArrowProjectionVisitor):  # type: ignore[misc]
+        """The library's, which forgets nulls: https://github.com/apache/arrow/issues/38809."""
+
+        def list(self, list_type: Any, list_array: pa.Array | None, value_array: pa.Array | None) -> pa.Array | None:
+            return _with_nulls(super().list(list_type, list_array, value_array), list_array)
+
+        def map(
+            self, map_type: Any, map_array: pa.Array | None, key_result: pa.Array | None, value_result: pa.Array | None
+        ) -> pa.Array | None:
+            return _with_nulls(super().map(map_type, map_array, key_result, value_result), map_array)
+
+    library.ArrowProjectionVisitor = Projection
+
+
+def _with_nulls(found: pa.Array | None, given: pa.Array | None) -> pa.Array | None:
+    """Return ``found`` with a null where ``given`` has one."""
+    if found is None or given is None or found.null_count == given.null_count:
+        return found
+    whole, mask = pa.concat_arrays([found]), given.is_null()  # a slice has its offsets elsewhere
+    if pa.types.is_map(whole.type):
+        return pa.MapArray.from_arrays(whole.offsets, whole.keys, whole.items, whole.type, mask=mask)
+    return type(whole).from_arrays(whole.offsets, whole.values, type=whole.type, mask=mask)
