@@ -129,3 +129,36 @@ def test_keys_that_stay_are_found_in_the_order_of_their_new_slots(width: int, ap
     made, order = renumbered(index, types, kept)
     assert sorted(order.tolist()) == kept.tolist()
     assert made.columns(np.arange(len(made))) == index.columns(order)
+
+
+TEXTS = st.one_of(
+    st.sampled_from([b"", b"\0", b"\0\0", b"a", b"a\0", b"a" * 7, b"a" * 8, b"a" * 8 + b"\0", b"a" * 14, b"a" * 15]),
+    st.sampled_from([b"a" * 15 + b"\0", b"a" * 16, b"b" * 40, b"\xff" * 15, b"\xff" * 16, b"\xff" * 8]),
+    st.binary(max_size=20),
+)
+
+
+@pytest.mark.parametrize("dtype", [pa.large_binary(), pa.binary()])
+@given(batches=st.lists(st.lists(TEXTS, max_size=30), max_size=6), first=st.integers(0, 3))
+def test_short_and_long_texts_are_told_apart_and_lead_back(
+    dtype: pa.DataType, batches: list[list[bytes]], first: int
+) -> None:
+    index, model = make_key_index([dtype]), dict[bytes, int]()
+    for batch in batches:
+        column = pa.array([b"before"] * first + batch, dtype).slice(first)
+        slots = index.slots([column])
+        for key, slot in zip(batch, slots.tolist(), strict=True):
+            assert model.setdefault(key, slot) == slot
+        assert sorted(model.values()) == list(range(len(index)))
+        assert index.columns(slots) == [column]
+
+
+@pytest.mark.parametrize("dtype", [pa.large_string(), pa.string()])
+def test_many_texts_of_several_lengths_keep_their_slots(dtype: pa.DataType) -> None:
+    index = make_key_index([dtype])
+    texts = [f"{'ü' * (n % 12)}{n}" for n in range(30_000)]
+    column = pa.array(texts, dtype)
+    slots = index.slots([column])
+    assert len(index) == len(set(texts)) == len(set(slots.tolist()))
+    assert index.slots([column.take(pa.array(np.arange(29_999, -1, -1)))]).tolist() == slots[::-1].tolist()
+    assert index.columns(slots[::7]) == [column.take(pa.array(np.arange(0, 30_000, 7)))]

@@ -242,3 +242,84 @@ def test_times_that_are_written_in_several_ways_are_read_as_by_a_parser(zone: st
 def test_times_that_are_written_alike_need_no_parser(zone: str | None, end: str) -> None:
     texts = [b'{"at":"2015-07-15T01:02:03%s"}' % end.encode()] * ROWS_MIN
     assert columns_of(texts, pa.schema([("at", pa.timestamp("us", zone))])) is not None
+
+
+NUMBERS = [*(f"{10**n + n}" for n in range(18)), *("0", "0.5", "10.25", "1234.56", "99999.9", "0.000001", "123456.75")]
+
+
+@pytest.mark.parametrize("first", NUMBERS)
+def test_numbers_of_any_length_stand_beside_each_other(first: str) -> None:
+    schema = pa.schema([("n", pa.float64()), ("m", pa.int64())])
+    wholes = [number for number in NUMBERS if "." not in number]
+    for others in (NUMBERS, NUMBERS[:8], [number for number in NUMBERS if len(number) < 9]):
+        texts = [
+            f'{{"n":{n},"m":{wholes[at % len(wholes)]}}}'.encode() for at, n in enumerate([first, *others] * ROWS_MIN)
+        ]
+        assert whole(JsonDecoder(schema).decode(lines_of(texts))) == parsed(texts, schema, [])
+        found = columns_of(texts, schema)
+        assert found is not None
+        assert found.column("n").to_pylist() == [float(n) for n in [first, *others] * ROWS_MIN]
+
+
+@pytest.mark.parametrize("end", ["", ',"end":"2015"', ',"end":1', ',"end":"x","more":true'])
+@pytest.mark.parametrize("lengths", [(4, 2), (0, 1), (0, 40), (8, 16), (26, 24, 7), (3, 3)])
+def test_texts_of_any_length_stand_beside_each_other(lengths: tuple[int, ...], end: str) -> None:
+    schema = pa.schema([("a", pa.large_string()), ("b", pa.large_string()), ("n", pa.int32())])
+    texts = [
+        f'{{"a":"{"é,:{}"[:1] * length}","n":{n},"b":"{"y" * (3 * length)}"{end}}}'.encode()
+        for n, length in enumerate([*lengths] * ROWS_MIN)
+    ]
+    assert columns_of(texts, schema) is not None
+    assert whole(JsonDecoder(schema).decode(lines_of(texts))) == parsed(texts, schema, [])
+
+
+@pytest.mark.parametrize("text", [b'{"":7}', b'{"":""}', b'{"a":1}', b'{"a":true,"":"x"}'])
+def test_the_shortest_objects_are_read(text: bytes) -> None:
+    schema = pa.schema([("a", pa.int64()), ("b", pa.large_string())])
+    texts = [text] * ROWS_MIN
+    assert whole(JsonDecoder(schema).decode(lines_of(texts))) == parsed(texts, schema, [])
+    assert whole(JsonDecoder(schema).decode(raw_lines_of(texts)))[0] == parsed(texts, schema, [])[0]
+
+
+@pytest.mark.parametrize("before", range(9))
+def test_objects_may_begin_anywhere_in_memory(before: int) -> None:
+    texts = [PLAIN.replace(b"7", b"7" * (n % 9 + 1)) for n in range(ROWS_MIN)]
+    ends = before + np.cumsum([len(text) for text in texts])
+    starts = np.concatenate(([before], ends[:-1]))
+    memory = b'"' * before + b"".join(texts) + b'"}'
+    for data in (memory, memoryview(memory), pa.py_buffer(memory)):
+        found = ShapedReader(SCHEMA).read(data, starts, ends)
+        assert found is not None
+        assert found.column("id").to_pylist() == [int("7" * (n % 9 + 1)) for n in range(ROWS_MIN)]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        b'{"a":"x","b":1,"c":"yy"}',
+        b'{"a":"x" ,"b":1,"c":"y"}',
+        b'{"a":"xx","b":1 ,"c":"y"}',
+        b'{"a":"x","b":,"c":"y"}',
+        b'{"a":"x","b":"1","c":y}',
+        b'{"a":"x,"b":1,"c":""y"}',
+        b'{"a":"","b":1,"c":"","c":1}',
+        b'{"a":"x","c":"y","b":1}',
+        b'{"a":"x","b":1,"c":"y"},',
+        b'{"a":"x","b":1,"c":"y"}}',
+        b'[{"a":"x","b":1,"c":"y"}]',
+        b'{"a":"x","b":1,2,"c":"y"}',
+        b'{"a":"x","b":1.5.5,"c":"y"}',
+        b'{"a":"x","b":.5,"c":"y"}',
+        b'{"a":"x","b":5.,"c":"y"}',
+        b'{"a":"x","b":1:2,"c":"y"}',
+        b'{"a":"x","b":1/2,"c":"y"}',
+    ],
+)
+def test_what_only_seems_to_be_alike_is_read_or_refused_as_ever(other: bytes) -> None:
+    schema = pa.schema([("a", pa.large_string()), ("b", pa.float64()), ("c", pa.large_string())])
+    plain = b'{"a":"x","b":1,"c":"y"}'
+    for columns in (schema, schema.remove(1), schema.remove(2)):
+        for at in (0, 5, ROWS_MIN):
+            texts = [plain] * (ROWS_MIN + 1)
+            texts[at] = other
+            assert whole(JsonDecoder(columns).decode(lines_of(texts))) == parsed(texts, columns, [])

@@ -65,6 +65,9 @@ class FileSystem(Protocol):
     def pread(self, descriptor: int, size_bytes: int, offset: int) -> bytes:
         """Return at most ``size_bytes`` at ``offset``; nothing means the end of the file."""
 
+    def pread_into(self, descriptor: int, space: memoryview, offset: int) -> int:
+        """Read at most as much as ``space`` has room for, at ``offset``; return how much. 0 means the end."""
+
     def stat(self, path: str) -> Status:
         """Return the status of a file."""
 
@@ -106,6 +109,9 @@ class LocalFiles:
 
     def pread(self, descriptor: int, size_bytes: int, offset: int) -> bytes:
         return os.pread(descriptor, size_bytes, offset)
+
+    def pread_into(self, descriptor: int, space: memoryview, offset: int) -> int:
+        return os.preadv(descriptor, [space], offset)
 
     def stat(self, path: str) -> Status:
         return os.stat(path)

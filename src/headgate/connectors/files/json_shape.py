@@ -1,24 +1,22 @@
-"""JSON objects that are all written alike: read by their quotes, without a parser.
+"""JSON objects that are all written alike: read without a parser, one field of all of them at a time.
 
 A program writes its records with the same names in the same order. Then what stands between two values is the same in
-each record (``{"id": ``, ``, "user": "``, ...), and where the values are follows from where the quotes are. That is
-found and checked on whole columns. ``read`` gives exactly what a parser would give, or nothing: what is written in any
-other way is left to ``line_decoders``.
+each record (``{"id": ``, ``, "user": "``, ...): it is compared, and where values end is found, for whole columns
+(``text_words``). ``read`` gives exactly what a parser would give, or nothing: what is written in any other way is left
+to ``line_decoders``.
 """
 
 from __future__ import annotations
 
 import re
 from contextlib import suppress
-from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headgate.codec.text_words import MARGIN, Ints, WordText, plain_numbers
 from headgate.dataclass import dataclass
-
-Ints: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
 ROWS_MIN = 64
 """Fewer are parsed as fast."""
@@ -26,7 +24,7 @@ ROWS_MIN = 64
 FIELDS_MAX = 64
 """Of one object: each takes steps of its own."""
 
-_QUOTE, _DOT, _ZERO, _NINE, _SPACE = b'".09 '
+_QUOTE, _BACKSLASH, _SPACE = b'"\\ '
 
 NUMBER_BYTES_MAX = 64
 """The parser refuses numbers that are too large for a double: none is with so many digits and such an exponent."""
@@ -35,13 +33,18 @@ _NUMBER = r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]{1,2})?"
 _SCALAR = rf"^(?:{_NUMBER}|true|false|null)$"
 _FIELD = re.compile(rb' *"([^"]*)" *: *("[^"]*"|[^" ,:{}\[\]]+) *([,}])')
 
+FLOAT_DIGITS_MAX = 15
+"""Whole numbers with so many digits are floats without being rounded, and so is what a power of ten is."""
+_POWERS = 10.0 ** np.arange(8)
+
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """A field of a shape: its name, and whether its value is a text."""
+    """A field of a shape: its name, whether its value is a text, and how long that is in the first object."""
 
     name: str
     is_text: bool
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +64,6 @@ class _Shape:
         """The quotes of one object."""
         return sum(literal.count(b'"') for literal in self.literals)
 
-    def bounds(self) -> tuple[Ints, Ints]:
-        """Return by which quote the begin and the end of each literal are found, and how far from it they are.
-
-        The end of the object stands for a quote after the last one.
-        """
-        anchors, moves, quote = [], [], 0
-        for literal in self.literals:
-            before = literal.find(b'"') if b'"' in literal else len(literal)
-            anchors += [quote, quote]
-            moves += [-before, len(literal) - before]
-            quote += literal.count(b'"')
-        return np.array(anchors), np.array(moves)
-
 
 def _shape_of(line: bytes) -> _Shape | None:
     """Return how ``line`` is written; None: it is no flat object, it is empty, or it has a name twice."""
@@ -83,7 +73,7 @@ def _shape_of(line: bytes) -> _Shape | None:
     while is_open and len(fields) < FIELDS_MAX and (found := _FIELD.match(line, position)) is not None:
         is_text = found[2].startswith(b'"')
         literals.append(line[begin : found.start(2) + is_text])
-        fields.append(_Field(found[1].decode(), is_text))
+        fields.append(_Field(found[1].decode(), is_text, len(found[2]) - 2 * is_text))
         begin, position, is_open = found.end(2) - is_text, found.end(), found[3] == b","
     if is_open or not fields or line[position:].strip(b" ") or len({one.name for one in fields}) < len(fields):
         return None
@@ -97,10 +87,9 @@ class ShapedReader:
         """``schema``: the columns to make."""
         self._schema = schema
         self._is_possible = all(map(_is_simple, schema.types))
-        self._shape: _Shape | None = None
         self._passed_over = self._to_pass_over = 0
 
-    def read(self, data: bytes | pa.Buffer, starts: Ints, ends: Ints) -> pa.RecordBatch | None:
+    def read(self, data: bytes | memoryview | pa.Buffer, starts: Ints, ends: Ints) -> pa.RecordBatch | None:
         """Return the objects at ``data[starts[i]:ends[i]]``, which are valid UTF-8; None: not all are written alike.
 
         Between two of them may be line ends, or nothing.
@@ -115,25 +104,18 @@ class ShapedReader:
         self._to_pass_over = self._passed_over
         return found
 
-    def _read(self, raw: bytes | pa.Buffer, starts: Ints, ends: Ints) -> pa.RecordBatch | None:
+    def _read(self, raw: bytes | memoryview | pa.Buffer, starts: Ints, ends: Ints) -> pa.RecordBatch | None:
         first, last = int(starts[0]), int(ends[-1])
         inside = np.frombuffer(raw, np.uint8)[first:last]
+        shape = _shape_of(inside[: int(ends[0]) - first].tobytes())
+        if shape is None or np.count_nonzero(inside == _QUOTE) != len(starts) * shape.quotes_count:
+            return None
         between = len(inside) - int((ends - starts).sum())
-        text = raw if isinstance(raw, bytes) else raw.to_pybytes()
-        if text.find(b"\\", first, last) >= 0 or np.count_nonzero(inside < _SPACE) != between:
+        if np.count_nonzero(inside < _SPACE) != between or (inside == _BACKSLASH).any():
             return None
-        shape = self._shape
-        line = inside[: int(ends[0]) - first].tobytes()
-        if shape is None or not line.startswith(shape.literals[0]):
-            shape = _shape_of(line)
-        quotes = np.flatnonzero(inside == _QUOTE)
-        if shape is None or len(quotes) != len(starts) * shape.quotes_count:
-            self._shape = None
-            return None
-        quotes += first
-        values = _Values.of(raw, shape, quotes.reshape(len(starts), -1), starts, ends)
+        text = WordText(inside)
+        values = _located(shape, text, starts + (MARGIN - first), ends + (MARGIN - first))
         columns = None if values is None else self._columns(shape, values)
-        self._shape = None if columns is None else shape
         return None if columns is None else pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
     def _columns(self, shape: _Shape, values: _Values) -> list[pa.Array] | None:
@@ -142,14 +124,13 @@ class ShapedReader:
         for number, field in enumerate(shape.fields):
             index = self._schema.get_field_index(field.name)
             if index < 0:
-                if not field.is_text and not _are_scalars(values.column(number)):
+                if not field.is_text and not _are_scalars(values, number):
                     return None
                 continue
             wanted = self._schema.field(index).type
             if field.is_text != (pa.types.is_large_string(wanted) or pa.types.is_timestamp(wanted)):
                 return None
-            read = _texts if field.is_text else _scalars
-            column = read(values.column(number), wanted)
+            column = _texts(values.column(number), wanted) if field.is_text else _scalars(values, number, wanted)
             if column is None:
                 return None
             found[field.name] = column
@@ -160,45 +141,59 @@ class ShapedReader:
 
 @dataclass(frozen=True, slots=True)
 class _Values:
-    """The values of all objects, cut out of their text."""
+    """Where the values of all objects begin and end, by field."""
 
-    pieces: pa.Array
-    """Object after object, what stands in front of a value and the value in turn, and what ends the object."""
-    pieces_count: int
-    """Of one object, with what may stand between it and the next one."""
-    rows_count: int
+    text: WordText
+    begins: list[Ints]
+    ends: list[Ints]
 
-    @classmethod
-    def of(cls, raw: bytes | pa.Buffer, shape: _Shape, quotes: Ints, starts: Ints, ends: Ints) -> _Values | None:
-        """Find the values by the quotes; None if what stands between them differs."""
-        anchors, moves = shape.bounds()
-        if anchors[-1] == quotes.shape[1]:
-            quotes = np.column_stack([quotes, ends])
-        width, rows = len(anchors), len(starts)
-        every = np.empty(width * rows + 1, np.int64)
-        every[-1] = ends[-1]
-        bounds = every[:-1].reshape(rows, width)
-        np.take(quotes, anchors, axis=1, out=bounds, mode="clip")
-        bounds += moves
-        if (bounds[:, 0] != starts).any() or (bounds[:, -1] != ends).any():
-            return None
-        for number, field in enumerate(shape.fields):  # the quotes of a text follow each other
-            if not field.is_text and (bounds[:, 2 * number + 1] >= bounds[:, 2 * number + 2]).any():
-                return None
-        pieces = pa.Array.from_buffers(
-            pa.large_binary(), len(every) - 1, [None, pa.py_buffer(every), pa.py_buffer(raw)]
-        )
-        literals = pieces.take(pa.array(np.arange(len(pieces), step=2)))
-        wanted = pa.py_buffer(b"".join(shape.literals) * rows)
-        if not literals.buffers()[2].slice(0, wanted.size).equals(wanted):
-            return None
-        return cls(pieces, width, rows)
+    @property
+    def rows_count(self) -> int:
+        """The number of objects."""
+        return len(self.begins[0])
 
     def column(self, number: int) -> pa.Array:
         """Return a value of each object, as text."""
-        indices = np.arange(2 * number + 1, len(self.pieces), self.pieces_count)
-        found = self.pieces.take(pa.array(indices))
-        return pa.Array.from_buffers(pa.large_string(), len(found), found.buffers())
+        return self.text.cut(self.begins[number], self.ends[number])
+
+
+def _located(shape: _Shape, text: WordText, starts: Ints, ends: Ints) -> _Values | None:
+    """Find the values; None if what stands between them differs.
+
+    There are as many quotes as between the values of all objects: so a text has none, and ends at the next one. Values
+    that are as long as in the first object need not be looked through, and the last one of the others neither: it ends
+    where what follows it begins, as seen from the end.
+    """
+    fields, literals = shape.fields, shape.literals
+    begins, stops = [starts] * len(fields), [ends] * len(fields)
+    stop = ends - len(literals[-1])
+    if not text.has(literals[-1], stop):
+        return None
+    last = len(fields) - 1
+    while last >= 0:
+        begin = stop - fields[last].size
+        front = begin - len(literals[last])
+        if not text.has(literals[last], front):
+            break
+        begins[last], stops[last] = begin, stop
+        stop, last = front, last - 1
+    if last < 0:
+        return _Values(text, begins, stops) if (stop == starts).all() else None
+    if not text.has(literals[0], starts):
+        return None
+    begin = starts + len(literals[0])
+    for number, field in enumerate(fields[:last]):
+        begins[number], follows = begin, literals[number + 1]
+        end: Ints | None = begin + field.size
+        if not field.is_text or not text.has(follows, begin + field.size):
+            end = text.find(follows[0], begin, ends)
+            if end is None or not text.has(follows, end):
+                return None
+        assert end is not None
+        stops[number] = end
+        begin = end + len(follows)
+    begins[last], stops[last] = begin, stop
+    return None if (begin > stop).any() else _Values(text, begins, stops)
 
 
 def _is_simple(dtype: pa.DataType) -> bool:
@@ -220,41 +215,45 @@ def _texts(column: pa.Array, dtype: pa.DataType) -> pa.Array | None:
     return None
 
 
-def _are_scalars(column: pa.Array) -> bool:
+def _are_scalars(values: _Values, number: int) -> bool:
     """Whether each is a number, true, false or null, as JSON writes them. May be False for numbers that are long."""
-    offsets = np.frombuffer(column.buffers()[1], np.int64)[: len(column) + 1]
-    begins, ends = offsets[:-1], offsets[1:]
+    begins, ends = values.begins[number], values.ends[number]
+    if plain_numbers(values.text, begins, ends, may_have_point=True) is not None:
+        return True
     if (ends - begins).max() > NUMBER_BYTES_MAX:
         return False
-    return _are_plain_numbers(column, begins, ends) or bool(pc.all(pc.match_substring_regex(column, _SCALAR)).as_py())
+    return bool(pc.all(pc.match_substring_regex(values.column(number), _SCALAR)).as_py())
 
 
-def _are_plain_numbers(column: pa.Array, begins: Ints, ends: Ints) -> bool:
-    """Whether each is a number without sign and exponent."""
-    text = np.frombuffer(column.buffers()[2], np.uint8)[: int(ends[-1])]
-    others = np.flatnonzero((text - _ZERO) > _NINE - _ZERO)
-    whole_ends = ends
-    if len(others):
-        if len(others) > len(column) or (text[others] != _DOT).any():
-            return False
-        row = np.searchsorted(ends, others, side="right") if len(others) < len(column) else np.arange(len(column))
-        if (row[1:] == row[:-1]).any() or not ((others > begins[row]) & (others < ends[row] - 1)).all():
-            return False
-        whole_ends = ends.copy()
-        whole_ends[row] = others
-    return not ((text[begins] == _ZERO) & (whole_ends - begins > 1)).any()
-
-
-def _scalars(column: pa.Array, dtype: pa.DataType) -> pa.Array | None:
+def _scalars(values: _Values, number: int, dtype: pa.DataType) -> pa.Array | None:
     """Return numbers or truth values; None if not all are such."""
-    if not _are_scalars(column):
+    if not pa.types.is_boolean(dtype):
+        is_float = pa.types.is_floating(dtype)
+        begins, ends = values.begins[number], values.ends[number]
+        plain = plain_numbers(values.text, begins, ends, may_have_point=is_float)
+        if plain is not None and not is_float:
+            return _cast(pa.array(plain.digits), dtype)
+        if plain is not None and plain.size_max <= FLOAT_DIGITS_MAX:
+            floats = plain.digits.astype(np.float64)
+            return pa.array(floats if plain.decimals is None else floats / _POWERS.take(plain.decimals))
+    return _other_scalars(values, number, dtype)
+
+
+def _other_scalars(values: _Values, number: int, dtype: pa.DataType) -> pa.Array | None:
+    """Return the same, also of those with a sign or an exponent, and of null."""
+    if not _are_scalars(values, number):
         return None
+    column = values.column(number)
     is_null = pc.equal(column, "null")
     if is_null.true_count:
         column = pc.if_else(is_null, pa.scalar(None, column.type), column)
     is_truth = pc.is_in(column, pa.array(["true", "false"], column.type)) if pa.types.is_boolean(dtype) else None
     if is_truth is not None and not pc.all(pc.or_(is_truth, column.is_null())).as_py():
         return None
+    return _cast(column, dtype)
+
+
+def _cast(column: pa.Array, dtype: pa.DataType) -> pa.Array | None:
     try:
         return column.cast(dtype)
     except pa.ArrowInvalid:

@@ -238,7 +238,7 @@ class JsonDecoder:
         is_complete = not self._nested and not any(batch.column(name).null_count for name in self._required)
         return batch if is_complete else None
 
-    def _read_alike(self, data: bytes | pa.Buffer, starts: Starts, ends: Starts) -> pa.RecordBatch | None:
+    def _read_alike(self, data: bytes | memoryview | pa.Buffer, starts: Starts, ends: Starts) -> pa.RecordBatch | None:
         """Read objects that are all written alike; None: they are not, or have values that do not fit."""
         batch = self._shaped.read(data, starts, ends)
         try:
@@ -358,11 +358,11 @@ def _are_objects(raw: RawLines) -> bool:
     return bool((last == ord("}")).all() and (data[raw.starts() - raw.base] == ord("{")).all())
 
 
-def _is_utf8(data: bytes) -> bool:
-    if data.isascii():
+def _is_utf8(data: bytes | memoryview) -> bool:
+    if np.frombuffer(data, np.int8).min(initial=0) >= 0:  # ASCII
         return True
     try:
-        data.decode()
+        str(data, "utf-8")
     except UnicodeDecodeError:
         return False
     return True

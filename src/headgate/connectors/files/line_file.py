@@ -145,6 +145,7 @@ HEAD_BYTES = 1_024
 _REFUSED_BYTES = 4_096
 _BOM = b"\xef\xbb\xbf"
 _NONE: Offsets = np.empty(0, np.int64)
+_NOTHING = memoryview(b"")
 
 
 class FileMovedError(UsageError):
@@ -204,7 +205,7 @@ class RawLines:
     ``base``: the byte of the file at which they begin.
     """
 
-    data: bytes
+    data: bytes | memoryview
     ends: Offsets
     base: int
 
@@ -291,7 +292,7 @@ class LineFile:
         self._accepted_inode = 0  # of what took its place, until that is opened
         self._before = b""  # the last bytes before ``offset``
         self._skipped_before = b""  # and those before ``_skipped_to``
-        self._buffer = b""  # the file's bytes from ``offset`` on
+        self._buffer = _NOTHING  # the file's bytes from ``offset`` on
         self._ends = _NONE  # where lines end in the buffer
         self._csv = options.csv
         self._newlines = _NONE  # of CSV: where the buffer has "\n"
@@ -436,29 +437,29 @@ class LineFile:
         skipping, at = self._skipped_to is not None, self._known
         if self._compressed is not None and not self._pass_over(self._compressed, at - HEAD_BYTES):
             return None
-        block = self._read(at)
-        if not block:
+        data = self._read(at)
+        if len(data) == len(self._buffer):
             return self._end_of_file()
-        return self._skip(at, block) if skipping else self._fill(block)
+        return self._skip(at, bytes(data)) if skipping else self._fill(data)
 
-    def _fill(self, block: bytes) -> Lines | RefusedLine | None:
-        self._scan(block)
+    def _fill(self, data: memoryview) -> Lines | RefusedLine | None:
+        self._scan(data)
         if len(self._ends):
             return self._take()
         if len(self._buffer) > self._line_bytes_max:
             if len(self._newlines):
                 return self._refuse_unclosed(f"a quote is not closed within {self._line_bytes_max} bytes")
             self._skipped_to, self._quotes = self.offset + len(self._buffer), OUTSIDE
-            self._skipped_before = self._buffer[-HEAD_BYTES:]
-            self._skipped_head = self._buffer[: self._head_bytes]
-            self._buffer = b""
+            self._skipped_before = bytes(self._buffer[-HEAD_BYTES:])
+            self._skipped_head = bytes(self._buffer[: self._head_bytes])
+            self._buffer = _NOTHING
         return None
 
-    def _scan(self, block: bytes) -> None:
-        """Add a block to the buffer, and find the line ends in it."""
-        scanned, previous = len(self._buffer), self._buffer[-len(_BOM) :]
-        self._buffer += block
-        newlines = np.flatnonzero(np.frombuffer(block, np.uint8) == 10)
+    def _scan(self, data: memoryview) -> None:
+        """Make ``data``, which begins with the buffer, the buffer, and find the line ends in what follows."""
+        scanned, previous = len(self._buffer), bytes(self._buffer[-len(_BOM) :])
+        self._buffer, block = data, data[scanned:]
+        newlines = _line_feeds(block)
         if self._csv is None:
             self._ends = newlines + scanned
             return
@@ -469,12 +470,12 @@ class LineFile:
     def _refuse_unclosed(self, problem: str) -> RefusedLine:
         """Refuse the first line of a record of CSV that does not end; what comes after it is read once more."""
         size = int(self._newlines[0]) + 1
-        line = RefusedLine(self.lines + 1, self.offset, problem, self._buffer[: min(size - 1, self._head_bytes)])
+        line = RefusedLine(self.lines + 1, self.offset, problem, bytes(self._buffer[: min(size - 1, self._head_bytes)]))
         rest = self._buffer[size:]
         self._pass(self._buffer[max(size - HEAD_BYTES, 0) : size])
         self.offset += size
         self.lines += 1
-        self._buffer, self._newlines, self._quotes = b"", _NONE, OUTSIDE
+        self._buffer, self._newlines, self._quotes = _NOTHING, _NONE, OUTSIDE
         self._scan(rest)
         return line
 
@@ -491,21 +492,23 @@ class LineFile:
                 ends = ends[:1]
                 if self._csv is not None and self._newlines[0] < ends[0]:
                     return self._refuse_unclosed(f"a quote is not closed within {self._line_bytes_max} bytes")
-                lines = RefusedLine(
-                    self.lines + 1, self.offset, self._too_long(int(ends[0])), self._buffer[: self._head_bytes]
-                )
+                head = bytes(self._buffer[: self._head_bytes])
+                lines = RefusedLine(self.lines + 1, self.offset, self._too_long(int(ends[0])), head)
             elif len(too_long):
                 ends = ends[: too_long[0]]
         if self._needs_header and lines is None:
             ends = ends[:1]
         size = int(ends[-1]) + 1
         if self._needs_header and lines is None:
-            self._header = None if _is_blank(self._buffer[:size]) else self._buffer[:size]
+            header = bytes(self._buffer[:size])
+            self._header = None if _is_blank(header) else header
         elif lines is None:
             lines = self._split(self._buffer[:size], ends)
         self._pass(self._buffer[max(size - HEAD_BYTES, 0) : size])
         self._buffer = self._buffer[size:]
         self._ends = self._ends[len(ends) :] - size
+        if not len(self._ends):  # the beginning of a line must not hold the whole block in memory
+            self._buffer = memoryview(bytes(self._buffer))
         self.offset += size
         if self._csv is None:
             self.lines += len(ends)
@@ -522,7 +525,7 @@ class LineFile:
     def _too_long(self, size: int) -> str:
         return f"the line has {size} bytes, more than {self._line_bytes_max}"
 
-    def _split(self, data: bytes, ends: Offsets) -> Lines:
+    def _split(self, data: bytes | memoryview, ends: Offsets) -> Lines:
         """Return the lines of ``data``, which is at the position and ends with the last of the line ends ``ends``."""
         if self._csv is None:
             raw = RawLines(data, ends, self.offset)
@@ -532,7 +535,7 @@ class LineFile:
         offsets = np.zeros(len(ends) + 1, np.int64)
         offsets[1:] = ends + 1
         starts = offsets[:-1] + self.offset
-        if self.offset == 0 and data.startswith(_BOM):
+        if self.offset == 0 and data[: len(_BOM)] == _BOM:
             offsets[0] = len(_BOM)
         values = pa.LargeBinaryArray.from_buffers(
             pa.large_binary(), len(ends), [None, pa.py_buffer(offsets), pa.py_buffer(data)]
@@ -541,9 +544,9 @@ class LineFile:
             values, starts, self.lines + 1, None if inner is None else inner + self.offset, self._header or b""
         )
 
-    def _pass(self, data: bytes) -> None:
+    def _pass(self, data: bytes | memoryview) -> None:
         """Note the last bytes before the position, which moves past ``data``."""
-        self._before = (self._before + data)[-HEAD_BYTES:]
+        self._before = (self._before + bytes(data))[-HEAD_BYTES:]
 
     def _skip(self, at: int, block: bytes) -> RefusedLine | None:
         end = block.find(b"\n")
@@ -576,7 +579,7 @@ class LineFile:
             is_long = len(self._buffer) > self._line_bytes_max
             where = f"within {self._line_bytes_max} bytes" if is_long else "until the end of the file"
             return self._refuse_unclosed(f"a quote is not closed {where}")
-        rest, self._buffer = self._buffer, b""
+        rest, self._buffer = bytes(self._buffer), _NOTHING
         lines: Lines | RefusedLine | None
         if len(rest) > self._line_bytes_max:
             lines = RefusedLine(self.lines + 1, self.offset, self._too_long(len(rest)), rest[: self._head_bytes])
@@ -600,15 +603,16 @@ class LineFile:
         except ABSENT:
             raise self.gone() from None
 
-    def _read(self, at: int) -> bytes:
+    def _read(self, at: int) -> memoryview:
+        """Return the buffer and the block at ``at``, which follows it."""
         try:
             with failing("read", self.path), self.system.opened(self.path) as descriptor:
                 return self._checked(descriptor, at)
         except ABSENT:
             raise self.gone() from None
 
-    def _checked(self, descriptor: int, at: int) -> bytes:
-        """Return the block at ``at``, unless what stands before it is not what was read."""
+    def _checked(self, descriptor: int, at: int) -> memoryview:
+        """Return the buffer and the block at ``at``, unless what stands before that is not what was read."""
         status = self.system.fstat(descriptor)
         if self.inode and status.st_ino not in (self._opened_inode, self._accepted_inode):
             raise self._moved(status, "is another file now")
@@ -617,12 +621,24 @@ class LineFile:
         expected = self._bytes_before_known()
         if self._pread(descriptor, len(expected), at - len(expected)) != expected:
             raise self._moved(status, f"does not have the bytes before byte {at} any more that were read")
-        return self._pread(descriptor, BLOCK_BYTES, at)  # by itself: to cut it off would copy it
+        if self._compressed is not None:
+            block = memoryview(self._compressed.pread(descriptor, BLOCK_BYTES, at))
+            return memoryview(b"".join((self._buffer, block))) if self._buffer else block
+        return self._after_buffer(descriptor, status.st_size, at)
+
+    def _after_buffer(self, descriptor: int, size_bytes: int, at: int) -> memoryview:
+        """Return the buffer and the block at ``at`` of a file of this size, read to where it stays."""
+        known = len(self._buffer)
+        wanted = min(BLOCK_BYTES, max(size_bytes - at, 0) + HEAD_BYTES)  # it may have grown since
+        space = np.empty(known + wanted, np.uint8).data
+        space[:known] = self._buffer
+        count = self.system.pread_into(descriptor, space[known:], at)
+        return space[: known + count].toreadonly()
 
     def _bytes_before_known(self) -> bytes:
         if self._skipped_to is not None:
             return self._skipped_before
-        return (self._before + self._buffer[-HEAD_BYTES:])[-HEAD_BYTES:]
+        return (self._before + bytes(self._buffer[-HEAD_BYTES:]))[-HEAD_BYTES:]
 
     def _open_at(self, descriptor: int, status: Status, before: bytes) -> None:
         """Note what the file is; a file that was finished and has grown goes on only after a line end."""
@@ -705,7 +721,23 @@ OUTSIDE, QUOTED, CLOSED = 0, 1, 2
 """Where a byte of CSV may stand: outside of quotes, within them, and just after a quote that closes."""
 
 
-def record_ends(block: bytes, newlines: Offsets, form: CsvForm, previous: bytes, state: int) -> tuple[Offsets, int]:
+def _line_feeds(block: memoryview) -> Offsets:
+    """Return where a block has line feeds. To look at eight bytes at a time takes a third of the time."""
+    is_one = np.packbits(np.frombuffer(block, np.uint8) == 10, bitorder="little")
+    places = np.flatnonzero(is_one != 0)
+    bits = is_one.take(places)
+    if (bits & (bits - 1)).any():  # lines of fewer than eight bytes
+        return np.flatnonzero(np.frombuffer(block, np.uint8) == 10)
+    return (places << 3) + _PLACE_OF_BIT.take(bits)
+
+
+_PLACE_OF_BIT = np.zeros(256, np.int64)
+_PLACE_OF_BIT[1 << np.arange(8)] = np.arange(8)
+
+
+def record_ends(
+    block: bytes | memoryview, newlines: Offsets, form: CsvForm, previous: bytes, state: int
+) -> tuple[Offsets, int]:
     """Return which of the ``newlines`` of a block end a record of CSV, and the state after the block.
 
     A quote opens at the start of a field, and is text elsewhere outside of quotes. Within quotes, two are text.
@@ -769,7 +801,7 @@ def _opening_or_closing(quotes: Offsets, may_open: np.ndarray[Any, np.dtype[np.b
 
 def _split(raw: RawLines) -> pa.LargeBinaryArray:
     """Return the lines without their line ends."""
-    data, ends = raw.data, raw.ends
+    data, ends = bytes(raw.data), raw.ends
     removed = np.arange(1, len(ends) + 1, dtype=np.int64)
     if b"\r\n" in data:
         bytes_of = np.frombuffer(data, np.uint8)

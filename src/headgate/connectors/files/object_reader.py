@@ -237,6 +237,11 @@ class _ObjectAsFile(LocalFiles):
     def pread(self, descriptor: int, size_bytes: int, offset: int) -> bytes:
         return self._data.read(offset, size_bytes)
 
+    def pread_into(self, descriptor: int, space: memoryview, offset: int) -> int:
+        data = self._data.read(offset, len(space))
+        space[: len(data)] = data
+        return len(data)
+
 
 def identity_of(file: StoredFile) -> int:
     """Return a number that tells the object from another one under its name."""

@@ -110,6 +110,11 @@ class SimFiles:
     def pread(self, descriptor: int, size_bytes: int, offset: int) -> bytes:
         return self._open[descriptor].data[offset : offset + size_bytes]
 
+    def pread_into(self, descriptor: int, space: memoryview, offset: int) -> int:
+        data = self.pread(descriptor, len(space), offset)
+        space[: len(data)] = data
+        return len(data)
+
     def stat(self, path: str) -> SimFile:
         """See ``FileSystem``: as it is now."""
         return replace(self._found(path))
