@@ -27,9 +27,8 @@ def test_a_failing_function_is_told_with_operator_and_record_and_no_frame_of_our
     error = life.failed()["error"]
     assert life.child.exit_code() == 3
     life.child.assert_gone()
-    assert "the function of operator 'divide' failed on the record" in error
+    assert error.startswith("operator 'divide': ValueError: cannot divide 1234; its function failed on the record {")
     assert "'id': 1234" in error
-    assert "ValueError: cannot divide 1234" in error
     assert 'raise ValueError(f"cannot divide' in error
     shown = life.child.stderr()
     assert "cannot divide 1234" in shown

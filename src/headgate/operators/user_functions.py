@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import re
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -172,8 +173,19 @@ class UserFunctionError(HeadgateError):
         self.record = record
         self.traceback_text = traceback_text
 
+    @property
+    def reason(self) -> str:
+        """What went wrong, in the user's words first, and where."""
+        on = "on the record" if self.record.startswith("{") else "in" if self.record.endswith("()") else "on"
+        return self._said(f"its function failed {on} {self.record}")
+
+    def _said(self, where: str) -> str:
+        said, operator = first_words(self.traceback_text), f"operator '{self.node}'"
+        words = [said, where] if said else [where]
+        return "; ".join(words if said.startswith(operator) else [f"{operator}: {words[0]}", *words[1:]])
+
     def __str__(self) -> str:
-        return f"the function of operator '{self.node}' failed on {self.record}\n{self.traceback_text}"
+        return f"{self.reason}\n{self.traceback_text}"
 
 
 class HookError(UserFunctionError):
@@ -188,8 +200,9 @@ class HookError(UserFunctionError):
         self.args = (node, record, traceback_text, may_pass)
         self.may_pass = may_pass
 
-    def __str__(self) -> str:
-        return f"{self.record} of operator '{self.node}' failed\n{self.traceback_text}"
+    @property
+    def reason(self) -> str:
+        return self._said(f"its {self.record} failed")
 
 
 def copied(node: str, function: Any) -> Any:
@@ -286,6 +299,17 @@ def user_traceback(error: BaseException) -> str:
     if frame is not None and not frame.tb_frame.f_code.co_filename.startswith(_POLARS_CODE):
         lines = ["Traceback (most recent call last):\n", *_formatted(frame), *lines]
     return "".join(lines).rstrip()
+
+
+_OWN_ERROR = re.compile(r"headgate\.[\w.]+: ")
+
+
+def first_words(traceback_text: str) -> str:
+    """Return the first line of what the error in a ``user_traceback`` says, without the class of Headgate's own."""
+    said = (line for line in traceback_text.splitlines() if line and not line.startswith((" ", "Traceback (")))
+    first = next(said, "")
+    own = _OWN_ERROR.match(first)
+    return first if own is None else first[own.end() :]
 
 
 def _formatted(frames: TracebackType) -> list[str]:

@@ -462,7 +462,8 @@ def test_a_wrong_result_names_the_operator_and_the_key(result: Any, message: str
     own = Chain(Wrong(result), None, LIST, 1)
     with pytest.raises(UserFunctionError, match=message) as caught:
         own.send(batch_of([row(1), row(2)]))
-    assert "operator 'node' failed on 2 records of key" in str(caught.value)
+    assert str(caught.value).startswith("operator 'node': ")
+    assert "its function failed on 2 records of key" in str(caught.value).splitlines()[0]
 
 
 class Forgets(Trigger):

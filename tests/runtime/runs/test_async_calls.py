@@ -121,7 +121,7 @@ def test_a_service_that_fails_fails_the_pipeline_or_the_record(tmp_path: Path) -
         pipeline = hg.Pipeline("p", bad_records=dead or hg.Fail())
         pipeline.source(hg.FromRows(ROWS[:10])).map_async(failing, retries=1, retry_delay="1ms").sink(out)
         if dead is None:
-            with pytest.raises(hg.PipelineFailed, match="operator 'map-async' failed on the record"):
+            with pytest.raises(hg.PipelineFailed, match=r"operator 'map-async': .+; its function failed on the record"):
                 testing.run(pipeline, timeout_s=300)
         else:
             testing.run(pipeline, timeout_s=300)

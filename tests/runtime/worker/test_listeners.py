@@ -139,7 +139,7 @@ def test_what_acts_outside_is_tried_as_often_as_the_strategy_says(event: Any, ca
         made.tell(trigger(1), event)
     failure = failure_of(raised.value)
     assert failure.kind is FailureKind.LOST
-    assert failure.reason == f"{call} of operator 'holding' failed"
+    assert failure.reason == f"operator 'holding': ValueError: boom; its {call} failed"
     assert failure.detail.endswith("ValueError: boom")
 
 
@@ -150,7 +150,9 @@ def test_a_snapshot_that_raises_is_a_failure_of_user_code() -> None:  # G8
     with pytest.raises(NodeError) as raised:
         made.tell(trigger(5))
     assert failure_of(raised.value).kind is FailureKind.USER_CODE
-    assert failure_of(raised.value).reason == "snapshot() for checkpoint 5 of operator 'holding' failed"
+    assert failure_of(raised.value).reason == (
+        "operator 'holding': ValueError: boom; its snapshot() for checkpoint 5 failed"
+    )
 
 
 def test_a_restore_that_raises_is_named() -> None:
@@ -161,7 +163,7 @@ def test_a_restore_that_raises_is_named() -> None:
         SubtaskListeners(made.runner.chain).restore(lambda node: [], is_restored=True)
     assert isinstance(raised.value.error, HookError)
     assert failure_of(raised.value).kind is FailureKind.LOST
-    assert failure_of(raised.value).reason == "restore() of operator 'holding' failed"
+    assert failure_of(raised.value).reason == "operator 'holding': ValueError: boom; its restore() failed"
 
 
 def kept_in(report: tuple[Any, ...]) -> dict[str, int]:
@@ -285,7 +287,7 @@ def test_a_chain_without_user_objects_has_no_hooks() -> None:
 def test_a_failure_of_user_code_says_on_what(what: str, said: str) -> None:
     failure = failure_of(UserFunctionError("parse", what, "ValueError: boom"))
     assert failure == Failure(
-        FailureKind.USER_CODE, f"the function of operator 'parse' failed {said}", "ValueError: boom"
+        FailureKind.USER_CODE, f"operator 'parse': ValueError: boom; its function failed {said}", "ValueError: boom"
     )
 
 

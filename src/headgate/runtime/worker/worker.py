@@ -511,11 +511,9 @@ def failure_of(error: BaseException) -> Failure:
             return Failure(FailureKind.LOST, str(error))
         case HookError():
             kind = FailureKind.LOST if error.may_pass else FailureKind.USER_CODE
-            return Failure(kind, f"{error.record} of operator '{error.node}' failed", error.traceback_text)
+            return Failure(kind, error.reason, error.traceback_text)
         case UserFunctionError():
-            on = "on the record" if error.record.startswith("{") else "in" if error.record.endswith("()") else "on"
-            reason = f"the function of operator '{error.node}' failed {on} {error.record}"
-            return Failure(FailureKind.USER_CODE, reason, error.traceback_text)
+            return Failure(FailureKind.USER_CODE, error.reason, error.traceback_text)
         case PrepareRefused() | BadRecord() | TruncatedError() | OtherSchemaError() | NotRestorable():
             return Failure(FailureKind.DETERMINISTIC, str(error))
     where = f"operator '{node}': " if node else ""
