@@ -98,15 +98,16 @@ class RowFunction(ProcessorFunction):
         super().begin(context)
         self._writer, self._fields = RowWriter(self.schema), Fields(self.schema)
 
-    def written(self, results: Sequence[Any]) -> tuple[pa.RecordBatch, list[Refused]]:
+    def taken(self, result: Any) -> dict[str, Any] | Refused:
         """See ``KeyFunction``. A result that does not fit is a bad record."""
-        rows, refused = [], []
-        for result in results:
-            try:
-                rows.append(self._fields.dict_of(result, by_name=True))
-            except (TypeError, ValueError) as error:
-                refused.append(Refused(f"the processor returned no row of its schema: {error}", shortened(result)))
-        batch, more = self._writer.batch(rows)
+        try:
+            return self._writer.taken(self._fields.dict_of(result, by_name=True))  # type: ignore[no-any-return]
+        except (TypeError, ValueError) as error:
+            return Refused(f"the processor returned no row of its schema: {error}", shortened(result))
+
+    def written(self, results: Sequence[Any]) -> tuple[pa.RecordBatch, list[Refused]]:
+        refused = [result for result in results if isinstance(result, Refused)]
+        batch, more = self._writer.batch([result for result in results if not isinstance(result, Refused)])
         return batch, refused + more
 
 
@@ -122,10 +123,12 @@ class FrameFunction(ProcessorFunction):
 
         return frames
 
-    def written(self, results: Sequence[Any]) -> tuple[pa.RecordBatch, list[Refused]]:
+    def taken(self, result: Any) -> pa.RecordBatch:
         """See ``KeyFunction``. A frame that does not fit fails as one."""
-        batches = [self._batch(result) for result in results]
-        table = pa.Table.from_batches(batches, self.schema).combine_chunks()
+        return self._batch(result)
+
+    def written(self, results: Sequence[Any]) -> tuple[pa.RecordBatch, list[Refused]]:
+        table = pa.Table.from_batches(results, self.schema).combine_chunks()
         found = table.to_batches()
         return found[0] if found else pa.RecordBatch.from_pylist([], schema=self.schema), []
 

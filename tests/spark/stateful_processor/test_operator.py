@@ -5,6 +5,7 @@ No JVM: the processors are PySpark's own classes, which need none.
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime
@@ -21,7 +22,7 @@ from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.streaming.tws_tester import TwsTester
 from tests.operators.harness import BORN_MS, Harness
 from tests.spark.stateful_processor.stateful_processors import GAP_MS, OUTPUT, Sessions, SessionsInPandas
-from tests.state.backends import NAMES
+from tests.state.backends import EACH, NAMES, Chosen, choose
 from tests.state.backends import states as states_on
 
 import headgate as hg
@@ -362,6 +363,91 @@ def test_results_are_taken_by_name_or_by_position() -> None:
     run.send(ONE)
     expected = [("x", 1), ("y", 2), ("z", None), ("w", 4)]
     assert [(row["a"], row["b"]) for row in run.out.rows()] == expected
+
+
+def changing_rows(*_: Any) -> Iterator[Any]:
+    tags, place = ["a"], {"x": 1}
+    by_position, by_name = [1, tags, place], {"n": 2, "tags": tags, "place": place}
+    for result in (Row(n=0, tags=tags, place=place), by_position, by_name, by_name):
+        yield result
+        tags.append("b")
+        place["x"] += 1
+        by_name["n"] += 1
+
+
+class Changing(Giving):
+    """Changes what its timers have given."""
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
+        yield from changing_rows()
+
+
+def test_a_result_is_taken_as_it_was_when_it_was_given() -> None:
+    schema = "n INT, tags ARRAY<STRING>, place STRUCT<x: INT>"
+    of_rows = spec_of(Giving(rows=changing_rows), schema)
+    of_timers = spec_of(Changing(rows=lambda self, *_: self.handle.registerTimer(5) or ()), schema, "eventTime")
+    for spec in (of_rows, of_timers):
+        run = Harness(spec)
+        run.send(ONE)
+        run.operator.on_watermark(10)
+        assert [(row["n"], len(row["tags"]), row["place"]["x"]) for row in run.out.rows()] == [
+            (0, 1, 1),
+            (1, 2, 2),
+            (4, 3, 3),
+            (5, 4, 4),
+        ]
+
+
+def test_a_frame_is_taken_as_it_was_when_it_was_given() -> None:
+    def frames(*_: Any) -> Iterator[pd.DataFrame]:
+        frame = pd.DataFrame({"n": np.array([1], "int32"), "said": ["a"]})
+        for said in ("b", "c"):
+            yield frame
+            frame["n"] += 1
+            frame.loc[0, "said"] = said
+
+    run = Harness(spec_of(Giving(rows=frames), "n INT, said STRING", is_pandas=True))
+    run.send(ONE)
+    assert [(row["n"], row["said"]) for row in run.out.rows()] == [(1, "a"), (2, "b")]
+
+
+@pytest.mark.parametrize("backend", EACH)
+def test_a_change_of_a_value_changes_no_state_until_it_is_given_back(backend: str) -> None:
+    value = {"tags": ["a"], "place": {"x": [1]}}
+
+    def declare(self: Saying) -> None:
+        schema = "tags ARRAY<STRING>, place STRUCT<x: ARRAY<INT>>"
+        self.value = self.handle.getValueState("v", schema)
+        self.list = self.handle.getListState("l", schema)
+        self.map = self.handle.getMapState("m", "k STRING", schema)
+
+    def everything(self: Saying) -> list[Any]:
+        return [self.value.get(), *self.list.get(), tuple(self.map.getValue(("k",)))]
+
+    def use(self: Saying, *_: Any) -> list[Any]:
+        if not self.value.exists():
+            own = copy.deepcopy(value)
+            self.value.update(own)
+            self.list.put([own])
+            self.map.updateValue(("k",), own)
+            own["tags"].append("b")
+            own["place"]["x"].append(2)
+        before = str(everything(self))
+        for found in everything(self):
+            found[0].append("c")
+            found[1][0].append(3)
+        return [before, str(everything(self))]
+
+    with choose(backend):
+        spec = spec_of(Saying(init=declare, rows=use))
+        run = Harness(spec, worker=Chosen.worker)
+        run.send(ONE)
+        first = said(run)
+        frozen = run.snapshot()
+        run.send(ONE)
+        again = Harness(spec, [frozen], worker=Chosen.worker)
+        again.send(ONE)
+        assert {*first, *said(run), *said(again)} == {str([(["a"], Row(x=[1]))] * 3)}
 
 
 @pytest.mark.parametrize("result", [Row(c=1), ("x",), ("x", "y"), ("x", 1 << 40), ("x", 1.5)])

@@ -187,12 +187,16 @@ class KeyFunction(ABC):
         """Called when a timer of the key fires."""
 
     @abstractmethod
-    def written(self, results: Sequence[Any]) -> tuple[pa.RecordBatch, list[Refused]]:
-        """Return the results as a batch of ``schema``, and those that do not fit.
+    def taken(self, result: Any) -> Any:
+        """Return a result as it is now: the function may change its own afterwards.
 
         Raises:
-            TypeError, ValueError: they are no results, and are not diverted.
+            TypeError, ValueError: it is no result, and is not diverted.
         """
+
+    @abstractmethod
+    def written(self, results: Sequence[Any]) -> tuple[pa.RecordBatch, list[Refused]]:
+        """Return results that were ``taken`` as a batch of ``schema``, and those that do not fit."""
 
     @abstractmethod
     def close(self) -> None:
@@ -302,7 +306,9 @@ class KeyFunctionOperator(ProcessOperator):
         rows_at = self._function.rows(batch)
         try:
             for self._current.key, places in by_key.items():
-                results.extend(function(rows_at(places)) or ())
+                results.extend(map(self._taken, function(rows_at(places)) or ()))
+        except UserFunctionError:
+            raise
         except Exception as error:
             record = f"{len(places)} records of key {shortened(self._current.key)}"
             raise UserFunctionError(self.context.node, record, user_traceback(error)) from None
@@ -316,7 +322,9 @@ class KeyFunctionOperator(ProcessOperator):
         try:
             for self._current.key in keys:
                 self._key_timers.begin(timer.time_ms, until_ms)
-                results.extend(self._function.on_timer(timer, self._key_context) or ())
+                results.extend(map(self._taken, self._function.on_timer(timer, self._key_context) or ()))
+        except UserFunctionError:
+            raise
         except Exception as error:
             record = timer_text(timer).format(shortened(self._current.key))
             raise UserFunctionError(self.context.node, record, user_traceback(error)) from None
@@ -352,11 +360,15 @@ class KeyFunctionOperator(ProcessOperator):
     def on_round(self, round_: int) -> None:
         """Stateful processors know of no rounds."""
 
-    def _emit(self, results: list[Any]) -> None:
+    def _taken(self, result: Any) -> Any:
         try:
-            batch, refused = self._function.written(results)
+            return self._function.taken(result)
         except (TypeError, ValueError, KeyError, OverflowError, pa.ArrowException) as error:
-            raise UserFunctionError(self.context.node, f"{len(results)} results", str(error)) from None
+            record = f"a result for key {shortened(self._current.key)}"
+            raise UserFunctionError(self.context.node, record, str(error)) from None
+
+    def _emit(self, results: list[Any]) -> None:
+        batch, refused = self._function.written(results)
         if refused:
             divert_refused(self, refused)
         self.output.emit(batch)
