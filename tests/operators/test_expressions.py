@@ -6,7 +6,14 @@ import pytest
 from tests.operators.harness import Harness
 
 from headgate.errors import UsageError
-from headgate.operators.expressions import ExpressionsSpec, filter_spec, fuse, select_spec, with_columns_spec
+from headgate.operators.expressions import (
+    ExpressionsSpec,
+    expression_text,
+    filter_spec,
+    fuse,
+    select_spec,
+    with_columns_spec,
+)
 from headgate.operators.user_functions import UserFunctionError
 
 SCHEMA = pa.schema([("level", pa.large_string()), ("size", pa.int64())])
@@ -95,8 +102,9 @@ def test_horizontal_and_list_functions_are_not_mistaken_for_aggregates() -> None
 
 def test_an_expression_that_fails_on_data_names_the_operator() -> None:
     run = Harness(select_spec(pl.col("level").cast(pl.Int64)))
-    with pytest.raises(UserFunctionError, match="operator 'node' failed on a batch of 3 records") as raised:
+    with pytest.raises(UserFunctionError, match="its function failed on a batch of 3 records\n") as raised:
         run.send(BATCH)
+    assert str(raised.value).startswith("operator 'node': polars.exceptions.InvalidOperationError: conversion from ")
     assert "conversion from `str` to `i64` failed" in raised.value.traceback_text
     assert "Traceback" not in raised.value.traceback_text  # the user's code is not in it
 
@@ -122,3 +130,40 @@ def test_literals_alone_are_a_record_for_each_record() -> None:
     run = Harness(fuse([select_spec(pl.lit(7).alias("x")), with_columns_spec((pl.col("x") + 1).alias("y"))]))
     run.send(BATCH)
     assert run.out.rows() == [{"x": 7, "y": 8}] * 3
+
+
+X = pl.col("x")
+ALIKE = [
+    (X.round(1), X.round(2)),
+    (X.str.contains("a.b", literal=True), X.str.contains("a.b")),
+    (X.dt.convert_time_zone("Asia/Tokyo").dt.hour(), X.dt.convert_time_zone("UTC").dt.hour()),
+    (X.dt.to_string("%Y"), X.dt.to_string("%m")),
+    (X.str.to_datetime("%Y"), X.str.to_datetime("%m")),
+    (X.fill_null(strategy="zero"), X.fill_null(strategy="one")),
+    (X.is_in(list(range(100))), X.is_in([*range(50), 0, *range(51, 100)])),
+    (X.is_in([1.0, 2.00000001]), X.is_in([1.0, 2.00000002])),
+    (X.is_in([1, 2], nulls_equal=True), X.is_in([1, 2])),
+    (X + pl.lit(1, pl.Int8), X + pl.lit(1, pl.Int64)),
+    (X + pl.lit(None, pl.Int8), X + pl.lit(None, pl.Int64)),
+    (X.hash(1), X.hash(2)),
+    (X.str.replace('a"]) + b(["c', ""), X.str.replace("a", "")),
+]
+"""Expressions of which Polars' texts say the same, or hardly more; the last has such a text in a name."""
+
+
+@pytest.mark.parametrize(("one", "other"), ALIKE, ids=str)
+def test_expressions_that_differ_have_texts_that_differ(one: pl.Expr, other: pl.Expr) -> None:
+    assert expression_text(one) != expression_text(other)
+    assert expression_text(one).startswith(str(one))
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [
+        *(X, X + 1, X * 2.5 - pl.col("a.b c"), X.abs(), X.dt.hour(), X.is_null(), X.str.len_chars(), X.fill_null(0)),
+        *(X.cast(pl.Int32), X.alias("y"), X.filter(X > "a"), pl.when(X > 1).then(X).otherwise(None)),
+    ],
+    ids=str,
+)
+def test_a_text_that_says_everything_is_that_of_polars(plain: pl.Expr) -> None:
+    assert expression_text(plain) == str(plain)

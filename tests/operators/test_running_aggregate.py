@@ -227,3 +227,28 @@ def test_the_state_of_other_aggregates_is_another() -> None:
     assert text(pl.col("n").sum()) == text(pl.col("n").sum().alias("other"))
     assert text(pl.col("n").sum()) != text((pl.col("n") + 1).sum())
     assert text(pl.col("n").sum()) != text(pl.col("n").max())
+
+
+def test_aggregates_that_differ_by_an_option_alone_have_state_of_their_own() -> None:
+    """Polars leaves out the digits of ``round`` and formats when it writes an expression."""
+    rounded = [pl.col("x").round(digits) for digits in (0, 1, 2)]
+    cut = [pl.col("t").str.contains(what, literal=literal) for what, literal in (("u.", True), ("u.", False))]
+    aggregates = [
+        *(one.sum().alias(f"sum {i}") for i, one in enumerate(rounded)),
+        *(one.min().alias(f"min {i}") for i, one in enumerate(rounded)),
+        *(one.median().alias(f"median {i}") for i, one in enumerate(rounded)),
+        *(one.n_unique().alias(f"kinds {i}") for i, one in enumerate(cut)),
+        *(one.sum().alias(f"found {i}") for i, one in enumerate(cut)),
+    ]
+    rows = [{"k": 1, "g": "a", "x": x, "t": t} for x, t in ((1.256, "u."), (2.344, "uv"), (2.366, "w"))]
+    spec = running_aggregate_spec(RunningAggregate(KEYS, tuple(aggregates)), SCHEMA, "node")
+    run = Harness(spec)
+    run.send(pa.RecordBatch.from_pylist(rows, SCHEMA))
+    found = run.out.rows()[-1]
+    expected = pl.DataFrame(rows).select(aggregates).to_dicts()[0]
+    assert {name: found[name] for name in expected} == pytest.approx(expected)
+    texts = [
+        running_aggregate_spec(RunningAggregate(KEYS, (one.alias("a"),)), SCHEMA, "node").state_text()
+        for one in (*(r.sum() for r in rounded), *(r.median() for r in rounded), *(c.n_unique() for c in cut))
+    ]
+    assert len(set(texts)) == len(texts)

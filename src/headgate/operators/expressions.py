@@ -10,6 +10,7 @@ else, such as an aggregate, a rank or a shift, a node of its own in its plan. Wh
 
 from __future__ import annotations
 
+import hashlib
 import io
 import itertools
 import json
@@ -105,6 +106,58 @@ def _tree(expression: pl.Expr) -> Any:
     with io.StringIO() as file:
         expression.meta.serialize(file, format="json")
         return json.loads(file.getvalue())
+
+
+def expression_text(expression: pl.Expr) -> str:
+    """Return an expression for the identity of state: no two that differ have one text.
+
+    It is what Polars writes. That leaves out options of functions, such as the digits of ``round``, types of numbers
+    and what is long: unless all is in the text, a digest follows.
+    """
+    text, tree = str(expression), _tree(expression)
+    if _is_written_out(tree):
+        return text
+    return f"{text} #{hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:12]}"
+
+
+_UNCLEAR = re.compile(r'["\\;\x00-\x1f\x7f]')
+_PARTS = {
+    "BinaryExpr": ("left", "right"),
+    "Ternary": ("predicate", "truthy", "falsy"),
+    "Filter": ("input", "by"),
+    "Cast": ("expr",),
+}
+_SCALARS = ("String", "Boolean", "Date", "Datetime", "Duration")
+
+
+def _is_written_out(tree: Any) -> bool:
+    """Whether Polars' text of an expression says all that its structure does."""
+    if not isinstance(tree, Mapping) or len(tree) != 1:
+        return False
+    name, inner = next(iter(tree.items()))
+    match name:
+        case "Column":
+            return _is_clear(inner)
+        case "Alias":
+            return _is_written_out(inner[0]) and _is_clear(inner[1])
+        case "Literal":
+            kind, value = next(iter(inner.items()))
+            return kind == "Dyn" or value == {"Null": "Null"} or (next(iter(value)) in _SCALARS and _is_clear(value))
+        case "Function":
+            group, function = "", inner["function"]
+            if isinstance(function, Mapping):
+                group, function = next(iter(function.items()))
+            is_whole = isinstance(function, str) and (group in ("", "Boolean") or group.endswith("Expr"))
+            return is_whole and all(map(_is_written_out, inner["input"]))
+        case _:
+            return name in _PARTS and all(_is_written_out(inner[part]) for part in _PARTS[name])
+
+
+def _is_clear(name: Any) -> bool:
+    """Whether a name, or a literal, has nothing in it that ends one in a text."""
+    if isinstance(name, Mapping):
+        return all(map(_is_clear, name.values()))
+    return not isinstance(name, str) or _UNCLEAR.search(name) is None
 
 
 def _problems(tree: Any, about: str) -> Iterator[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +22,7 @@ from headgate.errors import UsageError
 from headgate.operators.aggregates import Aggregate, Recognised, argument, filtered, is_of_one_record, recognise
 from headgate.operators.base import Operator, OperatorContext, Output, key_columns
 from headgate.operators.changes import OP, OP_FIELD, signs
-from headgate.operators.expressions import group_problem
+from headgate.operators.expressions import expression_text, group_problem
 from headgate.operators.keyed_rows import ChangeOperator, DistinctSlots, change_rows
 from headgate.operators.keys import check_keys
 from headgate.operators.schemas import batch_of, describe, empty_frame, frame_of, require_columns, schema_of_frame
@@ -66,6 +67,11 @@ class Distinct:
     value_type: pa.DataType
     has_nulls: bool
 
+    @cached_property
+    def state_name(self) -> str:
+        """The name of ``inner`` in state."""
+        return _text_name(expression_text(self.inner))
+
 
 @dataclass(frozen=True)
 class Ranked:
@@ -82,11 +88,17 @@ class Ranked:
         assert self.found.inner is not None
         return self.found.inner
 
-    @property
+    @cached_property
+    def state_name(self) -> str:
+        """The name of ``inner`` in state."""
+        return _text_name(expression_text(self.inner))
+
+    @cached_property
     def result_name(self) -> str:
         """The name of the result in state."""
         found = self.found
-        text = f"{found.aggregate.value} {found.ddof} {found.quantile} {found.interpolation} {found.inner}"
+        of = expression_text(self.inner)
+        text = f"{found.aggregate.value} {found.ddof} {found.quantile} {found.interpolation} {of}"
         return f"{found.aggregate.value}_{_text_name(text)}"
 
 
@@ -155,19 +167,18 @@ class RunningAggregateSpec:
     def distinct_bags(self) -> list[StateDescriptor]:
         """How often each value is there of what counts distinct ones."""
         return [
-            StateDescriptor(f"values_{_text_name(str(one.inner))}", StateKind.MAP, pa.int64(), one.value_type)
+            StateDescriptor(f"values_{one.state_name}", StateKind.MAP, pa.int64(), one.value_type)
             for one in self.distincts
         ]
 
-    @property
+    @cached_property
     def ranked_bags(self) -> list[StateDescriptor]:
         """How often each value is there, by its rank, of what is ranked."""
         return [
-            StateDescriptor(f"ranked_{_text_name(str(one.inner))}", StateKind.MAP, pa.int64(), pa.int64())
-            for one in self.ranked
+            StateDescriptor(f"ranked_{one.state_name}", StateKind.MAP, pa.int64(), pa.int64()) for one in self.ranked
         ]
 
-    @property
+    @cached_property
     def totals(self) -> StateDescriptor:
         """A struct of the number of records, the accumulators, and the results of what is ranked."""
         fields = [pa.field(ROWS, pa.int64())]
@@ -176,8 +187,8 @@ class RunningAggregateSpec:
         fields += [pa.field(name, pa.int64()) for names in self.not_finite.values() for name in names]
         fields += [pa.field(one.result_name, pa.float64()) for one in self.ranked]
         for one in self.distincts:
-            fields.append(pa.field(f"distinct_{_text_name(str(one.inner))}", pa.int64()))
-            fields.append(pa.field(f"nulls_{_text_name(str(one.inner))}", pa.int64()))
+            fields.append(pa.field(f"distinct_{one.state_name}", pa.int64()))
+            fields.append(pa.field(f"nulls_{one.state_name}", pa.int64()))
         unique = {field.name: field for field in fields}
         return StateDescriptor("totals", StateKind.VALUE, pa.struct(list(unique.values())), ttl=self.ttl)
 
@@ -361,7 +372,7 @@ class RunningAggregateOperator(ChangeOperator):
         self._accumulators = {
             name: measure.accumulator for name, measure in zip(self._names, spec.plan.measures, strict=True)
         }
-        self._counts = [_text_name(str(one.inner)) for one in spec.distincts]
+        self._counts = [one.state_name for one in spec.distincts]
         for name in self._counts:
             self._accumulators[f"distinct_{name}"] = self._accumulators[f"nulls_{name}"] = Accumulator(
                 Kind.ADD, "int64"

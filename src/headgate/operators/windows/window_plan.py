@@ -21,7 +21,7 @@ from headgate.errors import UsageError
 from headgate.model.graph import MAIN, OutputTag
 from headgate.model.state_schema import Form, StateIdentity
 from headgate.operators.aggregates import Aggregate, Order, Recognised, recognise
-from headgate.operators.expressions import group_problem
+from headgate.operators.expressions import expression_text, group_problem
 from headgate.operators.keys import check_keys
 from headgate.operators.schemas import batch_of, describe, empty_frame, frame_of, schema_of_frame
 from headgate.operators.timestamps import EventTime, event_time
@@ -323,7 +323,8 @@ def measure_text(plan: WindowPlan | Decomposed, i: int) -> str:
     """Return what a measure is of, for the identity of state."""
     measure = plan.measures[i]
     accumulator = measure.accumulator
-    text = f"{accumulator.kind.value} {accumulator.dtype} {measure.given.value}{plan.inners[measure.inner]}"
+    of = f"{measure.given.value}{expression_text(plan.inners[measure.inner])}"
+    text = f"{accumulator.kind.value} {accumulator.dtype} {of}"
     if accumulator.is_ordered:
         text += f", {'last' if accumulator.is_last else 'first'}, nulls {'win' if accumulator.nulls_win else 'lose'}"
     return (
