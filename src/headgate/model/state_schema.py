@@ -1,8 +1,8 @@
 """What the state of an operator is: types of its values, its identity in checkpoints, and the parts of that (EV1).
 
 A manifest holds one text for every operator (TM6), written here alone; state is restored where the text is the
-same, or can become the same. Types are what Arrow writes of them, read without Arrow. A text is cut at what stands
-between names, so one with such a name in it reads as nothing, or as another type: restoring never relies on it.
+same, or can become the same. Types are what Arrow writes of them, read without Arrow. What stands between names is
+in no name: one that has it stands in quotes, with that escaped (``name_text``).
 """
 
 from __future__ import annotations
@@ -49,16 +49,37 @@ ValueType: TypeAlias = Plain | ListOf | StructOf
 
 _LIST = "large_list<item: "
 _STRUCT = "struct<"
-_NAME = re.compile(r"([^:;,<>]+): ")
+_NAME = re.compile(r'("(?:[^"\\:;,<>\x00-\x1f\x7f]|\\u[0-9a-f]{4})+"|[^":;,<>][^:;,<>]*): ')
+_BETWEEN_COLUMNS = re.compile(r"[:;,<>\x00-\x1f\x7f]")
+_BETWEEN_STATES = re.compile(r"[:;\x00-\x1f\x7f]")
+_ESCAPED = re.compile(r'[:;,<>"\\\x00-\x1f\x7f]')
+_ESCAPE = re.compile(r"\\u([0-9a-f]{4})")
 _PLAIN = re.compile(r"\w+(\[\w+(, tz=UTC)?\]|\(\d+, -?\d+\))?")
 
 NESTED_MAX = 100
 """So deeply is a type nested at most, which is deeper than Arrow writes any: no text takes more stack than there is."""
 
 
+def name_text(name: str) -> str:
+    """Return the name of a column or field as texts have it; no two names have one text."""
+    return _quoted(name, _BETWEEN_COLUMNS)
+
+
+def _quoted(name: str, between: re.Pattern[str]) -> str:
+    """Return a name as it is, or in quotes if it has in it what stands ``between`` names."""
+    if name and not name.startswith('"') and between.search(name) is None:
+        return name
+    return '"' + _ESCAPED.sub(lambda found: f"\\u{ord(found.group()):04x}", name) + '"'
+
+
+def name_of(text: str) -> str:
+    """Return the name that ``name_text`` wrote."""
+    return _ESCAPE.sub(lambda found: chr(int(found.group(1), 16)), text[1:-1]) if text.startswith('"') else text
+
+
 def columns_text(columns: tuple[tuple[str, ValueType], ...]) -> str:
     """Return ``name: type, …``."""
-    return ", ".join(f"{name}: {dtype}" for name, dtype in columns)
+    return _columns([(name, str(dtype)) for name, dtype in columns])
 
 
 def read_type(text: str) -> ValueType | None:
@@ -119,7 +140,7 @@ def _fields_at(text: str, at: int, depth: int) -> tuple[StructOf, int]:
         if name is None:
             raise _UnreadableError
         dtype, at = _type_at(text, name.end(), depth)
-        fields.append((name.group(1), dtype))
+        fields.append((name_of(name.group(1)), dtype))
     return StructOf(tuple(fields)), at + 1
 
 
@@ -162,25 +183,29 @@ class StateIdentity:
     # -- writing ----------------------------------------------------------------------------------------------------
 
     @classmethod
-    def of_keyed(cls, keys: Sequence[tuple[str, str]], states: Sequence[str], *, has_timers: bool) -> StateIdentity:
+    def of_keyed(
+        cls, keys: Sequence[tuple[str, str]], states: Sequence[str], *, has_timers: bool, rule: Rule | None = None
+    ) -> StateIdentity:
         """Of a process function: columns of the key with their types, and ``declared`` states.
 
         Timers are only in it where there is nothing else, so that a function can be given timers later (TM6).
+        ``rule``: by which rows are kept, of operators of Headgate's own.
         """
         inner = list(states) or ([_TIMERS] if has_timers else [])
+        inner += [] if rule is None else [str(rule)]
         return cls(f"{Form.KEYED.value}{_columns(keys)}; {'; '.join(inner)})" if inner else "")
 
     @classmethod
     def of_reduce(cls, keys: Sequence[str], columns: str) -> StateIdentity:
         """Of a reduction by ``keys`` of records with ``columns``."""
-        return cls(f"{Form.REDUCE.value}{', '.join(keys)}; columns {columns})")
+        return cls(f"{Form.REDUCE.value}{', '.join(map(name_text, keys))}; columns {columns})")
 
     @classmethod
     def of_windows(
         cls, form: Form, windows: str, time: str, keys: Sequence[tuple[str, str]], parts: Sequence[str]
     ) -> StateIdentity:
         """Of ``windows``, such as "tumbling 1000 ms", on the column ``time``; ``parts``: what is kept."""
-        return cls(f"{form.value}{windows} on {time}; keys {_columns(keys)}; {'; '.join(parts)})")
+        return cls(f"{form.value}{windows} on {name_text(time)}; keys {_columns(keys)}; {'; '.join(parts)})")
 
     @classmethod
     def of_open_windows(cls, window: str, keys: Sequence[tuple[str, str]], parts: Sequence[str]) -> StateIdentity:
@@ -214,7 +239,7 @@ class StateIdentity:
 
     def declares(self, kind: str, name: str) -> bool:
         """Whether a keyed state of this kind and name is declared; no list of the operator is one."""
-        return f"; {kind} {name}: " in self.text.partition(f"; {_LISTS}")[0]
+        return f"; {declared(kind, name, '')}" in self.text.partition(f"; {_LISTS}")[0]
 
     def key_names(self, types: Sequence[str]) -> tuple[str, ...]:
         """Return the names of a process function's key columns, which have these types; () if they are not clear."""
@@ -222,7 +247,7 @@ class StateIdentity:
         ends = rf"; (?:(?:value|list|map) |{_TIMERS}\)$)"
         found = re.match(re.escape(Form.KEYED.value) + pattern + ends, self.text, re.DOTALL)
         names = () if found is None else found.groups()
-        return () if any(": " in name or "; " in name for name in names) else names
+        return () if any(": " in name or "; " in name for name in names) else tuple(map(name_of, names))
 
     def keys_among(self, columns: Mapping[str, str]) -> tuple[str, ...]:
         """Return the key columns of a reduction or of windows: of ``columns``, which have these types.
@@ -244,17 +269,22 @@ class StateIdentity:
 
 def declared(kind: str, name: str, dtype: str) -> str:
     """Return the part of one declared state or list in a text."""
-    return f"{kind} {name}: {dtype}"
+    return f"{kind} {_quoted(name, _BETWEEN_STATES)}: {dtype}"
+
+
+def column_text(name: str, dtype: str) -> str:
+    """Return ``name: type`` of a column."""
+    return f"{name_text(name)}: {dtype}"
 
 
 def _columns(columns: Sequence[tuple[str, str]]) -> str:
-    return ", ".join(f"{name}: {dtype}" for name, dtype in columns)
+    return ", ".join(column_text(name, dtype) for name, dtype in columns)
 
 
 def _names_at(text: str, columns: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
     """Yield every way to read ``text``, up to a semicolon, as names, with their types or not."""
     for column, dtype in columns.items():
-        for name in (f"{column}: {dtype}", column):
+        for name in (column_text(column, dtype), name_text(column)):
             if text.startswith(f"{name}; "):
                 yield (column,)
             if text.startswith(f"{name}, "):
@@ -265,6 +295,66 @@ ACCUMULATORS = "accumulators"
 """The state of ``reduce``."""
 
 _STATE = re.compile(r"(value|list|map|union|broadcast map) (.+?): (.+)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Rows are kept as long as they find others: by the difference of their times in ms, right less left.
+
+    Attributes:
+        lower_ms: the least difference; None: any.
+        upper_ms: the greatest one.
+    """
+
+    lower_ms: int | None
+    upper_ms: int | None
+
+    def __str__(self) -> str:
+        return f"{_REACH}{_bound(self.lower_ms)} to {_bound(self.upper_ms)} ms"
+
+    @property
+    def words(self) -> str:
+        """Return it for people."""
+        lower = "" if self.lower_ms is None else f"from {self.lower_ms} ms "
+        upper = "on" if self.upper_ms is None else f"to {self.upper_ms} ms"
+        return f"right time - left time {lower}{upper}"
+
+    def is_within(self, other: Reach) -> bool:
+        """Whether every row that is needed for this was kept for ``other``."""
+        is_above = other.lower_ms is None or (self.lower_ms is not None and self.lower_ms >= other.lower_ms)
+        return is_above and (other.upper_ms is None or (self.upper_ms is not None and self.upper_ms <= other.upper_ms))
+
+
+@dataclass(frozen=True, slots=True)
+class InWindows:
+    """Rows are kept until their window has ended. ``windows``: which ones, in words."""
+
+    windows: str
+
+    def __str__(self) -> str:
+        return f"{_WINDOWS}{self.windows}"
+
+
+Rule: TypeAlias = Reach | InWindows
+"""By which rule an operator of Headgate's own keeps rows, where no name of a state says it."""
+
+_REACH, _WINDOWS = "reach ", "windows "
+_RULE = re.compile(rf"{_REACH}(any|-?\d+) to (any|-?\d+) ms|{_WINDOWS}(.+)", re.DOTALL)
+
+
+def _bound(ms: int | None) -> str:
+    return "any" if ms is None else str(ms)
+
+
+def read_rule(text: str) -> Rule | None:
+    """Return the rule that ``text`` says; None if it reads as none."""
+    found = _RULE.fullmatch(text)
+    if found is None:
+        return None
+    lower, upper, windows = found.groups()
+    if windows is not None:
+        return InWindows(windows)
+    return Reach(None if lower == "any" else int(lower), None if upper == "any" else int(upper))
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,11 +374,13 @@ class FunctionParts:
     Attributes:
         keys: columns of the key as they are written, "" where no state belongs to keys.
         states: those of keys; ``lists``: those of subtasks.
+        rule: of an operator of Headgate's own.
     """
 
     keys: str = ""
     states: tuple[DeclaredState, ...] = ()
     lists: tuple[DeclaredState, ...] = ()
+    rule: Rule | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,8 +418,8 @@ def parts_of(identity: StateIdentity) -> FunctionParts | RecordParts | None:
 
 def _function_parts(text: str) -> FunctionParts | None:
     keyed, lists = ("", _lists(text)) if text.startswith(_LISTS) else _beside(text)
-    keys, states = _keyed(keyed) if keyed else ("", ())
-    return None if states is None or lists is None else FunctionParts(keys, states, lists)
+    keys, states, rule = _keyed(keyed) if keyed else ("", (), None)
+    return None if states is None or lists is None else FunctionParts(keys, states, lists, rule)
 
 
 def _beside(text: str) -> tuple[str, tuple[DeclaredState, ...] | None]:
@@ -340,13 +432,15 @@ def _lists(text: str) -> tuple[DeclaredState, ...] | None:
     return _declared(text.removeprefix(_LISTS).removesuffix(")").split("; "))
 
 
-def _keyed(text: str) -> tuple[str, tuple[DeclaredState, ...] | None]:
+def _keyed(text: str) -> tuple[str, tuple[DeclaredState, ...] | None, Rule | None]:
     if not (text.startswith(Form.KEYED.value) and text.endswith(")")):
-        return "", None
+        return "", None, None
     keys, *states = text[len(Form.KEYED.value) : -1].split("; ")
     if read_columns(keys) is None:
-        return "", None
-    return keys, _declared([state for state in states if state != _TIMERS])
+        return "", None, None
+    rule = read_rule(states[-1]) if states else None
+    found = _declared([state for state in (states if rule is None else states[:-1]) if state != _TIMERS])
+    return keys, found, rule
 
 
 def _declared(texts: list[str]) -> tuple[DeclaredState, ...] | None:
@@ -359,6 +453,7 @@ def _state(text: str) -> DeclaredState | None:
     if match is None:
         return None
     kind, name, types = match.groups()
+    name = name_of(name)
     has_keys = kind in ("map", "broadcast map")
     outer, _, inner = types.rpartition(" -> ") if has_keys else ("", "", types)
     key_type, dtype = read_type(outer), read_type(inner)
@@ -371,7 +466,7 @@ def _reduce_parts(text: str) -> RecordParts | None:
     own, lists = _beside(text)
     keys, _, columns = own.removeprefix(Form.REDUCE.value).partition("; columns ")
     found = read_columns(columns.removesuffix(")"))
-    names = tuple(keys.split(", "))
+    names = tuple(map(name_of, keys.split(", ")))
     if found is None or lists is None or not {*names} <= {name for name, _ in found}:
         return None
     return RecordParts(f"{Form.REDUCE.value}{keys}", ACCUMULATORS, names, StructOf(found), lists)

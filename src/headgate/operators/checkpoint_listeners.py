@@ -25,7 +25,14 @@ from headgate.model.state_schema import StateIdentity, declared
 from headgate.operators.base import RestoredState
 from headgate.operators.schemas import as_schema
 from headgate.operators.user_functions import HookError, copied, is_of_one_subtask, user_traceback
-from headgate.state.descriptors import NO_EVOLUTION, Evolution, check_names, checked_evolution, evolved_values
+from headgate.state.descriptors import (
+    NO_EVOLUTION,
+    Evolution,
+    check_names,
+    checked_evolution,
+    evolved_values,
+    type_text,
+)
 from headgate.state.row_values import Conversion, conversion, mismatch, python_values
 from headgate.state.snapshot import FrozenState
 
@@ -48,7 +55,7 @@ class ListDescriptor:
 
     def text(self) -> str:
         """Return its part of the identity of the operator's state."""
-        return declared("union" if self.is_union else "list", self.name, str(self.type))
+        return declared("union" if self.is_union else "list", self.name, type_text(self.type))
 
 
 class OperatorList:

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from headgate.dataclass import dataclass
 from headgate.errors import UsageError
+from headgate.model.state_schema import name_text
 from headgate.operators.base import Operator, OperatorContext, Output, key_columns
 from headgate.operators.changes import INSERT, OP, OP_FIELD, OPS, UPDATE_AFTER, UPDATE_BEFORE
 from headgate.operators.keyed_rows import ChangeOperator, DistinctSlots
@@ -74,7 +75,8 @@ class DeduplicateSpec:
     def descriptor(self) -> StateDescriptor:
         """What is known of the record of each key. Its name says which record that is."""
         fields = self.kept or [pa.field("there", pa.bool_())]
-        name = f"{'last' if self.is_last else 'first'} record" + (f" by {self.by}" if self.by else "")
+        name = f"{'last' if self.is_last else 'first'} record"
+        name += "" if self.by is None else f" by {name_text(self.by)}"
         return StateDescriptor(name, StateKind.VALUE, pa.struct(fields), ttl=self.ttl)
 
     def state_text(self) -> str:

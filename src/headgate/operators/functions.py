@@ -53,7 +53,7 @@ from headgate.operators.user_functions import (
     user_traceback,
 )
 from headgate.state.backend import Record, RecordBackend
-from headgate.state.descriptors import NO_EVOLUTION, Evolution, Section
+from headgate.state.descriptors import NO_EVOLUTION, Evolution, Section, schema_identity
 from headgate.state.row_values import RecordConversion
 
 Row: TypeAlias = dict[str, Any]
@@ -360,7 +360,7 @@ class ReduceSpec:
         return schema
 
     def state_text(self) -> str:
-        return StateIdentity.of_reduce(self.keys, schema_text(self.schema)).text
+        return StateIdentity.of_reduce(self.keys, schema_identity(self.schema)).text
 
     def state_rules(self) -> OperatorRules:
         return OperatorRules(((ACCUMULATORS, self.evolution.rules()),))

@@ -14,8 +14,9 @@ import pyarrow.compute as pc
 
 from headgate.dataclass import dataclass
 from headgate.errors import UsageError
+from headgate.model.state_schema import name_text
 from headgate.operators.base import Operator
-from headgate.operators.schemas import schema_text
+from headgate.state.descriptors import schema_identity
 
 NO_ROUND = -1
 """The highest round of a batch that has none."""
@@ -48,9 +49,9 @@ class LoopHeadSpec:
 
     def state_text(self) -> str:
         """See ``catalog.state_text``. Rounds may be limited differently after a restore, but not begin to exist."""
-        keys = f"keys {', '.join(self.keys)}; " if self.keys else ""
-        rounds = f"round column {self.round_column}; " if self.round_column else ""
-        return f"loop({keys}columns {schema_text(self.schema)}; {rounds}log 1)"
+        keys = f"keys {', '.join(map(name_text, self.keys))}; " if self.keys else ""
+        rounds = "" if self.round_column is None else f"round column {name_text(self.round_column)}; "
+        return f"loop({keys}columns {schema_identity(self.schema)}; {rounds}log 1)"
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the callback out: it is the driver's, and often holds what cannot travel."""

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from headgate.dataclass import dataclass
 from headgate.errors import UsageError
+from headgate.model.state_schema import name_text
 from headgate.operators.base import WATERMARK_MAX_MS, Operator, OperatorContext, Output, key_columns
 from headgate.operators.changes import DELETE, INSERT, OP, OP_FIELD, OPS, UPDATE_AFTER, UPDATE_BEFORE, Codes
 from headgate.operators.deduplication import check_order_column, refuse_op
@@ -39,8 +40,8 @@ class Order:
     @property
     def text(self) -> str:
         """Return the order in words."""
-        pairs = zip(self.columns, self.descending, strict=True)
-        return ", ".join(f"{column} descending" if descends else column for column, descends in pairs)
+        pairs = zip(map(name_text, self.columns), self.descending, strict=True)
+        return ", ".join(f"{name} descending" if descends else _ascending(name) for name, descends in pairs)
 
     def rows(self, groups: Slots, columns: Sequence[pa.Array]) -> Slots:
         """Return the rows group by group, in their order. ``columns`` are those of the order."""
@@ -57,6 +58,11 @@ class Order:
         )
         found: Slots = order.to_series().to_numpy().astype(np.int64)
         return found
+
+
+def _ascending(name: str) -> str:
+    """Return a name, in quotes where it reads as an order itself."""
+    return f'"{name}"' if name.endswith(" descending") else name
 
 
 def _are_whole_numbers(column: pa.Array) -> bool:

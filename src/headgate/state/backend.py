@@ -111,17 +111,20 @@ class TimersMeta:
         has_ended: all input had ended, and the last watermark has fired what it fires.
         watermark_ms: the last watermark before the end, of operators that drop late records.
         fired: up to which watermark each key group has fired, of windows with triggers of the user.
+        rule: by which timers were set (``state_schema.Rule``), of joins.
     """
 
     processing_time_ms: int
     has_ended: bool
     watermark_ms: int = -(1 << 63)
     fired: str = ""
+    rule: str = ""
 
     def encode(self) -> bytes:
         """Return it as a section."""
         now_ms, watermark_ms = self.processing_time_ms, self.watermark_ms
-        return _META.encode(ms=now_ms, has_ended=self.has_ended, watermark_ms=watermark_ms, fired=self.fired)
+        rule = {"rule": self.rule} if self.rule else {}
+        return _META.encode(ms=now_ms, has_ended=self.has_ended, watermark_ms=watermark_ms, fired=self.fired, **rule)
 
     @staticmethod
     def found_in(sections: Mapping[str, memoryview], path: str) -> TimersMeta | None:
@@ -133,7 +136,7 @@ class TimersMeta:
         found = _META.found_in(sections, path)
         if found is None:
             return None
-        return TimersMeta(found["ms"], found["has_ended"], found["watermark_ms"], found["fired"])
+        return TimersMeta(found["ms"], found["has_ended"], found["watermark_ms"], found["fired"], found.get("rule", ""))
 
 
 @dataclass

@@ -37,9 +37,12 @@ from headgate.model.schema_evolution import (
 from headgate.model.state_schema import (
     ListOf,
     Plain,
+    Rule,
     StateIdentity,
     StructOf,
     ValueType,
+    column_text,
+    columns_text,
     declared,
     inner_paths,
     path_of,
@@ -165,6 +168,21 @@ def value_type(dtype: pa.DataType) -> ValueType:
     return Plain(str(dtype))
 
 
+def type_text(dtype: pa.DataType) -> str:
+    """Return a type as identities of states have it."""
+    return str(value_type(dtype))
+
+
+def schema_identity(schema: pa.Schema) -> str:
+    """Return columns as identities of states have them: ``name: type, …``."""
+    return columns_text(tuple((one.name, value_type(one.type)) for one in schema))
+
+
+def column_identity(column: pa.Field) -> str:
+    """Return one of these columns."""
+    return column_text(column.name, type_text(column.type))
+
+
 def field_type(dtype: pa.DataType, wanted: str, path: str = "") -> pa.DataType | None:
     """Return the type of the field ``wanted``; None if there is none."""
     if pa.types.is_large_list(dtype):
@@ -205,13 +223,17 @@ class StateDescriptor:
 
     def text(self) -> str:
         """Return the state's part of ``state_text``. The TTL is none: it may change between two runs."""
-        inner = f"{self.key_type} -> {self.type}" if self.kind is StateKind.MAP else str(self.type)
+        inner = _map_text(self) if self.kind is StateKind.MAP else type_text(self.type)
         return declared(self.kind.value, self.name, inner)
 
 
 def broadcast_text(descriptor: StateDescriptor) -> str:
     """Return the part of a map that belongs to no key, but is the same in every subtask."""
-    return declared("broadcast map", descriptor.name, f"{descriptor.key_type} -> {descriptor.type}")
+    return declared("broadcast map", descriptor.name, _map_text(descriptor))
+
+
+def _map_text(descriptor: StateDescriptor) -> str:
+    return f"{descriptor.key_type} -> {type_text(descriptor.type)}"
 
 
 @dataclass(frozen=True)
@@ -227,14 +249,16 @@ class KeyColumns:
         return [f"key{i}" for i in range(len(self.names))]
 
 
-def state_identity(keys: KeyColumns, descriptors: Sequence[StateDescriptor], *, has_timers: bool = False) -> str:
+def state_identity(
+    keys: KeyColumns, descriptors: Sequence[StateDescriptor], *, has_timers: bool = False, rule: Rule | None = None
+) -> str:
     """Return the identity of all states of one operator, or "" when there are none.
 
     Neither the order of declaration nor the form of the function (rows or batches) is part of it.
     """
     columns = [(name, str(dtype)) for name, dtype in zip(keys.names, keys.types, strict=True)]
     states = [d.text() for d in sorted(descriptors, key=lambda d: d.name)]
-    return StateIdentity.of_keyed(columns, states, has_timers=has_timers).text
+    return StateIdentity.of_keyed(columns, states, has_timers=has_timers, rule=rule).text
 
 
 @dataclass(frozen=True)

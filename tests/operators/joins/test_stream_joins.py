@@ -118,6 +118,23 @@ class Cluster:
             subtask.operator.close()
         self.subtasks = self._started(parallelism, states)
 
+    def bounded_by(self, bound: Bound) -> None:
+        """Go on from a snapshot of each subtask with another bound."""
+        self.plan = replace(self.plan, bound=bound)
+        self.spec = JoinSpec(self.plan)
+        self.before = {name: Harness(JoinInputSpec(self.plan, name)) for name in NAMES}
+        self.rescale(len(self.subtasks))
+
+    def kept(self) -> Counter[str]:
+        """Return how many rows there are in each list."""
+        found: Counter[str] = Counter()
+        for subtask in self.subtasks:
+            frozen = subtask.operator.freeze()
+            assert frozen is not None
+            found.update({name: n for name, n in frozen.rows().items() if name.startswith(("left", "right"))})
+            frozen.release()
+        return +found
+
     def late(self) -> int:
         return sum(subtask.context.metrics.counters.get("late", 0) for subtask in self.subtasks)
 
@@ -269,6 +286,59 @@ def test_a_join_without_a_bound_is_a_nested_loop(
 ) -> None:
     with choose(backend):
         check(plan(how, Unbounded(ttl)), steps)
+
+
+MINUTE = 60_000
+
+
+@pytest.mark.parametrize("backend", [*EACH, IN_FILES])
+@pytest.mark.parametrize("how", HOWS)
+def test_a_narrower_bound_forgets_what_only_the_wider_one_needed(backend: str, how: str) -> None:  # EV18
+    with choose(backend):
+        cluster = Cluster(plan(how, Within(-MINUTE, MINUTE)), 2)
+        for number, time_ms in enumerate((50_000, 109_000)):
+            for side in NAMES:
+                at_ms = time_ms + (5_500 if side == RIGHT_INPUT else 0)
+                cluster.send(side, [Row(1, f"{side} {number}", at_ms * 1_000, number)])
+        cluster.advance(108_000)
+        assert not cluster.rows
+        cluster.bounded_by(Within(-10_000, 10_000))
+        cluster.advance(108_001)
+        early = cluster.rows
+        assert {row["name"][-1] for row in early} <= {"0"}
+        sides = {"left": ["left"], "right": ["right"], "full": ["left", "right"], "anti": ["left"]}.get(how, [])
+        assert sorted(row["name"] for row in early) == [f"{side} 0" for side in sides], "before the watermark went on"
+        assert all(count == 1 for count in cluster.kept().values()), "rows that it would never need stayed"
+        assert len(cluster.kept()) == 2
+
+
+@pytest.mark.parametrize("backend", [*EACH, IN_FILES])
+@pytest.mark.parametrize("tolerance_ms", [None, MINUTE])
+def test_a_narrower_tolerance_forgets_versions(backend: str, tolerance_ms: int | None) -> None:  # EV18
+    with choose(backend):
+        cluster = Cluster(as_of_plan("left", tolerance_ms, has_changes=False), 2)
+        cluster.send(RIGHT_INPUT, [Row(key, "a", 50_000_000, key) for key in range(20)])
+        cluster.send(RIGHT_INPUT, [Row(key, "a", 95_000_000, key) for key in range(20, 30)])
+        cluster.advance(100_000)
+        assert cluster.kept() == {"right": 30}
+        cluster.bounded_by(AsOf(10_000))
+        cluster.advance(100_001)
+        assert cluster.kept() == {"right": 10}
+        cluster.send(LEFT_INPUT, [Row(key, "a", 101_000_000, key) for key in (1, 25)])
+        cluster.advance(106_000)
+        assert sorted((row["l"], row["r"]) for row in cluster.rows) == [(1, None), (25, 25)]
+        assert not cluster.kept()
+
+
+def test_the_identity_of_a_join_says_by_which_times_rows_are_kept() -> None:  # EV18
+    texts = {
+        JoinSpec(plan("inner", bound)).state_text()
+        for bound in (
+            *(Within(-5, 5), Within(-5, 6), Within(5, 6), AsOf(5), AsOf(None), Unbounded(None)),
+            *(SameWindow(FixedWindows(10, 10)), SameWindow(FixedWindows(20, 10)), SameWindow(FixedWindows(20, 20))),
+        )
+    }
+    assert len(texts) == 9
 
 
 DELETED = "b"

@@ -124,6 +124,34 @@ def test_what_an_operator_of_headgate_keeps_is_refused_without_advice_that_only_
     assert "[operator state(" in refusal(table, lists("broadcast map table: int64 -> struct<b: int32>"), own)
 
 
+def test_a_join_goes_on_with_a_narrower_bound_alone() -> None:  # EV18
+    own = OperatorRules(is_built_in=True)
+
+    def joined(lower: str, upper: str) -> str:
+        return keyed("list left: struct<t: int64>", "list right: struct<t: int64>", f"reach {lower} to {upper} ms")
+
+    before = joined("-5", "10")
+    assert changes(before, joined("-5", "9"), own) == [
+        "operator 'totals' joins rows with right time - left time from -5 ms to 9 ms now, and no longer right time - "
+        "left time from -5 ms to 10 ms"
+    ]
+    assert changes(joined("any", "0"), joined("-3", "0"), own)
+    for lower, upper in (("-6", "10"), ("-5", "11"), ("any", "10"), ("0", "11"), ("-6", "0")):
+        assert refusal(before, joined(lower, upper), own).startswith("operator 'totals' joined rows with right time ")
+    assert refusal(before, joined("any", "0"), own) == (
+        "operator 'totals' joined rows with right time - left time from -5 ms to 10 ms when checkpoint 7 was written, "
+        "and joins rows with right time - left time to 0 ms now: partners that it had forgotten would be missing "
+        "without a word; set the bound back, or, to begin without the rows of both sides, give the operator another "
+        "name, and allow_unclaimed_state=['totals']"
+    )
+    without = keyed("list left: struct<t: int64>", "list right: struct<t: int64>")
+    of_windows = without[:-1] + "; windows tumbling 10 ms)"
+    for one, other in ((before, without), (without, before), (before, of_windows), (without, of_windows)):
+        assert "this pipeline declares" in refusal(one, other, own)
+    other_states = before.replace("list right", "list rights")
+    assert "this pipeline declares" in refusal(before, other_states, own)
+
+
 def test_lists_of_an_operator_are_judged_as_states_are() -> None:  # EV11
     before, now = lists("list a: int32", "union b: int32"), lists("list a: int64", "union c: int32")
     said = OperatorRules(lists=(("c", StateRules(renamed_from="b")),))

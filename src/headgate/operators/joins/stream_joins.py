@@ -9,7 +9,8 @@ docs/spec/joins.md.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Literal, TypeAlias, get_args
 
@@ -20,7 +21,8 @@ import pyarrow.compute as pc
 from headgate.dataclass import dataclass
 from headgate.errors import UsageError
 from headgate.model.graph import MAIN, InputName, OutputTag
-from headgate.operators.base import WATERMARK_MAX_MS, Operator, OperatorContext, Output
+from headgate.model.state_schema import InWindows, Reach, Rule
+from headgate.operators.base import WATERMARK_MAX_MS, Operator, OperatorContext, Output, RestoredState
 from headgate.operators.changes import DELETE, INSERT, OP, OP_FIELD, UPDATE_BEFORE, Signs, signs
 from headgate.operators.keyed_rows import keep_elements
 from headgate.operators.keys import check_keys, whole_keys
@@ -28,7 +30,7 @@ from headgate.operators.process.timers import TimedOperator
 from headgate.operators.timestamps import EventTime
 from headgate.operators.windows.lateness import count_late
 from headgate.operators.windows.window_assigner import AlignedWindows
-from headgate.state.backend import ColumnBackend, ListColumns, TimeKind
+from headgate.state.backend import ColumnBackend, ListColumns, TimeKind, TimersMeta
 from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind, state_identity
 from headgate.state.key_index import Slots
 from headgate.state.ttl import TTL
@@ -461,8 +463,21 @@ class JoinSpec:
         found = [*map(self.rows, names), *map(self.waiting, names), self.next_timer]
         return [one for one in found if one is not None]
 
+    @property
+    def rule(self) -> Rule | None:
+        """By which times rows are kept."""
+        match self.plan.bound:
+            case Within(lower_ms, upper_ms):
+                return Reach(lower_ms, upper_ms)
+            case AsOf(tolerance_ms):
+                return Reach(None if tolerance_ms is None else -tolerance_ms, 0)
+            case SameWindow(windows):
+                return InWindows(windows.text)
+            case _:
+                return None
+
     def state_text(self) -> str:
-        return state_identity(self.keys, self.descriptors, has_timers=self.has_timers)
+        return state_identity(self.keys, self.descriptors, has_timers=self.has_timers, rule=self.rule)
 
 
 Columns: TypeAlias = Mapping[str, pa.Array]
@@ -523,6 +538,34 @@ class JoinOperator(TimedOperator):
         self._left, self._right = (Side(spec, name, self._backend) for name in (LEFT_INPUT, RIGHT_INPUT))
         self._next = None if spec.next_timer is None else self._backend.values(spec.next_timer)
         self._units = max(1 if side.time is None else side.time.units_per_ms for side in (self._left, self._right))
+
+    def restore(self, states: Sequence[RestoredState]) -> None:
+        """See ``Operator``. Timers that were set by a wider bound come too late, or not at all."""
+        self._former_rules: set[str] = set()
+        super().restore(states)
+        if self._former_rules - {self._rule_text}:
+            slots = self._backend.all_slots()
+            for start in range(0, len(slots), _TIMERS_MAX):
+                self._reset_timers(slots[start : start + _TIMERS_MAX])
+
+    def _restore_backend(
+        self, states: Sequence[RestoredState]
+    ) -> Iterator[tuple[RestoredState, Mapping[str, memoryview]]]:
+        for state, sections in super()._restore_backend(states):
+            meta = TimersMeta.found_in(sections, f"state of '{self.context.node}'")
+            if meta is not None and meta.rule:
+                self._former_rules.add(meta.rule)
+            yield state, sections
+
+    def _timers_meta(self) -> TimersMeta:
+        return replace(super()._timers_meta(), rule=self._rule_text)
+
+    @property
+    def _rule_text(self) -> str:
+        return "" if self._spec.rule is None else str(self._spec.rule)
+
+    def _reset_timers(self, slots: Slots) -> None:
+        """Have the timers of the rows of these keys that this bound asks for."""
 
     def _times(self, side: Side, columns: Columns) -> Slots:
         """Return the times of rows in the finer unit of both sides."""
@@ -720,6 +763,14 @@ class PairJoinOperator(JoinOperator):
             expiries_ms = -(-expiries_ms // self._slack_ms) * self._slack_ms
         self._set_timers(slots, expiries_ms)
 
+    def _reset_timers(self, slots: Slots) -> None:
+        for side in (self._left, self._right):
+            for lists in side.lists:
+                owners, elements = lists.explode(slots)
+                if len(elements):
+                    times = self._times(side, side.columns(elements))
+                    self._wait(side, lists, slots[owners], self._expiries_ms(side, times))
+
     def _fired(self, slots: Slots, until_ms: int) -> None:
         """Emit and forget the rows of these keys for which no partner can come any more."""
         assert self._next is not None
@@ -843,6 +894,16 @@ class AsOfJoinOperator(JoinOperator):
         else:
             to_come = (max(self._watermark_ms, 0) + 1) * self._units
             self._wait_for_versions(slots, np.maximum(times, to_come), self._watermark_ms)
+
+    def _reset_timers(self, slots: Slots) -> None:
+        assert self._right.rows is not None
+        owners, right = self._right.rows.explode(slots)
+        if len(right):
+            times = self._times(self._right, self._right.columns(right))
+            assert self._tolerance is not None, "only a narrower bound goes on"
+            stay = (times + self._tolerance) // self._units > self._watermark_ms
+            keep_elements(self._right.rows, stay, slots[owners], right)
+            self._wait_for_versions(slots[owners][stay], times[stay], self._watermark_ms)
 
     def _wait_for_versions(self, slots: Slots, times: Slots, passed_ms: int) -> None:
         """Have timers, after ``passed_ms``, for right rows that will not be needed for ever."""

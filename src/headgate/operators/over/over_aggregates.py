@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from headgate.errors import UsageError
 from headgate.model.graph import MAIN, InputName, OutputTag
+from headgate.model.state_schema import name_text
 from headgate.operators.base import (
     WATERMARK_MAX_MS,
     WATERMARK_MIN_MS,
@@ -110,7 +111,9 @@ class OverSpec:
     @property
     def waiting(self) -> StateDescriptor:
         """The state of records that event time has not passed."""
-        return StateDescriptor(f"waiting by {self.time.column}", StateKind.LIST, pa.struct(list(self.schema)))
+        return StateDescriptor(
+            f"waiting by {name_text(self.time.column)}", StateKind.LIST, pa.struct(list(self.schema))
+        )
 
     @property
     def before(self) -> StateDescriptor | None:

@@ -57,7 +57,7 @@ from headgate.operators.windows.window_plan import (
     window_state_text,
 )
 from headgate.state.backend import META, PartedWindows, StateFactory, WindowBackend, WindowRows
-from headgate.state.descriptors import KeyColumns, Section
+from headgate.state.descriptors import KeyColumns, Section, column_identity
 from headgate.state.key_hash import Words, column_words, hash_columns, is_text, key_groups
 from headgate.state.key_index import KeyIndex, frozen_keys, make_key_index
 from headgate.state.snapshot import FrozenState
@@ -639,7 +639,7 @@ class WindowBufferSpec:
 
     def state_text(self) -> str:
         """See ``catalog.state_text``."""
-        return window_state_text(self.shape, Form.WINDOW_RECORDS, [f"{f.name}: {f.type}" for f in self.kept])
+        return window_state_text(self.shape, Form.WINDOW_RECORDS, list(map(column_identity, self.kept)))
 
 
 class WindowBufferOperator(WindowOperator[list[pa.RecordBatch]]):

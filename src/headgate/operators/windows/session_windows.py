@@ -33,7 +33,7 @@ import pyarrow.compute as pc
 from headgate.dataclass import dataclass
 from headgate.errors import UsageError
 from headgate.model.graph import MAIN, MAIN_INPUT, InputName, OutputTag
-from headgate.model.state_schema import StateIdentity
+from headgate.model.state_schema import StateIdentity, name_text
 from headgate.operators.aggregates import stable
 from headgate.operators.base import (
     WATERMARK_MAX_MS,
@@ -75,7 +75,7 @@ from headgate.operators.windows.window_plan import (
     window_shape,
 )
 from headgate.state.backend import META, ColumnBackend, ColumnTimers
-from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind
+from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind, column_identity
 from headgate.state.key_hash import Words
 from headgate.state.key_index import KeyIndex, Slots, frozen_keys, make_key_index
 from headgate.state.snapshot import FrozenState
@@ -148,10 +148,10 @@ class SessionMergeSpec:
         """See ``catalog.state_text``."""
         keys = [(name, str(dtype)) for name, dtype in zip(self.shape.keys, self.shape.key_types, strict=True)]
         if self.plan is None:
-            parts = [f"{f.name}: {f.type}" for f in self.kept]
+            parts = list(map(column_identity, self.kept))
         else:
             parts = [measure_text(self.plan, i) for i in range(len(self.plan.measures))]
-        window = f"session of gap {self.gap_ms} ms on {self.shape.time.column}"
+        window = f"session of gap {self.gap_ms} ms on {name_text(self.shape.time.column)}"
         if self.has_changes:
             window += f", changes, kept {self.shape.emission.lateness_ms} ms"
             window += ", with the rows emitted" if self.shape.emission.retractions else ""

@@ -45,7 +45,7 @@ from headgate.operators.windows.window_plan import (
     results,
 )
 from headgate.state.backend import ColumnBackend, ColumnTimers, TimeKind
-from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind
+from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind, column_identity
 from headgate.state.key_index import Slots, make_key_index
 from headgate.state.vectors import Mask
 from headgate.state.window_aggregates import (
@@ -191,7 +191,7 @@ class TriggeredWindowSpec:
         """See ``catalog.state_text``. The trigger's numbers may change: what is kept does not depend on them."""
         keys = [(name, str(dtype)) for name, dtype in zip(self.shape.keys, self.shape.key_types, strict=True)]
         if self.plan is None:
-            parts = [f"{f.name}: {f.type}" for f in self.kept]
+            parts = list(map(column_identity, self.kept))
         else:
             parts = [measure_text(self.plan, i) for i in range(len(self.plan.measures))]
         return StateIdentity.of_open_windows(f"triggered, {self._kind_text()}", keys, parts).text

@@ -14,7 +14,15 @@ from headgate.dataclass import dataclass
 from headgate.errors import NameOperator, Remedy
 from headgate.model.lineage import Lineage, Lineages, Location, Moves, NodeKind, Relocation, family, moved
 from headgate.model.schema_evolution import NO_RULES, Misfit, OperatorRules, StateRules, changes_in, conversion_of
-from headgate.model.state_schema import DeclaredState, FunctionParts, RecordParts, StateIdentity, parts_of
+from headgate.model.state_schema import (
+    DeclaredState,
+    FunctionParts,
+    Reach,
+    RecordParts,
+    Rule,
+    StateIdentity,
+    parts_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +67,12 @@ def judged(operator: str, here: str, before: str, now: str, rules: OperatorRules
     old, new = parts_of(StateIdentity(before)), parts_of(StateIdentity(now))
     if isinstance(old, FunctionParts) and isinstance(new, FunctionParts):
         found = _function(case, old, new, rules)
-        is_helpful = found is not None and (found.refusal is None or not rules.is_built_in)
-        return found if found is not None and is_helpful else case.whole(before, now)
+        if found is None or (found.refusal is not None and rules.is_built_in):
+            return case.whole(before, now)
+        if old.rule == new.rule or found.refusal is not None:
+            return found
+        by_rule = _by_rule(case, old.rule, new.rule)
+        return case.whole(before, now) if by_rule is None else _beside(found.changes, by_rule)
     if isinstance(old, RecordParts) and isinstance(new, RecordParts) and old.head == new.head:  # EV9
         return _records(case, old, new, rules)
     return case.whole(before, now)
@@ -84,6 +96,20 @@ def _function(case: _Case, old: FunctionParts, new: FunctionParts, rules: Operat
     if old.keys and not new.keys and not old.states:
         return None  # its timers would be lost
     return _beside(of_keys.changes, _lists(case, old.lists, new.lists, rules))
+
+
+def _by_rule(case: _Case, old: Rule | None, new: Rule | None) -> Judged | None:
+    """Return what becomes of rows that were kept by another rule: none may be missing (EV18); None: no rows do."""
+    if not (isinstance(old, Reach) and isinstance(new, Reach)):
+        return None
+    name = case.operator
+    if new.is_within(old):
+        return Judged(changes=(f"operator '{name}' joins rows with {new.words} now, and no longer {old.words}",))
+    return Judged(
+        f"operator '{name}' joined rows with {old.words} when {case.here} was written, and joins rows with {new.words} "
+        "now: partners that it had forgotten would be missing without a word; set the bound back, or, to begin without "
+        f"the rows of both sides, give the operator another name, and allow_unclaimed_state=['{name}']"
+    )
 
 
 def _lists(case: _Case, old: Sequence[DeclaredState], new: Sequence[DeclaredState], rules: OperatorRules) -> Judged:

@@ -36,7 +36,7 @@ from headgate.runtime.state_reader.lookup import POSITIONS, StoredCheckpoint, op
 from headgate.runtime.state_reader.reader import StoredState, states_of
 from headgate.runtime.state_reader.schema import OF_TIMERS, Kind, Shape, shape_of
 from headgate.state.backend import TIMERS, TimeKind, TimersMeta, timer_section
-from headgate.state.descriptors import Section, section_of
+from headgate.state.descriptors import Section, section_of, type_text
 from headgate.state.ttl import TTL_SECTION, TtlMeta, other_form
 from headgate.storage.base import Storage
 
@@ -329,7 +329,7 @@ class _Keyed:
 
 def _state_text(name: str, shape: Shape) -> str:
     schema = shape.schema
-    dtype = str(schema.field("value").type)
+    dtype = type_text(schema.field("value").type)
     inner = f"{schema.field('map_key').type} -> {dtype}" if shape.kind is Kind.MAP else dtype
     return declared(shape.kind.value, name, inner)
 
