@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import gc
 import inspect
 import re
 import subprocess
@@ -17,7 +19,7 @@ import headgate as hg
 from headgate import testing
 from headgate.api.unsupported import NAMES_TO_COME
 from headgate.call_errors import OPTIONS_TO_COME
-from headgate.public_names import PublicNames
+from headgate.public_names import PublicNames, garbage_kept
 
 PACKAGES = [hg, testing]
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
@@ -118,3 +120,16 @@ def test_building_a_pipeline_does_not_import_spark() -> None:
         "p.definition(); print('pyspark' in sys.modules)"
     )
     assert output_of(code) == "False"
+
+
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_the_collector_of_garbage_is_afterwards_as_before(is_enabled: bool) -> None:
+    was_enabled = gc.isenabled()
+    (gc.enable if is_enabled else gc.disable)()
+    try:
+        with contextlib.suppress(ImportError), garbage_kept():
+            assert not gc.isenabled()
+            raise ImportError
+        assert gc.isenabled() == is_enabled
+    finally:
+        (gc.enable if was_enabled else gc.disable)()

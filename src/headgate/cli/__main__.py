@@ -6,6 +6,7 @@ needs is guessed from its words: a JVM that does not fit is discarded, and anoth
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import sys
@@ -13,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from headgate.public_names import garbage_kept
 from headgate.spark.jvm import adopt_environment, jvm_settings, launch_of, quick_options, session_options, start_early
 from headgate.spark.prerequisites import JVM_OPTIONS, SUBMITTED, java_problem, read_master, spark_home_problem
 from headgate.spark.py_files import program_place, with_directory
@@ -34,8 +36,10 @@ def main() -> None:
     with suppress(Exception):  # a JVM that cannot be started early is started later, with a proper error
         start_jvm(sys.argv[1:], os.environ)
     before = dict(os.environ)
-    app = app_for(sys.argv[1:])
-    from headgate.cli.command_line import call
+    with garbage_kept():
+        app = app_for(sys.argv[1:])
+        from headgate.cli.command_line import call
+    gc.freeze()  # modules stay: the collector need not look through them at all
 
     adopt_environment(before, os.environ)
     call(app)

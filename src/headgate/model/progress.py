@@ -7,13 +7,15 @@ was when the report was made.
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from enum import Enum
 from typing import NamedTuple, Protocol, Self, TypeAlias
 
+from headgate.dataclass import dataclass
 from headgate.model.ids import CheckpointId, Generation, NodeName
 
 Labels: TypeAlias = tuple[tuple[str, str], ...]
@@ -468,7 +470,7 @@ class PendingCheckpoint:
     missing: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Progress:
     """A snapshot of a pipeline's life, taken about once a second.
 
@@ -583,7 +585,7 @@ class SilentObserver:
         """Ignore it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class RunResult:  # OM1
     """How a run ended without failing.
 

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from headgate.public_names import garbage_kept
 from headgate.spark.early_daemon import hand_over, take_over
 
 MODULES = (
@@ -92,16 +93,15 @@ def drop_archives_from_path() -> None:
 
 def prepare() -> None:
     """Import everything, and keep what all children would share from being shared."""
-    for name in (*MODULES, *_modules_of_packages()):
-        importlib.import_module(name)
-    for name in OPTIONAL:
-        with suppress(ImportError):
+    with garbage_kept():
+        for name in (*MODULES, *_modules_of_packages()):
             importlib.import_module(name)
-    import numpy as np
-
+        for name in OPTIONAL:
+            with suppress(ImportError):
+                importlib.import_module(name)
+        import numpy as np
+    gc.freeze()  # a child's collector need not touch, and so copy, these pages; there is hardly any garbage in them
     os.register_at_fork(after_in_child=np.random.seed)  # from the system's entropy, as an import would
-    gc.collect()
-    gc.freeze()  # a child's collector need not touch, and so copy, these pages
 
 
 def _modules_of_packages() -> Iterator[str]:
