@@ -306,6 +306,24 @@ QUERIES: dict[str, tuple[str, str | None]] = {
         "SELECT id FROM bids WHERE auction IN (SELECT auction FROM bids GROUP BY auction HAVING COUNT(*) > 57)",
         None,
     ),
+    "windows again after a condition near in time": (
+        "SELECT window_start AS w, window_end AS e, SUM(n) AS n FROM (SELECT auction, window_start, window_end, "
+        f"COUNT(*) AS n {TUMBLE} auction, window_start, window_end) AS a WHERE EXISTS (SELECT 1 FROM bids AS b WHERE "
+        "b.auction = a.auction AND b.flag AND b.ts >= a.window_start AND b.ts < a.window_end) "
+        "GROUP BY window_start, window_end",
+        f"SELECT w, w + INTERVAL '10' SECOND, SUM(n) FROM (SELECT auction, {BUCKET} AS w, COUNT(*) AS n FROM bids "
+        "GROUP BY ALL) AS a WHERE EXISTS (SELECT 1 FROM bids AS b WHERE b.auction = a.auction AND b.flag AND "
+        "b.ts >= w AND b.ts < w + INTERVAL '10' SECOND) GROUP BY w",
+    ),
+    "windows again after a join near in time": (
+        "SELECT a.window_start AS w, a.window_end AS e, COUNT(b.id) AS n FROM (SELECT auction, window_start, "
+        f"window_end, COUNT(*) AS n {TUMBLE} auction, window_start, window_end) AS a LEFT JOIN bids AS b ON "
+        "b.auction = a.auction AND b.ts BETWEEN a.window_start AND a.window_start + INTERVAL '3' SECOND "
+        "GROUP BY a.window_start, a.window_end",
+        f"SELECT w, w + INTERVAL '10' SECOND, COUNT(b.id) FROM (SELECT auction, {BUCKET} AS w, COUNT(*) AS n FROM "
+        "bids GROUP BY ALL) AS a LEFT JOIN bids AS b ON b.auction = a.auction AND b.ts BETWEEN w AND "
+        "w + INTERVAL '3' SECOND GROUP BY w",
+    ),
     "not in": (
         "SELECT id FROM bids WHERE price IS NOT NULL AND price NOT IN (SELECT id FROM bids WHERE id > 7) AND id IN "
         "(SELECT price FROM bids WHERE price IN (SELECT id FROM bids WHERE NOT flag))",
@@ -481,6 +499,24 @@ def test_the_result_is_a_stream_with_event_time_that_mixes_with_python() -> None
     again = hg.sql("SELECT auction, n FROM counted WHERE n > 1", counted=counted)
     assert cheap.columns == ["auction", "price", "at"]
     assert again.columns == ["auction", "n"]
+
+
+@pytest.mark.parametrize(
+    ("condition", "has_windows"),
+    [
+        ("b.ts BETWEEN a.window_start AND a.window_end", True),
+        ("b.ts BETWEEN a.window_start - INTERVAL '1' DAY AND a.window_start", True),
+        ("b.flag", False),
+    ],
+)
+def test_windows_survive_a_condition_that_rows_meet_by_a_certain_time(condition: str, has_windows: bool) -> None:
+    made = hg.sql(
+        "SELECT window_start, window_end, SUM(n) AS n FROM (SELECT auction, window_start, window_end, COUNT(*) AS n "
+        f"{TUMBLE} auction, window_start, window_end) AS a WHERE EXISTS (SELECT 1 FROM bids AS b WHERE b.auction = "
+        f"a.auction AND {condition}) GROUP BY window_start, window_end",
+        bids=bids(hg.Pipeline("again")),
+    )
+    assert made.columns == ["window_start", "window_end", "n", *([] if has_windows else ["op"])]
 
 
 def test_a_join_near_in_time_has_event_time_and_another_one_has_none() -> None:

@@ -556,7 +556,8 @@ class Select:
             stream = kept_rows(stream, condition)
         columns = both.columns if how not in ("semi", "anti") else both.columns[: len(left.columns)]
         kept = None
-        if in_window and left.bounds is not None:
+        has_time = in_window or (near is not None and how not in ("right", "full"))  # that of the left side
+        if has_time and left.bounds is not None:
             actual = {column.actual: f"__l{place}_{n}" for n, column in enumerate(left.columns)}
             start, end = (actual.get(name, "") for name in (left.bounds.start, left.bounds.end))
             kept = replace(left.bounds, start=start, end=end)
