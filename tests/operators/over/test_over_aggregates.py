@@ -176,7 +176,7 @@ def check(frame: Frame, aggregates: Sequence[pl.Expr], history: list[Any]) -> No
 
 @pytest.mark.parametrize("frame", FRAMES, ids=lambda frame: frame.text)
 @given(histories())
-@settings(max_examples=25)
+@settings(max_examples=15)
 def test_each_row_has_what_a_recount_of_its_frame_says(frame: Frame, history: list[Any]) -> None:
     check(frame, FOLDED if frame.preceding is None else [*FOLDED, *OTHERS], history)
 
@@ -194,8 +194,10 @@ EACH_PAIR = [1, 1, 2, 2, 3, 3, 5, 5, 1, 3, 1, 5, 2, 5, 3, 2, 1]
 """Each of these numbers of subtasks follows on each."""
 
 
-@pytest.mark.parametrize("backend", ["memory", IN_FILES])
-@pytest.mark.parametrize("frame", FRAMES, ids=lambda frame: frame.text)
+@pytest.mark.parametrize(
+    ("backend", "frame"),
+    [*(("memory", frame) for frame in FRAMES), *((IN_FILES, frame) for frame in (Frame(True, 20), Frame(False, None)))],
+)
 def test_it_goes_on_at_any_parallelism(backend: str, frame: Frame) -> None:
     history: list[Any] = []
     for i, parallelism in enumerate(EACH_PAIR):
@@ -316,6 +318,16 @@ def test_a_sum_that_is_too_large_fails_and_one_beside_it_does_not() -> None:
         emitted(harness, 300)
 
 
+@pytest.mark.parametrize("frame", [Frame(True, 86_400_000), Frame(True, None)], ids=lambda frame: frame.text)
+def test_times_may_be_centuries_apart(frame: Frame) -> None:
+    century_ms = 36_525 * 86_400_000
+    rows = [row(n, n % 3 * century_ms, k=f"key {n // 3}") for n in range(60_000)]
+    harness = Harness(spec(frame, [pl.len().alias("n")]))
+    harness.send(batch(rows[::-1]))
+    found = [one["n"] for one in sorted(emitted(harness, WATERMARK_MAX_MS), key=lambda one: one["id"])]
+    assert found == ([1, 1, 1] if frame.preceding else [1, 2, 3]) * 20_000
+
+
 @pytest.mark.parametrize(
     ("dtype", "times", "step_ms"),
     [
@@ -365,6 +377,57 @@ def test_rows_come_out_with_all_their_columns() -> None:
     assert [{name: one[name] for name in schema.names} for one in found] == given.to_pylist()
     assert [one["total"] for one in found] == [Decimal("1.25")] * 2
     assert [one["last tags"] for one in found] == [["u", None], None]
+
+
+def slow_harness() -> Harness:
+    """An operator that has emitted something, which took 100 ms, and holds a watermark."""
+    harness = Harness(spec(Frame(True, 10), [pl.len().alias("n")]))
+    emit = harness.out.emit
+
+    def slowly(found: pa.RecordBatch) -> None:
+        harness.now_ms += 100
+        emit(found)
+
+    harness.out.emit = slowly  # type: ignore[method-assign]
+    harness.send(batch([row(0, 1), row(1, 2), row(2, 3)]))
+    for watermark_ms in (1, 2):
+        harness.operator.on_watermark(watermark_ms)
+    assert harness.out.watermarks() == [1], "the other one waits as long as emitting took"
+    assert harness.operator.next_tick_ms() == harness.now_ms + 100
+    return harness
+
+
+def test_where_emitting_takes_long_watermarks_are_put_together() -> None:
+    harness = slow_harness()
+    harness.operator.on_watermark(3)
+    harness.advance(99)
+    assert harness.out.watermarks() == [1]
+    harness.advance(1)
+    assert harness.operator.next_tick_ms() is None
+    assert [one["n"] for one in harness.out.rows()] == [1, 2, 3]
+    assert harness.out.watermarks() == [1, 3]
+
+
+def test_a_watermark_that_waits_makes_rows_late() -> None:
+    harness = slow_harness()
+    harness.send(batch([row(3, 2)]))
+    assert harness.context.metrics.counters["late"] == 1
+
+
+@pytest.mark.parametrize("what", ["a barrier", "idleness", "the end"])
+def test_a_watermark_waits_for_nothing_else(what: str) -> None:
+    harness = slow_harness()
+    match what:
+        case "a barrier":
+            again = Harness(spec(Frame(True, 10), [pl.len().alias("n")]), [harness.snapshot()])
+            assert [one["n"] for one in emitted(again, 5)] == [3]
+        case "idleness":
+            harness.operator.on_idle(True)
+            assert harness.out.log[-2:] == [("watermark", 2), ("idle", True)]
+        case _:
+            harness.operator.on_watermark(WATERMARK_MAX_MS)
+    ids = [one["id"] for one in harness.out.rows()]
+    assert ids == ([0, 1, 2] if what == "the end" else [0, 1])
 
 
 def test_another_frame_is_another_state() -> None:

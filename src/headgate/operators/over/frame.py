@@ -29,32 +29,45 @@ class Frame:
             return f"{'range' if self.is_range else 'rows'} unbounded"
         return f"range {self.preceding} ms" if self.is_range else f"rows {self.preceding}"
 
-    def bounds(self, owners: Slots, times: Slots, units_per_ms: int) -> tuple[Slots, Slots]:
-        """Return, for each row, the first row of its frame and the one after the last.
+    def rows(
+        self, owners: Slots, times: Slots, units_per_ms: int, old_count: int = 0
+    ) -> tuple[Slots, Slots, Slots, Slots]:
+        """Return rows in order, the places of those that are asked about, and where in this order their frames are.
+
+        The last two are the first row of each frame, and the one after its last row.
 
         Args:
-            owners: the key of each row, ascending.
-            times: of the rows, ascending for each key. ``ROWS`` does not look at them.
+            owners: the key of each row.
+            times: of the rows. ``ROWS`` does not look at them: the rows of a key are in order.
             units_per_ms: in which unit they are.
+            old_count: the first rows, so many, are not asked about.
         """
-        rows = np.arange(len(owners))
-        is_first = np.diff(owners, prepend=-1) != 0
-        starts = np.maximum.accumulate(np.where(is_first, rows, 0))
-        if not self.is_range:
-            return (starts if self.preceding is None else np.maximum(rows - self.preceding, starts)), rows + 1
-        lasts = np.flatnonzero((np.diff(owners, append=-1) != 0) | (np.diff(times, append=0) != 0))
-        ends: Slots = lasts[np.searchsorted(lasts, rows)] + 1  # of rows of one time the last
-        if self.preceding is not None:
-            starts = _first_rows(owners, times, times - self.preceding * units_per_ms)
-        return starts, ends
+        if self.is_range:
+            codes, wanted = _codes(owners, times, (self.preceding or 0) * units_per_ms)
+        else:
+            codes = wanted = owners
+        order = np.argsort(codes, kind="stable")
+        asked = np.flatnonzero(order >= old_count)
+        rows = order[asked]
+        ends = np.searchsorted(codes[order], codes[rows], side="right") if self.is_range else asked + 1
+        if self.is_range and self.preceding is not None:
+            return order, asked, np.searchsorted(codes[order], wanted[rows]), ends
+        starts = np.searchsorted(owners[order], owners[rows])
+        return order, asked, starts if self.preceding is None else np.maximum(asked - self.preceding, starts), ends
 
 
-def _first_rows(owners: Slots, times: Slots, wanted: Slots) -> Slots:
-    """Return, for each row, the first row of its key that is not before the ``wanted`` time.
+_INT_MAX = (1 << 63) - 1
 
-    Times become ranks, so that key and time are one number, however far apart they are.
-    """
-    _, ranks = np.unique(np.concatenate([times, wanted]), return_inverse=True)
-    codes = np.concatenate([owners, owners]) * (len(ranks) + 1) + ranks
-    found: Slots = np.searchsorted(codes[: len(times)], codes[len(times) :])
-    return found
+
+def _codes(owners: Slots, times: Slots, reach: int) -> tuple[Slots, Slots]:
+    """Return a number for each row that is ordered as its key and time, and that of its key ``reach`` earlier."""
+    if len(times) == 0:
+        return owners, owners
+    low = int(times.min())
+    span = int(times.max()) - low + reach + 1
+    if (int(owners.max()) + 1) * span <= _INT_MAX:
+        codes = owners * span + (times - low)
+        return codes, codes - reach
+    _, ranks = np.unique(np.concatenate([times, times - reach]), return_inverse=True)
+    codes = np.concatenate([owners, owners]) * len(ranks) + ranks
+    return codes[: len(times)], codes[len(times) :]

@@ -14,6 +14,7 @@ from functools import cached_property
 import numpy as np
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from headgate.errors import UsageError
 from headgate.model.graph import MAIN, InputName, OutputTag
@@ -51,6 +52,9 @@ _EMIT_ROWS = 65_536
 
 _KEYS_MAX = 16_384
 """Of so many keys rows are emitted at a time."""
+
+_REST_MS_MAX = 1_000
+"""So long at most a watermark waits, where emitting took long: each time all that is kept of the keys is read."""
 
 _SLACK_MS = 1_000
 """Rows that only have to be forgotten may stay so much longer, or a quarter of the frame: fewer timers."""
@@ -205,6 +209,8 @@ class OverOperator(TimedOperator):
         if spec.others:
             self._others = RecordAggregates(spec.others, spec.kept.append(pa.field(_FRAME, pa.int64())), [_FRAME])
         known = {result.name for result in spec.folded.results}
+        self._held_ms: int | None = None
+        self._rests_until_ms = 0
         self._of_others = pa.schema([field for field in spec.made if field.name not in known])
 
     def open(self, context: OperatorContext, output: Output) -> None:
@@ -235,12 +241,37 @@ class OverOperator(TimedOperator):
 
     def on_watermark(self, watermark_ms: int) -> None:
         """See ``Operator``. What is emitted at the end alone makes nothing late that comes after it."""
-        self._begin_call()
         is_end, watermark_ms = watermark_ms == WATERMARK_MAX_MS, self.context.held_back(watermark_ms)
         if not is_end:
             self._watermark_ms = watermark_ms
+        self._held_ms = watermark_ms
+        if is_end or self.context.clock_ms() >= self._rests_until_ms:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Emit what the latest watermark releases, and pass that on; then rest as long, and only take records in."""
+        if self._held_ms is None:
+            return
+        watermark_ms, self._held_ms = self._held_ms, None
+        begun_ms = self.context.clock_ms()
+        self._begin_call()
         self._fire_until(watermark_ms)
         self.output.emit_watermark(watermark_ms)
+        ended_ms = self.context.clock_ms()
+        self._rests_until_ms = ended_ms + min(ended_ms - begun_ms, _REST_MS_MAX)
+
+    def next_tick_ms(self) -> int | None:
+        return None if self._held_ms is None else self._rests_until_ms
+
+    def on_tick(self, now_ms: int) -> None:
+        self._let_go()
+
+    def on_idle(self, is_idle: bool) -> None:
+        self._let_go()
+        super().on_idle(is_idle)
+
+    def before_barrier(self) -> None:
+        self._let_go()
 
     def on_resumed(self) -> None:
         """See ``Operator``. The end has fired all timers, those too that forget rows."""
@@ -259,11 +290,15 @@ class OverOperator(TimedOperator):
     def _fire_some(self, kind: TimeKind, until_ms: int) -> int:
         assert self._backend.timers is not None
         self._backend.prepare()
-        slots, _ = self._backend.timers.of(kind).take(until_ms, _KEYS_MAX)
+        fired, _ = self._backend.timers.of(kind).take(until_ms, _KEYS_MAX)
+        if len(fired) == 0:
+            return 0
+        next_ms = self._next.get(fired)  # a timer that is left over finds a later one, or none
+        slots = fired[pc.less_equal(next_ms, until_ms).fill_null(False).to_numpy(zero_copy_only=False)]
         if len(slots):
             self._next.clear(slots)
             self._fired(slots, until_ms)
-        return len(slots)
+        return len(fired)
 
     def _end_firing(self) -> None:
         """See ``TimedOperator``."""
@@ -306,7 +341,7 @@ class OverOperator(TimedOperator):
         """Return the aggregates of rows, and add these to the totals of their keys."""
         totals = self._totals
         assert totals is not None
-        starts, ends = self._spec.frame.bounds(owners, times, self._spec.time.units_per_ms)
+        _, _, starts, ends = self._spec.frame.rows(owners, times, self._spec.time.units_per_ms)
         lasts = np.flatnonzero(np.diff(owners, append=-1) != 0)
         slots = slots[owners[lasts]]
         if len(slots) == 0:
@@ -348,18 +383,12 @@ class OverOperator(TimedOperator):
         kept_of, kept = self._before.explode(slots)
         all_rows = pa.concat_arrays([kept.cast(pa.struct(list(self._spec.kept))), self._kept_columns(rows)])
         all_owners = np.concatenate([kept_of, owners])
-        if self._spec.frame.is_range:
-            all_times = self._times(all_rows)
-            order = np.lexsort((all_times, all_owners))
-        else:
-            all_times = np.zeros(len(all_owners), np.int64)
-            order = np.argsort(all_owners, kind="stable")
+        all_times = self._times(all_rows) if self._spec.frame.is_range else np.zeros(len(all_owners), np.int64)
+        units = self._spec.time.units_per_ms
+        order, _, starts, ends = self._spec.frame.rows(all_owners, all_times, units, len(kept))
         found: dict[str, pa.Array] = {}
         if len(rows):
-            due = np.flatnonzero(order >= len(kept))
-            starts, ends = self._spec.frame.bounds(all_owners[order], all_times[order], self._spec.time.units_per_ms)
-            batch = pa.RecordBatch.from_struct_array(all_rows.take(pa.array(order)))
-            found = self._aggregated(batch, starts[due], ends[due])
+            found = self._aggregated(pa.RecordBatch.from_struct_array(all_rows.take(pa.array(order))), starts, ends)
         stay = np.zeros(len(order), np.bool_)
         stay[order] = self._stay(all_owners[order], all_times[order], until_ms)
         self._keep(slots, all_owners, all_rows, len(kept), stay)
