@@ -27,12 +27,12 @@ def program(name: str) -> str | None:
 
 
 class ObjectServer:
-    """A server with one bucket. ``keeps``: what was put survives its end."""
+    """A server with one bucket. ``keeps``: what was put survives its end. ``only``: the program that it must be."""
 
-    def __init__(self, directory: Path, host: str = LOOPBACK) -> None:
+    def __init__(self, directory: Path, host: str = LOOPBACK, only: str = "") -> None:
         self._place = Port(host)
         self.host, self.port = host, self._place.number
-        gateway, moto = program("versitygw"), program("moto_server")
+        gateway, moto = (program(name) if only in ("", name) else None for name in ("versitygw", "moto_server"))
         self.keeps = gateway is not None
         if gateway is not None:
             (directory / "files" / BUCKET).mkdir(parents=True)
@@ -82,9 +82,9 @@ class ObjectServer:
 
 
 @contextmanager
-def object_server(directory: Path, host: str = LOOPBACK) -> Iterator[ObjectServer]:
+def object_server(directory: Path, host: str = LOOPBACK, only: str = "") -> Iterator[ObjectServer]:
     """Give a server, or skip the test that asks for one."""
-    server = ObjectServer(directory, host)
+    server = ObjectServer(directory, host, only)
     try:
         with in_environment(server.environment):
             yield server

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import re
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import polars as pl
 import pyarrow as pa
@@ -64,6 +64,67 @@ def encode(file_format: str, table: pa.Table) -> bytes | memoryview:
     else:
         pq.write_table(table, sink, compression="zstd")
     return memoryview(sink.getvalue())
+
+
+class FileEncoder:
+    """Encodes one file table by table; what is returned one after the other is its content."""
+
+    def __init__(self, file_format: str) -> None:
+        self._format = file_format
+        self._is_begun = False
+        self._out = _Written()
+        self._parquet: pq.ParquetWriter | None = None
+
+    def add(self, table: pa.Table) -> bytes | memoryview:
+        """Return how the file goes on with ``table``, which has the columns of the tables before it.
+
+        Raises:
+            UsageError: as for ``encode``.
+        """
+        if self._format == "parquet":
+            if self._parquet is None:
+                self._parquet = pq.ParquetWriter(self._out, table.schema, compression="zstd")
+            self._parquet.write_table(table)
+            return self._out.take()
+        data = encode(self._format, table)
+        if self._format == "csv" and self._is_begun:
+            data = memoryview(data)[len(encode("csv", table.schema.empty_table())) :]  # without a second header
+        self._is_begun = True
+        return data
+
+    def finish(self) -> bytes:
+        """Return the end of the file."""
+        if self._parquet is None:
+            return b""
+        self._parquet.close()
+        return self._out.take()
+
+
+class _Written(io.RawIOBase):
+    """A file that gives away what is written to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._parts: list[bytes] = []
+        self._size_bytes = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._size_bytes
+
+    def write(self, data: Any) -> int:
+        part = bytes(data)
+        self._parts.append(part)
+        self._size_bytes += len(part)
+        return len(part)
+
+    def take(self) -> bytes:
+        """Return what was written since the last call."""
+        data = b"".join(self._parts)
+        self._parts.clear()
+        return data
 
 
 def _without_blank_lines(table: pa.Table, data: bytes) -> bytes:

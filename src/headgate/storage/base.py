@@ -77,8 +77,71 @@ class ReadableStorage(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """An upload that has begun.
+
+    Attributes:
+        id: what completes or aborts it, in any process.
+        mark: a text drawn at random; the object has it once the upload is completed.
+    """
+
+    id: str
+    mark: str
+
+
+class Uploads(Protocol):
+    """Objects that are uploaded in parts, and do not exist before the upload is completed.
+
+    Parts have numbers from 1, and are repeated under the same number. All but the last have the same size, at least
+    ``PART_BYTES_MIN``. Calls block; safe from several threads; raise StorageError when the operation failed.
+    """
+
+    def begin(self, path: str) -> Upload:
+        """Begin the upload of an object. One whose answer was lost is left behind, and listed."""
+
+    def put_part(self, path: str, upload_id: str, number: int, data: Bytes) -> str:
+        """Upload a part; return its tag."""
+
+    def complete(self, path: str, upload_id: str, etags: Sequence[str]) -> None:
+        """Make the object of these parts, unless there is one.
+
+        Servers differ in what they answer to a repetition, and some say yes before the object is there: look at
+        ``mark`` afterwards.
+
+        Raises:
+            NotFound: there is no such upload: completed, aborted, or removed by a rule of the bucket.
+            AlreadyExists: there is an object at the path.
+        """
+
+    def copy_if_absent(self, source: str, target: str, size_bytes: int, mark: str) -> None:
+        """Copy an object of that size within the store; the copy has ``mark``.
+
+        Raises:
+            NotFound: no ``source``.
+            AlreadyExists
+        """
+
+    def abort(self, path: str, upload_id: str) -> None:
+        """Remove an upload with its parts; missing is fine."""
+
+    def list(self, prefix: str) -> list[tuple[str, str]]:
+        """Return path and id of the uploads below the directory ``prefix`` that are neither completed nor aborted."""
+
+    def mark(self, path: str) -> str | None:
+        """Return the mark of an object, "" for one that was not made by an upload of ours; None: there is none."""
+
+
+PART_BYTES_MIN = 5 << 20
+PARTS_MAX = 10_000
+"""Of S3."""
+
+
 class BasicStorage:
     """What a storage is unless it says otherwise: see ``Storage``."""
+
+    uploads: Uploads | None = None
+    """It takes objects whole."""
 
     puts_may_land_late = False
     """A call that has failed does nothing later."""
@@ -112,6 +175,10 @@ class Storage(Protocol):
     @property
     def is_afar(self) -> bool:
         """Whether each request travels, so that several at once take less time than one after the other."""
+
+    @property
+    def uploads(self) -> Uploads | None:
+        """How it takes objects in parts; None: it does not, or what that needs is not installed."""
 
     def draw_name(self, size_bytes: int) -> str:
         """Return what nothing else is called, in hexadecimal digits: so many bytes at random."""

@@ -14,7 +14,7 @@ from enum import Enum
 
 from headgate.dataclass import dataclass
 from headgate.errors import StorageError
-from headgate.storage.base import Bytes, Storage
+from headgate.storage.base import Bytes, Storage, Uploads
 
 
 class FaultKind(Enum):
@@ -91,6 +91,11 @@ class FaultyStorage:
     def is_afar(self) -> bool:
         """The inner storage's."""
         return self._inner.is_afar
+
+    @property
+    def uploads(self) -> Uploads | None:
+        """The inner storage's, which do not fail."""
+        return self._inner.uploads
 
     def draw_name(self, size_bytes: int) -> str:
         """The inner storage's."""

@@ -7,6 +7,7 @@ Never emulates create-if-absent by looking first: it is the store's conditional 
 from __future__ import annotations
 
 import contextlib
+import functools
 import html
 import os
 import re
@@ -22,7 +23,8 @@ from obstore import exceptions as problems
 from obstore.store import AzureStore, LocalStore, from_url
 
 from headgate.errors import StorageError, UsageError
-from headgate.storage.base import AlreadyExists, Bytes, NotFound, Replaced, RequestStorage, StoredFile
+from headgate.storage.base import AlreadyExists, Bytes, NotFound, Replaced, RequestStorage, StoredFile, Uploads
+from headgate.storage.object_answers import NO_SUCH_STORE, REFUSALS, WRITER
 from headgate.storage.object_names import checked_path, checked_prefix
 
 _PERMANENT = (
@@ -43,26 +45,6 @@ _STATUS = re.compile(r" (https?://[^/\s]+)\S* in .* - Server returned non-2xx st
 _TIMED_OUT = "kind: Timeout"
 """In what obstore says of a failure: the server's own words, those of this machine, and who was asked."""
 
-_NO_SUCH_STORE = ("NoSuchBucket", "ContainerNotFound", "InvalidBucketName", "XAdminUserNotFound", "AccountNotFound")
-_REFUSALS = (
-    *_NO_SUCH_STORE,
-    "AccessDenied",
-    "AllAccessDisabled",
-    "AuthorizationHeaderMalformed",
-    "EntityTooLarge",
-    "ExpiredToken",
-    "InvalidAccessKeyId",
-    "InvalidRequest",
-    "InvalidToken",
-    "KeyTooLongError",
-    "MethodNotAllowed",
-    "NotImplemented",
-    "PermanentRedirect",
-    "RequestTimeTooSkewed",
-    "SignatureDoesNotMatch",
-)
-"""Codes of answers that repeating the request does not change."""
-
 _NO_ACCOUNT = "Account must be specified"
 _OTHER_REGION = "Received redirect without LOCATION"
 _BEYOND = "InvalidRange"
@@ -70,9 +52,6 @@ _METADATA_SERVICE = "http://169.254.169.254/"
 """Of a machine in a cloud: asked for credentials that are not in the environment."""
 
 _WITHOUT_ATTRIBUTES = ("file", "http", "https")
-_WRITER = "headgate"
-"""Attribute of an object that was put if absent: a text drawn at random for that put."""
-
 RETRY_TIMEOUT = timedelta(minutes=1)
 """So long are requests repeated that got no answer, or that the server is busy; each waits half a minute."""
 
@@ -91,6 +70,7 @@ class ObjectStorage(RequestStorage):
         """
         self.url = url
         """As it was given."""
+        self._has_uploads = not options and urlsplit(url).scheme.lower() in ("s3", "s3a")
         scheme = urlsplit(url).scheme.lower()
         self._has_attributes = scheme not in _WITHOUT_ATTRIBUTES
         options.setdefault("retry_config", {"retry_timeout": RETRY_TIMEOUT})
@@ -107,6 +87,19 @@ class ObjectStorage(RequestStorage):
             if _NO_ACCOUNT in said:
                 said = "name the storage account in AZURE_STORAGE_ACCOUNT_NAME"
             raise UsageError(f"storage URL {url} is not usable: {said}") from error
+
+    @functools.cached_property
+    def uploads(self) -> Uploads | None:  # type: ignore[override]
+        """See ``Storage``: of S3, where botocore is installed; it does not know ``options`` of obstore."""
+        if not self._has_uploads:
+            return None
+        try:
+            from headgate.storage.multipart import open_uploads
+        except ModuleNotFoundError as error:
+            if error.name != "botocore":
+                raise
+            return None
+        return open_uploads(self.url, self.draw_name, os.getpid())
 
     def draw_name(self, size_bytes: int) -> str:
         return secrets.token_hex(size_bytes)
@@ -125,7 +118,7 @@ class ObjectStorage(RequestStorage):
             AlreadyExists
         """
         where, data, writer = checked_path(path), _buffers(parts), secrets.token_hex(8)
-        attributes = {_WRITER: writer} if self._has_attributes else None
+        attributes = {WRITER: writer} if self._has_attributes else None
         for _ in range(CREATE_TRIES_MAX):
             with self._errors("put", path, is_there=True):
                 try:
@@ -150,7 +143,7 @@ class ObjectStorage(RequestStorage):
                 found = obstore.get(self._store, path, options={"head": True}).attributes
         except NotFound:
             return None
-        return str(found.get(_WRITER, ""))
+        return str(found.get(WRITER, ""))
 
     def get(self, path: str) -> bytes:
         """Return a whole object.
@@ -285,9 +278,9 @@ class ObjectStorage(RequestStorage):
             yield
         except (problems.BaseError, OSError) as error:
             code, cause = _cause(error)
-            if isinstance(error, FileNotFoundError) and not is_there and code not in _NO_SUCH_STORE:
+            if isinstance(error, FileNotFoundError) and not is_there and code not in NO_SUCH_STORE:
                 raise NotFound(path) from None
-            is_refused = code in _REFUSALS or _REFUSED.search(str(error)) is not None  # of a list it is but a text
+            is_refused = code in REFUSALS or _REFUSED.search(str(error)) is not None  # of a list it is but a text
             is_transient = not is_refused and not isinstance(error, _PERMANENT)
             raise StorageError(operation, self._where(path), cause, is_transient=is_transient) from error
 

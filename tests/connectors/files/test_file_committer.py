@@ -372,10 +372,10 @@ def test_what_a_slow_commit_publishes_while_its_heir_recovers_is_not_left_there(
     one = prepared(sink, 1, 1)
     zombie = begun(sink, 1, one)
 
-    def publish(publish: Any, zombie: FileCommitter, file: Any) -> None:
+    def publish(publish: Any, zombie: FileCommitter, *file: Any) -> None:
         def take_back(take_back: Any, heir: FileCommitter, files: Any) -> None:
             take_back(heir, files)
-            publish(zombie, file)
+            publish(zombie, *file)
 
         with around(FileCommitter, "_take_back", take_back):
             begun(sink, 2, [])

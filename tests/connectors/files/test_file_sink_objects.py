@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import polars as pl
@@ -35,8 +35,17 @@ def objects(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectServer]:
         yield server
 
 
-def target(url: str, file_format: Any) -> Target:
+def target(url: str, file_format: Any, *, multipart: bool = True, crash: Callable[[], None] | None = None) -> Target:
     storage = open_storage(url)
+
+    def uploads() -> list[tuple[str, str]]:
+        return [] if storage.uploads is None else storage.uploads.list("")
+
+    def lose() -> None:
+        remove(storage.list("_staging"))
+        for path, upload in uploads():
+            assert storage.uploads is not None
+            storage.uploads.abort(path, upload)
 
     def published() -> list[str]:
         return [name for name in storage.list("") if not name.startswith("_")]
@@ -52,27 +61,47 @@ def target(url: str, file_format: Any) -> Target:
             storage.delete(name)
 
     return Target(
-        FileSink(url, file_format, roll_interval=0),
+        FileSink(url, file_format, roll_interval=0, multipart=multipart),
         read,
-        lambda: storage.list("_staging") + storage.list("_publishing"),
-        lambda: remove(storage.list("_staging")),
+        lambda: storage.list("_staging") + storage.list("_publishing") + [path for path, _ in uploads()],
+        lose,
         lambda: remove(published()),
+        crash=crash,
     )
 
 
-def fresh(root: str) -> Target:
-    return target(f"{root}/kit-{secrets.token_hex(8)}/deep", "jsonl")
+def fresh(root: str, **options: Any) -> Target:
+    return target(f"{root}/kit-{secrets.token_hex(8)}/deep", "jsonl", **options)
+
+
+IN_PARTS = pytest.mark.parametrize("multipart", [True, False], ids=["uploads", "copies"])
+
+
+@pytest.mark.long
+@IN_PARTS
+@pytest.mark.parametrize("point", KillPoint)
+def test_the_sink_survives_every_kill_point_in_an_object_store(
+    objects: ObjectServer, point: KillPoint, multipart: bool
+) -> None:
+    check_kill(fresh(f"s3://{BUCKET}", multipart=multipart), point, 2, 1, 2, 3)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("point", KillPoint)
-def test_the_sink_survives_every_kill_point_in_an_object_store(objects: ObjectServer, point: KillPoint) -> None:
-    check_kill(fresh(f"s3://{BUCKET}"), point, 2, 1, 2, 3)
+def test_the_sink_and_its_server_survive_every_kill_point(objects: ObjectServer, point: KillPoint) -> None:
+    def crash() -> None:
+        objects.fail()
+        objects.heal()
+
+    if not objects.keeps:
+        pytest.skip("this server of objects forgets them when it ends")
+    check_kill(fresh(f"s3://{BUCKET}", crash=crash), point, 2, 1, 2, 3)
 
 
 @pytest.mark.deep
-def test_the_sink_passes_the_kit_in_an_object_store(objects: ObjectServer) -> None:
-    check_sink(lambda: fresh(f"s3://{BUCKET}"), rescales=[(1, 2), (2, 1)], overlaps=[2], rows=[3])
+@IN_PARTS
+def test_the_sink_passes_the_kit_in_an_object_store(objects: ObjectServer, multipart: bool) -> None:
+    check_sink(lambda: fresh(f"s3://{BUCKET}", multipart=multipart), rescales=[(1, 2), (2, 1)], overlaps=[2], rows=[3])
 
 
 @pytest.mark.deep
@@ -89,11 +118,12 @@ def sealed(sink: FileSink, subtask: int, *numbers: int) -> Committable:
     return Committable("out", CheckpointId(1), subtask, Generation(1), payload)
 
 
+@IN_PARTS
 def test_many_files_are_published_at_once_and_a_commit_cut_short_is_repeated(
-    objects: ObjectServer, monkeypatch: pytest.MonkeyPatch
+    objects: ObjectServer, monkeypatch: pytest.MonkeyPatch, multipart: bool
 ) -> None:
-    url = f"s3://{BUCKET}/many"
-    sink = FileSink(url, roll_interval=0)
+    url = f"s3://{BUCKET}/many-{multipart}"
+    sink = FileSink(url, roll_interval=0, multipart=multipart)
     committer = sink.open_committer("p", "out", Generation(1))
     committer.recover([])
     committables = [sealed(sink, subtask, subtask) for subtask in range(SUBTASKS)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -19,12 +19,31 @@ from headgate import fault_points
 from headgate.connectors.base import Committer
 from headgate.connectors.encode import decode
 from headgate.connectors.files.partitions import values_of
-from headgate.connectors.files.publish_log import Ledger, SinkIdentity, StagedFile, all_listed, decode_files, digest
+from headgate.connectors.files.publish_log import (
+    UPLOADED,
+    Ledger,
+    OpenUpload,
+    SinkIdentity,
+    StagedFile,
+    all_listed,
+    decode_files,
+    decode_uploads,
+    digest,
+)
+from headgate.distribution import install_command
 from headgate.errors import CorruptionError, FencedError, StorageError, UsageError, gone
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable
 from headgate.protocol.checkpoints.commit import CommitPermit
-from headgate.storage.base import AlreadyExists, NotFound, Storage, is_probe, read_with_retries, refuse_unless_exclusive
+from headgate.storage.base import (
+    AlreadyExists,
+    NotFound,
+    Storage,
+    Uploads,
+    is_probe,
+    read_with_retries,
+    refuse_unless_exclusive,
+)
 from headgate.storage.object_names import list_numbered
 from headgate.storage.urls import open_storage
 
@@ -40,8 +59,12 @@ class FileCommitter(Committer):
 
     knows_outcomes = True
 
-    def __init__(self, storage: Storage, identity: SinkIdentity, generation: Generation) -> None:
+    def __init__(
+        self, storage: Storage, identity: SinkIdentity, generation: Generation, *, has_uploads: bool = True
+    ) -> None:
+        """``has_uploads``: if the storage takes files in parts, look for uploads that were left behind."""
         self._storage, self._identity, self._generation = storage, identity, generation
+        self._has_uploads = has_uploads and storage.uploads is not None
         self._ledger = Ledger(storage, identity)
         self._left_behind = ""
 
@@ -59,6 +82,7 @@ class FileCommitter(Committer):
         self._refuse_if_fenced()
         files = {file for committable in keep for file in self._files(committable)}
         kept = {self._identity.staged(file.name) for file in files}
+        kept_uploads = {upload.id for committable in keep for upload in self._uploads(committable).values()}
         intended = self._ledger.intended().items()
         mine = {path: found for path, found in intended if all(self._is_mine(file.name) for file in found)}
         dropped = {path: found for path, found in mine.items() if not files.issuperset(found)}
@@ -66,6 +90,7 @@ class FileCommitter(Committer):
         self._take_back(given_up)
         self._ledger.withdraw(dropped)
         self._sweep(kept)
+        self._abort_uploads(kept_uploads)
         for file in self._published(given_up):  # by a slow commit, meanwhile; now it has nothing left to publish
             self._storage.delete(file.name)
         try:
@@ -79,6 +104,29 @@ class FileCommitter(Committer):
         for path in self._storage.list(self._identity.staging):
             if path not in kept and self._is_mine(path):
                 self._storage.delete(path)
+
+    def _abort_uploads(self, kept: Collection[str]) -> None:
+        """Remove uploads of this sink that were not completed, but for ``kept``."""
+        if not self._has_uploads:
+            return
+        for path, upload in self._uploads_of_storage.list(""):
+            is_of_sink = self._identity.is_file_name(path) or path.startswith(f"{self._identity.staging}/")
+            if upload not in kept and is_of_sink and self._is_mine(path):
+                self._uploads_of_storage.abort(path, upload)
+
+    @property
+    def _uploads_of_storage(self) -> Uploads:
+        """How the storage takes files in parts.
+
+        Raises:
+            UsageError: what that needs is not installed.
+        """
+        if self._storage.uploads is None:
+            raise UsageError(
+                f"files below {self._storage.url} were uploaded in parts, and completing them needs the package "
+                f"botocore and the settings of the workers in the driver, too: {install_command('s3')}"
+            )
+        return self._storage.uploads
 
     def _tidy(self) -> None:
         """Remove leftovers: unfinished writes, claims below ours, probes of the storage."""
@@ -101,9 +149,21 @@ class FileCommitter(Committer):
         """
         for file in self._published(files):
             with contextlib.suppress(AlreadyExists, NotFound):
-                self._storage.rename_if_absent(file.name, self._identity.staged(file.name))
+                self._move(file, file.name, self._identity.staged(file.name))
                 continue
             self._storage.delete(file.name)  # a copy: its prepared form is still there
+
+    def _move(self, file: StagedFile, source: str, target: str) -> None:
+        """Rename an object of ``file``, which keeps the mark of its upload.
+
+        Raises:
+            NotFound, AlreadyExists
+        """
+        if file.mark is None:
+            self._storage.rename_if_absent(source, target)
+            return
+        self._uploads_of_storage.copy_if_absent(source, target, file.size_bytes, file.mark)
+        self._storage.delete(source)
 
     def _published(self, files: set[StagedFile]) -> Iterator[StagedFile]:
         """Return those of ``files`` that have their final names, and that no manifest lists."""
@@ -134,12 +194,13 @@ class FileCommitter(Committer):
         self._refuse_if_fenced()
         ordered = sorted(committables, key=lambda c: (c.checkpoint, c.subtask_index, c.generation))
         files = [file for committable in ordered for file in self._files(committable)]
+        uploads = {name: upload for committable in ordered for name, upload in self._uploads(committable).items()}
         listed = self._ledger.listed(files, ordered[0].checkpoint)
         missing = [file for file in files if file not in listed]
         if missing:
-            self._decide(permit.checkpoint, missing)
+            self._decide(permit.checkpoint, missing, uploads)
             for _, same in itertools.groupby(ordered, key=lambda committable: committable.checkpoint):
-                self._publish_all([file for each in same for file in self._files(each) if file not in listed])
+                self._publish_all([file for each in same for file in self._files(each) if file not in listed], uploads)
             self._refuse_if_fenced()
             self._ledger.add(permit.checkpoint, missing)
         for file in listed:  # prepared once more, by a request that took effect late
@@ -150,7 +211,8 @@ class FileCommitter(Committer):
         files = self._files(committable)
         listed = self._ledger.listed(files, committable.checkpoint)
         try:
-            self._see_that_they_are_there([file for file in files if file not in listed])
+            missing = [file for file in files if file not in listed]
+            self._see_that_they_are_there(missing, self._uploads(committable))
         except CorruptionError as error:
             return str(error)
         return ""
@@ -169,12 +231,16 @@ class FileCommitter(Committer):
         where = f"committable of {self._identity.node} for checkpoint {committable.checkpoint}"
         return decode_files(where, committable.payload)
 
-    def _decide(self, checkpoint: CheckpointId, files: Sequence[StagedFile]) -> None:
+    def _uploads(self, committable: Committable) -> dict[str, OpenUpload]:
+        where = f"committable of {self._identity.node} for checkpoint {committable.checkpoint}"
+        return decode_uploads(where, committable.payload)
+
+    def _decide(self, checkpoint: CheckpointId, files: Sequence[StagedFile], uploads: Mapping[str, OpenUpload]) -> None:
         """See that all of ``files`` are there, then write down that they are published.
 
         From then on one that is gone was published and taken away.
         """
-        self._see_that_they_are_there(files)
+        self._see_that_they_are_there(files, uploads)
         intent = self._ledger.intend(checkpoint, files)
         try:
             self._refuse_if_fenced()
@@ -182,33 +248,40 @@ class FileCommitter(Committer):
             self._ledger.withdraw([intent])  # the newer generation may have looked before it was there
             raise
 
-    def _see_that_they_are_there(self, files: Sequence[StagedFile]) -> None:
+    def _see_that_they_are_there(self, files: Sequence[StagedFile], uploads: Mapping[str, OpenUpload]) -> None:
         """Raise unless each of ``files`` is prepared, or was decided to be published.
 
         Raises:
             CorruptionError: one is gone (K5), or another one has its name.
         """
         staged = set(self._storage.list(self._identity.staging))
+        if uploads:
+            staged.update(upload for _, upload in self._uploads_of_storage.list(""))
         decided = {file for found in self._ledger.intended().values() for file in found}
         for file in files:
-            if self._identity.staged(file.name) not in staged and file not in decided:
+            upload = uploads.get(file.name)
+            is_there = self._identity.staged(file.name) in staged or (upload is not None and upload.id in staged)
+            if not is_there and file not in decided:
                 # published by a commit that has ended, or gone
                 read_with_retries(partial(self._check_content, file))
 
-    def _publish_all(self, files: Sequence[StagedFile]) -> None:
+    def _publish_all(self, files: Sequence[StagedFile], uploads: Mapping[str, OpenUpload]) -> None:
         """Publish files of one checkpoint; several at once where each takes several requests over a network."""
         if self._storage.is_afar and len(files) > 1:
             fault_points.reach("in-publish")
             with ThreadPoolExecutor(PUBLISHED_AT_ONCE, thread_name_prefix="publish") as pool:
-                for _ in pool.map(self._publish, files):
+                for _ in pool.map(lambda file: self._publish(file, uploads.get(file.name)), files):
                     pass
             return
         for file in files:
             fault_points.reach("in-publish")
-            self._publish(file)
+            self._publish(file, uploads.get(file.name))
 
-    def _publish(self, file: StagedFile) -> None:
-        """Rename, or find that it was done before."""
+    def _publish(self, file: StagedFile, upload: OpenUpload | None) -> None:
+        """Complete its upload, or rename it; or find that it was done before."""
+        if upload is not None:
+            self._complete(file, upload)
+            return
         staged = self._identity.staged(file.name)
         try:
             self._storage.rename_if_absent(staged, file.name)
@@ -218,15 +291,54 @@ class FileCommitter(Committer):
         except NotFound:
             return
 
+    def _complete(self, file: StagedFile, upload: OpenUpload) -> None:
+        """Complete an upload, and see that the file is there; or find that it was completed before.
+
+        Raises:
+            CorruptionError: neither the upload nor the file is there. A consumer that took it away before the commit
+                ended cannot be told from a rule that removed the upload.
+            StorageError: the store says that the upload is completed, but shows no file.
+        """
+        is_completed = False
+        try:
+            self._uploads_of_storage.complete(file.name, upload.id, upload.etags)
+            is_completed = True
+        except AlreadyExists:  # then its mark decides
+            pass
+        except NotFound:  # a recovery that was cut short may have taken it back
+            with contextlib.suppress(NotFound, AlreadyExists):
+                self._move(file, self._identity.staged(file.name), file.name)
+        try:
+            read_with_retries(partial(self._check_content, file))
+        except CorruptionError as error:
+            if is_completed:  # a server says so that was ended while it did this, or that is still at it
+                raise StorageError("complete the upload of", f"{self._storage.url}/{file.name}", str(error)) from error
+            raise
+        if not is_completed:
+            self._uploads_of_storage.abort(file.name, upload.id)
+
     def _check_content(self, file: StagedFile) -> None:
         where = f"{self._storage.url}/{file.name}"
         try:
-            found = digest([self._storage.get(file.name)])
+            found = self._checksum(file)
         except NotFound:
             expected = f"a file of {file.size_bytes} bytes"
             raise gone(CorruptionError(where, 0, expected, "neither it nor its staged form")) from None
         if found != file.checksum:
             raise gone(CorruptionError(where, 0, f"checksum {file.checksum}", f"checksum {found}"))
+
+    def _checksum(self, file: StagedFile) -> str:
+        """Return what ``StagedFile.checksum`` is of the object under the name of ``file``.
+
+        Raises:
+            NotFound
+        """
+        if file.mark is None:
+            return digest([self._storage.get(file.name)])
+        mark = self._uploads_of_storage.mark(file.name)
+        if mark is None:
+            raise NotFound(file.name)
+        return UPLOADED + mark
 
     def _refuse_if_fenced(self) -> None:
         refuse_if_fenced(self._storage, self._identity, self._generation)

@@ -22,7 +22,7 @@ from headgate.connectors.files.ownership import FileOwner, PublishedFiles
 from headgate.connectors.files.partitions import check_partitions
 from headgate.connectors.files.publish_log import STAGING, SinkIdentity
 from headgate.errors import StorageError, UsageError
-from headgate.model.config import Access, Duration, duration_ms
+from headgate.model.config import Access, Duration, check_switches, duration_ms
 from headgate.model.ids import Generation
 from headgate.model.lineage import Location
 from headgate.model.pipeline_identity import Mine, Owner, PipelineIdentity, Target, TargetKind
@@ -72,6 +72,7 @@ class FileSink(Sink):
         file_bytes: int = FILE_BYTES,
         roll_bytes: int = ROLL_BYTES,
         roll_interval: Duration = ROLL_INTERVAL,
+        multipart: bool = True,
         access: str = Access.UMASK.value,
     ) -> None:
         """Configure.
@@ -86,17 +87,23 @@ class FileSink(Sink):
             prefix: the names of the files begin with it.
             buffer_bytes: how many bytes a subtask keeps in memory before it moves records to a temporary file.
             file_bytes: after this many Arrow bytes, a transaction continues in another file. Amazon S3 takes no file of
-                more than 5 GB.
+                more than 5 GB without ``multipart``.
             roll_bytes: when a subtask holds this many Arrow bytes, the next checkpoint writes its file.
             roll_interval: how long the oldest record may be held back; the first checkpoint after that writes all held
                 records. The end of the input and a drain write everything. A stop does not, but the first checkpoint
                 of the next start does. 0: hold nothing back.
+            multipart: in S3, upload each file in parts under its final name, where it appears when the commit completes
+                the upload. That needs the right to list uploads, and a bucket whose rules keep uploads for longer than
+                the pipeline may stand still. If False, or in other stores, a file is uploaded under another name and
+                copied by the commit.
             access: who may read the files in a local directory. "umask": as for files of any program; "owner": only
                 this user; "group": also the directory's group.
 
         Raises:
             UsageError: the format or the access is unknown, the prefix would hide the files, or a limit is impossible.
         """
+        check_switches("FileSink: ", multipart=multipart)
+        self._multipart = multipart
         if format not in FORMATS:
             raise UsageError(f"FileSink(format={format!r}) must be one of {', '.join(FORMATS)}")
         if _PREFIX.fullmatch(prefix) is None:
@@ -162,11 +169,14 @@ class FileSink(Sink):
         """Return a live writer."""
         identity = SinkIdentity(context.pipeline, context.node)
         names = FileNames(identity, self._prefix, context.subtask_index, context.generation, self._format)
-        return FileWriter(self._storage(), names, context, self._limits, self._partition_by)
+        storage = self._storage()
+        uploads = storage.uploads if self._multipart else None
+        return FileWriter(storage, names, context, self._limits, self._partition_by, uploads)
 
     def open_committer(self, pipeline: str, node: str, generation: Generation) -> Committer:
         """Return the committer of one generation."""
-        return FileCommitter(self._storage(), SinkIdentity(pipeline, node), generation)
+        identity = SinkIdentity(pipeline, node)
+        return FileCommitter(self._storage(), identity, generation, has_uploads=self._multipart)
 
     def _storage(self) -> Storage:
         return open_storage(self.url, self._access or access_in(Path(self.url)))

@@ -7,6 +7,7 @@ D15 of docs/spec/connectors.md. Never writes a file where a reader looks.
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import pyarrow as pa
@@ -14,19 +15,23 @@ import pyarrow as pa
 from headgate.codec.arrow import read_stream
 from headgate.codec.snapshot import Buffer, decode_sections, encode_sections
 from headgate.connectors.base import EmptyTransaction, SealedTransaction, SinkContext, SinkWriter
-from headgate.connectors.encode import FileFormat, encode
+from headgate.connectors.encode import FileEncoder, FileFormat
 from headgate.connectors.files.file_committer import refuse_if_fenced
+from headgate.connectors.files.file_upload import part_bytes, upload_content
 from headgate.connectors.files.partitions import divided
-from headgate.connectors.files.publish_log import SinkIdentity, StagedFile, digest, encode_files
+from headgate.connectors.files.publish_log import OpenUpload, SinkIdentity, StagedFile, digest, encode_files
 from headgate.connectors.spill_buffer import SpillBuffer
 from headgate.dataclass import dataclass
 from headgate.errors import CorruptionError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.operators.base import RestoredState
 from headgate.state.snapshot import FrozenState, encode_batches
-from headgate.storage.base import Storage
+from headgate.storage.base import Storage, Uploads
 
 _SECTION = "records"
+
+ENCODED_BYTES = 64 << 20
+"""Arrow bytes of a larger file that are encoded at a time."""
 
 
 class HeldRecords(FrozenState):
@@ -101,8 +106,11 @@ class FileWriter(SinkWriter):
         context: SinkContext,
         limits: Limits,
         partition_by: Sequence[str] = (),
+        uploads: Uploads | None = None,
     ) -> None:
+        """``uploads``: how the storage takes files in parts that the commit completes; None: they are staged."""
         self._storage, self._names, self._context, self._limits = storage, names, context, limits
+        self._uploads = uploads
         self._partition_by = tuple(partition_by)
         self._current = SpillBuffer(context.schema, limits.buffer_bytes)
         self._restored: list[pa.RecordBatch] = []
@@ -121,8 +129,9 @@ class FileWriter(SinkWriter):
         if not self._is_due():
             self._held = self._current.compact()
             return EmptyTransaction()
+        rows, limits = self._current, self._limits
         sealed = SealedFiles(
-            self._storage, self._names, checkpoint, self._restored, self._current, self._limits, self._partition_by
+            self._storage, self._names, checkpoint, self._restored, rows, limits, self._partition_by, self._uploads
         )
         self._current = SpillBuffer(self._context.schema, self._limits.buffer_bytes)
         self._restored, self._held, self._first_ms = [], (), None
@@ -168,11 +177,14 @@ class SealedFiles(SealedTransaction):
         rows: SpillBuffer,
         limits: Limits,
         partition_by: Sequence[str] = (),
+        uploads: Uploads | None = None,
     ) -> None:
         self._storage, self._names, self._checkpoint = storage, names, checkpoint
+        self._uploads = uploads
         self._restored, self._rows, self._file_bytes = restored, rows, limits.file_bytes
         self._partition_by = partition_by
         self._prepared: list[StagedFile] | None = None
+        self._open_uploads: dict[str, OpenUpload] = {}
 
     def prepare(self) -> bytes | None:
         """Write the staged files; return their list, or None when there are no records (K4).
@@ -185,30 +197,69 @@ class SealedFiles(SealedTransaction):
         """
         if self._prepared is None:
             refuse_if_fenced(self._storage, self._names.identity, self._names.generation)
-            files = enumerate(file for table in self._tables() for file in self._divided(table))
-            self._prepared = [self._write(number, partition, table) for number, (partition, table) in files]
+            self._open_uploads.clear()
+            self._prepared = [self._write(number, *file) for number, file in enumerate(self._files())]
             self._rows.close()
             self._restored = ()
-        return encode_files(self._prepared) if self._prepared else None
+        return encode_files(self._prepared, self._open_uploads) if self._prepared else None
 
-    def _divided(self, table: pa.Table) -> Iterable[tuple[str, pa.Table]]:
-        return divided(table, self._partition_by) if self._partition_by else [("", table)]
-
-    def _write(self, number: int, partition: str, table: pa.Table) -> StagedFile:
-        data = encode(self._names.format, table)
+    def _write(self, number: int, partition: str, tables: Iterable[pa.Table]) -> StagedFile:
         name = self._names.name(self._checkpoint, number, partition)
-        self._storage.put(self._names.identity.staged(name), [data])
-        return StagedFile(name, table.num_rows, len(data), digest([data]))
+        content = _Content(self._names.format, tables)
+        if self._uploads is not None:
+            uploaded = upload_content(self._uploads, name, content, part_bytes(self._file_bytes))
+            self._open_uploads[name] = uploaded.upload
+            return StagedFile(name, content.rows, uploaded.size_bytes, uploaded.checksum)
+        parts = list(content)
+        self._storage.put(self._names.identity.staged(name), parts)
+        return StagedFile(name, content.rows, sum(map(len, parts)), digest(parts))
 
-    def _tables(self) -> Iterator[pa.Table]:
-        """Group the records into files of about ``file_bytes``; those with other columns get files of their own."""
-        group: list[pa.RecordBatch] = []
-        size_bytes = 0
+    def _files(self) -> Iterator[tuple[str, Iterable[pa.Table]]]:
+        """Yield the files: partition and records. Those of one file are taken before the next one is asked for."""
+        for _, numbered in itertools.groupby(self._numbered(), key=operator.itemgetter(0)):
+            batches = (batch for _, batch in numbered)
+            if self._partition_by:
+                for partition, table in divided(pa.Table.from_batches(list(batches)), self._partition_by):
+                    yield partition, [table]
+            else:
+                yield "", _tables(batches)
+
+    def _numbered(self) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Yield the records with the numbers of files of about ``file_bytes``; other columns begin another file."""
+        number, size_bytes, schema = 0, 0, None
         for batch in itertools.chain(self._restored, self._rows.batches()):
-            if group and (size_bytes >= self._file_bytes or batch.schema != group[0].schema):
-                yield pa.Table.from_batches(group)
-                group, size_bytes = [], 0
-            group.append(batch)
-            size_bytes += batch.nbytes
-        if sum(batch.num_rows for batch in group):
+            if batch.num_rows:
+                if schema is not None and (size_bytes >= self._file_bytes or batch.schema != schema):
+                    number, size_bytes = number + 1, 0
+                schema = batch.schema
+                size_bytes += batch.nbytes
+                yield number, batch
+
+
+class _Content:
+    """The bytes of a file, encoded when they are asked for; then ``rows`` is how many records it has."""
+
+    def __init__(self, file_format: FileFormat, tables: Iterable[pa.Table]) -> None:
+        self._format, self._tables = file_format, tables
+        self.rows = 0
+
+    def __iter__(self) -> Iterator[bytes | memoryview]:
+        encoder = FileEncoder(self._format)
+        for table in self._tables:
+            self.rows += table.num_rows
+            yield encoder.add(table)
+        yield encoder.finish()
+
+
+def _tables(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Group the records of a file into tables that are encoded at once."""
+    group: list[pa.RecordBatch] = []
+    size_bytes = 0
+    for batch in batches:
+        group.append(batch)
+        size_bytes += batch.nbytes
+        if size_bytes >= ENCODED_BYTES:
             yield pa.Table.from_batches(group)
+            group, size_bytes = [], 0
+    if group:
+        yield pa.Table.from_batches(group)

@@ -7,7 +7,7 @@ docs/spec/connectors.md, K7, K8 of docs/spec/two-phase-commit.md.
 
 <url>/part-<pipeline>.<sink>-<checkpoint>-<subtask>-<generation>-<number>.jsonl       committed
 <url>/<column>=<value>/...                                                            committed, of a partition
-<url>/_staging/<pipeline>.<sink>/<the same name>.tmp                                   prepared
+<url>/_staging/<pipeline>.<sink>/<the same name>.tmp                                   prepared, unless it is an upload
 <url>/_publishing/<pipeline>.<sink>/<checkpoint>-<digest>.json                         what a commit publishes
 <url>/_committed/<pipeline>.<sink>/<checkpoint>-<digest>.json                          what one commit published
 <url>/_committed/<pipeline>.<sink>/merged-<checkpoint>-<digest>.json                   what many published
@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 
 import msgspec
 import xxhash
@@ -43,12 +44,34 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_]")
 
 @dataclass(frozen=True, slots=True)
 class StagedFile:
-    """One file of a transaction. ``name`` is its final path; ``checksum`` is xxh3-64 of its bytes, in hex."""
+    """One file of a transaction.
+
+    Attributes:
+        name: its final path.
+        checksum: tells it from others: xxh3-64 of its bytes, in hex; of an upload ``UPLOADED`` and the mark of its
+            object.
+    """
 
     name: str
     rows: int
     size_bytes: int
     checksum: str
+
+    @property
+    def mark(self) -> str | None:
+        """The mark of the object of its upload; None: it was not uploaded in parts."""
+        return self.checksum.removeprefix(UPLOADED) if self.checksum.startswith(UPLOADED) else None
+
+
+UPLOADED = "upload-"
+
+
+@dataclass(frozen=True, slots=True)
+class OpenUpload:
+    """What completes the upload of a file: its id, and the tags of its parts."""
+
+    id: str
+    etags: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -108,6 +131,12 @@ class SinkIdentity:
         """Return the final path of file ``number`` of a transaction: its whole identity (K8)."""
         return f"{prefix}-{self}-{checkpoint:010d}-{subtask_index:05d}-{generation:010d}-{number:05d}.{suffix}"
 
+    def is_file_name(self, path: str) -> bool:
+        """Whether ``path`` is a final path that ``file_name`` made for this sink, in a partition or not."""
+        name = path.rpartition("/")[2]
+        pattern = rf"[A-Za-z0-9][A-Za-z0-9_-]*-{re.escape(str(self))}-\d{{10,}}-\d{{5,}}-\d{{10,}}-\d{{5,}}\.[a-z]+"
+        return re.fullmatch(pattern, name) is not None
+
     def staged(self, name: str) -> str:
         """Return where the file with the final path ``name`` is while it is prepared."""
         return f"{self.staging}/{name}.tmp"
@@ -117,9 +146,10 @@ class _Version(msgspec.Struct, frozen=True):
     version: int
 
 
-class _Payload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Payload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     version: int
     files: list[StagedFile]
+    uploads: dict[str, OpenUpload] = {}
 
 
 def digest(parts: Sequence[Bytes]) -> str:
@@ -130,9 +160,12 @@ def digest(parts: Sequence[Bytes]) -> str:
     return state.hexdigest()
 
 
-def encode_files(files: Sequence[StagedFile]) -> bytes:
-    """Return a list of files as the payload of a committable or the content of a manifest: checksum, JSON."""
-    body = msgspec.json.encode(_Payload(PAYLOAD_VERSION, list(files)))
+def encode_files(files: Sequence[StagedFile], uploads: Mapping[str, OpenUpload] = MappingProxyType({})) -> bytes:
+    """Return a list of files as the payload of a committable or the content of a manifest: checksum, JSON.
+
+    ``uploads``: what completes them, by the names of the files; manifests do not have it.
+    """
+    body = msgspec.json.encode(_Payload(PAYLOAD_VERSION, list(files), dict(uploads)))
     return digest([body]).encode() + b"\n" + body
 
 
@@ -143,6 +176,19 @@ def decode_files(where: str, data: bytes) -> list[StagedFile]:
         CorruptionError: ``data``, which came from ``where``, is damaged or of an unknown version, or lists what is not
             the name of a file in the sink's directory or in one of a partition.
     """
+    return _decoded(where, data).files
+
+
+def decode_uploads(where: str, data: bytes) -> dict[str, OpenUpload]:
+    """Return what completes the uploads of a committable, by the names of their files.
+
+    Raises:
+        CorruptionError: as for ``decode_files``.
+    """
+    return _decoded(where, data).uploads
+
+
+def _decoded(where: str, data: bytes) -> _Payload:
     found, _, body = data.partition(b"\n")
     if found.decode("ascii", "replace") != digest([body]):
         raise CorruptionError(where, 0, f"checksum {digest([body])}", repr(found[:32]))
@@ -150,15 +196,15 @@ def decode_files(where: str, data: bytes) -> list[StagedFile]:
         version = msgspec.json.decode(body, type=_Version).version
         if version != PAYLOAD_VERSION:
             raise CorruptionError(where, 17, f"version {PAYLOAD_VERSION}", f"version {version}")
-        files = msgspec.json.decode(body, type=_Payload).files
+        payload = msgspec.json.decode(body, type=_Payload)
     except msgspec.DecodeError as error:
         raise CorruptionError(where, 17, "the fields of this version", str(error)) from error
-    for file in files:
+    for file in payload.files:
         partition, _, name = file.name.rpartition("/")
         read_name(name, where)
         if partition and not is_partition(partition):
             raise CorruptionError(where, 0, "the directories of a partition", f"{partition[:NAME_CHARS_MAX]!a}")
-    return files
+    return payload
 
 
 def _quoted(name: str) -> str:

@@ -103,6 +103,10 @@ class SimStorage:
     def is_afar(self) -> bool:
         return self._disk.is_afar
 
+    @property
+    def uploads(self) -> None:
+        return None
+
     def draw_name(self, size_bytes: int) -> str:
         """See ``Storage``; no two of one disk are equal."""
         return self._disk.names.randbytes(size_bytes).hex()
