@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 
 import numpy as np
-import pyarrow as pa
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.codec.text_words import MARGIN, WordText, plain_numbers, short_texts, texts_of
+from headgate.codec.text_words import MARGIN, WordText, plain_numbers
 
 ANY = st.binary(max_size=60)
 PLAIN = re.compile(r"(0|[1-9][0-9]*)(\.[0-9]+)?")
@@ -80,16 +78,3 @@ def test_plain_numbers_are_read_and_no_others(texts: list[str], may_have_point: 
     decimals = found.decimals if found.decimals is not None else np.zeros(len(texts), np.int64)
     assert [int(text.replace(".", "")) for text in texts] == found.digits.tolist()
     assert [len(text.partition(".")[2]) for text in texts] == decimals.tolist()
-
-
-@pytest.mark.parametrize("dtype", [pa.large_string(), pa.string(), pa.large_binary(), pa.binary()])
-@given(texts=st.lists(st.text(max_size=7).filter(lambda one: len(one.encode()) < 16), max_size=9))
-def test_short_texts_come_back(dtype: pa.DataType, texts: list[str]) -> None:
-    encoded = [text.encode() for text in texts]
-    ends = np.cumsum([0, *map(len, encoded)]) + MARGIN
-    if not texts:
-        return
-    words = short_texts(word_text(b"".join(encoded)), ends[:-1], ends[1:])
-    assert texts_of(words, dtype) == pa.array(texts, pa.large_string()).cast(dtype)
-    pairs = list(zip(words.first.tolist(), words.second.tolist(), strict=True))
-    assert len(set(pairs)) == len(set(texts))

@@ -1,8 +1,7 @@
 """A text of which many places are looked at together, eight bytes at a time.
 
-``WordText`` compares, finds and cuts out at one place of each of many objects; ``plain_numbers`` reads digits, and
-``short_texts`` makes two words of a text. All of it is arithmetic on whole columns. Counterparts: ``json_shape``, which
-knows where to look, and ``key_index`` and ``text_hash``, which need words of keys.
+``WordText`` compares, finds and cuts out at one place of each of many objects, and ``plain_numbers`` reads digits. All
+of it is arithmetic on whole columns. Counterparts: ``json_shape``, which knows where to look, and ``text_hash``.
 """
 
 from __future__ import annotations
@@ -181,53 +180,3 @@ def _value(word: Words) -> Ints:
     low = (pairs & _PAIRS) * _HUNDREDS
     low += ((pairs >> _16) & _PAIRS) * _UNITS
     return (low >> _32).view(np.int64)
-
-
-SHORT_BYTES_MAX = 15
-"""What fits into two words with its length."""
-
-_LENGTH_SHIFT = np.int64(56)
-_FIRST_MASKS = np.array([(1 << 8 * min(n, 8)) - 1 for n in range(16)], np.uint64).view(np.int64)
-_SECOND_MASKS = np.array([(1 << 8 * max(n - 8, 0)) - 1 for n in range(16)], np.uint64).view(np.int64)
-_COLUMNS = np.arange(16)
-
-
-@dataclass(frozen=True, slots=True)
-class ShortTexts:
-    """Texts of at most ``SHORT_BYTES_MAX`` bytes as two words: different texts have different words.
-
-    Attributes:
-        first: bytes 0 to 7, and 0 for those that a text does not have.
-        second: bytes 8 to 14, and the length in the highest byte.
-    """
-
-    first: Ints
-    second: Ints
-
-
-def short_texts(text: WordText, begins: Ints, ends: Ints) -> ShortTexts:
-    """Return the texts between begins and ends; of longer ones only their beginning."""
-    sizes = np.minimum(ends - begins, SHORT_BYTES_MAX)
-    first = text.words(begins).view(np.int64)
-    first &= _FIRST_MASKS.take(sizes)
-    if int(sizes.max()) <= 8:
-        return ShortTexts(first, sizes << _LENGTH_SHIFT)
-    second = text.words(begins + 8).view(np.int64)
-    second &= _SECOND_MASKS.take(sizes)
-    second |= sizes << _LENGTH_SHIFT
-    return ShortTexts(first, second)
-
-
-def texts_of(texts: ShortTexts, dtype: pa.DataType) -> pa.Array:
-    """Return short texts as a column of ``dtype``, a string or binary."""
-    count = len(texts.first)
-    sizes = texts.second >> _LENGTH_SHIFT
-    rows = np.empty((count, 2), np.int64)
-    rows[:, 0], rows[:, 1] = texts.first, texts.second
-    data = rows.view(np.uint8)[sizes[:, None] > _COLUMNS]
-    offsets = np.zeros(count + 1, np.int64)
-    np.cumsum(sizes, out=offsets[1:])
-    found = pa.Array.from_buffers(pa.large_binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
-    if pa.types.is_large_string(dtype) or pa.types.is_string(dtype):  # they are the bytes of texts
-        found = pa.Array.from_buffers(pa.large_string(), count, found.buffers())
-    return found.cast(dtype)

@@ -17,7 +17,7 @@ import xxhash
 
 from headgate.codec.text_words import MARGIN, WordText
 from headgate.model.ids import key_groups_of_subtask
-from headgate.state.text_hash import hash_short_texts
+from headgate.state.text_hash import BYTES_MAX, hash_short_texts
 
 Hashes: TypeAlias = npt.NDArray[np.uint64]
 Words: TypeAlias = npt.NDArray[np.int64]
@@ -103,24 +103,24 @@ def text_bytes(column: pa.Array) -> list[bytes]:
     return values
 
 
-def text_bounds(column: pa.Array) -> tuple[WordText, Words, Words]:
-    """Return the bytes of strings or binaries without nulls, and where each value begins and ends in them."""
+def _text_bounds(column: pa.Array) -> tuple[npt.NDArray[np.uint8], Words, Words]:
+    """Return the bytes of strings or binaries without nulls, and the places in ``WordText`` of these."""
     values = column.cast(pa.large_binary())
     _, offsets, data = values.buffers()
     bounds = np.frombuffer(offsets, np.int64)[values.offset : values.offset + len(values) + 1]
     first = int(bounds[0])
     inside = np.frombuffer(data or b"", np.uint8)[first : int(bounds[-1])]
     places = bounds + (MARGIN - first)
-    return WordText(inside), places[:-1], places[1:]
+    return inside, places[:-1], places[1:]
 
 
 def hash_column(column: pa.Array) -> Hashes:
     """Return the hash of each value of one column."""
     if is_text(column.type):
         if len(column) >= _SHORT_ROWS_MIN and not column.null_count:
-            found = hash_short_texts(*text_bounds(column))
-            if found is not None:
-                return found
+            text, begins, ends = _text_bounds(column)
+            if int((ends - begins).max()) <= BYTES_MAX:
+                return hash_short_texts(WordText(text), begins, ends)
         encoded = pc.dictionary_encode(column)
         distinct = [xxhash.xxh3_64_intdigest(value) for value in text_bytes(encoded.dictionary)]
         table: Hashes = np.array([*distinct, int(NULL_HASH)], dtype=np.uint64)

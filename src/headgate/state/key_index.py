@@ -1,9 +1,9 @@
 """Index from keys to dense slots (0, 1, 2 …), vectorised, growing.
 
 Accumulators are then plain arrays indexed by slot. Integers (and everything of fixed width) go through a
-direct-address table while their range is small, else through open addressing; short strings as two words, long ones
-through the numbers that Polars gives them; several columns through an index of pairs. Slots are given in an order that
-depends only on the keys seen, so that equal input gives equal state.
+direct-address table while their range is small, else through open addressing; strings through the numbers that
+Polars gives them; several columns through an index of pairs. Slots are given in an order that depends only on the keys
+seen, so that equal input gives equal state.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
-from headgate.codec.text_words import SHORT_BYTES_MAX, ShortTexts, short_texts, texts_of
 from headgate.dataclass import dataclass
-from headgate.state.key_hash import Words, column_words, is_text, mix, text_bounds
+from headgate.state.key_hash import Words, column_words, is_text, mix
 
 Slots: TypeAlias = npt.NDArray[np.int64]
 _Table: TypeAlias = npt.NDArray[np.int32] | npt.NDArray[np.int64]
@@ -29,12 +28,6 @@ _DIRECT_MAX = 1 << 22
 """A direct-address table may take this many entries: bounded per key ever seen, and in total (32 MB)."""
 
 _OPEN_MIN = 1_024
-
-_ODD = np.int64(-0x61C8864680B583EB)
-"""Spreads the bits of the second word of a key, before it is mixed with the first one."""
-
-_LONG = np.int64(-1)
-"""The second word of a long text: no short one has it."""
 
 _NARROW_MAX = 1 << 31
 """A table of so many entries holds numbers of 32 bits: half the memory, and more of it in the processor's caches."""
@@ -145,7 +138,6 @@ class WordIndex:
         self._base = 0
         self._is_direct = True
         self._table: _Table = _table(0)
-        self._open: _OpenTable | None = None
 
     def __len__(self) -> int:
         return len(self._words)
@@ -200,38 +192,20 @@ class WordIndex:
         return slots
 
     def _open_slots(self, words: Words) -> Slots:
-        if self._open is None:
-            self._open = _OpenTable([self._words])
-        return self._open.slots([words])
-
-
-class _OpenTable:
-    """Slots of keys of one or more words, by open addressing. The words by slot are those of its owner."""
-
-    def __init__(self, words: Sequence[_WordsBySlot]) -> None:
-        self._words = words
-        self._table: _Table = _table(0)
-
-    def slots(self, words: Sequence[Words]) -> Slots:
-        """Return the slot of each key, of which ``words`` has the first words, the second ones …"""
-        known = len(self._words[0])
-        if 2 * (known + len(words[0])) > len(self._table):
-            self._rehash(2 * (known + len(words[0])))
+        if 2 * (len(self._words) + len(words)) > len(self._table):
+            self._rehash(2 * (len(self._words) + len(words)))
         return self._probe(words, None)
 
     def _rehash(self, entries_min: int) -> None:
         entries = max(_OPEN_MIN, 1 << (entries_min - 1).bit_length())
         self._table = _table(entries)
-        self._probe([each.all() for each in self._words], np.arange(len(self._words[0])))
+        self._probe(self._words.all(), np.arange(len(self._words)))
 
-    def _probe(self, words: Sequence[Words], known: Slots | None) -> Slots:
+    def _probe(self, words: Words, known: Slots | None) -> Slots:
         """Look ``words`` up, inserting unknown ones (as slots ``known`` when the table is being rebuilt)."""
         mask = len(self._table) - 1
-        first = words[0]
-        for other in words[1:]:
-            first = first ^ other * _ODD
-        places = (mix(first) & np.uint64(mask)).view(np.int64)
-        found = np.empty(len(first), np.int64)
+        places = (mix(words) & np.uint64(mask)).view(np.int64)
+        found = np.empty(len(words), np.int64)
         rows: Slots | None = None
         while True:
             slots = self._table.take(places)
@@ -243,28 +217,20 @@ class _OpenTable:
                 found[:] = slots
             else:
                 found[rows] = slots
-            is_other = self._words[0].take(slots) != words[0]
-            for ours, given in zip(self._words[1:], words[1:], strict=True):
-                is_other |= ours.take(slots) != given
-            open_rows = np.flatnonzero(is_other)
+            open_rows = np.flatnonzero(self._words.take(slots) != words)
             if len(open_rows) == 0:
                 return found
             rows = open_rows if rows is None else rows[open_rows]
-            words = [each[open_rows] for each in words]
+            words = words[open_rows]
             known = None if known is None else known[open_rows]
             places = (places[open_rows] + 1) & mask
 
-    def _claim(self, words: Sequence[Words], places: Slots, empty: Slots, known: Slots | None) -> None:
-        """Give each empty place to one of the keys that want it."""
+    def _claim(self, words: Words, places: Slots, empty: Slots, known: Slots | None) -> None:
+        """Give each empty place to one of the words that want it."""
         wanted = places[empty]
         self._table[wanted] = np.arange(len(empty))
         winners = empty[self._table[wanted] == np.arange(len(empty))]
-        if known is not None:
-            slots = known[winners]
-        else:
-            slots = self._words[0].append(words[0][winners])
-            for ours, given in zip(self._words[1:], words[1:], strict=True):
-                ours.append(given[winners])
+        slots = self._words.append(words[winners]) if known is None else known[winners]
         self._table[places[winners]] = slots
 
 
@@ -286,72 +252,35 @@ class FixedIndex:
 
 
 class TextIndex:
-    """Keys in one column of strings or binaries.
-
-    A short text is two words, and a long one the number that Polars gives it. These have numbers, which are indexed.
-    """
+    """Keys in one column of strings or binaries: Polars numbers the texts, and the numbers are indexed."""
 
     def __init__(self, dtype: pa.DataType) -> None:
         self._dtype = dtype
-        self._words = _WordsBySlot(), _WordsBySlot()
-        self._numbers = _OpenTable(self._words)
-        self._long = _LongTexts()
+        self._numbered = pl.Categorical(pl.Categories.random("headgate"))
+        self._held = pl.Series([], dtype=self._numbered)
+        """Polars forgets the numbers when no column has them any more."""
         self._index = WordIndex()
 
     def __len__(self) -> int:
         return len(self._index)
 
     def slots(self, columns: Sequence[pa.Array]) -> Slots:
-        column = columns[0]
-        if not len(column):
-            return np.empty(0, np.int64)
-        text, begins, ends = text_bounds(column)
-        short = short_texts(text, begins, ends)
-        first, second = short.first, short.second
-        long_rows = np.flatnonzero(ends - begins > SHORT_BYTES_MAX)
-        if len(long_rows):
-            all_long = len(long_rows) == len(column)
-            first[long_rows] = self._long.numbers(column if all_long else column.take(pa.array(long_rows)))
-            second[long_rows] = _LONG
-        return self._index.slots(self._numbers.slots([first, second]))
-
-    def columns(self, slots: Slots) -> list[pa.Array]:
-        numbers = self._index.words(slots)
-        first, second = (words.take(numbers) for words in self._words)
-        is_long = second == _LONG
-        if not is_long.any():
-            return [texts_of(ShortTexts(first, second), self._dtype)]
-        if is_long.all():
-            return [self._long.texts(first, self._dtype)]
-        second[is_long] = 0
-        short = texts_of(ShortTexts(first, second), self._dtype)
-        both = pa.concat_arrays([short, self._long.texts(first[is_long], self._dtype)])
-        rows = np.arange(len(slots))
-        rows[is_long] = len(slots) + np.arange(len(both) - len(slots))
-        return [both.take(pa.array(rows))]
-
-
-class _LongTexts:
-    """Texts to which Polars gives numbers."""
-
-    def __init__(self) -> None:
-        self._numbered = pl.Categorical(pl.Categories.random("headgate"))
-        self._held = pl.Series([], dtype=self._numbered)
-        """Polars forgets the numbers when no column has them any more."""
-
-    def numbers(self, column: pa.Array) -> Words:
-        """Return the number of each text; unknown ones get new ones."""
-        texts = pl.Series(column)
+        texts = pl.Series(columns[0])
         if texts.dtype == pl.Binary:
             texts = texts.bin.encode("hex")
-        return texts.cast(self._numbered).to_physical().to_numpy().astype(np.int64)
+        numbers = texts.cast(self._numbered).to_physical().to_numpy()
+        return self._index.slots(numbers.astype(np.int64))
 
-    def texts(self, numbers: Words, dtype: pa.DataType) -> pa.Array:
-        """Return the texts with these numbers."""
-        texts = pl.Series(numbers.astype(np.uint32)).cat.to(self._held.dtype).cast(pl.String)
-        if pa.types.is_binary(dtype) or pa.types.is_large_binary(dtype):
-            texts = texts.str.decode("hex")
-        return texts.to_arrow().cast(dtype)
+    def columns(self, slots: Slots) -> list[pa.Array]:
+        return [_texts(self._index.words(slots), self._held, self._dtype)]
+
+
+def _texts(numbers: Words, held: pl.Series, dtype: pa.DataType) -> pa.Array:
+    """Return the texts with these numbers in the categories of ``held``."""
+    texts = pl.Series(numbers.astype(np.uint32)).cat.to(held.dtype).cast(pl.String)
+    if pa.types.is_binary(dtype) or pa.types.is_large_binary(dtype):
+        texts = texts.str.decode("hex")
+    return texts.to_arrow().cast(dtype)
 
 
 class PairIndex:

@@ -38,12 +38,10 @@ _PRIME_AVALANCHE, _PRIME_MX = np.uint64(0x165667919E3779F9), np.uint64(0x9FB21C6
 _LOW = np.uint64(0xFFFFFFFF)
 
 
-def hash_short_texts(text: WordText, begins: Ints, ends: Ints) -> Hashes | None:
-    """Return the hash of each text between begins and ends; None: there is one of more than ``BYTES_MAX`` bytes."""
+def hash_short_texts(text: WordText, begins: Ints, ends: Ints) -> Hashes:
+    """Return the hash of each text between begins and ends, of which none has more than ``BYTES_MAX`` bytes."""
     sizes = ends - begins
     shortest, longest = int(sizes.min()), int(sizes.max())
-    if longest > BYTES_MAX:
-        return None
     for low, high, of in _BY_SIZE:
         if low <= shortest and longest <= high:
             return of(text, begins, ends)
