@@ -348,11 +348,20 @@ def test_columns_are_added_only_on_request(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="has no column 'text'; give evolve=True to add columns"):
         checked(tmp_path / "t")
     wider = checked(tmp_path / "t", evolve=True)
-    assert wider.found().schema.names == ["number"]  # type: ignore[attr-defined]
+    assert wider.found().schema.names == ["number"]
     for _ in range(2):
         wider.make_target(SCHEMA)
     committer(wider).commit(permit(1), [prepared(wider, 1, 4)])
     assert rows_of(wider) == [{"number": 4, "text": "4"}]
+
+
+def test_names_that_are_one_to_delta_are_refused_when_the_pipeline_is_built(tmp_path: Path) -> None:
+    twins = pa.schema([("number", pa.int64()), ("Number", pa.int64())])
+    with pytest.raises(UsageError, match="cannot write both 'number' and 'Number': to tables of Delta these are one"):
+        checked(tmp_path / "t", twins)
+    made(tmp_path / "t", pa.schema([("Text", pa.large_string()), ("number", pa.int64())]))
+    with pytest.raises(UsageError, match="both 'Text' and 'text'"):
+        checked(tmp_path / "t", evolve=True)
 
 
 def test_a_column_of_another_type_is_refused(tmp_path: Path) -> None:

@@ -211,6 +211,25 @@ def test_nested_values_of_rows_that_stay_are_the_same(tables: IcebergTables) -> 
     assert tables.rows() == [before[1], {**before[2], "n": 30}, before[3]]
 
 
+def test_files_of_former_partitions_are_found_and_written_in_those_of_today(tables: IcebergTables) -> None:
+    rows = pa.table({"id": [1, 2, 3], "n": pa.array([1, 2, 3], pa.int64()), "kind": ["a", "b", None]})
+    tables.create(rows.schema)
+    tables.append(rows)
+    for number, (added, removed) in enumerate((("kind", ()), ("id", ("kind",))), 1):
+        with tables.table().update_spec() as spec:
+            spec.add_identity(added)
+            for name in removed:
+                spec.remove_field(name)
+        tables.append(rows.set_column(0, "id", pa.array([one + 3 * number for one in (1, 2, 3)], pa.int64())))
+    sink = changing(tables, ops(("insert", 1, 1)).schema)
+    write(sink, 1, ops(("delete", 1, None), *(("update_after", one, 10 * one) for one in (2, 3, 5, 6, 9, 10))))
+    wanted = [(2, 20, "b"), (3, 30, None), (4, 1, "a"), (5, 50, "b"), (6, 60, None), (7, 1, "a"), (8, 2, "b")]
+    assert tables.frame().sort("id").rows() == [*wanted, (9, 90, None), (10, 100, None)]
+    write(sink, 2, ops(("update_after", 3, 31), ("delete", 4, None), ("update_after", 10, None)))
+    assert tables.frame().sort("id").rows()[1:3] == [(3, 31, None), (5, 50, "b")]
+    assert len(tables.rows()) == 8
+
+
 def test_names_may_be_odd(tables: IcebergTables) -> None:
     schema = pa.schema([("Sel ect`\".a'", pa.large_string()), ("a.b", pa.int64()), ("ä", pa.int64())])
     sink = tables.sink("odd na-me", create=True, upsert=(schema.names[0], "a.b"), partition_by=schema.names[0])

@@ -408,3 +408,23 @@ def test_output_of_a_former_program_is_committed_as_it_was_written(tables: Table
     before = tables.version()
     another.commit(permit(3, 2), outputs)
     assert (tables.version(), tables.frame().sort("id", "n").rows()) == (before, wanted)
+
+
+def test_going_back_to_an_older_checkpoint_writes_what_follows_again(tables: Tables) -> None:
+    sink = changing(tables, ops(("insert", 1, 1)).schema)
+    first = output(sink, 1, ops(("insert", 1, 1), ("insert", 2, 1)))
+    one = committer(sink)
+    one.commit(permit(1), [first])
+    one.commit(permit(2), [output(sink, 2, ops(("update_after", 1, 2), ("delete", 2, None)))])
+    another = committer(sink, 2)
+    another.commit(permit(1, 2), [first])
+    assert rows(tables) == {1: 2}
+    again = output(sink, 2, ops(("update_after", 1, 3), ("insert", 4, 4)))
+    again = replace(again, generation=Generation(2), payload=again.payload.replace(b"-0000000001\n", b"-0000000002\n"))
+    another.commit(permit(2, 2), [first, again])
+    another.commit(permit(2, 2), [again])
+    assert rows(tables) == {1: 3, 4: 4}
+
+
+def rows(tables: Tables) -> dict[int, int]:
+    return dict(tables.frame().select("id", "n").rows())

@@ -76,6 +76,21 @@ def is_text(dtype: pa.DataType) -> bool:
     return bool(pa.types.is_string(dtype) or pa.types.is_large_string(dtype) or pa.types.is_string_view(dtype))
 
 
+def refuse_names_of_one(names: Sequence[str]) -> None:
+    """Refuse names that are one to Delta, which tells no capital letters from small ones.
+
+    Raises:
+        UsageError
+    """
+    known: dict[str, str] = {}
+    for name in names:
+        other = known.setdefault(name.lower(), name)
+        if other != name:
+            raise UsageError(
+                f"DeltaSink cannot write both '{other}' and '{name}': to tables of Delta these are one name; rename one"
+            )
+
+
 def refuse_merge_partitions(where: str, columns: pa.Schema, partition_by: Sequence[str]) -> None:
     """Refuse partitions whose values a merge of deltalake writes wrongly: it writes the decimal -2.20 as -2.-20.
 
@@ -199,7 +214,9 @@ class DeltaLog(LogTable):
 
     def new_columns(self, records: pa.Schema, *, evolve: bool) -> list[pa.Field]:
         self.refuse_features()
-        return new_columns(records, self.schema, delta_type, "DeltaSink", evolve=evolve)
+        missing = new_columns(records, self.schema, delta_type, "DeltaSink", evolve=evolve)
+        refuse_names_of_one([*self.schema.names, *(column.name for column in missing)])
+        return missing
 
     def add_columns(self, columns: Sequence[pa.Field]) -> None:
         fields = delta_library().Schema.from_arrow(pa.schema(columns)).fields

@@ -15,6 +15,7 @@ from headgate.connectors.lakes.delta_log import (
     checked_storage_options,
     delta_library,
     refuse_merge_partitions,
+    refuse_names_of_one,
     table_locations,
 )
 from headgate.connectors.lakes.table_sink import TableSink, refuse_missing_columns
@@ -73,6 +74,7 @@ class DeltaSink(TableSink):
         return self.url
 
     def columns_of(self, records: pa.Schema) -> pa.Schema:
+        refuse_names_of_one(records.names)
         return table_schema(records, delta_type, "DeltaSink")
 
     def check_partitions(self, columns: pa.Schema) -> None:
