@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pytest
 from crc32c import crc32c
@@ -295,6 +296,43 @@ def test_damaged_records_under_a_right_checksum_are_read_or_refused(
     if not isinstance(found, CorruptionError):
         for batch in found.batches:
             batch.validate(full=True)
+
+
+RUNS = st.lists(st.tuples(st.integers(1, 90), st.integers(0, 150)), min_size=1, max_size=8)
+
+
+@given(RUNS, st.data())
+def test_runs_of_equal_lengths_are_read_or_refused_as_record_by_record(
+    runs: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    records = [Record(bytes([size % 7]) * size) for count, size in runs for _ in range(count)]
+    raw = bytearray(encoded(records, batch_bytes_max=1 << 30)[HEADER.size :])
+    for _ in range(data.draw(st.integers(0, 2))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    whole = sealed(0, 0, len(records) - 1, len(records), bytes(raw))
+    found = []
+    few, many = record_decoder.FEW_RECORDS, record_decoder.BATCH_RECORDS_MIN
+    try:
+        for record_decoder.FEW_RECORDS, record_decoder.BATCH_RECORDS_MIN in ((0, 0), (1 << 30, 1 << 30)):
+            found.append(outcome(whole))
+    finally:
+        record_decoder.FEW_RECORDS, record_decoder.BATCH_RECORDS_MIN = few, many
+    by_run, one_by_one = found
+    if isinstance(by_run, CorruptionError) or isinstance(one_by_one, CorruptionError):
+        assert str(by_run) == str(one_by_one)
+    else:
+        assert by_run.batches == one_by_one.batches
+
+
+def test_long_runs_of_equal_lengths_are_not_followed_record_by_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: Any) -> Any:
+        raise AssertionError("followed")
+
+    monkeypatch.setattr(record_decoder, "_follow", never)
+    monkeypatch.setattr(pl, "read_avro", never)
+    records = [Record(b"%05d" % number * (20 if number < 5_000 else 11)) for number in range(10_000)]
+    found = decoded(encoded(records) + plain_batch(records, len(records)))
+    assert found == [(index, records[index % len(records)]) for index in range(2 * len(records))]
 
 
 @pytest.mark.parametrize(
