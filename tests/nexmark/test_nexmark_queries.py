@@ -32,7 +32,7 @@ def events() -> duckdb.DuckDBPyConnection:
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[tuple[Any, ...]]]:
     """The results of all queries, of one run in which a worker is killed."""
-    pipeline = hg.Pipeline("nexmark", parallelism=2, checkpointing=hg.Checkpointing(interval="100ms"))
+    pipeline = hg.Pipeline("nexmark", parallelism=2, checkpointing=hg.Checkpointing(interval="1s"))
     tables = Tables(pipeline, source)
     sinks, keys = {}, {}
     for name in FORMS:

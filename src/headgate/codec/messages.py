@@ -236,7 +236,7 @@ class Failed(Struct, frozen=True, tag="failed", omit_defaults=True):
 
 
 class MetricsReport(Struct, frozen=True, tag="metrics"):
-    """What a worker measured."""
+    """What a worker measured, or one of its subtasks: ``is_part``; then the rest is as it was reported last."""
 
     generation: Id
     samples: Annotated[list[Sample], Meta(max_length=LIST_MAX)] = field(default_factory=list)
@@ -245,6 +245,7 @@ class MetricsReport(Struct, frozen=True, tag="metrics"):
     """One for each loop head of this worker."""
     sources: Annotated[list[SourceProgress], Meta(max_length=LIST_MAX)] = field(default_factory=list)
     """One for each source of this worker, of its own splits."""
+    is_part: bool = False
 
 
 class Heartbeat(Struct, frozen=True, tag="heartbeat"):

@@ -85,7 +85,10 @@ class Sample(NamedTuple):
 
     def label(self, name: str) -> str | None:
         """Return the value of label ``name``, or None."""
-        return dict(self.labels).get(name)
+        for label, value in self.labels:  # there are a few
+            if label == name:
+                return value
+        return None
 
 
 class Samples:
@@ -96,6 +99,12 @@ class Samples:
 
     def __iter__(self) -> Iterator[Sample]:
         return iter(self._values.values())
+
+    def updated(self, samples: Iterable[Sample]) -> Samples:
+        """Return these with newer ``samples`` in the place of former ones."""
+        found = Samples(samples)
+        found._values = {**self._values, **found._values}
+        return found
 
     def value(self, name: str, **labels: str) -> int | float | None:
         """Return what was measured of ``labels``, or None."""

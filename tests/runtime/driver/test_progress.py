@@ -23,6 +23,8 @@ from headgate.model.progress import (
     CLOCK_S,
     EDGE,
     NODE,
+    QUEUED_BATCHES,
+    RECORDS,
     RECORDS_IN,
     RECORDS_OUT,
     SPLITS_SHOWN_MAX,
@@ -458,3 +460,24 @@ def test_the_sources_of_the_running_generation_are_in_the_progress() -> None:
     book.begin(Generation(2))
     book.add(0, reported)
     assert book.snapshot(PipelineState.RUNNING, Generation(2), 0, None).sources == ()
+
+
+def test_the_report_of_a_subtask_that_finished_changes_what_is_its_own_alone() -> None:
+    book = RunProgress("bad-records", HandClock().monotonic_ns)
+    book.begin(Generation(1))
+    of_map, of_window = ((NODE, "map"),), ((NODE, "window"),)
+    edge = ((EDGE, "0"),)
+    former = [Sample(CLOCK_S, (), 1.0), Sample(RECORDS_IN, of_map, 1), Sample(RECORDS_IN, of_window, 2)]
+    book.add(0, MetricsReport(1, [*former, Sample(RECORDS, edge, 3), Sample(QUEUED_BATCHES, edge, 4)]))
+    held = book.reports()[0]
+    part = [Sample(RECORDS_IN, of_map, 10), Sample(QUEUED_BATCHES, edge, 0)]
+    book.add(0, MetricsReport(1, part, is_part=True))
+    now = book.reports()[0]
+    assert [now.value(CLOCK_S), now.value(RECORDS_IN, node="map"), now.value(RECORDS_IN, node="window")] == [1.0, 10, 2]
+    assert held.value(RECORDS_IN, node="map") == 1, "another thread may read it"
+    shown = {n.node: n.records_in for n in book.snapshot(PipelineState.RUNNING, Generation(1), 0, None).nodes}
+    assert (shown["map"], shown["window"]) == (10, 2)
+    book.add(0, MetricsReport(2, part, is_part=True))
+    book.add(1, MetricsReport(1, part, is_part=True))
+    shown = {n.node: n.records_in for n in book.snapshot(PipelineState.RUNNING, Generation(1), 0, None).nodes}
+    assert (shown["map"], shown["window"]) == (20, 2), "of this generation, also before the first one of a worker"

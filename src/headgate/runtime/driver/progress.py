@@ -43,6 +43,7 @@ from headgate.model.progress import (
     PendingCheckpoint,
     PipelineState,
     Progress,
+    Sample,
     Samples,
     SourceProgress,
     SplitProgress,
@@ -59,6 +60,16 @@ ALIGNED_CHECKPOINTS_MAX = 100
 
 Measured = dict[str, int | float]
 """What was measured of one operator or edge in one worker, by name."""
+
+
+def _by_label(samples: Iterable[Sample], label: str) -> dict[str, Measured]:
+    """Return what was measured by the value of ``label``, of all samples that have it."""
+    found: dict[str, Measured] = {}
+    for sample in samples:
+        value = sample.label(label)
+        if value is not None:
+            found.setdefault(value, {})[sample.name] = sample.value
+    return found
 
 
 class AlignmentHistory:
@@ -95,13 +106,15 @@ class EdgeTotals:
         """A generation starts."""
         self._now, self._lately, self._clocks_s = {}, {}, {}
 
+    def add_part(self, worker: int, samples: Iterable[Sample]) -> None:
+        """A subtask of a worker of the running generation reported: of an edge, the end that it has."""
+        edges = self._now.get(worker, {})
+        found = _by_label(samples, EDGE).items()
+        self._now[worker] = {**edges, **{edge: {**edges.get(edge, {}), **measured} for edge, measured in found}}
+
     def add(self, worker: int, samples: Samples) -> None:
         """A worker of the running generation reported."""
-        edges: dict[str, Measured] = {}
-        for sample in samples:
-            edge = sample.label(EDGE)
-            if edge is not None:
-                edges.setdefault(edge, {})[sample.name] = sample.value
+        edges = _by_label(samples, EDGE)
         clock_s = float(samples.value(CLOCK_S) or 0.0)
         passed_s = clock_s - self._clocks_s.get(worker, clock_s)
         if passed_s > 0:
@@ -180,13 +193,13 @@ class OperatorTotals:
         self._before, self._completed = before, before
         self._now, self._clocks_s, self._shares, self._lately = {}, {}, {}, {}
 
+    def add_part(self, worker: int, samples: Iterable[Sample]) -> None:
+        """A subtask of a worker of the running generation reported."""
+        self._now[worker] = self._now.get(worker, {}) | _by_label(samples, NODE)
+
     def add(self, worker: int, samples: Samples) -> None:
         """A worker of the running generation reported."""
-        nodes: dict[str, Measured] = {}
-        for sample in samples:
-            node = sample.label(NODE)
-            if node is not None:
-                nodes.setdefault(node, {})[sample.name] = sample.value
+        nodes = _by_label(samples, NODE)
         clock_s = float(samples.value(CLOCK_S) or 0.0)
         passed_ms = 1_000 * (clock_s - self._clocks_s.get(worker, clock_s))
         if passed_ms > 0:
@@ -406,7 +419,11 @@ class RunProgress:
 
     def add(self, worker: int, metrics: messages.MetricsReport) -> None:
         """A worker reported."""
-        if metrics.generation == self._generation:
+        if metrics.generation == self._generation and metrics.is_part:
+            self._workers[worker] = self._workers.get(worker, Samples(())).updated(metrics.samples)
+            self._nodes.add_part(worker, metrics.samples)
+            self._edges.add_part(worker, metrics.samples)
+        elif metrics.generation == self._generation:
             samples = self._workers[worker] = Samples(metrics.samples)
             self._nodes.add(worker, samples)
             self._edges.add(worker, samples)

@@ -45,6 +45,7 @@ class WorkerMetrics:
         self._started_ns = self._since_ns
         self._slept_ns = 0
         self._reported_ms: int | None = None
+        self._has_reported = False
         self._alignments: list[AlignmentMetrics] = []
 
     def start(self) -> None:
@@ -59,6 +60,11 @@ class WorkerMetrics:
         """Note the synchronous cost of one snapshot."""
         if len(self._alignments) < ALIGNMENTS_MAX:
             self._alignments.append(AlignmentMetrics(str(subtask.vertex), checkpoint, align_us, freeze_us))
+
+    @property
+    def has_reported(self) -> bool:
+        """Whether there was a report of all subtasks."""
+        return self._has_reported
 
     def is_due(self, now_ms: int, period_ms: int) -> bool:
         """Whether the next report is due; it counts as made."""
@@ -78,6 +84,7 @@ class WorkerMetrics:
         self, generation: Generation, busy: float, runners: Sequence[SubtaskRunner], exchange: ExchangeMetrics
     ) -> MetricsReport:
         """Return the report."""
+        self._has_reported = True
         alignments, self._alignments = self._alignments, []
         samples = [
             Sample(BUSY, (), busy),
@@ -87,12 +94,21 @@ class WorkerMetrics:
         ]
         ran_ns = self._clock_ns() - self._started_ns
         for runner in runners:
-            for link in runner.chain.links:
-                samples += _of_node(link, runner, ran_ns)
-            samples += _of_edges(runner)
+            samples += _of_subtask(runner, ran_ns)
         loops = [runner.progress() for runner in runners if isinstance(runner, LoopHeadRunner)]
         sources = [found for runner in runners if (found := runner.source_progress()) is not None]
         return MetricsReport(generation, samples, alignments, loops, sources)
+
+    def part(self, generation: Generation, runner: SubtaskRunner) -> MetricsReport:
+        """Return the report of one subtask, which reads no source and heads no loop."""
+        samples = list(_of_subtask(runner, self._clock_ns() - self._started_ns))
+        return MetricsReport(generation, samples, is_part=True)
+
+
+def _of_subtask(runner: SubtaskRunner, ran_ns: int) -> Iterator[Sample]:
+    for link in runner.chain.links:
+        yield from _of_node(link, runner, ran_ns)
+    yield from _of_edges(runner)
 
 
 def _of_node(link: Link, runner: SubtaskRunner, ran_ns: int) -> Iterator[Sample]:

@@ -432,8 +432,15 @@ class Worker:
         self._control.send(messages.SourceShare(self._generation, subtask, splits, ended_parts))
 
     def finished(self, subtask: SubtaskId) -> None:
-        """Report that a subtask has processed all input, with its totals in front."""
-        self._report_metrics()
+        """Report that a subtask has processed all input, with its totals in front.
+
+        Its own alone: at the end of a pipeline all subtasks finish, and each report of all of them has hundreds.
+        """
+        runner = self._by_subtask[subtask]
+        if self._metrics.has_reported and runner.source_progress() is None and not isinstance(runner, LoopHeadRunner):
+            self._control.send(self._metrics.part(self._generation, runner))
+        else:
+            self._report_metrics()
         self._control.send(messages.Finished(FinishReported(self._generation, subtask)))
 
     def entrance_ended(self, subtask: SubtaskId, effect: loops.ReportEntranceEnded) -> None:
