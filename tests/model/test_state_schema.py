@@ -30,7 +30,6 @@ COUNT = declared("value", "count", "int64")
 LISTS = StateIdentity.of_lists([declared("list", "seen", "int64"), declared("union", "all", "int64")])
 COUNTED = StateIdentity.of_keyed(KEYS, [COUNT], has_timers=True)
 TIMED = StateIdentity.of_keyed(KEYS, [], has_timers=True)
-REDUCED = StateIdentity.of_reduce(["user", "part"], "user: large_string, part: int64, n: int64")
 MERGED = StateIdentity.of_windows(Form.WINDOW_RESULTS, "tumbling 20 ms", "ts", KEYS, ["sum int64 n"])
 KEPT = StateIdentity.of_windows(Form.WINDOW_RECORDS, "tumbling 20 ms", "ts", KEYS, ["n: int64"])
 
@@ -42,7 +41,6 @@ KEPT = StateIdentity.of_windows(Form.WINDOW_RECORDS, "tumbling 20 ms", "ts", KEY
         (TIMED, Form.KEYED, "keyed state(keys user: large_string, part: int64; timers)"),
         (StateIdentity.of_keyed(KEYS, [], has_timers=False), Form.OTHER, ""),
         (LISTS, Form.OTHER, "operator state(list seen: int64; union all: int64)"),
-        (REDUCED, Form.REDUCE, "reduce(keys user, part; columns user: large_string, part: int64, n: int64)"),
         (
             MERGED,
             Form.WINDOW_RESULTS,
@@ -62,7 +60,7 @@ def test_a_text_is_the_same_in_every_version(identity: StateIdentity, form: Form
 def test_what_a_text_says_is_read_from_it() -> None:
     assert COUNTED.beside(LISTS).key_names(["large_string", "int64"]) == ("user", "part")
     assert COUNTED.key_names(["int64", "int64"]) == ()
-    assert REDUCED.keys_among({"part": "int64", "user": "large_string"}) == ("user", "part")
+    assert KEPT.keys_among({"part": "int64", "user": "large_string"}) == ("user", "part")
     assert (MERGED.window_ms, KEPT.window_ms) == (20, 0)
     assert not COUNTED.beside(LISTS).declares("list", "seen"), "a list of the operator has no key"
 
@@ -145,7 +143,7 @@ def test_types_are_nested_as_deeply_as_anybody_needs() -> None:
 
 @given(TEXTS)
 @example(f"{Form.KEYED.value}k: int64; value v: {lists_in_each_other(20_000)})")
-@example(f"{Form.REDUCE.value}k; columns k: {structs_in_each_other(20_000)})")
+@example(f"{Form.KEYED.value}k: int64; value v: {structs_in_each_other(20_000)})")
 def test_any_text_of_a_state_has_parts_or_none(text: str) -> None:  # EV1
     found = parts_of(StateIdentity(text))
     assert found is None or isinstance(found, FunctionParts | RecordParts)
@@ -153,9 +151,7 @@ def test_any_text_of_a_state_has_parts_or_none(text: str) -> None:  # EV1
         assert all(isinstance(state, DeclaredState) for state in (*found.states, *found.lists))
 
 
-@given(
-    st.sampled_from([Form.KEYED, Form.REDUCE, Form.WINDOW_RECORDS, Form.OTHER]), st.lists(TEXTS, max_size=3), st.data()
-)
+@given(st.sampled_from([Form.KEYED, Form.WINDOW_RECORDS, Form.OTHER]), st.lists(TEXTS, max_size=3), st.data())
 def test_a_text_that_begins_as_a_form_has_parts_or_none(form: Form, rest: list[str], data: st.DataObject) -> None:
     body = "; ".join(rest)
     text = form.value + body[: data.draw(st.integers(0, len(body)))] + data.draw(st.sampled_from(["", ")", ")\n"]))

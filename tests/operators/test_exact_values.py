@@ -23,11 +23,12 @@ from headgate.connectors.files.line_file import Lines
 from headgate.connectors.memory import FromRows
 from headgate.errors import UsageError
 from headgate.operators.base import WATERMARK_MAX_MS
-from headgate.operators.functions import MapBatchesSpec, ReduceSpec, RowFunctionSpec, RowVerb
+from headgate.operators.functions import MapBatchesSpec, RowFunctionSpec, RowVerb
 from headgate.operators.process.batch_aggregation import BatchStateHandle
 from headgate.operators.process.batch_process import BatchContext, BatchProcessFunction, batch_process_spec
 from headgate.operators.process.row_process import ProcessContext, ProcessFunction, StateHandle, row_process_spec
 from headgate.operators.process.timers import Timer
+from headgate.operators.reduction import ReduceSpec
 from headgate.operators.schemas import canonical_type
 from headgate.operators.user_functions import UserFunctionError
 from headgate.runtime.savepoint_writer.rows import stored_columns
@@ -618,7 +619,7 @@ def test_rows_of_a_program_as_tables_and_rows_of_a_savepoint() -> None:
             return NO if "column 'x" in str(error) else error
 
     def of_savepoint(dtype: pa.DataType, column: pa.Array) -> Any:
-        shape = Shape(Kind.REDUCE, pa.schema([("k", pa.int64()), ("x", dtype)]), ("k",), ("k", "x"))
+        shape = Shape(Kind.WINDOW_RECORDS, pa.schema([("k", pa.int64()), ("x", dtype)]), ("k",), ("k", "x"))
         try:
             return stored_columns(pa.table({"k": [1], "x": column}), shape, "state").column("x")[0].as_py()
         except UsageError as error:

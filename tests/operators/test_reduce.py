@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
@@ -12,13 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.operators.harness import Harness, encoded
+from tests.state.backends import states
 
 from headgate.errors import BadRecord, UsageError
 from headgate.operators.base import RestoredState
 from headgate.operators.counters import Counter
-from headgate.operators.functions import ReduceSpec
 from headgate.operators.keys import partition
+from headgate.operators.reduction import ReduceSpec
 from headgate.operators.user_functions import UserFunctionError
+from headgate.state.ttl import TTL
 
 SCHEMA = pa.schema([("key", pa.large_string()), ("n", pa.int64())])
 
@@ -256,3 +259,69 @@ def test_a_counter_counts_each_record_once_beside_a_bad_one() -> None:
     run.send(batch(("a", 1), ("a", 2), ("a", 100), ("a", 3)))
     assert pairs(run) == [("a", 1), ("a", 3), ("a", 6)]
     assert run.context.metrics.counters["calls"] == 3
+
+
+@pytest.mark.parametrize("backend", ["memory", "rocksdb"])
+@pytest.mark.parametrize("is_restored", [False, True])
+def test_a_key_without_a_record_for_as_long_as_its_ttl_begins_again(backend: str, is_restored: bool) -> None:
+    spec = replace(SPEC, ttl=TTL("10s"))
+    with states(backend) as worker:
+        run = Harness(spec, worker=worker)
+        run.send(batch(("a", 1), ("b", 1)))
+        run.now_ms += 6_000
+        run.send(batch(("a", 2)))
+        run.now_ms += 4_000
+        if is_restored:
+            run = Harness(spec, [encoded(run.operator, run.context)], begun_ms=run.now_ms, worker=worker)
+        run.send(batch(("a", 3), ("b", 10), ("b", 5)))
+        assert pairs(run)[-3:] == [("a", 6), ("b", 10), ("b", 15)]
+        run.now_ms += 10_000
+        run.send(batch(("a", 1)))
+        assert pairs(run)[-1:] == [("a", 1)]
+        assert run.operator.freeze().rows() == {"accumulators": 1}  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("update", "total"), [("write", 1), ("read_and_write", 2)])
+def test_a_refused_record_reads_the_total_and_does_not_write_it(update: Any, total: int) -> None:
+    def function(accumulator: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
+        return {} if row["n"] == 100 else add(accumulator, row)
+
+    run = Harness(ReduceSpec(("key",), function, SCHEMA, ttl=TTL("10s", update)), diverts=True)
+    for n, after_ms in ((1, 0), (100, 6_000), (1, 6_000)):
+        run.now_ms += after_ms
+        run.send(batch(("a", n)))
+    assert pairs(run) == [("a", 1), ("a", total)]
+
+
+def test_a_ttl_may_be_given_to_totals_that_are_there() -> None:
+    run = Harness(SPEC)
+    run.send(batch(("a", 1)))
+    assert replace(SPEC, ttl=TTL("1h")).state_text() == SPEC.state_text()
+    limited = Harness(replace(SPEC, ttl=TTL("1h")), [encoded(run.operator, run.context)])
+    limited.send(batch(("a", 1)))
+    limited.now_ms += 3_600_000
+    limited.send(batch(("a", 1)))
+    assert pairs(limited) == [("a", 2), ("a", 1)]
+
+
+@pytest.mark.parametrize("backend", ["memory", "rocksdb"])
+def test_records_with_nothing_but_a_key_and_nulls_are_totals_too(backend: str) -> None:
+    with states(backend) as worker:
+        only = Harness(ReduceSpec(("key", "n"), lambda acc, row: acc, SCHEMA), worker=worker)
+        only.send(batch(("a", 1), ("a", 1)))
+        again = Harness(
+            ReduceSpec(("key", "n"), lambda acc, row: acc, SCHEMA),
+            [encoded(only.operator, only.context)],
+            worker=worker,
+        )
+        again.send(batch(("a", 1)))
+        assert pairs(again) == [("a", 1)]
+        spec = ReduceSpec(("key",), lambda acc, row: {**acc, "of": row["of"] or acc["of"]}, NESTED)
+        first = Harness(spec, worker=worker)
+        first.send(pa.RecordBatch.from_pylist([{"key": "a"}], schema=NESTED))
+        second = Harness(spec, [encoded(first.operator, first.context)], worker=worker)
+        second.send(
+            pa.RecordBatch.from_pylist([{"key": "a"}, {"key": "a", "of": {"n": 1, "all": None}}], schema=NESTED)
+        )
+        assert [row["of"] for row in second.out.rows()] == [None, {"n": 1, "all": None}]
+        assert [row["all"] for row in second.out.rows()] == [None, None]

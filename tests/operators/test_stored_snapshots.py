@@ -16,8 +16,8 @@ from tests.operators.harness import Harness, encoded
 
 from headgate.codec.snapshot import decode_sections
 from headgate.operators.base import WATERMARK_MAX_MS, OperatorSpec, RestoredState
-from headgate.operators.functions import ReduceSpec
 from headgate.operators.keys import partition
+from headgate.operators.reduction import ReduceSpec
 from headgate.operators.windows.aligned_windows import window_operators
 from headgate.operators.windows.window_assigner import tumbling
 from headgate.operators.windows.window_plan import WindowedAggregate

@@ -162,19 +162,19 @@ def test_spark_reads_the_state_of_a_checkpoint(spark: Any, path: Path) -> None:
 
     sums = load("sums", path)
     assert isinstance(sums.schema, StructType)
-    assert sums.columns == ["id", "key", "value", "ts"]
+    assert sums.columns == ["id", "key", "value", "ts", "_subtask"]
     expected = hg.read_state(path, "sums")
     assert sorted(tuple(row) for row in sums.collect()) == sorted(expected.rows())
     assert sums.rdd.getNumPartitions() == 2
-    some = load("sums", path, keys="[3]")
-    assert [row.value for row in some.collect()] == expected.filter(pl.col("key") == 3)["value"].to_list()
+    some, counts = load("counts", path, keys="[3]"), hg.read_state(path, "counts")
+    assert [row.value for row in some.collect()] == counts.filter(pl.col("key") == 3)["value"].to_list()
     assert some.rdd.getNumPartitions() == 1, "the other subtask's snapshot cannot hold it"
     by_key = load("counts", path, columns="key,value,_key_group")
     joined = by_key.join(sums.select("key"), "key").agg({"value": "sum"}).collect()[0][0]
     assert joined == hg.read_state(path, "counts")["value"].sum()
     assert load("windows", GOLDEN / "savepoint_1", state="windows").count() == 50
-    listed = spark.read.format("headgate-state").load(str(path)).where("kind = 'reduce'").select("operator", "keys")
-    assert [tuple(row) for row in listed.collect()] == [("sums", ["key"])]
+    listed = spark.read.format("headgate-state").load(str(path)).where("kind = 'value'").select("operator", "keys")
+    assert [tuple(row) for row in listed.collect()] == [("counts", ["key"])]
     with pytest.raises(AnalysisException, match="the operators with state are counts, in, sums, times, windows"):
         load("summ", path)
 

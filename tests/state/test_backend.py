@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.state.backends import GROUPS, NAMES, OWNER, rows_in, sections_of, states
 
-from headgate.state.backend import ColumnBackend, RecordBackend, RowBackend
-from headgate.state.descriptors import KeyColumns, Section, StateDescriptor, StateKind
+from headgate.state.backend import ColumnBackend, RowBackend
+from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind
 from headgate.state.snapshot import FrozenState
 
 POINT = pa.struct([("x", pa.int64()), ("day", pa.date32()), ("names", pa.large_list(pa.large_string()))])
@@ -285,48 +285,3 @@ def test_any_history_by_column_is_that_of_plain_dicts(
     name: str, key: str, steps: list[tuple[str, list[int], int]]
 ) -> None:
     check_history(name, key, Columns(key), steps)
-
-
-RECORDS = Section(
-    "accumulators",
-    pa.schema([("n", pa.int64()), ("key", pa.large_string()), ("at", pa.timestamp("us")), ("many", POINT)]),
-    ("key",),
-)
-RECORD_STEPS = st.lists(
-    st.tuples(st.sampled_from(["store", "store", "freeze", "restart"]), st.lists(st.integers(0, 4), max_size=4)),
-    max_size=12,
-)
-
-
-@each
-@few
-@given(steps=RECORD_STEPS)
-def test_any_history_of_records_is_that_of_a_plain_dict(name: str, steps: list[tuple[str, list[int]]]) -> None:
-    model: dict[str, tuple[Any, ...]] = {}
-    held: list[tuple[FrozenState, list[Any]]] = []
-    with states(name) as made:
-
-        def new() -> RecordBackend:
-            return made.of("node", 0, GROUPS).records(RECORDS)
-
-        backend = new()
-        for number, (what, keys) in enumerate(steps):
-            if what == "freeze":
-                held.append((backend.freeze(), sorted(model.values(), key=lambda record: record[1])))
-            elif what == "restart":
-                former = sections_of(backend.freeze())
-                backend = new()
-                backend.restore(former, "snapshot", OWNER)
-            else:
-                found = backend.load(f"k{key}" for key in keys)
-                assert found == {f"k{key}": model[f"k{key}"] for key in keys if f"k{key}" in model}
-                stored = {
-                    f"k{key}": (number, f"k{key}", None, None if key % 2 else {**point(number), "day": None})
-                    for key in keys
-                }
-                backend.store(stored)
-                model |= stored
-        for frozen, wanted in [*held, (backend.freeze(), sorted(model.values(), key=lambda record: record[1]))]:
-            found_rows = sorted(rows_in(sections_of(frozen))["accumulators"], key=lambda row: row["key"])
-            assert [tuple(row.values()) for row in found_rows] == wanted
-            assert frozen.rows() == {"accumulators": len(wanted)}

@@ -1,4 +1,4 @@
-"""Records, windows and timers of p subtasks go on in q, on either backend: each row is where its key is owned, once.
+"""Windows and timers of p subtasks go on in q, on either backend: each row is where its key is owned, once.
 
 All pairs of parallelisms, on both backends. Values, lists and maps: ``test_rescaling.py`` (KG8).
 """
@@ -20,7 +20,7 @@ from tests.state.memory.test_window_backend import KEYS as WINDOW_KEYS
 from headgate.model.ids import key_groups_of_subtask
 from headgate.model.manifest import KeyGroups
 from headgate.state.backend import Ownership, StateFactory, TimeKind
-from headgate.state.descriptors import KeyColumns, Section, StateDescriptor, StateKind
+from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind
 from headgate.state.key_hash import hash_columns, key_groups
 from headgate.state.window_aggregates import partial_batch
 from headgate.state.worker_backends import WorkerStates
@@ -32,7 +32,6 @@ BACKENDS = (("memory", "memory"), ("memory", ROCKS), (ROCKS, "memory"))
 """Who wrote and who restores; what RocksDB writes as rows is what memory does."""
 
 COUNT = 40
-RECORDS = Section("accumulators", pa.schema([("key", pa.int64()), ("n", pa.int64())]), ("key",))
 COLUMNS = KeyColumns(("key",), (pa.int64(),))
 VALUE = StateDescriptor("value", StateKind.VALUE, pa.int64())
 Row = tuple[Any, ...]
@@ -46,23 +45,6 @@ def groups_of_keys() -> list[int]:
 
 def owned(subtask: int, parallelism: int) -> list[int]:
     return [key for key, group in enumerate(groups_of_keys()) if group * parallelism // GROUPS == subtask]
-
-
-class Records:
-    """The accumulators of ``reduce``."""
-
-    def __init__(self, factory: StateFactory) -> None:
-        self.backend: Any = factory.records(RECORDS)
-
-    def fill(self, keys: list[int]) -> None:
-        self.backend.store({key: (key, key * 7) for key in keys})
-
-    def found(self) -> list[Row]:
-        return sorted(self.backend.load(range(COUNT)).values())
-
-    @staticmethod
-    def wanted(keys: list[int]) -> list[Row]:
-        return [(key, key * 7) for key in keys]
 
 
 class Kept:
@@ -133,7 +115,6 @@ class Columns:
 
 
 KINDS: dict[str, Callable[[StateFactory], Any]] = {
-    "records": Records,
     "windows that keep": Kept,
     "windows that merge": Merged,
     "columns and timers": Columns,

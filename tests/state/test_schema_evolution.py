@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,7 +16,7 @@ from headgate.codec.snapshot import decode_sections, encode_sections
 from headgate.errors import CorruptionError, UsageError
 from headgate.model.schema_evolution import Misfit
 from headgate.model.state_schema import read_type
-from headgate.state.backend import Ownership
+from headgate.state.backend import Ownership, WindowBackend, WindowRows
 from headgate.state.descriptors import (
     Evolution,
     KeyColumns,
@@ -174,20 +175,27 @@ def test_a_state_may_get_or_lose_a_ttl_at_the_same_time(form: str, had_ttl: bool
 
 
 @pytest.mark.parametrize("backend", NAMES[:2])
-def test_records_and_windows_are_converted_as_a_whole(backend: str) -> None:  # EV9
+def test_records_of_windows_are_converted_as_a_whole(backend: str) -> None:  # EV9
     schema = pa.schema([("n", pa.int32()), ("k", pa.int64()), ("gone", pa.int64())])
-    old = Section("accumulators", schema, ("k",))
+    old = Section("records", schema, ("k",))
     former = payload((old, [{"n": 1, "k": 5, "gone": 0}, {"n": None, "k": 6, "gone": 0}]))
     wide = pa.schema([("k", pa.int64()), ("m", pa.int64()), ("name", pa.large_string())])
-    new = Section("accumulators", wide, ("k",), Evolution({"name": "?"}, {"n": "m"}))
+    new = Section("records", wide, ("k",), Evolution({"name": "?"}, {"n": "m"}))
+
+    def windows(section: Section) -> WindowBackend[list[pa.RecordBatch]]:
+        keys = KeyColumns(("k",), (section.schema.field("k").type,))
+        rows = WindowRows(section, lambda batch: np.zeros(batch.num_rows, np.int64))
+        return worker.of("node", 0, 128).by_window(keys, rows)
+
     with states(backend) as worker:
-        records = worker.of("node", 0, 128).records(new)
-        records.restore(former, PATH, Ownership(128, 1, 0))
-        assert records.load([5, 6, 7]) == {5: (5, 1, "?"), 6: (6, None, "?")}
+        found = windows(new)
+        found.restore(former, PATH, Ownership(128, 1, 0))
+        rows = [tuple(row.values()) for batch in found.take(0) for row in batch.to_pylist()]
+        assert sorted(rows) == [(5, 1, "?"), (6, None, "?")]
         for key in (pa.int32(), pa.float64()):
-            other = Section("accumulators", wide.set(0, pa.field("k", key)), ("k",), new.evolution)
+            other = Section("records", wide.set(0, pa.field("k", key)), ("k",), new.evolution)
             with pytest.raises(CorruptionError, match="the key column 'k' cannot change its type"):
-                worker.of("node", 0, 128).records(other).restore(former, PATH, Ownership(128, 1, 0))
+                windows(other).restore(former, PATH, Ownership(128, 1, 0))
 
 
 STRUCT = pa.struct([("a", pa.int64()), ("in", pa.large_list(pa.struct([("b", pa.int32())])))])

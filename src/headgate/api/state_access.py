@@ -73,8 +73,8 @@ def read_state(
 ) -> pl.DataFrame:
     """Return the rows of one state: one row per value, list element, map entry, accumulator or record.
 
-    The columns are the key columns under their own names, ``map_key`` for maps, and ``value``. For ``reduce`` and
-    windows, they are the columns of their records or partial results. State without a key also has the column
+    The columns are the key columns under their own names, ``map_key`` for maps, and ``value``. For windows,
+    they are the columns of their records or partial results. State without a key also has the column
     ``_subtask``. For keyed state, ``_subtask``, ``_key_group`` and (with a TTL) ``_expires`` are returned only if you
     name them in ``columns``. Rows that had expired at the checkpoint are left out. The page
     docs/how-to/look-at-state.md lists the columns of each kind of state.

@@ -154,7 +154,6 @@ class Form(Enum):
     """Kind of the owner of a state, by how the text of the state begins."""
 
     KEYED = "keyed state(keys "
-    REDUCE = "reduce(keys "
     WINDOW_RECORDS = "window-buffer("
     WINDOW_RESULTS = "window-merge("
     OPEN_WINDOWS = "open-windows("
@@ -194,11 +193,6 @@ class StateIdentity:
         inner = list(states) or ([_TIMERS] if has_timers else [])
         inner += [] if rule is None else [str(rule)]
         return cls(f"{Form.KEYED.value}{_columns(keys)}; {'; '.join(inner)})" if inner else "")
-
-    @classmethod
-    def of_reduce(cls, keys: Sequence[str], columns: str) -> StateIdentity:
-        """Of a reduction by ``keys`` of records with ``columns``."""
-        return cls(f"{Form.REDUCE.value}{', '.join(map(name_text, keys))}; columns {columns})")
 
     @classmethod
     def of_windows(
@@ -250,11 +244,11 @@ class StateIdentity:
         return () if any(": " in name or "; " in name for name in names) else tuple(map(name_of, names))
 
     def keys_among(self, columns: Mapping[str, str]) -> tuple[str, ...]:
-        """Return the key columns of a reduction or of windows: of ``columns``, which have these types.
+        """Return the key columns of windows: of ``columns``, which have these types.
 
         Nothing if the text can be read in two ways: rows must never be chosen by a wrong key.
         """
-        start = Form.REDUCE.value if self.form is Form.REDUCE else "; keys "
+        start = "; keys "
         at = self.text.find(start)
         ways = set() if at < 0 else {*_names_at(self.text[at + len(start) :], columns)}
         found = [names for names in ways if len({*names}) == len(names)]
@@ -290,9 +284,6 @@ def _names_at(text: str, columns: Mapping[str, str]) -> Iterator[tuple[str, ...]
             if text.startswith(f"{name}, "):
                 yield from ((column, *more) for more in _names_at(text[len(name) + 2 :], columns))
 
-
-ACCUMULATORS = "accumulators"
-"""The state of ``reduce``."""
 
 _STATE = re.compile(r"(value|list|map|union|broadcast map) (.+?): (.+)", re.DOTALL)
 
@@ -406,8 +397,6 @@ def parts_of(identity: StateIdentity) -> FunctionParts | RecordParts | None:
     match identity.form:
         case Form.KEYED:
             return _function_parts(identity.text)
-        case Form.REDUCE:
-            return _reduce_parts(identity.text)
         case Form.WINDOW_RECORDS:
             return _window_parts(identity.text)
         case Form.OTHER:
@@ -460,16 +449,6 @@ def _state(text: str) -> DeclaredState | None:
     if dtype is None or has_keys != (key_type is not None):
         return None
     return DeclaredState(kind, name, dtype, key_type)
-
-
-def _reduce_parts(text: str) -> RecordParts | None:
-    own, lists = _beside(text)
-    keys, _, columns = own.removeprefix(Form.REDUCE.value).partition("; columns ")
-    found = read_columns(columns.removesuffix(")"))
-    names = tuple(map(name_of, keys.split(", ")))
-    if found is None or lists is None or not {*names} <= {name for name, _ in found}:
-        return None
-    return RecordParts(f"{Form.REDUCE.value}{keys}", ACCUMULATORS, names, StructOf(found), lists)
 
 
 def _window_parts(text: str) -> RecordParts | None:

@@ -19,7 +19,7 @@ from headgate.operators.changing_top import ChangingTopSpec
 from headgate.operators.checkpoint_listeners import CheckpointListener, lists_rules, lists_text
 from headgate.operators.deduplication import DeduplicateSpec
 from headgate.operators.expressions import ExpressionsSpec, filter_spec, fuse, select_spec, with_columns_spec
-from headgate.operators.functions import MapBatchesSpec, ReduceSpec, RowFunctionSpec, RowVerb
+from headgate.operators.functions import MapBatchesSpec, RowFunctionSpec, RowVerb
 from headgate.operators.keys import KeyCheckSpec
 from headgate.operators.process.batch_process import BatchProcessFunction, BatchProcessSpec, batch_process_spec
 from headgate.operators.process.broadcast_process import (
@@ -30,6 +30,7 @@ from headgate.operators.process.broadcast_process import (
 )
 from headgate.operators.process.co_process import BatchCoProcessFunction, CoProcessFunction, co_process_spec
 from headgate.operators.process.row_process import ProcessFunction, ProcessSpec, row_process_spec
+from headgate.operators.reduction import ReduceSpec
 from headgate.operators.running_aggregate import (
     RunningAggregate,
     RunningAggregateSpec,

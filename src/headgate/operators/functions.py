@@ -1,4 +1,4 @@
-"""``map``, ``flat_map``, ``filter``, ``reduce`` and ``map_batches`` with a Python function.
+"""``map``, ``flat_map``, ``filter`` and ``map_batches`` with a Python function.
 
 Rows are dicts: reading costs about 1 µs and writing about 0.5 µs per record of four columns. A batch is a Polars
 frame or an Arrow record batch.
@@ -12,7 +12,7 @@ import traceback
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import field, replace
+from dataclasses import replace
 from enum import Enum
 from operator import itemgetter
 from typing import Any, TypeAlias
@@ -23,12 +23,9 @@ import pyarrow as pa
 from headgate.codec.exact_values import MisfitError, described, elements_of, exact_array, exact_value
 from headgate.dataclass import dataclass
 from headgate.errors import UsageError
-from headgate.model.schema_evolution import OperatorRules
-from headgate.model.state_schema import ACCUMULATORS, StateIdentity
-from headgate.operators.base import KeyedOperator, Operator, OperatorContext, OperatorMetrics, Output
+from headgate.operators.base import Operator, OperatorContext, OperatorMetrics, Output
 from headgate.operators.checkpoint_listeners import own_function_of
 from headgate.operators.counters import bind_counters, has_counters
-from headgate.operators.keys import check_keys
 from headgate.operators.schemas import (
     SchemaLike,
     as_schema,
@@ -52,9 +49,6 @@ from headgate.operators.user_functions import (
     user_error,
     user_traceback,
 )
-from headgate.state.backend import Record, RecordBackend
-from headgate.state.descriptors import NO_EVOLUTION, Evolution, Section, schema_identity
-from headgate.state.row_values import RecordConversion
 
 Row: TypeAlias = dict[str, Any]
 
@@ -332,125 +326,6 @@ def divert_refused(operator: Operator, refused: list[Refused]) -> None:
     problems = [r.problem for r in refused]
     records = [r.record for r in refused]
     operator.output.divert(bad_records(operator.context.node, problems, [""] * len(refused), records))
-
-
-@dataclass(frozen=True)
-class ReduceSpec:
-    """Combine the records of each key. ``function(accumulator, record)`` returns the new accumulator.
-
-    ``schema`` is the canonical schema of the input, which the accumulator has too; ``evolution`` says what becomes of
-    accumulators that an older program wrote.
-    """
-
-    keys: tuple[str, ...]
-    function: Callable[[Row, Row], Row]
-    schema: pa.Schema
-    evolution: Evolution = field(default=NO_EVOLUTION, compare=False)
-
-    def build(self) -> Operator:
-        return ReduceOperator(self)
-
-    def output_schema(self, schema: pa.Schema, node: str) -> pa.Schema:
-        """Return ``schema``.
-
-        Raises:
-            UsageError: the key is not in it.
-        """
-        check_keys(node, schema, self.keys)
-        return schema
-
-    def state_text(self) -> str:
-        return StateIdentity.of_reduce(self.keys, schema_identity(self.schema)).text
-
-    def state_rules(self) -> OperatorRules:
-        return OperatorRules(((ACCUMULATORS, self.evolution.rules()),))
-
-
-class ReduceOperator(FunctionOperator, KeyedOperator):
-    """Loads the accumulators of a batch's keys, goes through its records, and stores them again."""
-
-    _backend: RecordBackend
-
-    def __init__(self, spec: ReduceSpec) -> None:
-        self._function = spec.function
-        self._schema = spec.schema
-        self._evolution = spec.evolution
-        self._keys = spec.keys
-        self._names: list[str] = spec.schema.names
-        self._nested: list[str] = [field.name for field in spec.schema if pa.types.is_nested(field.type)]
-        self._writer = RowWriter(spec.schema)
-        self._kept = RecordConversion(spec.schema.types)
-        self._key_of_row: Callable[[Row], Any] = itemgetter(*spec.keys)
-        self._key_of_values: Callable[[Record], Any] = itemgetter(*(self._names.index(k) for k in spec.keys))
-
-    def open(self, context: OperatorContext, output: Output) -> None:
-        super().open(context, output)
-        self._function = own_function_of(context.node, self._function)
-        self._open_function(self._function)
-        self._backend = context.states.records(Section(ACCUMULATORS, self._schema, self._keys, self._evolution))
-
-    def process(self, batch: pa.RecordBatch) -> None:
-        batch = divert_unreadable(self, batch)
-        refused: list[Refused] = []
-        counters = self.context.metrics.counters
-        counted = counters.copy()
-        with paused_gc():
-            try:
-                accumulators, results = self._reduce(batch, refused, is_checked=False)
-                reduced = self._writer.batch_of_values(results)
-            except (ValueError, TypeError, OverflowError, UserFunctionError):
-                # a value of a wrong type, or what the function made of one later: once more, checking each result
-                refused = []
-                counters.clear()
-                counters.update(counted)
-                accumulators, results = self._reduce(batch, refused, is_checked=True)
-                reduced = self._writer.batch_of_values(results)
-        self._backend.store(accumulators)
-        if refused:
-            divert_refused(self, refused)
-        self.output.emit(reduced)
-
-    def _reduce(
-        self, batch: pa.RecordBatch, refused: list[Refused], *, is_checked: bool
-    ) -> tuple[dict[Any, Record], list[Record]]:
-        """Return the accumulators of the batch's keys, and the accumulator after each of its records.
-
-        The loop is inlined: it runs once per record. A result that does not fit goes to ``refused`` and leaves its
-        key's accumulator as it was.
-        """
-        rows = rows_of(batch)
-        keys = list(map(self._key_of_row, rows))
-        accumulators = self._backend.load(dict.fromkeys(keys))
-        function, names, nested, count = self._function, self._names, self._nested, len(self._names)
-        values_of, key_of_values, kept = self._writer.values, self._key_of_values, self._kept
-        results: list[Record] = []
-        for key, row in zip(keys, rows):  # noqa: B905 (strict costs 10 %)
-            before = accumulators.get(key)
-            if before is None:
-                after = values_of(row)
-            else:
-                accumulator = dict(zip(names, before))  # noqa: B905 (strict costs 10 %)
-                for name in nested:  # what was emitted, or is frozen, must not change with it
-                    accumulator[name] = own_copy(accumulator[name])
-                try:
-                    result = function(accumulator, row)
-                except Exception as error:
-                    raise user_error(self.context.node, row, error) from None
-                try:
-                    after = values_of(result) if len(result) == count else ()
-                except (KeyError, TypeError):
-                    after = ()
-                if not after or key_of_values(after) != key or (is_checked and self._writer.problem(result)):
-                    refused.append(self._refusal(result))
-                    continue
-                after = kept(after, before)
-            accumulators[key] = after
-            results.append(after)
-        return accumulators, results
-
-    def _refusal(self, result: Row) -> Refused:
-        problem = self._writer.problem(result) or f"the function changed the key columns {list(self._keys)}"
-        return Refused(problem, shortened(result))
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,9 @@
 """What a state backend is: it holds all keyed state of one operator in one subtask, and its timers.
 
-There are four views on state, and a backend serves one of them. Process functions see keys one at a time (by row) or
-thousands at once (by column); ``reduce`` has a record per key, and windows have rows per window and key. Users see
-none of them: their handles (``operators.process.row_state``, ``operators.process.batch_state``) call these methods,
-so that another backend changes no user code. Not thread-safe; only what ``freeze`` returned is used beside
-processing.
+There are three views on state, and a backend serves one of them. Process functions see keys one at a time (by row) or
+thousands at once (by column), and windows have rows per window and key. Users see none of them: their handles
+(``operators.process.row_state``, ``operators.process.batch_state``) call these methods, so that another backend
+changes no user code. Not thread-safe; only what ``freeze`` returned is used beside processing.
 
 Timers are keys with times for each kind of time, each pair once (TM6); times are milliseconds since 1970.
 Counterpart: ``operators.process.timers``, through which users' functions register and delete them.
@@ -14,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
@@ -389,24 +388,6 @@ class ColumnBackend(TimedBackend, Protocol):
         """Return a declared map state."""
 
 
-Record: TypeAlias = tuple[Any, ...]
-"""The values of one record in the order of its section's columns. Never changed."""
-
-
-class RecordBackend(StateBackend, Protocol):
-    """One record per key, which has the key among its columns. Keys are Python values, as in ``RowBackend``.
-
-    A batch asks for the records of its keys at once and stores them at once, so that what fails in between leaves all
-    of them as they were.
-    """
-
-    def load(self, keys: Iterable[Any]) -> dict[Any, Record]:
-        """Return the records of those of ``keys`` that have one, in a new dict."""
-
-    def store(self, records: Mapping[Any, Record]) -> None:
-        """Set the records of these keys."""
-
-
 @dataclass(frozen=True)
 class WindowRows:
     """The rows that a window operator holds.
@@ -483,9 +464,6 @@ class StateFactory(Protocol):
         self, keys: KeyColumns, descriptors: Sequence[StateDescriptor], *, has_timers: bool = False
     ) -> ColumnBackend:
         """Return state for a function that looks at thousands of keys at once."""
-
-    def records(self, section: Section) -> RecordBackend:
-        """Return state of one record per key."""
 
     def by_window(self, keys: KeyColumns, rows: WindowRows) -> WindowBackend[list[pa.RecordBatch]]:
         """Return state of a window operator that keeps every row as it came."""

@@ -61,6 +61,28 @@ def keys_of(columns: Sequence[pa.Array]) -> list[Any]:
     return found[0] if len(found) == 1 else list(zip(*found, strict=True))
 
 
+def column_of(stored: Sequence[Any], dtype: pa.DataType) -> pa.Array:
+    """Return what is stored of values of a type as a column."""
+    if stored and _is_flat(dtype):
+        columns = zip(zip(*stored, strict=True), dtype, strict=True)
+        return pa.StructArray.from_arrays([pa.array(list(c), f.type) for c, f in columns], fields=list(dtype))
+    load = conversion(dtype).load
+    return pa.array(stored if load is None else [load(one) for one in stored], dtype)
+
+
+def stored_of(column: pa.Array) -> list[Any]:
+    """Return what is stored of the values of a column, of which none is null."""
+    if _is_flat(column.type):
+        return list(zip(*(python_values(field) for field in column.flatten()), strict=True))
+    store = conversion(column.type).store
+    return [store(value) for value in python_values(column)]
+
+
+def _is_flat(dtype: pa.DataType) -> bool:
+    """Whether what is stored is a tuple of the values themselves."""
+    return bool(pa.types.is_struct(dtype)) and len(dtype) > 0 and not any(pa.types.is_nested(one.type) for one in dtype)
+
+
 def mismatch(value: object, error: Exception) -> str:
     """Return the end of a message about a value that a state cannot hold."""
     return f"{described(value)} ({error})"

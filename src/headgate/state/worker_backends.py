@@ -15,11 +15,11 @@ from headgate.distribution import install_command
 from headgate.errors import UsageError
 from headgate.model.config import MemoryState, StateConfig
 from headgate.model.manifest import KeyGroups
-from headgate.state.backend import ColumnBackend, RecordBackend, RowBackend, StateFactory, WindowBackend, WindowRows
-from headgate.state.descriptors import KeyColumns, Section, StateDescriptor
+from headgate.state.backend import ColumnBackend, RowBackend, StateFactory, WindowBackend, WindowRows
+from headgate.state.descriptors import KeyColumns, StateDescriptor
 from headgate.state.memory import incremental_restore
 from headgate.state.memory.column_backend import MemoryColumnBackend
-from headgate.state.memory.row_backend import MemoryRecords, MemoryRowBackend
+from headgate.state.memory.row_backend import MemoryRowBackend
 from headgate.state.memory.window_backend import MemoryMergedRows, MemoryWindowRows
 from headgate.state.snapshot import StoredFiles
 from headgate.state.window_aggregates import Accumulator, MergedRows
@@ -37,9 +37,6 @@ class MemoryStates:
         self, keys: KeyColumns, descriptors: Sequence[StateDescriptor], *, has_timers: bool = False
     ) -> ColumnBackend:
         return MemoryColumnBackend(keys, descriptors, has_timers=has_timers)
-
-    def records(self, section: Section) -> RecordBackend:
-        return MemoryRecords(section)
 
     def by_window(self, keys: KeyColumns, rows: WindowRows) -> WindowBackend[list[pa.RecordBatch]]:
         return MemoryWindowRows(rows)

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -117,7 +117,7 @@ def test_reduce_reads_checked_keys_over_a_hash_edge() -> None:
     pipeline, rows = made()
     rows.key_by("service").reduce(lambda so_far, row: row).sink(hg.Discard())
     assert inputs(pipeline, "reduce") == (Edge(NodeName("key-by"), Partitioner.HASH, ("service",)),)
-    assert pipeline.definition().graph.node(NodeName("reduce")).state_text.startswith("reduce(keys service")
+    assert pipeline.definition().graph.node(NodeName("reduce")).state_text.startswith("keyed state(keys service")
 
 
 def test_an_aggregation_that_decomposes_is_combined_before_the_shuffle() -> None:
@@ -184,19 +184,6 @@ def test_without_a_dead_letter_sink_there_is_no_such_node() -> None:
     rows.sink(hg.Discard())
     assert names(pipeline) == ["source", "sink"]
     assert not pipeline.definition().diverts
-
-
-LATER: list[Callable[[hg.Stream], object]] = [
-    lambda s: s.key_by("service").reduce(max, ttl="1h"),
-]
-
-
-@pytest.mark.parametrize("call", LATER)
-def test_what_is_not_there_yet_says_so_in_one_sentence(call: Callable[[hg.Stream], object]) -> None:
-    _, rows = made()
-    with pytest.raises(hg.UsageError, match="is not there yet") as caught:
-        call(rows)
-    assert "\n" not in str(caught.value)
 
 
 def test_sessions_that_are_updated_are_changes() -> None:

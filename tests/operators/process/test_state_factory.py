@@ -16,12 +16,12 @@ import headgate as hg
 import headgate.operators
 from headgate.operators.base import OperatorContext, OperatorSpec
 from headgate.operators.catalog import process_spec
-from headgate.operators.functions import ReduceSpec
+from headgate.operators.reduction import ReduceSpec
 from headgate.operators.windows.aligned_windows import window_operators
 from headgate.operators.windows.window_assigner import tumbling
 from headgate.operators.windows.window_plan import ROWS_COLUMN, WINDOW_COLUMN, WindowedAggregate
-from headgate.state.backend import ColumnBackend, RecordBackend, RowBackend, WindowBackend, WindowRows
-from headgate.state.descriptors import KeyColumns, Section, StateDescriptor
+from headgate.state.backend import ColumnBackend, RowBackend, WindowBackend, WindowRows
+from headgate.state.descriptors import KeyColumns, StateDescriptor
 from headgate.state.window_aggregates import Accumulator, MergedRows
 from headgate.state.worker_backends import MemoryStates
 
@@ -49,11 +49,6 @@ class Asked:
     ) -> ColumnBackend:
         self.calls.append(("by column", tuple(keys.names), [d.name for d in descriptors]))
         self.made.append(self._memory.by_column(keys, descriptors, has_timers=has_timers))
-        return self.made[-1]
-
-    def records(self, section: Section) -> RecordBackend:
-        self.calls.append(("records", section.key_names, [section.name]))
-        self.made.append(self._memory.records(section))
         return self.made[-1]
 
     def by_window(self, keys: KeyColumns, rows: WindowRows) -> WindowBackend[list[pa.RecordBatch]]:
@@ -97,7 +92,7 @@ def window(may_combine: bool) -> OperatorSpec:
     [
         (process_spec("node", ("key",), ByRow(), SCHEMA), "by row", "count"),
         (process_spec("node", ("key",), ByBatch(), SCHEMA), "by column", "count"),
-        (ReduceSpec(("key",), lambda total, row: total, SCHEMA), "records", "accumulators"),
+        (ReduceSpec(("key",), lambda total, row: total, SCHEMA), "by row", "accumulators"),
         (window(may_combine=False), "by window", "records"),
         (window(may_combine=True), "merged by window", "windows"),
     ],

@@ -30,12 +30,13 @@ from headgate.operators.async_map import AsyncMapSpec
 from headgate.operators.base import Operator, OperatorSpec, RestoredState
 from headgate.operators.catalog import broadcast_spec
 from headgate.operators.checkpoint_listeners import OperatorLists
-from headgate.operators.functions import ReduceSpec, paused_gc
+from headgate.operators.functions import paused_gc
 from headgate.operators.joins.broadcast_join import BroadcastJoinSpec
 from headgate.operators.process.batch_aggregation import BatchStateHandle
 from headgate.operators.process.batch_process import BatchContext, BatchProcessFunction, FiredTimers, batch_process_spec
 from headgate.operators.process.row_process import ProcessContext, ProcessFunction, StateHandle, row_process_spec
 from headgate.operators.process.timers import Timer
+from headgate.operators.reduction import ReduceSpec
 from headgate.operators.timestamps import WithTimestampsSpec
 from headgate.operators.windows.aligned_windows import window_operators
 from headgate.operators.windows.window_assigner import tumbling
@@ -51,7 +52,6 @@ from headgate.state.descriptors import StateKind
 from headgate.state.memory import column_backend as memory_columns
 from headgate.state.memory import column_states as memory_lists
 from headgate.state.memory import column_states as memory_maps
-from headgate.state.memory import row_backend as memory_records
 from headgate.state.memory import row_backend as memory_rows
 from headgate.state.memory import timers as memory_timers
 from headgate.state.memory import ttl as ttl_module
@@ -566,7 +566,6 @@ CASES: dict[str, Callable[[], Live]] = {
 def small() -> Iterator[None]:
     """Make parts, pools and heaps so small that little state fills several and leaves garbage."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memory_records, "_ENCODE_ROWS", 4)
         patch.setattr(memory_rows, "_ENCODE_KEYS", 4)
         patch.setattr(memory_columns, "_ENCODE_ROWS", 4)
         patch.setattr(memory_columns, "_RENUMBER_MIN", 4)

@@ -78,7 +78,10 @@ def of_history(rows: pl.DataFrame) -> dict[tuple[str, str], pl.DataFrame]:
         ("telling", "count"): rows.group_by("key").agg(value=pl.len()),
         ("telling", "ids"): rows.select("key", value="id"),
         ("telling", "alike"): alike,
-        ("highest", "accumulators"): rows.sort("value", "id").group_by("key").last().select("id", "key", "value"),
+        ("highest", "accumulators"): rows.sort("value", "id")
+        .group_by("key")
+        .last()
+        .select("key", pl.struct("id", "value").alias("value")),
     }
 
 
@@ -113,8 +116,10 @@ def test_state_made_of_history_is_that_of_having_processed_it(
     }
     state = {one: hg.read_state(tmp_path / "a" / "checkpoints" / "p", *one) for one in of_history(history)}
     for one, rows in of_history(wanted).items():
-        columns = [name for name in rows.columns if (one, name) != (("highest", "accumulators"), "id")]
-        assert sorted(state[one].select(columns).rows()) == sorted(rows.select(columns).rows()), one
+        found, made = state[one].select(rows.columns), rows
+        if one == ("highest", "accumulators"):  # of equal values, any may have come first
+            found, made = (frame.with_columns(pl.col("value").struct.field("value")) for frame in (found, made))
+        assert sorted(found.rows()) == sorted(made.rows()), one
 
 
 def test_a_wrong_value_is_put_right_and_the_run_goes_on(start: Start, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from headgate.connectors.files.publish_log import StagedFile, encode_files
 from headgate.errors import CorruptionError, HeadgateError, StorageError, UsageError
 from headgate.model.ids import CheckpointId
 from headgate.model.manifest import Manifest, Place, Savepoint, SnapshotPart
-from headgate.operators.functions import ReduceSpec
+from headgate.operators.reduction import ReduceSpec
 from headgate.runtime.checkpoints.snapshot_writer import SnapshotDestination, SubtaskTarget, write_output
 from headgate.state import snapshot
 from headgate.state.descriptors import StateKind
@@ -214,7 +214,11 @@ def test_the_newest_one_is_read_unless_another_is_named(tmp_path: Path) -> None:
     written = Written(tmp_path)
     live = made("reduce")
     for checkpoint in (1, 2):
-        written.complete(checkpoint, {"node": "reduce(keys key; columns x)"}, [state(live.freeze())])
+        written.complete(
+            checkpoint,
+            {"node": "keyed state(keys key: int64; value accumulators: struct<x: int64>)"},
+            [state(live.freeze())],
+        )
     assert written.path.name == "p"
     first = by_value(tmp_path / "older")
     keep = CheckpointId(1)
@@ -487,7 +491,7 @@ def test_keys_of_several_columns_are_tuples(tmp_path: Path) -> None:
     written.complete(1, {"node": text}, [state(frozen)])
     assert hg.state_catalog(written.path)["keys"].to_list() == [["name", "part"]]
     found = hg.read_state(written.path, "node", keys=[("ä3", 13 / 4 - 2), ("ä8", -0.0), ("ä4", 13 / 4 - 2)])
-    assert sorted(found["n"]) == [8, 13], "the key of neither column alone, and one zero"
+    assert sorted(found["value"].struct.field("n")) == [8, 13], "the key of neither column alone, and one zero"
     with pytest.raises(UsageError, match=r"is \(name: large_string, part: double\), not"):
         hg.read_state(written.path, "node", keys=["ä3"])
 

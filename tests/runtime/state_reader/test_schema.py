@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from headgate.codec.snapshot import IN_FLIGHT_PREFIX, LISTS_PREFIX, STATE_PREFIX, UNION_PREFIX
 from headgate.model.state_schema import StateIdentity
-from headgate.operators.functions import ReduceSpec
 from headgate.operators.windows.aligned_windows import window_operators
 from headgate.operators.windows.window_assigner import tumbling
 from headgate.operators.windows.window_plan import WindowedAggregate
@@ -82,9 +81,6 @@ NAMES = ["k", "k, n", "n"]
 @pytest.mark.parametrize("keys", [("k",), ("n", "k"), ("k, n", "n"), ("k, n",), ("k", "n", "k, n")])
 def test_keys_of_records_are_found_whatever_they_are_called(keys: tuple[str, ...]) -> None:
     schema = pa.schema([*((name, NUMBER) for name in NAMES), ("ts", NUMBER)])
-    text = ReduceSpec(keys, lambda a, b: a, schema).state_text()
-    shape = shape_named(text, STATE_PREFIX, "accumulators", schema)
-    assert (shape.kind, shape.keys, list(shape.names)) == (Kind.REDUCE, keys, schema.names)
     kept = window_operators(
         WindowedAggregate(keys, "ts", tumbling(20), (pl.col("ts").n_unique(),)), schema, "node"
     ).window

@@ -17,7 +17,7 @@ from tests.runtime.state_reader.written import Written, state
 import headgate as hg
 from headgate.errors import UsageError
 from headgate.operators.catalog import process_spec
-from headgate.operators.functions import ReduceSpec
+from headgate.operators.reduction import ReduceSpec
 
 TTL = hg.TTL("10ms")
 NOW = datetime(2023, 11, 14, 22, 13, 20) + timedelta(seconds=1)  # what a harness says when it begins
@@ -86,5 +86,4 @@ def test_a_column_of_records_that_is_called_as_the_expiry_is_a_column(tmp_path: 
     assert frozen is not None
     written = Written(tmp_path)
     written.complete(1, {"node": spec.state_text()}, [state(frozen)])
-    assert hg.read_state(written.path, "node").rows() == [(1, 5)]
-    assert hg.read_state(written.path, "node").columns == ["key", "expires_ms"]
+    assert hg.read_state(written.path, "node").to_dicts() == [{"key": 1, "value": {"expires_ms": 5}}]

@@ -27,7 +27,7 @@ from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.checkpoints.snapshot_writer import SnapshotDestination, SubtaskTarget
 from headgate.state import snapshot
 from headgate.state.backend import TIMERS, ContinuingBackend, Ownership, TimeKind
-from headgate.state.descriptors import KeyColumns, Section, StateDescriptor, StateKind
+from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind
 from headgate.state.memory import change_tracking, column_backend, column_states, incremental_snapshot
 from headgate.state.memory import timers as timers_module
 from headgate.state.memory.row_backend import MemoryRowBackend
@@ -40,7 +40,6 @@ Contents = dict[str, list[dict[str, Any]]]
 
 KEYS = KeyColumns(("id",), (pa.int64(),))
 VALUE = StateDescriptor("value", StateKind.VALUE, pa.large_string())
-RECORDS = Section("accumulators", pa.schema([("key", pa.int64()), ("text", pa.large_string())]), ("key",))
 
 PLAIN = (int, str, tuple, type(None))
 
@@ -152,13 +151,13 @@ def take(backend: Any, timers: Any, until_ms: int, count_max: int) -> list[tuple
 
 
 class Many:
-    """A value, or a record, of thousands of keys: how they are put, and taken away, depends on the form."""
+    """A value of thousands of keys: how they are put, and taken away, depends on the form."""
 
-    FORMS = ("row", "column", "record")
+    FORMS = ("row", "column")
 
     def __init__(self, form: str) -> None:
         self.form = form
-        self.state = "accumulators" if form == "record" else VALUE.name
+        self.state = VALUE.name
         self.ttl: TTL | None = None
         self.now_ms = 0
 
@@ -168,8 +167,6 @@ class Many:
 
     def make(self, worker: Any, states: Sequence[StateDescriptor] | None = None, *, has_timers: bool = False) -> Any:
         of = worker.of("sum", 0, GROUPS)
-        if self.form == "record":
-            return of.records(RECORDS)
         make = of.by_row if self.form == "row" else of.by_column
         return make(KEYS, [self.value] if states is None else states, has_timers=has_timers)
 
@@ -182,11 +179,7 @@ class Many:
         for key in keys:
             model.pop(key, None)
             model |= {} if version is None else {key: text(key, version)}
-        if self.form == "record":
-            assert version is not None, "records never go"
-            backend.load(keys)
-            backend.store({key: (key, model[key]) for key in keys})
-        elif self.form == "row":
+        if self.form == "row":
             cells = backend.cells(self.value)
             for key in keys:
                 if version is None:
@@ -210,9 +203,8 @@ class Many:
         return {self.state: len(self.living(model))}
 
     def wanted(self, model: dict[int, str]) -> Contents:
-        names = RECORDS.schema.names if self.form == "record" else ["key0", "value"]
-        rows = [dict(zip(names, found, strict=True)) for found in model.items()]
-        return {self.state: sorted(rows, key=lambda row: row[names[0]])}
+        rows = [{"key0": key, "value": found} for key, found in sorted(model.items())]
+        return {self.state: rows}
 
 
 class Timers:

@@ -317,12 +317,10 @@ def test_keys_that_are_numbered_anew_are_all_written(monkeypatch: pytest.MonkeyP
     story.check()
 
 
-@pytest.mark.parametrize("form", ["row", "record"])
-def test_no_more_changed_keys_are_remembered_than_half_of_all(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_changed_keys_are_remembered_than_half_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(change_tracking, "KEYS_FREE", 10)
-    story, _ = begun(form)
-    made = story.backend
-    (cells,) = [made._cells] if form == "record" else made._cells.values()
+    story, _ = begun("row")
+    (cells,) = story.backend._cells.values()
     story.change(range(KEYS // 2 - 5), 1)
     assert cells._changed
     story.change(range(KEYS // 2 - 5, KEYS - 20), 1)
@@ -343,8 +341,7 @@ def test_chunks_are_restored_at_any_parallelism_in_any_backend(
     monkeypatch.setattr(snapshot, "RANGE_BYTES_MIN", 100_000)
     story, _ = begun(form)
     story.change(range(500, 900), 1)
-    if form != "record":
-        story.change(range(800, 1_000), None)
+    story.change(range(800, 1_000), None)
     manifest = story.checkpoint()
     assert len(chunks_of(manifest)) > 3, "the first chunk is cut by key group"
     for parallelism in (1, 2, 3, 5):

@@ -23,7 +23,7 @@ from headgate.errors import CorruptionError, StorageError
 from headgate.model.config import RocksState
 from headgate.model.manifest import KeyGroups
 from headgate.state.backend import RowBackend
-from headgate.state.descriptors import KeyColumns, Section, StateDescriptor, StateKind
+from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind
 from headgate.state.rocksdb import database as database_module
 from headgate.state.rocksdb import database as rocks_database
 from headgate.state.rocksdb import database_restore
@@ -314,7 +314,9 @@ def test_files_of_what_is_only_looked_up_wait_longer_to_be_merged(worker: Worker
     states = worker.of("node", 0, GROUPS)
     states.by_column(KEYS, [VALUE])
     states.by_row(KEYS, [VALUE])
-    states.records(Section("sums", pa.schema([("id", pa.int64()), ("sum", pa.int64())]), ("id",)))
+    states.by_row(
+        KEYS, [StateDescriptor("sums", StateKind.VALUE, pa.struct([("id", pa.int64()), ("sum", pa.int64())]))]
+    )
     for make in (states.by_column, states.by_row):
         make(KEYS, [VALUE, LIST])
         make(KEYS, [VALUE], has_timers=True)

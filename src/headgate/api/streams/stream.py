@@ -59,10 +59,10 @@ from headgate.model.ids import NodeName
 from headgate.operators import catalog
 from headgate.operators.async_map import AsyncFunction, Result
 from headgate.operators.changes import OP
-from headgate.operators.functions import ReduceSpec
 from headgate.operators.joins.stream_joins import How
 from headgate.operators.process.batch_process import BatchProcessFunction
 from headgate.operators.process.row_process import ProcessFunction
+from headgate.operators.reduction import ReduceSpec
 from headgate.operators.schemas import SchemaLike, schema_text
 from headgate.operators.timestamps import event_time
 from headgate.operators.windows.window_plan import END_COLUMN, START_COLUMN, Emission
@@ -396,15 +396,10 @@ class Stream(StatelessVerbs):
     )
 
 
-TTL_OF_REDUCE = (
-    "keep the result of each key in a headgate.ProcessFunction after key_by, as state.value(name, type, "
-    "ttl=headgate.TTL('1h'))"
-)
-
 WINDOW_COLUMNS = (START_COLUMN, END_COLUMN)
 
 
-def _lifetime(node: NodeName, option: str, given: TTL | Duration | None, *, retractions: bool) -> TTL | None:
+def _lifetime(node: NodeName, option: str, given: TTL | Duration | None, *, retractions: bool = False) -> TTL | None:
     """Return what was given as time to live.
 
     Raises:
@@ -468,7 +463,7 @@ class KeyedStream(Records):
         name: str | None = None,
         state: StateChoice | None = None,
         evolution: Evolution = NO_EVOLUTION,
-        ttl: object = None,
+        ttl: TTL | Duration | None = None,
     ) -> Stream:
         """Combine the records of each key one by one: ``function(total, record)`` returns the new total.
 
@@ -480,14 +475,14 @@ class KeyedStream(Records):
             name: name of the operator.
             state: where the totals are kept, if not in the state backend of the pipeline.
             evolution: how to convert totals that were stored when this stream had other columns.
-            ttl: not there yet; totals do not expire.
+            ttl: forget keys that had no record for this long, by processing time. Such a key begins again with its next
+                record.
         """
-        if ttl is not None:
-            not_there_yet("ttl= of reduce", TTL_OF_REDUCE)
         where = operator_state(state)
         node = self._pipeline._builder.claim_name("reduce", name)
-        checked_evolution(f"operator '{node}'", evolution, pa.struct(list(self._schema)))
-        spec = ReduceSpec(self._keys, function_of("reduce", function), self._schema, evolution)
+        lifetime = _lifetime(node, "ttl", ttl)
+        spec = ReduceSpec(self._keys, function_of("reduce", function), self._schema, evolution, lifetime)
+        checked_evolution(f"operator '{node}'", evolution, spec.descriptor.type)
         output = self._add(node, spec, refuses=True)
         self._pipeline._builder.keep_state(node, where)
         return Stream(self._pipeline, (Edge(node),), output, self._time_column)

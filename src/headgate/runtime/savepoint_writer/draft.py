@@ -7,7 +7,7 @@ carries it out; users call the API's savepoint builder.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import field
 
 import numpy as np
 import pyarrow as pa
@@ -18,10 +18,10 @@ from headgate.errors import UsageError
 from headgate.model.graph import Node, Role
 from headgate.model.manifest import Manifest, SnapshotPart
 from headgate.model.plan import PipelineDefinition, Vertex
-from headgate.model.state_schema import ACCUMULATORS, StateIdentity, declared
+from headgate.model.state_schema import StateIdentity, declared
 from headgate.operators.base import key_columns
-from headgate.operators.functions import ReduceSpec
 from headgate.operators.process.state_declaration import StatefulFunctionSpec
+from headgate.operators.reduction import ReduceSpec
 from headgate.operators.timestamps import WithTimestampsSpec
 from headgate.runtime.checkpoints.snapshot_files import part_location
 from headgate.runtime.savepoint_writer.rows import (
@@ -78,17 +78,15 @@ def declared_in(definition: PipelineDefinition, now_ms: int) -> dict[str, Declar
 def _declared(node: Node, vertex: Vertex, now_ms: int) -> Declared:
     spec = node.spec
     identity = StateIdentity(node.state_text)
-    if isinstance(spec, ReduceSpec):
-        states = _shapes(identity, [Section(ACCUMULATORS, spec.schema, spec.keys)])
-        return Declared(node, vertex, {name: replace(shape, keys=spec.keys) for name, shape in states.items()})
-    if not isinstance(spec, StatefulFunctionSpec):
+    if not isinstance(spec, StatefulFunctionSpec | ReduceSpec):
         return Declared(node, vertex)
     keys = key_columns(spec.schema, spec.keys)
-    sections = [section_of(keys, descriptor) for descriptor in spec.descriptors]
+    descriptors = (spec.descriptor,) if isinstance(spec, ReduceSpec) else spec.descriptors
+    sections = [section_of(keys, descriptor) for descriptor in descriptors]
     meta: dict[str, bytes] = {}
-    if any(descriptor.ttl is not None for descriptor in spec.descriptors):
+    if any(descriptor.ttl is not None for descriptor in descriptors):
         meta[TTL_SECTION] = TtlMeta(now_ms).encode()
-    if spec.has_timers:
+    if not isinstance(spec, ReduceSpec) and spec.has_timers:
         sections += [timer_section(keys, kind) for kind in TimeKind]
         meta[TIMERS] = TimersMeta(now_ms, has_ended=False).encode()
     return Declared(node, vertex, _shapes(identity, sections), meta)

@@ -41,7 +41,6 @@ WRITABLE = (
     Kind.MAP,
     Kind.EVENT_TIME_TIMERS,
     Kind.PROCESSING_TIME_TIMERS,
-    Kind.REDUCE,
     Kind.WINDOW_RESULTS,
     Kind.WINDOW_RECORDS,
     Kind.OPERATOR_LIST,
@@ -55,7 +54,6 @@ _REPEATED = {
     Kind.VALUE: (),
     Kind.MAP: (MAP_KEY,),
     Kind.BROADCAST: (MAP_KEY,),
-    Kind.REDUCE: (),
     Kind.WINDOW_RESULTS: (WINDOW,),
     Kind.EVENT_TIME_TIMERS: (TIME_COLUMN,),
     Kind.PROCESSING_TIME_TIMERS: (TIME_COLUMN,),
@@ -178,7 +176,7 @@ def _microseconds(moments: pa.Array) -> np.ndarray:
 
 def _refuse_nulls(rows: pa.RecordBatch, shape: Shape, what: str) -> None:
     """Nothing stored is null, and no key is NaN; what records have beside their key may be."""
-    if shape.kind in (Kind.REDUCE, Kind.WINDOW_RECORDS, Kind.WINDOW_RESULTS):
+    if shape.kind in (Kind.WINDOW_RECORDS, Kind.WINDOW_RESULTS):
         checked: Sequence[str] = shape.keys
     else:
         checked = [name for name in rows.schema.names if name != "text"]

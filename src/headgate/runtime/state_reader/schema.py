@@ -62,7 +62,6 @@ class Kind(Enum):
     MAP = "map"
     EVENT_TIME_TIMERS = "event-time timers"
     PROCESSING_TIME_TIMERS = "processing-time timers"
-    REDUCE = "reduce"
     WINDOW_RESULTS = "window results"
     WINDOW_RECORDS = "window records"
     OPERATOR_LIST = "operator list"
@@ -91,9 +90,6 @@ _OF_SUBTASKS = {
     IN_FLIGHT_PREFIX: Kind.IN_FLIGHT,
 }
 """What belongs to no key, by the prefix of its section."""
-
-_KINDS = {Form.REDUCE: Kind.REDUCE, Form.WINDOW_RECORDS: Kind.WINDOW_RECORDS}
-"""These have their keys among their own columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +159,9 @@ def shape_of(identity: StateIdentity, prefix: str, name: str, schema: pa.Schema)
     form = identity.form
     if form is Form.KEYED:
         return _declared(identity, name, schema)
-    if form in _KINDS:
-        return Shape(_KINDS[form], schema, identity.keys_among({f.name: str(f.type) for f in schema}), names)
+    if form is Form.WINDOW_RECORDS:  # these have their keys among their own columns
+        keys = identity.keys_among({field.name: str(field.type) for field in schema})
+        return Shape(Kind.WINDOW_RECORDS, schema, keys, names)
     if form is Form.WINDOW_RESULTS and WINDOW in names:
         return _merged(identity, schema)
     return Shape(Kind.RECORDS, schema, (), names)

@@ -9,7 +9,7 @@ written. Each state knows on its own since when it knows what has changed. Count
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -203,19 +203,6 @@ class MemoryCells:
     def _set(self, key: Any, value: Any) -> None:
         """Have ``value`` in the place of one that is written in the same way."""
         (self._base if self._overlay is None else self._overlay)[key] = value
-
-    def get_all(self, keys: Iterable[Any]) -> dict[Any, Any]:
-        """Return the objects of those of ``keys`` that have one."""
-        if self._overlay is None:
-            base = self._base
-            return {key: found for key in keys if (found := base.get(key)) is not None}
-        return {key: found for key in keys if (found := self.get(key)) is not None}
-
-    def put_all(self, objects: Mapping[Any, Any]) -> None:
-        """Set the objects of several keys."""
-        if self._changed is not None:
-            self._changed.update(dict.fromkeys(objects))
-        (self._base if self._overlay is None else self._overlay).update(objects)
 
     def remove(self, key: Any) -> None:
         if self._changed is not None and self.get(key) is not None:

@@ -1,15 +1,13 @@
 """Keyed state by row in memory: a dict from key to object for each state, and an overlay while a snapshot is held.
 
-Counterparts: ``operators.process.row_process`` and ``reduce``, which has one record per key. Freezing only puts
-the dict aside; a later change of a key goes to the overlay. A list or dict of a key is copied when it is first
-changed after a barrier.
+Counterparts: ``operators.process.row_process`` and ``operators.reduction``. Freezing only puts the dict aside; a later
+change of a key goes to the overlay. A list or dict of a key is copied when it is first changed after a barrier.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from operator import itemgetter
 from typing import Any
 
 import pyarrow as pa
@@ -18,24 +16,22 @@ from headgate.dataclass import dataclass
 from headgate.state.backend import (
     TIMERS,
     Ownership,
-    Record,
     RowTimers,
     TimersByKind,
     TimersMeta,
-    restored_batches,
     restored_states,
     restored_timers,
     timers_by_kind,
     timers_of_each_kind,
 )
-from headgate.state.descriptors import KeyColumns, Section, StateDescriptor, StateKind, section_of
+from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind, section_of
 from headgate.state.memory.change_tracking import FrozenCells, MemoryCells
 from headgate.state.memory.incremental_restore import continue_from
 from headgate.state.memory.incremental_snapshot import Change, ChunkedState, ChunkLog, Replaced, replaced_timers
 from headgate.state.memory.timers import FrozenRowTimers, MemoryRowTimers, key_arrays, timer_batches, timer_pair_batches
 from headgate.state.memory.ttl import ExpiringCells
-from headgate.state.row_values import conversion, python_values
-from headgate.state.snapshot import FrozenState, StoredFiles
+from headgate.state.row_values import column_of, python_values, stored_of
+from headgate.state.snapshot import StoredFiles
 from headgate.state.ttl import EXPIRES_COLUMN, TTL_SECTION, StateTime, TtlMeta, live_objects
 
 _ENCODE_KEYS = 16_384
@@ -211,8 +207,7 @@ def _keys_of(batch: pa.RecordBatch, width: int) -> list[Any]:
 
 def _add_rows(cells: MemoryCells, descriptor: StateDescriptor, batch: pa.RecordBatch, width: int) -> None:
     keys = _keys_of(batch, width)
-    store = conversion(descriptor.type).store
-    values = [store(value) for value in python_values(batch.column("value"))]
+    values = stored_of(batch.column("value"))
     if descriptor.ttl is not None:
         values = list(zip(values, batch.column(EXPIRES_COLUMN).to_pylist(), strict=True))
     match descriptor.kind:
@@ -247,7 +242,6 @@ def _batches(
     schema: pa.Schema, descriptor: StateDescriptor, objects: Iterable[tuple[Any, Any]]
 ) -> Iterator[pa.RecordBatch]:
     """Return the rows of a section: one per value, element or entry."""
-    load = conversion(descriptor.type).load
     items = iter(objects)
     while part := list(islice(items, _ENCODE_KEYS)):  # in parts, because each holds up the processing thread
         keys: list[Any] = []
@@ -267,80 +261,6 @@ def _batches(
             values, expiries = [pair[0] for pair in values], [[pair[1] for pair in values]]
         width = len(schema) - len(inner) - 1 - len(expiries)
         outer = [keys] if width == 1 else [list(column) for column in zip(*keys, strict=True)]
-        columns = [*outer, *inner, values if load is None else list(map(load, values)), *expiries]
-        arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+        columns = [pa.array(c, f.type) for c, f in zip([*outer, *inner], schema, strict=False)]
+        arrays = [*columns, column_of(values, descriptor.type), *(pa.array(one, pa.int64()) for one in expiries)]
         yield pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-_ENCODE_ROWS = 16_384
-
-
-class _FrozenRecords(ChunkedState):
-    """The records at a barrier."""
-
-    def __init__(self, log: ChunkLog, number: int, state: Replaced, cells: FrozenCells) -> None:
-        super().__init__(log, number)
-        self._state = state
-        self._cells = cells
-
-    def _rows(self) -> Mapping[str, int]:
-        return {self._state.section.name: len(self._cells.objects)}
-
-    def _changes(self, after: int | None) -> list[Change]:
-        """A record never goes."""
-        objects = self._cells.objects
-        changed = None if after is None else self._cells.changes.after(after)
-        found = objects.values() if changed is None else [objects[key] for key in changed]
-        return [Change(self._state, list(_record_batches(self._state.section.schema, found)), is_whole=changed is None)]
-
-    def _changed_counts(self, after: int) -> Mapping[str, int | None]:
-        changed = self._cells.changes.after(after)
-        return {self._state.section.name: None if changed is None else len(changed)}
-
-    def _forget(self) -> None:
-        self._cells.release()
-
-
-def _record_batches(schema: pa.Schema, found: Iterable[Record]) -> Iterator[pa.RecordBatch]:
-    records = iter(found)
-    while part := list(islice(records, _ENCODE_ROWS)):  # in parts, because each holds up the processing thread
-        columns = zip(*part, strict=True)
-        arrays = [pa.array(list(column), field.type) for column, field in zip(columns, schema, strict=True)]
-        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-class MemoryRecords:
-    """See ``backend.RecordBackend``."""
-
-    def __init__(self, section: Section) -> None:
-        self._section = section
-        self._log = ChunkLog()
-        self._cells = MemoryCells(self._log.interval)
-        self._key_of = itemgetter(*(section.schema.get_field_index(name) for name in section.key_names))
-
-    def load(self, keys: Iterable[Any]) -> dict[Any, Record]:
-        self._cells.absorb()
-        return self._cells.get_all(keys)
-
-    def store(self, records: Mapping[Any, Record]) -> None:
-        self._cells.put_all(records)
-
-    def freeze(self) -> FrozenState:
-        """See ``StateBackend``; until a release, changes go to an overlay."""
-        cells = self._cells.freeze()
-        return _FrozenRecords(self._log, self._log.end_interval(), self._replaced, cells)
-
-    @property
-    def _replaced(self) -> Replaced:
-        return Replaced(self._section, self._section.key_names)
-
-    def continue_from(self, stored: StoredFiles, owner: Ownership) -> bool:
-        if not continue_from(self, self._log, [self._replaced], stored, owner):
-            return False
-        self._cells.track_changes()
-        return True
-
-    def restore(self, sections: Mapping[str, memoryview], path: str, owner: Ownership) -> None:
-        for batch in restored_batches(sections, self._section, path, owner):
-            records = zip(*(python_values(column) for column in batch.columns), strict=True)
-            self._cells.put_all({self._key_of(record): record for record in records})

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from headgate.state.backend import ColumnBackend, RecordBackend, RowBackend, WindowBackend, WindowRows
-from headgate.state.descriptors import KeyColumns, Section, StateDescriptor, StateKind
+from headgate.state.backend import ColumnBackend, RowBackend, WindowBackend, WindowRows
+from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind
 from headgate.state.memory.column_backend import MemoryColumnBackend
 from headgate.state.memory.row_backend import MemoryRowBackend
 from headgate.state.rocksdb.column_backend import RocksColumnBackend
 from headgate.state.rocksdb.database import Use
 from headgate.state.rocksdb.local_databases import LocalDatabase, LocalDatabases
-from headgate.state.rocksdb.row_backend import RocksRecords, RocksRowBackend
+from headgate.state.rocksdb.row_backend import RocksRowBackend
 from headgate.state.rocksdb.window_backend import RocksMergedRows, RocksWindowRows
 from headgate.state.vectors import is_fixed
 from headgate.state.window_aggregates import Accumulator, MergedRows
@@ -54,10 +54,6 @@ class RocksStates:
         types = [*keys.types, *(descriptor.type for descriptor in descriptors)]
         return self._databases.new_database(self._name, _looked_up(types))
 
-    def records(self, section: Section) -> RecordBackend:
-        local = self._databases.new_database(self._name, _looked_up(section.schema.types))
-        return RocksRecords(local, section, self._max_parallelism)
-
     def by_window(self, keys: KeyColumns, rows: WindowRows) -> WindowBackend[list[pa.RecordBatch]]:
         return RocksWindowRows(self._databases.new_database(self._name), rows, self._max_parallelism)
 
@@ -70,7 +66,8 @@ class RocksStates:
 
 def _looked_up(types: Sequence[pa.DataType]) -> Use:
     """Return the use of a database that looks up rows with keys and values of these types."""
-    return Use.NUMBERS if all(map(is_fixed, types)) else Use.LOOKED_UP
+    flat = [inner for dtype in types for inner in ([f.type for f in dtype] if pa.types.is_struct(dtype) else [dtype])]
+    return Use.NUMBERS if all(map(is_fixed, flat)) else Use.LOOKED_UP
 
 
 class RocksWorkerStates:

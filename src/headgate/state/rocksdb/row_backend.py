@@ -1,4 +1,4 @@
-"""Keyed state by row in RocksDB: see ``backend.RowBackend`` and ``backend.RecordBackend``; and its cache.
+"""Keyed state by row in RocksDB: see ``backend.RowBackend``; and its cache.
 
 What is used stays in memory, what changed is written back. Two generations of a dict make the cache: what is used
 moves to the young one, and the old one is given up when the young one is full. Objects are read and written thousands
@@ -18,17 +18,15 @@ from headgate.dataclass import dataclass
 from headgate.state.backend import (
     TIMERS,
     Ownership,
-    Record,
     RowTimers,
     TimeKind,
     TimersByKind,
-    restored_batches,
     restored_states,
     restored_timers,
     timers_by_kind,
     timers_of_each_kind,
 )
-from headgate.state.descriptors import KeyColumns, Section, StateDescriptor, StateKind
+from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind
 from headgate.state.memory.timers import key_arrays, timer_batches, timers_count
 from headgate.state.rocksdb.database import Changes, Rows
 from headgate.state.rocksdb.database_restore import continue_from
@@ -41,7 +39,6 @@ from headgate.state.rocksdb.tables import (
     entry_rows,
     load_entries,
     load_values,
-    record_table,
     restore_rows,
     store_heads,
     store_values,
@@ -49,7 +46,7 @@ from headgate.state.rocksdb.tables import (
 )
 from headgate.state.rocksdb.timers import RocksRowTimers, StoredTimers
 from headgate.state.rocksdb.ttl import ExpiringTables
-from headgate.state.row_values import conversion, keys_of, python_values
+from headgate.state.row_values import column_of, keys_of, python_values, stored_of
 from headgate.state.snapshot import FrozenState, StoredFiles
 from headgate.state.ttl import TTL_SECTION, StateTime, TtlMeta, drop_expired
 
@@ -95,13 +92,6 @@ class RocksCells:
             self.fetch((key,))
             found = self._young[key]
         return None if found is _ABSENT else found
-
-    def get_all(self, keys: Iterable[Any]) -> dict[Any, Any]:
-        """Return the objects of those of ``keys`` that have one."""
-        wanted = list(keys)
-        self.fetch(wanted)
-        young = self._young
-        return {key: found for key in wanted if (found := young[key]) is not _ABSENT}
 
     def writable(self, key: Any) -> Any:
         found = self.get(key)
@@ -293,11 +283,7 @@ def _column(table: Table, stored: Sequence[Any]) -> pa.Array:
     if table.ttl is not None:
         plain = replace(table, ttl=None)
         return timed(_column(plain, [value for value, _ in stored]), pa.array([at for _, at in stored], pa.int64()))
-    if table.is_record and stored:
-        arrays = [pa.array(list(c), f.type) for c, f in zip(zip(*stored, strict=True), table.dtype, strict=True)]
-        return pa.StructArray.from_arrays(arrays, fields=list(table.dtype))
-    load = None if table.is_record else conversion(table.dtype).load
-    return pa.array(stored if load is None else [load(one) for one in stored], table.dtype)
+    return column_of(stored, table.dtype)
 
 
 def _objects(table: Table, column: pa.Array) -> list[Any]:
@@ -305,10 +291,7 @@ def _objects(table: Table, column: pa.Array) -> list[Any]:
     if table.ttl is not None:
         values, expires_ms = column.flatten()
         return list(zip(_objects(replace(table, ttl=None), values), expires_ms.to_pylist(), strict=True))
-    if table.is_record:
-        return list(zip(*(python_values(field) for field in column.flatten()), strict=True))
-    store = conversion(table.dtype).store
-    return [store(value) for value in python_values(column)]
+    return stored_of(column)
 
 
 CHANGES_MAX = 16_384
@@ -408,8 +391,7 @@ class CachedObjects:
     def restore(self, sections: Mapping[str, memoryview], path: str, owner: Ownership) -> None:
         """See ``StateBackend``. What is restored goes to the database; nothing is in the cache yet."""
         for cells, stored in self._stored:
-            read = restored_batches if stored.table.is_record else restored_states
-            for found in read(sections, stored.table.section, path, owner):
+            for found in restored_states(sections, stored.table.section, path, owner):
                 batch = self._expiring.restored(stored.table, found)
                 restore_rows(stored.table, self._local.database, self._keys, self._max_parallelism, batch)
                 cells.rows_count += batch.num_rows
@@ -515,29 +497,3 @@ class RocksRowBackend:
 
     def continue_from(self, stored: StoredFiles, owner: Ownership) -> bool:
         return self._objects.continue_from(stored, owner, list(self._timers.values()))
-
-
-class RocksRecords:
-    """See ``backend.RecordBackend``."""
-
-    def __init__(self, local: LocalDatabase, section: Section, max_parallelism: int) -> None:
-        table = record_table(section)
-        self._objects = CachedObjects(local, KeyColumns(section.key_names, table.outer), max_parallelism, [table])
-        (self._cells,) = self._objects.cells
-
-    def load(self, keys: Iterable[Any]) -> dict[Any, Record]:
-        self._objects.tidy()
-        return self._cells.get_all(keys)
-
-    def store(self, records: Mapping[Any, Record]) -> None:
-        for key, record in records.items():
-            self._cells.put(key, record)
-
-    def freeze(self) -> FrozenState:
-        return self._objects.freeze(ExtraSections())
-
-    def restore(self, sections: Mapping[str, memoryview], path: str, owner: Ownership) -> None:
-        self._objects.restore(sections, path, owner)
-
-    def continue_from(self, stored: StoredFiles, owner: Ownership) -> bool:
-        return self._objects.continue_from(stored, owner)
