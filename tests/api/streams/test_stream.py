@@ -198,8 +198,15 @@ def test_sessions_that_are_updated_are_changes() -> None:
     for window in (hg.Session("5s"), hg.Tumbling("5s")):
         with pytest.raises(hg.UsageError, match="retractions=True is for results that are changes"):
             keyed.window(window, retractions=True)
-    with pytest.raises(hg.UsageError, match="takes neither allowed_lateness= nor early="):
-        keyed.window(hg.Session("5s"), early="1s").apply(lambda key, frame: None, {"n": pa.int64()})
+    for retractions, keys in ((False, ("service", "window_start")), (True, ())):
+        updated = keyed.window(hg.Session("5s"), early="1s", retractions=retractions)
+        assert updated.apply(lambda key, frame: None, {"n": pa.int64()})._change_keys == keys
+        reduced = updated.reduce(lambda total, row: total)
+        assert reduced._change_keys == ("service", "window_start")
+        assert reduced.schema.names[0] == "service"
+        assert reduced.schema.names[-1] == "op"
+    with pytest.raises(hg.UsageError, match="'op'"):
+        updated.apply(lambda key, frame: None, {"op": pa.string()})
     with pytest.raises(hg.UsageError, match="accumulate=False needs tumbling windows"):
         keyed.window(hg.Session("5s"), early="1s", accumulate=False)
 

@@ -392,6 +392,10 @@ class WindowedStream(Generic[S]):
         keeps its records until then. Each window costs a call: where a Polars expression says the same, ``agg`` is
         faster.
 
+        Results of updated sessions are changes. Each session has one row at most then, and a function that returns none
+        for what had one deletes it. With ``retractions=True`` there may be several: they are deleted, and those of now
+        inserted. The function is called again with the records it had, and must return the same.
+
         Args:
             function: gets the key (a tuple if it has several columns) and a Polars frame of the records in the order in
                 which they came. It returns a frame, a dict, an iterable of dicts, or None.
@@ -408,30 +412,30 @@ class WindowedStream(Generic[S]):
 
         Both are dicts with the columns of the stream, and so is the result. The first record of a window is its first
         total; the last total is emitted when the window ends, with ``window_start`` and ``window_end`` after the key
-        columns. The window keeps its records until then, as for ``apply``.
+        columns. The window keeps its records until then, as for ``apply``. Results of updated sessions are changes by
+        the key columns and ``window_start``; with ``retractions=True`` the function is called again with the records it
+        had, for what to take back.
         """
         return self._called("reduce", function_of("reduce", function), None, name)
 
     def _called(self, verb: str, function: Callable[..., Any], schema: SchemaLike | None, name: str | None) -> S:
         """Add the window, which keeps its records, and after it the function."""
-        keyed = self._keyed
-        if self._has_changes:
-            raise UsageError(
-                f"{verb} over session windows takes neither allowed_lateness= nor early=: their results are changes; "
-                "use agg, or leave the options out"
-            )
+        keyed, has_changes, retractions = self._keyed, self._has_changes, self._emission.retractions
         windowed = self._aggregated((rows_of_window(keyed._schema),), name)
-        builder, before = keyed._pipeline._builder, windowed._edges[0].upstream
+        builder, before = keyed._pipeline._builder, windowed._all_edges[0].upstream
         node = builder.claim_name(f"{before}-{verb}", None, before)
         if schema is None:
             values = pa.schema([field for field in keyed._schema if field.name not in keyed._keys])
         else:
             values = as_schema(str(node), schema)
-        spec = WindowFunctionSpec(keyed._keys, function, values, is_reduce=schema is None)
+        spec = WindowFunctionSpec(keyed._keys, function, values, schema is None, has_changes, retractions)
         output = catalog.output_schema(spec, windowed._schema, str(node))
-        builder.add(node, Role.OPERATOR, windowed._edges, spec, output, refuses=True)
+        builder.add(node, Role.OPERATOR, windowed._all_edges, spec, output, refuses=True)
         result = self._stream(keyed._pipeline, (Edge(node),), output, windowed._time_column)
         result._side_outputs = windowed._side_outputs
+        if has_changes:  # with retractions apply may return several rows, which no key tells apart
+            is_single = schema is None or not retractions
+            result._changes = Changes((*keyed._keys, START_COLUMN) if is_single else (), retractions)
         return result
 
     def _aggregated(self, aggregates: tuple[pl.Expr, ...], name: str | None) -> S:
