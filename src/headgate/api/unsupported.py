@@ -197,7 +197,7 @@ STREAM_HINTS = {
     **dict.fromkeys(
         ["mapAsync", "async_map", "ordered_wait", "unordered_wait", "orderedWait"], "it is map_async(function, schema)"
     ),
-    **dict.fromkeys(["flatMap", "explode"], "it is flat_map(function, schema=...)"),
+    "flatMap": "it is flat_map(function, schema=...)",
     **dict.fromkeys(["mapInArrow", "mapInPandas", "mapPartitions"], "it is map_batches(function, schema=...)"),
     **dict.fromkeys(["withColumn", "withColumns", "assign", "rename", "drop"], _COLUMNS),
     "where": "it is filter",

@@ -18,6 +18,7 @@ from headgate.operators.changes import ChangeCheckSpec
 from headgate.operators.changing_top import ChangingTopSpec
 from headgate.operators.checkpoint_listeners import CheckpointListener, lists_rules, lists_text
 from headgate.operators.deduplication import DeduplicateSpec
+from headgate.operators.exploded_rows import ExplodeSpec
 from headgate.operators.expressions import ExpressionsSpec, filter_spec, fuse, select_spec, with_columns_spec
 from headgate.operators.functions import MapBatchesSpec, RowFunctionSpec, RowVerb
 from headgate.operators.keys import KeyCheckSpec
@@ -55,6 +56,7 @@ __all__ = [
     "ChangeCheckSpec",
     "ChangingTopSpec",
     "DeduplicateSpec",
+    "ExplodeSpec",
     "ExpressionsSpec",
     "KeyCheckSpec",
     "MapBatchesSpec",

@@ -323,6 +323,28 @@ class StatelessVerbs(Records):
         changes = self._changes_after("with_columns", found, keeps_others=True)
         return self._then("with-columns", name, catalog.with_columns_spec(*found), changes=changes)
 
+    def explode(
+        self, column: str, *, keep_empty: bool = False, position: str | None = None, name: str | None = None
+    ) -> Self:
+        """Make a record of each element of the list in ``column``, which then holds the element.
+
+        A map is a list of structs with ``key`` and ``value``. Changes need retractions.
+
+        Args:
+            column: of lists or maps.
+            keep_empty: keep a record whose list is empty or null, with null as its element. Else there is none.
+            position: a column that is added: the place of the element in its list, from 0 on, as int64.
+            name: name of the operator.
+
+        Raises:
+            UsageError: there is no such column of lists, or there is a column called ``position``.
+        """
+        check_switches("explode: ", keep_empty=keep_empty)
+        changes = None
+        if self._changes is not None and self._changes.retractions:
+            changes = Changes((), retractions=True)
+        return self._then("explode", name, catalog.ExplodeSpec(column, keep_empty, position or ""), changes=changes)
+
     def map(self, function: Callable[[Row], Row], schema: SchemaLike | None = None, *, name: str | None = None) -> Self:
         """Turn each record (a dict) into another one.
 
