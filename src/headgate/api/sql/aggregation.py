@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 import polars as pl
@@ -19,9 +21,11 @@ from headgate.api.sql.relations import (
     selected,
     window_of,
 )
+from headgate.api.sql.set_operations import union_all
 from headgate.api.sql.values import unsupported
 from headgate.api.streams.stream import Stream
 from headgate.api.streams.windowed_stream import Window
+from headgate.dataclass import dataclass
 from headgate.errors import UsageError
 from headgate.operators.changes import OP
 
@@ -51,11 +55,52 @@ class SelectLike(Protocol):
     ) -> Relation: ...
 
 
+@dataclass(frozen=True, slots=True)
+class GroupingSet:
+    """What is grouped by: keys, which may be several sets (ROLLUP, CUBE, GROUPING SETS). ``others`` are null."""
+
+    keys: tuple[Expression, ...]
+    others: tuple[Expression, ...] = ()
+
+    def parts(self) -> list[GroupingSet]:
+        """Return each set of keys."""
+        found: list[tuple[Expression, ...]] = [()]
+        for node in self.keys:
+            found = [(*keys, *one) for keys in found for one in _sets_of(node)]
+        every = dict.fromkeys(node for keys in found for node in keys)
+        return [GroupingSet(keys, (*self.others, *(one for one in every if one not in keys))) for keys in found]
+
+
+def _sets_of(node: Expression) -> list[tuple[Expression, ...]]:
+    """Return the sets of keys that one item of GROUP BY stands for."""
+    e = exp()
+    items = [_keys_of(one) for one in node.expressions] if isinstance(node, e.Rollup | e.Cube) else []
+    if isinstance(node, e.Rollup):
+        return [tuple(key for one in items[:count] for key in one) for count in range(len(items), -1, -1)]
+    if isinstance(node, e.Cube):
+        chosen = itertools.product([True, False], repeat=len(items))
+        return [tuple(key for one, is_in in zip(items, some, strict=True) if is_in for key in one) for some in chosen]
+    if isinstance(node, e.GroupingSets):
+        return [one for part in node.expressions for one in _sets_of(part)]
+    return [_keys_of(node)]
+
+
+def _keys_of(node: Expression) -> tuple[Expression, ...]:
+    if isinstance(node, exp().Paren):
+        return (node.this,)
+    return tuple(node.expressions) if isinstance(node, exp().Tuple) else (node,)
+
+
 class Grouping:
     """A SELECT with GROUP BY or aggregates: keys, the window, and what is computed of each group."""
 
-    def __init__(self, select: SelectLike, outputs: list[tuple[str, Expression]]) -> None:
-        self._select, self._outputs = select, outputs
+    def __init__(
+        self, select: SelectLike, outputs: list[tuple[str, Expression]], one_set: GroupingSet | None = None
+    ) -> None:
+        """``one_set``: of several in GROUP BY, the one that this is."""
+        self._select, self._outputs, self._set = select, outputs, one_set
+        self._absent: dict[Expression, pl.DataType] = {}
+        """The keys of other sets, which are null in this one."""
         self._relation = select.relation_in
         self._window: Window | None = None
         self._again: Bounds | None = None
@@ -65,21 +110,26 @@ class Grouping:
     def relation(self) -> Relation:
         tree = self._select.tree
         group = tree.args.get("group")
-        for node in group.expressions if group is not None else ():
-            if isinstance(node, exp().Rollup | exp().Cube | exp().GroupingSets):
-                name = {"GROUPINGSETS": "GROUPING SETS"}.get(node.key.upper(), node.key.upper())
-                raise unsupported(f"GROUP BY {name}", "write one query for each grouping, with UNION ALL between")
-            self._add_key(self._at(node))
         for clause in ("rollup", "cube", "grouping_sets", "all", "totals"):
             if group is not None and group.args.get(clause):
-                raise unsupported(f"GROUP BY {clause.upper().replace('_', ' ')}", "write one query for each grouping")
+                raise unsupported(f"GROUP BY ... {clause.upper().replace('_', ' ')}", "name the keys in brackets")
+        found = self._set or GroupingSet(tuple(group.expressions if group is not None else ()))
+        sets = found.parts()
+        if len(sets) > 1:
+            return self._of_sets(sets)
+        for node in sets[0].keys:
+            self._add_key(self._at(node))
+        scalar = Scalars(self._relation.stream.schema)
+        for node in sets[0].others:
+            key = self._at(node)
+            if key not in self._names:
+                self._absent[key] = scalar.values.type_of(scalar(key))
         having = tree.args.get("having")
         condition = None if having is None else self._select.resolved(having.this)
         aggregates = self._aggregates(condition)
         wanted = aggregates.expressions or {_RESULT.format(0): pl.len()}
         if not self._keys:
             self._keys[_KEY.format(0)] = exp().Literal.number(0)
-        scalar = Scalars(self._relation.stream.schema)
         inputs = {name: scalar(node) for name, node in self._keys.items()}
         used = dict.fromkeys(name for found in wanted.values() for name in found.meta.root_names())
         inputs |= {name: pl.col(name) for name in used}
@@ -100,8 +150,18 @@ class Grouping:
             results = results.with_columns((pl.col(END) - pl.duration(milliseconds=fixed.size_ms)).alias(START))
         return self._result(results, aggregates, condition, Bounds(START, END, fixed))
 
+    def _of_sets(self, sets: list[GroupingSet]) -> Relation:
+        """Return the rows of all grouping sets."""
+        first, *others = (Grouping(self._select, self._outputs, one).relation() for one in sets)
+        whole = first
+        for one in others:
+            whole = union_all(whole, one)
+        return replace(whole, bounds=first.bounds)
+
     def _needs_retractions(self) -> bool:
         """Whether the changes of a running aggregate must say what was before: for others, or without the keys."""
+        if self._set is not None:
+            return True
         kept = {self._names.get(node) for _, node in self._outputs}
         return self._select.retractions or not set(self._keys) <= kept
 
@@ -129,12 +189,26 @@ class Grouping:
             kind, _, bound = (node.name.upper() if isinstance(node, exp().Anonymous) else "").partition("_")
             if kind in WINDOWS and bound in ("START", "END"):
                 return pl.col(START if bound == "START" else END)
+            if node in self._absent:
+                return pl.lit(None, self._absent[node])
+            if isinstance(node, exp().Grouping | exp().GroupingId):
+                return self._grouping(node)
             found = aggregates.result(node)
             if found is None and isinstance(node, exp().Column):
                 raise UsageError(f"sql: column '{node.name}' is neither in GROUP BY nor in an aggregate")
             return found
 
         return value
+
+    def _grouping(self, node: Expression) -> pl.Expr:
+        """Return which of its arguments are no keys of this set, as the digits of a binary number."""
+        number = 0
+        for one in node.expressions:
+            key = self._at(one)
+            if key not in self._absent and key not in self._names:
+                raise UsageError(f"sql: {node.sql()} needs columns of GROUP BY")
+            number = 2 * number + (key in self._absent)
+        return pl.lit(number, pl.Int64)
 
     def _at(self, node: Expression) -> Expression:
         """Return a key; a number is the place of a result column, and a name may be that of one."""

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 import pyarrow as pa
 
+from headgate.api.sql import functions
+from headgate.api.sql.functions import regular_expression
 from headgate.api.sql.values import Values, literal, unsupported
 from headgate.errors import UsageError
 
@@ -44,11 +46,18 @@ def exp() -> Any:
 
 @cache
 def _dialect() -> Any:
-    """Return DuckDB's dialect, in which names may stand in backticks, too."""
+    """Return DuckDB's dialect, in which names may stand in backticks, too; ``api.sql.functions`` has own functions."""
     exp()
     duckdb = importlib.import_module("sqlglot.dialects.duckdb").DuckDB
     tokenizer = type("Tokenizer", (duckdb.Tokenizer,), {"IDENTIFIERS": ['"', "`"]})
-    return type("_HeadgateSql", (duckdb,), {"Tokenizer": tokenizer})()
+    own = {**functions.FUNCTIONS, **functions.REFUSED}
+    tables = {
+        name: {word: found for word, found in getattr(duckdb.Parser, name).items() if word not in own}
+        for name in ("FUNCTIONS", "FUNCTION_PARSERS")
+    }
+    parser = type("Parser", (duckdb.Parser,), tables)
+    places = {"INDEX_OFFSET": 0}  # of elements are left as they are written
+    return type("_HeadgateSql", (duckdb,), {"Tokenizer": tokenizer, "Parser": parser, **places})()
 
 
 _WHOLE_WORDS = {"MATCH_RECOGNIZE": "use key_by(...).process(...) with state"}
@@ -76,6 +85,13 @@ def parsed(query: str) -> Expression:
     if len(trees) != 1:
         raise UsageError(f"sql takes one query, not {len(trees)}")
     found: Expression = trees[0]
+    for node in found.find_all(exp().Anonymous):
+        if (
+            node.name.upper() in functions.OF_UNITS
+            and node.expressions
+            and isinstance(node.expressions[0], exp().Column)
+        ):
+            node.expressions[0].replace(exp().var(node.expressions[0].name))  # a unit is no column
     return found
 
 
@@ -172,6 +188,9 @@ class Scalars:
         if isinstance(node, exp().AggFunc):
             raise UsageError(f"sql: {node.sql()} is an aggregate, which stands in SELECT or HAVING")
         if isinstance(node, exp().Anonymous):
+            own = functions.translated(node.name.upper(), node.expressions, self)
+            if own is not None:
+                return own
             function = _FUNCTIONS.get(node.name.upper())
             if function is None:
                 raise unsupported(f"the function {node.name.upper()}", "use with_columns with a Polars expression")
@@ -230,6 +249,10 @@ _KNOWN = {
     "Intersect": "with_ distinct",
     "Except": "with_ distinct",
     "Join": "on side kind using",
+    "StrPosition": "substr",
+    "AtTimeZone": "zone",
+    "Array": "bracket_notation",
+    "GroupConcat": "separator",
 }
 """The parts of syntax that a translation looks at, besides the operands."""
 
@@ -325,15 +348,7 @@ def _literal_text(node: Expression | None, of: str) -> str:
 
 def _pattern(node: Expression | None, of: str) -> str:
     """Return a regular expression that is written in quotes."""
-    found = _literal_text(node, of)
-    try:
-        pl.Series([""]).str.contains(found)
-    except pl.exceptions.ComputeError as error:
-        lines = str(error).split("\n\n", 1)[0].splitlines()
-        raise UsageError(
-            f"sql: '{found}' in {of} is no regular expression: {lines[-1].removeprefix('error: ')}"
-        ) from None
-    return found
+    return regular_expression(_literal_text(node, of), of)
 
 
 def _whole(node: Expression, of: str) -> int:
@@ -402,8 +417,6 @@ def _part(unit: str, of: pl.Expr) -> pl.Expr:
     return found.cast(pl.Int64)
 
 
-_JAVA = {"yyyy": "%Y", "MM": "%m", "dd": "%d", "HH": "%H", "mm": "%M", "ss": "%S", "SSS": "%3f"}
-
 _STRFTIME = {letter: f"%{letter}" for letter in "YmdHMSyjaAbBpI%"} | {"f": "%6f", "g": "%3f"}
 """The letters of DuckDB's patterns whose meaning Polars knows; it has other names for some."""
 
@@ -411,11 +424,7 @@ _STRFTIME = {letter: f"%{letter}" for letter in "YmdHMSyjaAbBpI%"} | {"f": "%6f"
 def _date_format(of: pl.Expr, pattern: str) -> pl.Expr:
     """Format a time; the pattern is Java's, as Flink and Spark have it, or that of strftime."""
     if "%" not in pattern:
-        pattern = re.sub(r"yyyy|MM|dd|HH|mm|SSS|ss", lambda match: _JAVA[match[0]], pattern)
-        rest = re.sub(r"%3f|%[A-Za-z]", "", pattern)
-        if re.search("[A-Za-z]", rest):
-            raise unsupported(f"DATE_FORMAT with '{pattern}'", f"use {', '.join(_JAVA)}")
-        return of.dt.strftime(pattern)
+        return of.dt.strftime(functions.java_pattern(pattern, "DATE_FORMAT"))
     for letter in re.findall("%(.?)", pattern.replace("%%", "")):
         if letter not in _STRFTIME:
             raise unsupported(f"STRFTIME with '%{letter}'", f"use %{', %'.join(_STRFTIME)}")
@@ -440,10 +449,6 @@ _FUNCTIONS: dict[str, tuple[int, Callable[[list[Any], Inner], pl.Expr]]] = {
         lambda of, inner: _date_format(
             inner.values.moment(inner(of[0]), "DATE_FORMAT"), _literal_text(of[1], "DATE_FORMAT")
         ),
-    ),
-    "CHAR_LENGTH": (
-        1,
-        lambda of, inner: inner.values.of_kind("texts", inner(of[0]), "CHAR_LENGTH").str.len_chars().cast(pl.Int64),
     ),
 }
 """Functions that sqlglot has no class for: how many arguments they have, and what they are."""
@@ -507,6 +512,45 @@ def _trunc(node: Expression, inner: Inner) -> pl.Expr:
 
 def _interval(node: Expression, inner: Inner) -> pl.Expr:
     return pl.duration(milliseconds=interval_ms(node))
+
+
+def _element(node: Expression, inner: Inner) -> pl.Expr:
+    """Return an element of an array by its place, or the value of a key of a map."""
+    if len(node.expressions) != 1 or isinstance(node.expressions[0], exp().Slice):
+        raise unsupported(f"{node.sql('duckdb')}", "name one element, as in a[1]")
+    (at,) = node.expressions
+    of = inner(node.this)
+    dtype = inner.values.type_of(of)
+    if not isinstance(dtype, pl.List):
+        raise UsageError(f"sql: {node.this.sql('duckdb')} is no array and no map, so it has no element")
+    if isinstance(at, exp().Literal) and at.is_string:
+        return functions.value_of_key(of, at.name)
+    place = inner(at)
+    if not inner.values.type_of(place).is_integer():
+        raise UsageError(f"sql: the element of {node.this.sql('duckdb')} is named by an integer or a text in quotes")
+    return functions.element(of, place.cast(pl.Int64))
+
+
+def _field(node: Expression, inner: Inner) -> pl.Expr:
+    """Return a field of a row."""
+    of, name = inner(node.this), node.expression.name
+    dtype = inner.values.type_of(of)
+    names = [one.name for one in dtype.fields] if isinstance(dtype, pl.Struct) else []
+    found = [one for one in names if one == name] or [one for one in names if one.lower() == name.lower()]
+    if len(found) != 1:
+        known = ", ".join(names) or "it is no row"
+        raise UsageError(f"sql: {node.this.sql('duckdb')} has no field '{name}' ({known})")
+    return of.struct.field(found[0])
+
+
+def _at_time_zone(node: Any, inner: Inner) -> pl.Expr:
+    """Return the local time of a moment in a zone, or the moment of a local time."""
+    zone = functions.time_zone(_literal_text(node.args["zone"], "AT TIME ZONE"))
+    of = inner(node.this)
+    if inner.values.kind(of) == "timestamps with a time zone":
+        return of.dt.convert_time_zone(zone).dt.replace_time_zone(None)
+    moment = functions.in_zone(inner.values.moment(of, "AT TIME ZONE"), zone)
+    return moment.dt.convert_time_zone("UTC")
 
 
 def _is(node: Expression, inner: Inner) -> pl.Expr:
@@ -619,6 +663,15 @@ def _scalars() -> dict[type, Callable[[Any, Inner], pl.Expr]]:
         e.TimestampTrunc: _trunc,
         e.DateTrunc: _trunc,
         e.Interval: _interval,
+        e.StrPosition: lambda node, inner: functions.position(
+            inner.argument(node.this, "texts", node), inner.argument(node.args["substr"], "texts", node)
+        ),
+        e.Bracket: _element,
+        e.Dot: _field,
+        e.Array: lambda node, inner: pl.concat_list(
+            inner.values.alike([inner(one) for one in node.expressions], "ARRAY")
+        ),
+        e.AtTimeZone: _at_time_zone,
         e.StartsWith: lambda node, inner: inner.argument(node.this, "texts", node).str.starts_with(
             inner.argument(node.expression, "texts", node)
         ),
@@ -655,7 +708,7 @@ class Aggregates:
                 self._results[node] = self._added(node)
 
     def column(self, expression: pl.Expr) -> pl.Expr:
-        """Return the column of an aggregate of Polars, which is computed once."""
+        """Return the column of an aggregate of records."""
         for name, known in self.expressions.items():
             if known.meta.eq(expression):
                 return pl.col(name)
@@ -686,16 +739,22 @@ class Aggregates:
         if condition is not None:
             values = pl.when(condition).then(values)
         values = _of_records(values, node)
+        make = _of_groups().get(type(function))
+        if make is not None and not is_distinct:
+            return make(self, function, values, kind)
         if is_count:
             counted = values.drop_nulls().n_unique() if is_distinct else values.count()
             return self.column(counted).cast(pl.Int64)
         if is_distinct and not isinstance(function, e.Min | e.Max):
             raise unsupported(f"{function.key.upper()}(DISTINCT ...)", "only COUNT has DISTINCT")
-        methods = {e.Min: "min", e.Max: "max", e.Avg: "mean", e.Stddev: "std", e.StddevSamp: "std", e.Variance: "var"}
+        methods = {
+            e.Min: "min", e.Max: "max", e.Avg: "mean", e.Stddev: "std", e.StddevSamp: "std", e.Variance: "var",
+            e.Median: "median",
+        }  # fmt: skip
         method = "sum" if isinstance(function, e.Sum) else methods.get(type(function))
         if method is None:
             raise unsupported(
-                f"the aggregate {function.key.upper()}", "use COUNT, SUM, AVG, MIN, MAX, STDDEV or VARIANCE"
+                f"the aggregate {function.key.upper()}", "use COUNT, SUM, AVG, MIN, MAX, MEDIAN, STDDEV or VARIANCE"
             )
         if method not in ("min", "max") and kind != "numbers":
             raise UsageError(f"sql: {function.sql()} is of {kind}; it needs numbers")
@@ -708,6 +767,37 @@ class Aggregates:
         return self.column(getattr(values, method)())
 
 
+def _list_agg(aggregates: Aggregates, function: Expression, values: pl.Expr, kind: str) -> pl.Expr:
+    if kind != "texts":
+        raise UsageError(f"sql: {function.sql('duckdb')} is of {kind}; it needs texts")
+    separator: Any = function.args.get("separator")
+    by = "," if separator is None else _literal_text(separator, "LISTAGG")
+    joined = aggregates.column(values.drop_nulls().str.join(by))
+    return pl.when(aggregates.column(values.count()) > 0).then(joined)
+
+
+@cache
+def _of_groups() -> dict[type, Callable[[Aggregates, Any, pl.Expr, str], pl.Expr]]:
+    """Return the aggregates that are no number of a group's numbers."""
+    e = exp()
+
+    def end(method: str) -> Callable[[Aggregates, Any, pl.Expr, str], pl.Expr]:
+        def make(aggregates: Aggregates, function: Expression, values: pl.Expr, kind: str) -> pl.Expr:
+            return aggregates.column(getattr(values.filter(values.is_not_null()), method)())
+
+        return make
+
+    return {
+        **dict.fromkeys([e.FirstValue, e.First], end("first")),
+        **dict.fromkeys([e.LastValue, e.Last], end("last")),
+        e.ArrayAgg: lambda aggregates, function, values, kind: aggregates.column(values.implode()),
+        e.GroupConcat: _list_agg,
+        e.ApproxDistinct: lambda aggregates, function, values, kind: aggregates.column(
+            values.drop_nulls().n_unique()
+        ).cast(pl.Int64),
+    }
+
+
 def _of_records(values: pl.Expr, node: Expression) -> pl.Expr:
     if not values.meta.root_names():
         raise unsupported(f"{node.sql()}, an aggregate of a constant,", "use COUNT(*)")
@@ -715,7 +805,8 @@ def _of_records(values: pl.Expr, node: Expression) -> pl.Expr:
 
 
 def _has_many(function: Expression) -> bool:
-    return any(part for name, part in function.args.items() if name not in ("this", "big_int") and part)
+    known = ("this", "big_int", "separator", "nulls_excluded")
+    return any(part for name, part in function.args.items() if name not in known and part)
 
 
 def _aggregates_in(tree: Expression) -> Iterator[Expression]:
@@ -723,6 +814,8 @@ def _aggregates_in(tree: Expression) -> Iterator[Expression]:
     e = exp()
     if isinstance(tree, e.Window):
         raise unsupported(f"{tree.this.sql()} OVER beside GROUP BY", "group in a subquery")
+    if isinstance(tree, e.Grouping | e.GroupingId):
+        return
     if isinstance(tree, e.AggFunc | e.Filter):
         yield tree
         return

@@ -41,6 +41,7 @@ from headgate.api.sql.relations import (
 )
 from headgate.api.sql.set_operations import distinct, in_both, union_all
 from headgate.api.sql.subqueries import SubqueryCondition, all_of, check_no_nulls, subquery_condition
+from headgate.api.sql.table_functions import is_unnest, unnested, written_rows
 from headgate.api.sql.time_range import time_range
 from headgate.api.sql.values import type_of_keys, unsupported
 from headgate.api.streams.stream import Stream
@@ -149,6 +150,8 @@ class _Translation:
         """
         if isinstance(tree, exp().Subquery):
             return self.query(tree).named(tree)
+        if isinstance(tree, exp().Values):
+            return written_rows(tree, self.tables)
         if not isinstance(tree, exp().Table):
             raise unsupported(f"{tree.key.upper()} in FROM", "name a table, a window function or a subquery")
         if tree.args.get("db"):
@@ -292,7 +295,10 @@ class Select:
         self.relation_in = inner.table(source.this)
         joins = -1
         for joins, join in enumerate(self.tree.args.get("joins") or ()):
-            self.relation_in = self._joined(self.relation_in, inner.table(join.this), join, joins)
+            if is_unnest(join):
+                self.relation_in = unnested(self.relation_in, join, self.resolved, joins)
+            else:
+                self.relation_in = self._joined(self.relation_in, inner.table(join.this), join, joins)
         links = []
         for part in self._ranked(parts):
             if any(part is other for other, _ in subqueries):
@@ -329,7 +335,7 @@ class Select:
         """Whether a condition names a column of the query around this subquery."""
         if self.scope.around is None:
             return False
-        return not all(self.relation_in.has(one.name, one.table) for one in part.find_all(exp().Column))
+        return not all(self.relation_in.knows(one) for one in part.find_all(exp().Column))
 
     def _linked(self, links: list[Expression]) -> list[tuple[str, Expression]]:
         """Give the query around the conditions that name its columns; return the columns that it needs for them."""
@@ -602,8 +608,7 @@ class Select:
 
         def resolve(node: Expression) -> Expression:
             if isinstance(node, exp().Column) and not isinstance(node.this, exp().Star):
-                actual = within.column(node.name, node.table).actual
-                return cast("Expression", exp().column(actual, quoted=True))
+                return within.resolved(node)
             if isinstance(node, exp().Subquery | exp().Select | exp().Exists):
                 raise unsupported(
                     "a subquery in an expression",

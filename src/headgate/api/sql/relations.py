@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import polars as pl
 
-from headgate.api.sql.expressions import Scalars, interval_ms
+from headgate.api.sql.expressions import Scalars, exp, interval_ms
 from headgate.api.sql.values import unsupported
 from headgate.api.streams.stream import Stream
 from headgate.api.streams.windowed_stream import Session, Sliding, Tumbling, Window
@@ -150,6 +150,32 @@ class Relation:
             column.name.lower() == name.lower() and (not table or column.table.lower() == table.lower())
             for column in self.columns
         )
+
+    def knows(self, node: Any) -> bool:
+        """Whether a column, or a field of one, can be what a query names."""
+        return self.has(node.name, node.table) or self._field_of(node) is not None
+
+    def resolved(self, node: Any) -> Expression:
+        """Return a column under the name that it has in the stream, or a field of one.
+
+        Raises:
+            UsageError: there is none, or several.
+        """
+        found = None if self.has(node.name, node.table) else self._field_of(node)
+        name, table, fields = (node.name, node.table, []) if found is None else found
+        column: Any = exp().column(self.column(name, table).actual, quoted=True)
+        for one in fields:
+            column = exp().Dot(this=column, expression=one)
+        return cast("Expression", column)
+
+    def _field_of(self, node: Any) -> tuple[str, str, list[Any]] | None:
+        """Return the column and its table, and the fields in it, of ``t.row.field`` or ``row.field``."""
+        parts = node.parts
+        if len(parts) > 2 and self.has(parts[1].name, parts[0].name):
+            return parts[1].name, parts[0].name, parts[2:]
+        if len(parts) > 1 and self.has(parts[0].name, ""):
+            return parts[0].name, "", parts[1:]
+        return None
 
     def column(self, name: str, table: str) -> Column:
         """Return the column that a query names.
