@@ -66,6 +66,16 @@ def files(root: Path) -> Kind:
     return Kind(hg.FileSink(root / "out", roll_interval=0), read)
 
 
+def delta(root: Path) -> Kind:
+    deltalake = pytest.importorskip("deltalake")
+
+    def read() -> Iterable[int]:
+        found = pa.table(deltalake.DeltaTable(str(root / "table")).to_pyarrow_table())
+        return found["id"].to_pylist()  # type: ignore[no-any-return]
+
+    return Kind(hg.DeltaSink(root / "table", create=True), read)
+
+
 def staged(kind: Any) -> Callable[[Path], Kind]:
     def make(root: Path) -> Kind:
         target = Target(limit_ms=None)
@@ -85,6 +95,7 @@ class Forgetful(ForgettingSink):
 KINDS: dict[str, Callable[[Path], Kind]] = {
     "streams": streams,
     "files": files,
+    "tables of Delta": delta,
     "ledger": staged(StagedLedger),
     "two phases": staged(Lasting),
     "two phases that forget": staged(Forgetful),
