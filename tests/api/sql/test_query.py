@@ -277,6 +277,13 @@ QUERIES: dict[str, tuple[str, str | None]] = {
         "CURRENT ROW) / 2, FIRST_VALUE(id) OVER (PARTITION BY auction % 2 ORDER BY ts ROWS BETWEEN 2 PRECEDING AND "
         "CURRENT ROW), LAST_VALUE(price) OVER (ORDER BY ts ROWS UNBOUNDED PRECEDING) FROM bids WHERE id > 9",
     ),
+    "over results of windows": (
+        "SELECT auction, w, SUM(n) OVER (PARTITION BY auction ORDER BY e RANGE BETWEEN INTERVAL '20' SECOND PRECEDING "
+        f"AND CURRENT ROW) AS s FROM (SELECT auction, COUNT(*) AS n, window_start AS w, window_end AS e {TUMBLE} "
+        "auction, window_start, window_end)",
+        "SELECT auction, w, SUM(n) OVER (PARTITION BY auction ORDER BY w RANGE BETWEEN INTERVAL '20' SECOND PRECEDING "
+        f"AND CURRENT ROW) FROM (SELECT auction, COUNT(*) AS n, {BUCKET} AS w FROM bids GROUP BY ALL)",
+    ),
     "over all rows so far, and around it": (
         "SELECT auction, COUNT(*) AS n FROM (SELECT *, SUM(price) OVER (PARTITION BY auction ORDER BY ts) AS s, "
         "STDDEV(change) OVER (PARTITION BY auction ORDER BY ts) AS d FROM bids) WHERE s > 900 AND d > 0.2 GROUP BY "

@@ -183,7 +183,8 @@ def _over(relation: Relation, node: Expression) -> _Over:
     by = [one.this for one in order.expressions]
     if time is None:
         raise UsageError(f"sql: {name} needs event times; call .with_timestamps('{by[0].name}') on the stream before")
-    if len(by) != 1 or not isinstance(by[0], e.Column) or by[0].name != time:
+    times = relation.times({column.actual: column.actual for column in relation.columns})  # of windows start and end
+    if len(by) != 1 or not isinstance(by[0], e.Column) or by[0].name not in times:
         raise unsupported(f"{name} (... {order.sql()})", f"order by the event time of the table alone, '{time}'")
     if order.expressions[0].args.get("desc"):
         raise unsupported(f"{name} (... {order.sql()})", "leave DESC out: rows come in the order of their times")
