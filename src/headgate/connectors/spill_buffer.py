@@ -5,13 +5,16 @@ Sinks collect the records of a transaction in one. A piece is an Arrow stream.
 
 from __future__ import annotations
 
+import itertools
+import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import IO
 
 import pyarrow as pa
 
 from headgate.dataclass import dataclass
+from headgate.environment import Condition
 from headgate.errors import StorageError
 
 _PLAIN = pa.ipc.IpcWriteOptions()
@@ -42,6 +45,16 @@ class SpillBuffer:
     def is_empty(self) -> bool:
         """Whether there is no record."""
         return not self._open and not self._closed
+
+    @property
+    def in_memory(self) -> Sequence[pa.RecordBatch]:
+        """The records that are not in the temporary file."""
+        return self._open
+
+    @property
+    def spilled_count(self) -> int:
+        """How many pieces are in the temporary file."""
+        return len(self._closed)
 
     @property
     def has_spilled(self) -> bool:
@@ -85,10 +98,18 @@ class SpillBuffer:
         Raises:
             StorageError: the temporary file cannot be read.
         """
-        for found in self._closed:
-            with pa.ipc.open_stream(self._read(found)) as stored:
-                yield from stored
+        for number in range(len(self._closed)):
+            yield from self.spilled(number)
         yield from self._open
+
+    def spilled(self, number: int) -> Iterator[pa.RecordBatch]:
+        """Yield the records of piece ``number``, which is in the temporary file.
+
+        Raises:
+            StorageError: the temporary file cannot be read.
+        """
+        with pa.ipc.open_stream(self._read(self._closed[number])) as stored:
+            yield from stored
 
     def piece(self, number: int) -> bytes:
         """Return the compressed bytes of piece ``number``, which begin with 0.
@@ -127,8 +148,7 @@ class SpillBuffer:
     def _read(self, found: _Range) -> bytes:
         assert self._file is not None, "the buffer is closed"
         try:
-            self._file.seek(found.offset)
-            data = self._file.read(found.size_bytes)
+            data = os.pread(self._file.fileno(), found.size_bytes, found.offset)  # while another thread may write
         except OSError as error:
             raise StorageError("read", tempfile.gettempdir(), str(error)) from error
         if len(data) != found.size_bytes:
@@ -142,3 +162,47 @@ class SpillBuffer:
             for batch in batches:
                 writer.write_batch(batch)
         return memoryview(sink.getvalue()).tobytes()
+
+
+class Abandoned(Exception):  # noqa: N818 - expected outcome, not a fault
+    """The records that are being read are not wanted any more."""
+
+
+class GrowingRecords:
+    """The records of a buffer, read by one thread while another one adds to it."""
+
+    def __init__(self, buffer: SpillBuffer, changed: Condition) -> None:
+        self._buffer = buffer
+        self._is_whole, self._is_abandoned = False, False
+        self._changed = changed
+
+    def tell(self, *, is_whole: bool = False, is_abandoned: bool = False) -> None:
+        """Say that there is another piece, that no more records come, or that they are not wanted."""
+        with self._changed:
+            self._is_whole |= is_whole
+            self._is_abandoned |= is_abandoned
+            self._changed.notify_all()
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield all records in order, and wait for those that are to come; can be called again.
+
+        Raises:
+            Abandoned
+            StorageError: the temporary file cannot be read.
+        """
+        for number in itertools.count():
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_ready(number))  # noqa: B023 - called at once
+                if self._is_abandoned:
+                    raise Abandoned
+            if number == self._buffer.spilled_count:
+                break
+            yield from self._buffer.spilled(number)
+        yield from self._buffer.in_memory
+
+    def close(self) -> None:
+        """Drop the records."""
+        self._buffer.close()
+
+    def _is_ready(self, number: int) -> bool:
+        return self._is_abandoned or self._is_whole or number < self._buffer.spilled_count

@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import io
 import secrets
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import polars as pl
@@ -16,6 +18,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pytest
 from tests.servers.objects import BUCKET, ObjectServer, object_server
+from tests.servers.processes import START_S
 from tests.servers.proxy import Wire
 
 from headgate.connectors.base import SinkContext
@@ -317,6 +320,76 @@ def test_prepare_that_failed_is_repeated_and_leaves_no_upload(url: str, monkeypa
     committing.commit(PERMIT, [Committable("out", CheckpointId(1), 0, Generation(1), payload)])
     assert numbers(url) == [0, 1, 2]
     assert uploads_at(url).list("") == []
+
+
+def big(number: int) -> pa.RecordBatch:
+    return pa.record_batch([[number], [secrets.token_hex(400_000)]], schema=SCHEMA)
+
+
+def flowing(sink: FileSink) -> Any:
+    """Return a writer whose first checkpoint has been."""
+    writer = sink.open(SinkContext("p", "out", 0, 1, Generation(1), SCHEMA))
+    assert writer.seal(CheckpointId(3)).prepare() is None
+    return writer
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + START_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["", "no network at first"])
+def test_files_are_uploaded_while_records_flow(url: str, fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_upload, "PART_BYTES", PART_BYTES_MIN)
+    sink = sink_at(url, buffer_bytes=1 << 20, file_bytes=10 << 20)
+    committing = committer(sink)
+    writer = flowing(sink)
+    kind, called = type(uploads_at(url)), threading.Event()
+    put_part = kind.put_part
+
+    def put(*given: Any) -> str:
+        called.set()
+        if fails:
+            raise StorageError("put", "x", "no network")
+        return put_part(*given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(kind, "put_part", put)
+        for number in range(20):
+            writer.write(big(number))
+        until(called.is_set)
+        if fails:
+            until(lambda: uploads_at(url).list("") == [])
+        sealed = writer.seal(CheckpointId(7))
+    for number in range(20, 25):
+        writer.write(big(number))  # of the next checkpoint
+    payload = sealed.prepare()
+    assert payload is not None
+    output = Committable("out", CheckpointId(7), 0, Generation(1), payload)
+    committing.commit(CommitPermit(CheckpointId(7), Generation(1)), [output])
+    assert numbers(url) == list(range(20))
+    assert {name.split("-")[2] for name in committed_files(url)} == {"0000000004"}, "after the checkpoint before it"
+    payload = writer.seal(CheckpointId(8)).prepare()
+    assert payload is not None
+    output = Committable("out", CheckpointId(8), 0, Generation(1), payload)
+    committing.commit(CommitPermit(CheckpointId(8), Generation(1)), [output])
+    assert numbers(url) == list(range(25))
+    assert len(set(committed_files(url))) > 2
+    assert uploads_at(url).list("") == []
+
+
+def test_a_writer_that_is_closed_aborts_what_it_had_begun_to_upload(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_upload, "PART_BYTES", PART_BYTES_MIN)
+    sink = sink_at(url, buffer_bytes=1 << 20, file_bytes=64 << 20)
+    committer(sink)
+    writer = flowing(sink)
+    for number in range(10):
+        writer.write(big(number))
+    until(lambda: bool(uploads_at(url).list("")))
+    writer.close()
+    until(lambda: uploads_at(url).list("") == [])
 
 
 def test_copies_and_uploads_may_be_mixed_over_restarts(url: str) -> None:

@@ -60,7 +60,7 @@ class Counting(SilentObserver):
             self._count += 1
             self._changed.notify_all()
 
-    def wait(self, more: int) -> None:
+    def see(self, more: int) -> None:
         """Wait for more checkpoints."""
         with self._changed:
             wanted = self._count + more
@@ -127,11 +127,11 @@ def test_nothing_is_late_lost_or_out_of_order_while_the_stream_is_scaled(
     writing = testing.running(writer(pravega, stream, tmp_path), parallelism=2, kill_worker_after_checkpoint=(6,))
     with reading as read, writing as write:
         for ranges in SCALINGS:
-            watching.wait(3)
+            watching.see(3)
             deadline = time.monotonic() + START_S
             while not scale_to(pravega, stream, ranges):
                 assert time.monotonic() < deadline
-                watching.wait(1)
+                watching.see(1)
         assert write.wait(0) is None, "it was scaled while it was written"
         written = write.wait(START_S)
         assert written is not None

@@ -6,6 +6,7 @@ D15 of docs/spec/connectors.md. Never writes a file where a reader looks.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,9 +21,10 @@ from headgate.connectors.files.file_committer import refuse_if_fenced
 from headgate.connectors.files.file_upload import part_bytes, upload_content
 from headgate.connectors.files.partitions import divided
 from headgate.connectors.files.publish_log import OpenUpload, SinkIdentity, StagedFile, digest, encode_files
-from headgate.connectors.spill_buffer import SpillBuffer
+from headgate.connectors.spill_buffer import GrowingRecords, SpillBuffer
 from headgate.dataclass import dataclass
-from headgate.errors import CorruptionError
+from headgate.environment import SYSTEM_ENVIRONMENT, Thread
+from headgate.errors import CorruptionError, StorageError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.operators.base import RestoredState
 from headgate.state.snapshot import FrozenState, encode_batches
@@ -111,6 +113,8 @@ class FileWriter(SinkWriter):
         """``uploads``: how the storage takes files in parts that the commit completes; None: they are staged."""
         self._storage, self._names, self._context, self._limits = storage, names, context, limits
         self._uploads = uploads
+        self._sealed: CheckpointId | None = None
+        self._begun: tuple[SealedFiles, GrowingRecords] | None = None
         self._partition_by = tuple(partition_by)
         self._current = SpillBuffer(context.schema, limits.buffer_bytes)
         self._restored: list[pa.RecordBatch] = []
@@ -122,17 +126,42 @@ class FileWriter(SinkWriter):
         """Add records to the current transaction."""
         if self._first_ms is None:
             self._first_ms = self._context.clock_ms()
+        spilled_count = self._current.spilled_count
         self._current.add(batch)
+        if self._current.spilled_count > spilled_count and self._uploads is not None and not self._partition_by:
+            self._upload_early()
+
+    def _upload_early(self) -> None:
+        """Begin with the upload of files while records flow, or go on with it.
+
+        Their names have a checkpoint that no records before these are in, and they have none before the first one.
+        """
+        if self._begun is not None:
+            self._begun[1].tell()
+        elif self._sealed is not None:
+            rows = GrowingRecords(self._current, SYSTEM_ENVIRONMENT.condition())
+            files = self._sealed_files(CheckpointId(self._sealed + 1), rows)
+            files.begin()
+            self._begun = files, rows
+
+    def _sealed_files(self, checkpoint: CheckpointId, rows: SpillBuffer | GrowingRecords) -> SealedFiles:
+        limits, restored = self._limits, self._restored
+        return SealedFiles(
+            self._storage, self._names, checkpoint, restored, rows, limits, self._partition_by, self._uploads
+        )
 
     def seal(self, checkpoint: CheckpointId) -> SealedTransaction:
         """Close the current transaction as the output of ``checkpoint``, or go on holding its records back."""
+        self._sealed = checkpoint
         if not self._is_due():
             self._held = self._current.compact()
             return EmptyTransaction()
-        rows, limits = self._current, self._limits
-        sealed = SealedFiles(
-            self._storage, self._names, checkpoint, self._restored, rows, limits, self._partition_by, self._uploads
-        )
+        if self._begun is not None:
+            sealed, rows = self._begun
+            rows.tell(is_whole=True)
+            self._begun = None
+        else:
+            sealed = self._sealed_files(checkpoint, self._current)
         self._current = SpillBuffer(self._context.schema, self._limits.buffer_bytes)
         self._restored, self._held, self._first_ms = [], (), None
         return sealed
@@ -153,6 +182,8 @@ class FileWriter(SinkWriter):
 
     def close(self) -> None:
         """Abandon the current transaction."""
+        if self._begun is not None:
+            self._begun[1].tell(is_abandoned=True)
         self._current.close()
 
     def _is_due(self) -> bool:
@@ -174,7 +205,7 @@ class SealedFiles(SealedTransaction):
         names: FileNames,
         checkpoint: CheckpointId,
         restored: Sequence[pa.RecordBatch],
-        rows: SpillBuffer,
+        rows: SpillBuffer | GrowingRecords,
         limits: Limits,
         partition_by: Sequence[str] = (),
         uploads: Uploads | None = None,
@@ -183,8 +214,19 @@ class SealedFiles(SealedTransaction):
         self._uploads = uploads
         self._restored, self._rows, self._file_bytes = restored, rows, limits.file_bytes
         self._partition_by = partition_by
+        self._thread: Thread | None = None
+        self._is_done = False
         self._prepared: list[StagedFile] | None = None
         self._open_uploads: dict[str, OpenUpload] = {}
+
+    def begin(self) -> None:
+        """Upload files in a thread while their records come; if that fails, ``prepare`` does it."""
+        self._thread = SYSTEM_ENVIRONMENT.thread(self._write_early, "file-upload")
+        self._thread.start()
+
+    def _write_early(self) -> None:
+        with contextlib.suppress(Exception):
+            self._prepared = self._write_all()
 
     def prepare(self) -> bytes | None:
         """Write the staged files; return their list, or None when there are no records (K4).
@@ -195,13 +237,27 @@ class SealedFiles(SealedTransaction):
             StorageError: a file cannot be written.
             FencedError: a newer generation owns the sink.
         """
-        if self._prepared is None:
+        if not self._is_done:
             refuse_if_fenced(self._storage, self._names.identity, self._names.generation)
-            self._open_uploads.clear()
-            self._prepared = [self._write(number, *file) for number, file in enumerate(self._files())]
+            if self._thread is not None:
+                self._thread.join()
+            if self._prepared is None:
+                self._prepared = self._write_all()
+            self._is_done = True
             self._rows.close()
             self._restored = ()
         return encode_files(self._prepared, self._open_uploads) if self._prepared else None
+
+    def _write_all(self) -> list[StagedFile]:
+        self._open_uploads.clear()
+        try:
+            return [self._write(number, *file) for number, file in enumerate(self._files())]
+        except BaseException:
+            for name, upload in self._open_uploads.items():
+                assert self._uploads is not None
+                with contextlib.suppress(StorageError):
+                    self._uploads.abort(name, upload.id)
+            raise
 
     def _write(self, number: int, partition: str, tables: Iterable[pa.Table]) -> StagedFile:
         name = self._names.name(self._checkpoint, number, partition)
