@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -154,3 +159,49 @@ def test_a_savepoint_in_the_object_store_is_begun_from_at_another_parallelism(se
     taken_over = testing.run(pipeline(place, 3, 1_000), restore=f"{place}/savepoint")
     assert taken_over.is_finished
     assert numbers_at(place) == list(range(1_000))
+
+
+PROGRAM = """
+import sys
+from headgate import testing
+from tests.runtime.runs.test_object_stores import pipeline
+assert testing.run(pipeline(sys.argv[1], 2, 1_000)).is_finished
+"""
+
+
+@pytest.mark.run
+def test_a_process_killed_around_its_commits_leaves_each_record_once(server: ObjectServer, tmp_path: Path) -> None:
+    """Killed after a checkpoint completed, before its uploads are completed, and in a start in front of that."""
+    place = f"s3://{BUCKET}/around-commits"
+
+    def started(**environment: str) -> int:
+        command = [sys.executable, "-c", PROGRAM, place]
+        root = Path(__file__).parents[3]
+        return subprocess.run(command, cwd=root, env={**os.environ, **environment}, check=False).returncode
+
+    for point in ("after-manifest:2", "in-publish:2", "in-recover:1"):
+        marker = tmp_path / point.partition(":")[0]
+        assert started(HEADGATE_KILL_AT=f"{point}:{marker}") == -signal.SIGKILL, point
+    assert started() == 0
+    assert numbers_at(place) == list(range(1_000))
+    storage = open_storage(f"{place}/out")
+    assert storage.list("_staging") == []
+    assert storage.uploads is None or storage.uploads.list("") == []
+
+
+def test_an_older_savepoint_is_gone_back_to_and_later_files_are_named(server: ObjectServer) -> None:
+    place, watching = f"s3://{BUCKET}/older", Watching()
+    with testing.running(pipeline(place, 2, 1_000), observer=watching) as run:
+        watching.wait_checkpoints(2)
+        saved = run.take_savepoint(f"{place}/savepoint")
+        assert saved is not None
+        assert run.wait(WAIT_S) is not None
+    before = committed_files(f"{place}/out")
+    newest = max(watching.completed)
+    assert testing.run(pipeline(place, 3, 1_000), restore=f"{place}/savepoint", go_back_past=newest).is_finished
+    storage = open_storage(f"{place}/out")
+    for name in before:
+        if int(name.split("-")[2]) > saved.checkpoint:
+            storage.delete(name)  # as docs/guide/savepoints.md says
+    assert numbers_at(place) == list(range(1_000))
+    assert storage.uploads is None or storage.uploads.list("") == []
