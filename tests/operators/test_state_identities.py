@@ -12,8 +12,8 @@ import pytest
 from headgate.model.state_schema import FunctionParts, StateIdentity, parts_of, read_type
 from headgate.operators.checkpoint_listeners import ListDescriptor
 from headgate.operators.deduplication import DeduplicateSpec
-from headgate.operators.functions import ReduceSpec
 from headgate.operators.loop_head import LoopHeadSpec
+from headgate.operators.reduction import ReduceSpec
 from headgate.operators.top_rows import Order, TopSpec
 from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind, state_identity, value_type
 
@@ -96,8 +96,6 @@ def test_what_is_named_so_is_read_from_a_text(name: str) -> None:
     assert text.key_names(["int64", "large_string"]) == (name, "other")
     assert text.declares("value", name)
     assert not text.declares("list", name)
-    reduced = StateIdentity(ReduceSpec((name,), lambda a, b: a, schema_of(name, "n")).state_text())
-    assert reduced.keys_among({name: "int64", "n": "int64"}) == (name,)
 
 
 def test_usual_names_stand_in_a_text_as_they_are() -> None:
