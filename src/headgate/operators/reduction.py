@@ -143,16 +143,10 @@ class ReduceOperator(FunctionOperator, TimedOperator):
     def _load(self, keys: Iterable[Any]) -> dict[Any, Record]:
         """Return the accumulators of those of ``keys`` that have one."""
         cells, now_ms, record = self._cells, self._backend.time.now_ms, self._layout.record
-        found: dict[Any, Record] = {}
-        for key in keys:
-            if self._spec.ttl is None:
-                stored = cells.get(key)
-            else:
-                timed = live_value(cells, key, now_ms)
-                stored = None if timed is None else timed[0]
-            if stored is not None:
-                found[key] = record(key, stored)
-        return found
+        if self._spec.ttl is None:
+            get = cells.get
+            return {key: record(key, stored) for key in keys if (stored := get(key)) is not None}
+        return {key: record(key, timed[0]) for key in keys if (timed := live_value(cells, key, now_ms)) is not None}
 
     def _store(self, accumulators: Mapping[Any, Record], before: Mapping[Any, Record]) -> None:
         """Set accumulators; one that is as it was had no record, or only such as were refused."""
