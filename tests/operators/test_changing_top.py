@@ -13,7 +13,8 @@ from tests.state.backends import Chosen, choose
 
 import headgate as hg
 from headgate.operators.changing_top import ChangingTopOperator, ChangingTopSpec
-from headgate.operators.top_rows import TopSpec, order_of
+from headgate.operators.row_order import order_of
+from headgate.operators.top_rows import TopSpec
 
 SCHEMA = pa.schema([("k", pa.large_string()), ("id", pa.int64()), ("n", pa.float64()), ("t", pa.large_string())])
 CHANGES = SCHEMA.append(pa.field("op", pa.large_string()))

@@ -12,7 +12,8 @@ from tests.operators.subtasks import Subtasks
 from tests.state.backends import Chosen, choose
 
 import headgate as hg
-from headgate.operators.top_rows import Order, TopSpec, WindowTopSpec, order_of
+from headgate.operators.row_order import Order, order_of
+from headgate.operators.top_rows import TopSpec, WindowTopSpec
 
 SCHEMA = pa.schema([("k", pa.large_string()), ("n", pa.int64()), ("t", pa.large_string()), ("id", pa.int64())])
 BACKENDS = ["memory", "rocksdb-in-files"]

@@ -315,6 +315,31 @@ def read_used_columns(graph: Graph, outputs: Outputs) -> tuple[Graph, Outputs]:
     return replace(graph, nodes=tuple(nodes)), found
 
 
+def leave_out_shuffles(graph: Graph) -> Graph:
+    """Return the graph without shuffles of records that are in the subtask of their key already.
+
+    They come from a join, or another operator by key (``catalog.PartitionedSpec``), with nothing but operators in
+    between that keep the columns of the key.
+    """
+    keys_of: dict[NodeName, tuple[str, ...] | None] = {}
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        edge = node.inputs[0] if len(node.inputs) == 1 and not node.feedback else None
+        before = None if edge is None or edge.tag != MAIN else keys_of[edge.upstream]
+        if edge is not None and edge.partitioner is Partitioner.HASH:
+            is_there = before == edge.keys and node.role is Role.OPERATOR
+            if is_there and graph.node(edge.upstream).loops == node.loops:
+                node = replace(node, inputs=(replace(edge, partitioner=Partitioner.FORWARD, keys=()),))
+        elif edge is None or edge.partitioner is not Partitioner.FORWARD:
+            before = None
+        if isinstance(node.spec, catalog.PartitionedSpec):
+            keys_of[node.name] = node.spec.keys_after(before)
+        else:
+            keys_of[node.name] = None
+        nodes.append(node)
+    return replace(graph, nodes=tuple(nodes))
+
+
 def _narrow_source(node: Node, found: Outputs, columns: frozenset[str], narrowed: set[NodeName]) -> Node:
     schema = found[node.name][MAIN]
     assert isinstance(node.spec, Source)

@@ -36,7 +36,7 @@ from headgate.api.foreground import (
     show_in_notebook,
     start_with_metrics,
 )
-from headgate.api.graph_builder import GraphBuilder, check_name, read_used_columns
+from headgate.api.graph_builder import GraphBuilder, check_name, leave_out_shuffles, read_used_columns
 from headgate.api.launch import (
     NO_MOVES,
     START_DEFAULT,
@@ -243,6 +243,7 @@ class Pipeline:
         graph, outputs = self._builder.finished(sink, letters is not None and letters.exceptions)
         if letters is None:
             graph, outputs = read_used_columns(graph, outputs)
+        graph = leave_out_shuffles(graph)
         checkpoints = self._checkpointing.to_config()
         mode = checkpoints.mode
         check_guarantee(graph, mode, self._on_damaged)

@@ -16,7 +16,7 @@ import pyarrow as pa
 from headgate.api.pipeline import Pipeline
 from headgate.api.sql.query import sql
 from headgate.api.streams.stream import Stream
-from headgate.api.streams.windowed_stream import Session, Sliding, Tumbling, WindowedStream
+from headgate.api.streams.windowed_stream import Session, Sliding, Tumbling
 from headgate.connectors.base import Source
 from headgate.connectors.memory import FromRows
 from headgate.dataclass import dataclass
@@ -192,10 +192,6 @@ def q22(tables: Tables) -> Stream:
     return tables.bid.select("auction", "bidder", "price", "channel", *directories)
 
 
-def _windows_of_ten_seconds(stream: Stream, *keys: str) -> WindowedStream[Stream]:
-    return stream.key_by(*keys).window(Tumbling("10s"))
-
-
 @_query
 def q5(tables: Tables) -> Stream:
     """The auctions with the most bids in each 10 s, every 2 s."""
@@ -208,8 +204,8 @@ def q5(tables: Tables) -> Stream:
 def q7(tables: Tables) -> Stream:
     """The highest bids of each 10 s."""
     columns = ("auction", "bidder", "price", "date_time", "extra")
-    bids = _windows_of_ten_seconds(tables.bid.select(*columns), *columns).agg(n=pl.len())
-    return bids.top_per_window(1, by="price", ties=True).select(*columns)
+    bids = tables.bid.select(*columns)
+    return bids.top_per_window(1, by="price", ties=True, window=Tumbling("10s")).select(*columns)
 
 
 @_query
@@ -294,7 +290,8 @@ def q3(tables: Tables) -> Stream:
 def _bids_in_time(tables: Tables, *columns: str) -> Stream:
     """Return auctions with their bids from ``date_time`` to ``expires``; columns of bids end in ``_bid`` if need be."""
     auctions = tables.auction.select(*columns)
-    bids = tables.bid if "extra" in columns else tables.bid.select("auction", "price", "date_time")
+    of_bids = ("auction", "price", "date_time", *(("bidder", "extra") if "extra" in columns else ()))
+    bids = tables.bid.select(*of_bids)
     pairs = auctions.join(bids, left_on="id", right_on="auction", ttl=None, suffix="_bid")
     return pairs.filter(pl.col("date_time_bid").is_between(pl.col("date_time"), pl.col("expires")))
 

@@ -32,6 +32,7 @@ from headgate.operators.process.broadcast_process import (
 from headgate.operators.process.co_process import BatchCoProcessFunction, CoProcessFunction, co_process_spec
 from headgate.operators.process.row_process import ProcessFunction, ProcessSpec, row_process_spec
 from headgate.operators.reduction import ReduceSpec
+from headgate.operators.row_order import Order, order_of
 from headgate.operators.running_aggregate import (
     RunningAggregate,
     RunningAggregateSpec,
@@ -39,8 +40,9 @@ from headgate.operators.running_aggregate import (
     running_aggregate_spec,
 )
 from headgate.operators.timestamps import WithTimestampsSpec
-from headgate.operators.top_rows import TopSpec, WindowTopSpec, order_of
+from headgate.operators.top_rows import TopSpec, WindowTopSpec
 from headgate.operators.user_functions import UserFunctionError, shortened
+from headgate.operators.window_candidates import WindowCandidatesSpec
 from headgate.operators.windows.aligned_windows import (
     WindowBufferSpec,
     WindowCombineSpec,
@@ -60,6 +62,8 @@ __all__ = [
     "ExpressionsSpec",
     "KeyCheckSpec",
     "MapBatchesSpec",
+    "Order",
+    "PartitionedSpec",
     "ProcessSpec",
     "ReduceSpec",
     "RowFunctionSpec",
@@ -69,6 +73,7 @@ __all__ = [
     "TopSpec",
     "UserFunctionError",
     "WindowBufferSpec",
+    "WindowCandidatesSpec",
     "WindowCombineSpec",
     "WindowMergeSpec",
     "WindowOperators",
@@ -120,6 +125,17 @@ class ColumnsSpec(Protocol):
 
     def columns_read(self, wanted: frozenset[str] | None) -> frozenset[str] | None:
         """Return which columns of the input are used if ``wanted`` are of the output; None: all of them."""
+
+
+@runtime_checkable
+class PartitionedSpec(Protocol):
+    """The spec of an operator that says by which columns its results lie in their subtasks."""
+
+    def keys_after(self, keys: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        """Return the columns of the main output by which a hash edge would send each record to the subtask it is in.
+
+        ``keys``: those of the input, if it has only one; None: nothing is known of it, or of the results.
+        """
 
 
 @runtime_checkable

@@ -92,6 +92,8 @@ class ChangeCheckSpec:
 class ChangeCheckOperator(KeyCheckOperator):
     """Passes on changes with a valid ``op`` and whole keys."""
 
+    takes_late_rows = False
+
     def __init__(self, spec: ChangeCheckSpec) -> None:
         super().__init__(spec.keys)
         self._retractions = spec.retractions

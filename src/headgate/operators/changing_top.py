@@ -18,12 +18,13 @@ from headgate.dataclass import dataclass
 from headgate.operators.base import Operator, OperatorContext, Output, key_columns
 from headgate.operators.changes import DELETE, INSERT, OP, OPS, Signs, signs
 from headgate.operators.keyed_rows import change_rows, counted
+from headgate.operators.row_order import group_ranks
 from headgate.operators.schemas import require_columns
-from headgate.operators.top_rows import TopOperator, TopSpec, group_ranks
+from headgate.operators.top_rows import Columns, TopOperator, TopSpec
+from headgate.state.arrays import Mask
 from headgate.state.backend import ListColumns, ValueColumns
 from headgate.state.descriptors import StateDescriptor, StateKind, state_identity
 from headgate.state.key_index import Slots
-from headgate.state.vectors import Mask
 
 _MOVED = 2
 """The step of a row that was one of the first and is not any more; -1: a row goes, 1: one comes."""
@@ -82,6 +83,8 @@ class ChangingTopSpec(TopSpec):
 class ChangingTopOperator(TopOperator):
     """Applies the changes of each batch to the rows of its keys."""
 
+    takes_late_rows = False
+
     _spec: ChangingTopSpec
 
     def __init__(self, spec: ChangingTopSpec) -> None:
@@ -136,6 +139,10 @@ class ChangingTopOperator(TopOperator):
     def _columns(self, rows: pa.StructArray, names: Sequence[str]) -> list[pa.Array]:
         columns = dict(zip([field.name for field in self._row], rows.flatten(), strict=True))
         return [columns[name] for name in names]
+
+    def _taken(self, rows: pa.StructArray, taken: Slots) -> Columns:
+        names = [field.name for field in self._row]
+        return dict(zip(names, rows.take(pa.array(taken)).flatten(), strict=True))
 
     def _with_old_rows(
         self, places: Slots, arrived: pa.StructArray, steps: Signs
@@ -258,7 +265,7 @@ class ChangingTopOperator(TopOperator):
             codes = np.full(len(taken), OPS.index(INSERT), np.int8)
             codes[: left.sum()] = OPS.index(DELETE)
             order = np.argsort(places, kind="stable")
-            self._send(slots, rows, taken[order], places[order], codes[order], None)
+            self._send(slots, self._taken(rows, taken[order]), places[order], codes[order], None)
             return
         old_codes, new_codes = old_groups * spec.count + old_ranks, groups * spec.count + ranks
         of_all = np.union1d(old_codes, new_codes)
@@ -269,4 +276,4 @@ class ChangingTopOperator(TopOperator):
         places = chosen % len(of_all) if len(of_all) else chosen
         taken = np.concatenate([before, after])[chosen]
         shown = None if spec.rank is None else of_all[places] % spec.count
-        self._send(slots, rows, taken, of_all[places] // spec.count, codes, shown)
+        self._send(slots, self._taken(rows, taken), of_all[places] // spec.count, codes, shown)

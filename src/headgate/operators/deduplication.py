@@ -14,6 +14,7 @@ from headgate.operators.base import Operator, OperatorContext, Output, key_colum
 from headgate.operators.changes import INSERT, OP, OP_FIELD, OPS, UPDATE_AFTER, UPDATE_BEFORE
 from headgate.operators.keyed_rows import ChangeOperator, DistinctSlots
 from headgate.operators.keys import check_keys
+from headgate.operators.row_order import Order, are_whole_numbers, first_rows
 from headgate.operators.schemas import require_columns
 from headgate.state.backend import ColumnBackend
 from headgate.state.descriptors import StateDescriptor, StateKind, state_identity
@@ -116,6 +117,7 @@ class DeduplicateOperator(ChangeOperator):
     def __init__(self, spec: DeduplicateSpec) -> None:
         self._spec = spec
         self._distinct = DistinctSlots()
+        self._order = Order(() if spec.by is None else (spec.by,), (spec.is_last,))
 
     def open(self, context: OperatorContext, output: Output) -> None:
         super().open(context, output)
@@ -168,13 +170,17 @@ class DeduplicateOperator(ChangeOperator):
             if self._spec.is_last:
                 return self._distinct.last_rows(slots)
             return len(slots) - 1 - self._distinct.last_rows(slots[::-1])[::-1]
-        is_last = self._spec.is_last
-        frame = pl.DataFrame({"row": np.arange(len(slots)), "slot": slots}).with_columns(
-            pl.Series("by", batch.column(self._spec.by))
-        )
+        is_last, column = self._spec.is_last, batch.column(self._spec.by)
+        if are_whole_numbers(column):
+            _, groups = self._distinct.of(slots)
+            if not is_last:
+                return np.sort(first_rows(self._order, groups, [column], 1, ties=False)[0])
+            backwards = column.take(pa.array(np.arange(len(slots))[::-1]))
+            found, _ = first_rows(self._order, groups[::-1], [backwards], 1, ties=False)
+            return np.sort(len(slots) - 1 - found)
+        frame = pl.DataFrame({"row": np.arange(len(slots)), "slot": slots}).with_columns(pl.Series("by", column))
         ordered = frame.sort("by", nulls_last=not is_last, maintain_order=True)
-        found = ordered.unique("slot", keep="last" if is_last else "first")["row"].sort()
-        best: Slots = found.to_numpy()
+        best: Slots = ordered.unique("slot", keep="last" if is_last else "first")["row"].sort().to_numpy()
         return best
 
     def _stored(self, found: pa.RecordBatch) -> pa.StructArray:

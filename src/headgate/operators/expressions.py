@@ -30,6 +30,7 @@ from headgate.model.graph import MAIN, Node
 from headgate.model.ids import NodeName
 from headgate.model.plan import Plan, Vertex
 from headgate.operators.base import Operator
+from headgate.operators.late_rows import LateRows, as_batch
 from headgate.operators.schemas import batch_of, columns_of, describe, empty_frame, frame_of, schema_of_frame
 from headgate.operators.user_functions import batch_error
 
@@ -307,6 +308,18 @@ class ExpressionsSpec:
                 wanted = (wanted - made) | roots
         return wanted
 
+    def keys_after(self, keys: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        for step in self.steps:
+            if keys is None or step.verb is Verb.FILTER:
+                continue
+            made = {e.meta.output_name(raise_if_undetermined=False): e.meta.undo_aliases() for e in step.expressions}
+            same = {e.meta.root_names()[0]: name for name, e in made.items() if name and e.meta.is_column()}
+            if step.verb is Verb.WITH_COLUMNS:
+                keys = None if None in made or not made.keys().isdisjoint(keys) else keys
+            else:
+                keys = tuple(same[key] for key in keys) if same.keys() >= set(keys) else None
+        return keys
+
     def output_schema(self, schema: pa.Schema, node: str) -> pa.Schema:
         """Return the schema of the results, found by running the steps on an empty frame.
 
@@ -365,10 +378,12 @@ class ExpressionsOperator(Operator):
         self.tallies = [Tally() for _ in steps]
         self._parts = [tuple(part) for _, part in itertools.groupby(steps, _part_of)]
         self._only: Step | None = steps[0] if len(steps) == 1 and steps[0].verb is Verb.FILTER else None
+        self._read = None if self._only is None else sorted(columns_of(self._only.expressions) or ())
+        self.takes_late_rows = bool(self._read)
         self._schema: pa.Schema | None = None
 
-    def process(self, batch: pa.RecordBatch) -> None:
-        frame = frame_of(batch)
+    def process(self, batch: pa.RecordBatch | LateRows) -> None:
+        frame = frame_of(batch.select(self._read) if self._read else as_batch(batch))
         try:
             results = self._results(frame) if self._only is None else _kept(batch, frame, self._only)
         except pl.exceptions.PolarsError as error:
@@ -417,7 +432,7 @@ def _filtered(frame: pl.DataFrame, step: Step) -> pl.DataFrame:
     return pl.DataFrame([series.filter(mask) for series in frame.get_columns()])
 
 
-def _kept(batch: pa.RecordBatch, frame: pl.DataFrame, step: Step) -> pa.RecordBatch:
+def _kept(batch: pa.RecordBatch | LateRows, frame: pl.DataFrame, step: Step) -> pa.RecordBatch | LateRows:
     return batch.filter(_mask(frame, step).to_arrow())  # as quick as Polars, and nothing is converted back
 
 

@@ -14,9 +14,10 @@ import pyarrow as pa
 
 from headgate.operators.changes import DELETE, INSERT, OPS, UPDATE_AFTER, UPDATE_BEFORE, Codes, Signs, op_column
 from headgate.operators.process.timers import TimedOperator
+from headgate.state.arrays import Mask
 from headgate.state.backend import ListColumns, TimeKind
 from headgate.state.key_index import Slots
-from headgate.state.vectors import Mask, SlotArray
+from headgate.state.vectors import SlotArray
 
 _EMIT_ROWS = 65_536
 """Larger results are sent on in parts of so many rows."""

@@ -11,10 +11,11 @@ import pyarrow.compute as pc
 from headgate.dataclass import dataclass
 from headgate.errors import UsageError
 from headgate.operators.base import Operator
+from headgate.operators.late_rows import LateRows, as_batch
 from headgate.operators.schemas import require_columns
 from headgate.operators.user_functions import bad_records, described_rows, shortened
+from headgate.state.arrays import Mask
 from headgate.state.key_hash import KEY_TYPES, hash_columns, is_key_type, key_groups
-from headgate.state.vectors import Mask
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,9 @@ class KeyCheckSpec:
 
     def columns_read(self, wanted: frozenset[str] | None) -> frozenset[str] | None:
         return None if wanted is None else wanted | {*self.keys}
+
+    def keys_after(self, keys: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        return keys
 
     def output_schema(self, schema: pa.Schema, node: str) -> pa.Schema:
         """Return ``schema``.
@@ -59,13 +63,15 @@ def check_keys(node: str, schema: pa.Schema, keys: tuple[str, ...]) -> None:
 class KeyCheckOperator(Operator):
     """Passes on records with whole keys."""
 
+    takes_late_rows = True
+
     def __init__(self, keys: tuple[str, ...]) -> None:
         self._keys = keys
 
-    def process(self, batch: pa.RecordBatch) -> None:
+    def process(self, batch: pa.RecordBatch | LateRows) -> None:
         whole = whole_keys(batch, self._keys)
         if whole is not None:
-            self._divert(batch.filter(pa.array(~whole)))
+            self._divert(as_batch(batch.filter(pa.array(~whole))))
             batch = batch.filter(pa.array(whole))
         self.output.emit(batch)
 
@@ -84,7 +90,7 @@ class KeyCheckOperator(Operator):
         raise AssertionError("a record without a broken key was refused")
 
 
-def whole_keys(batch: pa.RecordBatch, keys: Sequence[str]) -> Mask | None:
+def whole_keys(batch: pa.RecordBatch | LateRows, keys: Sequence[str]) -> Mask | None:
     """Return which rows have a key without null and NaN; None: all."""
     whole: Mask | None = None
     for key in keys:

@@ -35,12 +35,12 @@ from headgate.operators.windows.window_plan import (
     ranks,
     results,
 )
+from headgate.state.arrays import Mask
 from headgate.state.backend import ColumnBackend, MapColumns
 from headgate.state.descriptors import StateDescriptor, StateKind, state_identity
 from headgate.state.key_hash import is_key_type
 from headgate.state.key_index import Slots
 from headgate.state.ttl import TTL
-from headgate.state.vectors import Mask
 from headgate.state.window_aggregates import (
     Accumulator,
     Array,
@@ -54,15 +54,24 @@ from headgate.state.window_aggregates import (
 
 ROWS = "rows"
 
+_FAMILY_MAX = 62
+"""So many columns can share a set: each has a bit."""
+
 _INT_MIN, _INT_MAX = -(1 << 63), (1 << 63) - 1
 
 
 @dataclass(frozen=True)
 class Distinct:
-    """An output column that counts the distinct values of ``inner``; null is one, as in Polars, if ``has_nulls``."""
+    """An output column that counts the distinct values of ``inner``; null is one, as in Polars, if ``has_nulls``.
+
+    Attributes:
+        values, condition: ``inner`` is ``values``, or what ``values`` are where ``condition`` is true.
+    """
 
     name: str
     inner: pl.Expr
+    values: pl.Expr
+    condition: pl.Expr | None
     dtype: pa.DataType
     value_type: pa.DataType
     has_nulls: bool
@@ -165,10 +174,38 @@ class RunningAggregateSpec:
 
     @property
     def distinct_bags(self) -> list[StateDescriptor]:
-        """How often each value is there of what counts distinct ones."""
+        """How often each value is there of what counts distinct ones over changes, each by itself."""
         return [
             StateDescriptor(f"values_{one.state_name}", StateKind.MAP, pa.int64(), one.value_type)
             for one in self.distincts
+            if self.has_changes
+        ]
+
+    @property
+    def families(self) -> list[list[Distinct]]:
+        """Columns that count distinct ones of the same values, under different conditions."""
+        found: dict[str, dict[str, Distinct]] = {}
+        for one in self.distincts:
+            found.setdefault(expression_text(one.values), {}).setdefault(one.state_name, one)
+        members = [list(family.values()) for family in found.values()]
+        return [some[i : i + _FAMILY_MAX] for some in members for i in range(0, len(some), _FAMILY_MAX)]
+
+    @property
+    def sets(self) -> list[StateDescriptor]:
+        """Of each family the values, and for which of its members each was there, as bits.
+
+        Its name says which these are. Nothing is forgotten where records only come, so that no value needs a count.
+        """
+        if self.has_changes:
+            return []
+        return [
+            StateDescriptor(
+                f"set_{_text_name(' '.join(one.state_name for one in family))}",
+                StateKind.MAP,
+                pa.int64(),
+                family[0].value_type,
+            )
+            for family in self.families
         ]
 
     @cached_property
@@ -195,7 +232,7 @@ class RunningAggregateSpec:
     @property
     def descriptors(self) -> list[StateDescriptor]:
         """All states."""
-        found = [self.totals, *self.bags.values(), *self.distinct_bags, *self.ranked_bags]
+        found = [self.totals, *self.bags.values(), *self.distinct_bags, *self.sets, *self.ranked_bags]
         return list({one.name: one for one in found}.values())
 
     def state_text(self) -> str:
@@ -323,6 +360,7 @@ def _distinct(expression: pl.Expr, schema: pa.Schema, output: pa.Schema) -> Dist
     inner = argument(expression.meta.undo_aliases(), "n_unique")
     if inner is None or name is None:
         return None
+    condition: pl.Expr | None = None
     has_nulls = True
     bare = argument(inner, "drop_nulls")
     if bare is not None:
@@ -336,12 +374,14 @@ def _distinct(expression: pl.Expr, schema: pa.Schema, output: pa.Schema) -> Dist
                 return None
             values, has_nulls = bare, False
         inner = pl.when(condition).then(values)
+    else:
+        values = inner
     if not is_of_one_record(inner, empty_frame(schema)):
         return None
     value_type = schema_of_frame(empty_frame(schema).select(inner.alias("x"))).field(0).type
     if not is_key_type(value_type) or pa.types.is_floating(value_type):
         return None
-    return Distinct(name, inner, output.field(name).type, value_type, has_nulls)
+    return Distinct(name, inner, values, condition, output.field(name).type, value_type, has_nulls)
 
 
 @dataclass(slots=True)
@@ -394,6 +434,7 @@ class RunningAggregateOperator(ChangeOperator):
         self._state = self._backend.values(spec.totals)
         self._bags = {i: self._backend.maps(one) for i, one in spec.bags.items()}
         self._distinct_bags = [self._backend.maps(one) for one in spec.distinct_bags]
+        self._sets = [(family, self._backend.maps(one)) for family, one in zip(spec.families, spec.sets, strict=False)]
         self._ranked_bags = [self._backend.maps(one) for one in spec.ranked_bags]
 
     def process(self, batch: pa.RecordBatch) -> None:
@@ -465,8 +506,10 @@ class RunningAggregateOperator(ChangeOperator):
                     where, change_of = of_row[given.valid], change[given.valid]
                     one = one if isinstance(one, int) else one[given.valid]
                 self._change(i, totals, slots, where, one, change_of)
-        if self._spec.distincts:
+        if change is not None:
             self._count_distinct(totals, slots, of_row, batch, change)
+        elif self._sets:
+            self._add_to_sets(totals, slots, of_row, frame_of(batch))
         if self._spec.ranked:
             self._rank(totals, slots, of_row, batch, change)
 
@@ -537,7 +580,7 @@ class RunningAggregateOperator(ChangeOperator):
         slots: Slots,
         of_row: Slots,
         batch: pa.RecordBatch,
-        change: npt.NDArray[np.int64] | None,
+        change: npt.NDArray[np.int64],
     ) -> None:
         frame = frame_of(batch)
         done: set[str] = set()
@@ -549,13 +592,40 @@ class RunningAggregateOperator(ChangeOperator):
             where, change_of = of_row, change
             if column.null_count:
                 valid = column.is_valid().to_numpy(zero_copy_only=False)
-                np.add.at(totals.values[f"nulls_{name}"], of_row[~valid], 1 if change is None else change[~valid])
-                where, column = of_row[valid], column.drop_null()
-                change_of = None if change is None else change[valid]
+                np.add.at(totals.values[f"nulls_{name}"], of_row[~valid], change[~valid])
+                where, column, change_of = of_row[valid], column.drop_null(), change[valid]
             places, _, before, after = self._counted(bag, slots, where, column, change_of)
             np.add.at(
                 totals.values[f"distinct_{name}"], places, (after > 0).astype(np.int64) - (before > 0).astype(np.int64)
             )
+
+    def _add_to_sets(self, totals: _Totals, slots: Slots, of_row: Slots, frame: pl.DataFrame) -> None:
+        """Count values that were not there before."""
+        for family, values in self._sets:
+            bits: pl.Expr = pl.lit(0, pl.Int64)
+            for i, one in enumerate(family):
+                there = pl.lit(True) if one.condition is None else one.condition.fill_null(False)
+                bits = bits | pl.when(there).then(pl.lit(1 << i, pl.Int64)).otherwise(pl.lit(0, pl.Int64))
+            given = frame.select(family[0].values.alias("value"), bits.alias("bits"))
+            given = given.with_columns(pl.Series("place", of_row))
+            nulls = given.filter(pl.col("value").is_null())["place"].to_numpy()
+            for one in family:
+                np.add.at(totals.values[f"nulls_{one.state_name}"], nulls, 1)
+            given = given.filter(pl.col("value").is_not_null() & (pl.col("bits") != 0))
+            given = given.group_by("place", "value", maintain_order=True).agg(pl.col("bits").bitwise_or())
+            places = given["place"].to_numpy()
+            schema = pa.schema([pa.field("value", family[0].value_type)])
+            column = batch_of(given.select("value"), schema).column(0)
+            before = values.get(slots[places], column).fill_null(0).to_numpy(zero_copy_only=False)
+            after = before | given["bits"].to_numpy()
+            is_new = after != before
+            places, added, after = places[is_new], after[is_new] & ~before[is_new], after[is_new]
+            if len(places) == 0:
+                continue
+            values.put(slots[places], column.filter(pa.array(is_new)), pa.array(after))
+            for i, one in enumerate(family):
+                counts = totals.values[f"distinct_{one.state_name}"]
+                counts += np.bincount(places[added >> i & 1 == 1], minlength=len(slots))
 
     def _rank(
         self,

@@ -2,112 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from typing import TypeAlias
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 
 from headgate.dataclass import dataclass
 from headgate.errors import UsageError
-from headgate.model.state_schema import name_text
 from headgate.operators.base import WATERMARK_MAX_MS, Operator, OperatorContext, Output, key_columns
 from headgate.operators.changes import DELETE, INSERT, OP, OP_FIELD, OPS, UPDATE_AFTER, UPDATE_BEFORE, Codes
 from headgate.operators.deduplication import check_order_column, refuse_op
 from headgate.operators.keyed_rows import ChangeOperator, DistinctSlots
 from headgate.operators.keys import check_keys
+from headgate.operators.late_rows import LateRows
 from headgate.operators.process.timers import TimedOperator
+from headgate.operators.row_order import Order, first_rows, group_ranks
 from headgate.operators.schemas import describe, require_columns
 from headgate.operators.windows.lateness import count_late
-from headgate.operators.windows.window_plan import END_COLUMN, ranks
+from headgate.operators.windows.window_assigner import AlignedWindows
+from headgate.operators.windows.window_plan import END_COLUMN
 from headgate.state.backend import ColumnBackend, TimeKind
 from headgate.state.descriptors import StateDescriptor, StateKind, state_identity
+from headgate.state.heap import HeapRows
 from headgate.state.key_index import Slots
 from headgate.state.ttl import TTL
-from headgate.state.vectors import Mask
+
+Columns: TypeAlias = Mapping[str, pa.Array]
 
 _WINDOWS_PER_CALL = 1_024
-_INT_MAX = (1 << 63) - 1
-
-
-@dataclass(frozen=True)
-class Order:
-    """How rows are ordered: by columns, each descending or not; nulls come last, and earlier rows before later ones."""
-
-    columns: tuple[str, ...]
-    descending: tuple[bool, ...]
-
-    @property
-    def text(self) -> str:
-        """Return the order in words."""
-        pairs = zip(map(name_text, self.columns), self.descending, strict=True)
-        return ", ".join(f"{name} descending" if descends else _ascending(name) for name, descends in pairs)
-
-    def rows(self, groups: Slots, columns: Sequence[pa.Array]) -> Slots:
-        """Return the rows group by group, in their order. ``columns`` are those of the order."""
-        if len(groups) and all(_are_whole_numbers(column) for column in columns):
-            numbers = [ranks(column) for column in columns]
-            return _rows_of_numbers(groups, [~n if d else n for n, d in zip(numbers, self.descending, strict=True)])
-        frame = pl.DataFrame({"group": groups}).with_columns(
-            *(pl.Series(f"by{i}", column) for i, column in enumerate(columns))
-        )
-        names = [f"by{i}" for i in range(len(columns))]
-        sort = pl.arg_sort_by
-        order = frame.select(
-            sort("group", *names, descending=[False, *self.descending], nulls_last=True, maintain_order=True)
-        )
-        found: Slots = order.to_series().to_numpy().astype(np.int64)
-        return found
-
-
-def _ascending(name: str) -> str:
-    """Return a name, in quotes where it reads as an order itself."""
-    return f'"{name}"' if name.endswith(" descending") else name
-
-
-def _are_whole_numbers(column: pa.Array) -> bool:
-    """Return whether values, times included, are whole numbers, and none is null."""
-    dtype = column.type
-    is_time = pa.types.is_timestamp(dtype) or pa.types.is_date32(dtype) or pa.types.is_duration(dtype)
-    return column.null_count == 0 and bool(pa.types.is_integer(dtype) or is_time)
-
-
-def _rows_of_numbers(groups: Slots, columns: Sequence[Slots]) -> Slots:
-    """Return the rows by group, then by columns of whole numbers; one number says all of it where that is possible."""
-    key = groups
-    for column in columns:
-        low = int(column.min())
-        span = int(column.max()) - low + 1
-        if (int(key.max()) + 1) * span > _INT_MAX:
-            return np.lexsort((*reversed(columns), groups))
-        key = key * span + (column - low)
-    return np.argsort(key, kind="stable")
-
-
-def order_of(node: str, by: object, descending: object) -> Order:
-    """Return the order that a user gave as ``by`` and ``descending``, one or several of each.
-
-    Raises:
-        UsageError: it is none.
-    """
-    columns = (by,) if isinstance(by, str) else tuple(by) if isinstance(by, Sequence) else ()
-    if not columns or any(not isinstance(column, str) for column in columns):
-        raise UsageError(f"operator '{node}': by= is the column, or the list of columns, that orders rows, not {by!r}")
-    if len(set(columns)) != len(columns):
-        raise UsageError(f"operator '{node}': by= names a column twice: {list(columns)}")
-    given = (descending,) * len(columns) if isinstance(descending, bool) else descending
-    if not isinstance(given, Sequence) or len(given) != len(columns) or any(not isinstance(x, bool) for x in given):
-        raise UsageError(
-            f"operator '{node}': descending= is True, False, or a list of them, one for each of {list(columns)}, "
-            f"not {descending!r}"
-        )
-    return Order(columns, tuple(given))
-
-
-def group_ranks(groups: Slots) -> Slots:
-    """Return the place of each row in its group; equal groups stand together."""
-    starts = np.flatnonzero(np.diff(groups, prepend=-1))
-    return np.arange(len(groups)) - np.repeat(starts, np.diff(starts, append=len(groups)))
 
 
 def _check(node: str, schema: pa.Schema, keys: tuple[str, ...], order: Order, rank: str | None) -> None:
@@ -157,6 +80,9 @@ class TopSpec:
         ranks = [] if self.rank is None else [pa.field(self.rank, pa.int64())]
         return pa.schema([*schema, *ranks, OP_FIELD])
 
+    def keys_after(self, keys: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        return self.keys
+
     @property
     def change_keys(self) -> tuple[str, ...]:
         """The columns that identify a row of the result; none if nothing does."""
@@ -178,6 +104,7 @@ class TopSpec:
 class TopOperator(ChangeOperator):
     """Merges each batch into the top rows of its keys."""
 
+    takes_late_rows = True
     _backend: ColumnBackend
 
     def __init__(self, spec: TopSpec) -> None:
@@ -192,54 +119,56 @@ class TopOperator(ChangeOperator):
         self._state = self._backend.values(spec.descriptor)
         self._output_schema = spec.output_schema(spec.schema, context.node)
 
-    def process(self, batch: pa.RecordBatch) -> None:
+    def process(self, batch: pa.RecordBatch | LateRows) -> None:
         self._begin_call()
         self._backend.prepare()
         spec = self._spec
         slots, places = self._distinct.of(self._backend.slots([batch.column(key) for key in spec.keys]))
-        record = batch.select([field.name for field in self._row])
+        arrived = np.arange(len(places))
         if len(places) > spec.count * len(slots):  # many rows cannot be among the first of the batch alone
-            new = self._order(places, [batch.column(name) for name in spec.order.columns])
-            new = new[group_ranks(places[new]) < spec.count]
-            places, record = places[new], record.take(pa.array(new))
+            by = [batch.column(name) for name in spec.order.columns]
+            arrived, _ = first_rows(spec.order, places, by, spec.count, ties=False)
+            places = places[arrived]
         had = self._state.contains(slots)
-        lists = self._state.get(slots[had])
-        lengths = np.zeros(len(slots), np.int64)
-        lengths[had] = lists.value_lengths().to_numpy(zero_copy_only=False)
-        old_rows = lists.flatten()
-        old_places = np.repeat(np.arange(len(slots)), lengths)
-        rows = pa.concat_arrays([old_rows.cast(self._row), record.to_struct_array().cast(self._row)])
+        owners, old = self._state.rows(slots[had])
+        old_places = np.flatnonzero(had)[owners]
+        lengths = np.bincount(old_places, minlength=len(slots))
         groups = np.concatenate([old_places, places])
-        order = self._order(groups, [rows.field(name) for name in spec.order.columns])
+        order = spec.order.rows(groups, [self._both(name, old, batch, arrived) for name in spec.order.columns])
         ranks = group_ranks(groups[order])
         kept = order[ranks < spec.count]
-        self._store(slots, had, rows, kept, groups, len(old_rows))
-        before = np.concatenate([group_ranks(old_places), np.full(len(places), -1)]) if len(groups) else old_places
+        is_new = kept >= len(old)
+        chosen = batch.take(pa.array(arrived[kept[is_new] - len(old)]))
+        record = chosen.select([field.name for field in self._row])
+        rows = old + self._state.added(record.to_struct_array().cast(self._row))
+        new_groups = groups[kept[is_new]]
+        kept[is_new] = len(old) + np.arange(len(new_groups))  # of the others that arrived nothing is left
+        groups = np.concatenate([old_places, new_groups])
+        self._store(slots, rows, kept, groups, len(old))
         if spec.rank is None:
-            self._emit_sets(slots, rows, groups, kept, len(old_rows))
+            self._emit_sets(slots, rows, groups, kept, len(old))
         else:
+            before = np.concatenate([group_ranks(old_places), np.full(len(new_groups), -1)])
             self._emit_ranks(slots, rows, groups, kept, before, lengths)
 
-    def _order(self, groups: Slots, columns: Sequence[pa.Array]) -> Slots:
-        return self._spec.order.rows(groups, columns)
+    def _both(self, name: str, old: HeapRows, batch: pa.RecordBatch | LateRows, arrived: Slots) -> pa.Array:
+        """Return one column of the old rows and of those that arrived."""
+        new = batch.column(name).take(pa.array(arrived))
+        return pa.concat_arrays([old.column(name), new]) if len(old) else new
 
-    def _store(self, slots: Slots, had: Mask, rows: pa.StructArray, kept: Slots, groups: Slots, old_count: int) -> None:
+    def _store(self, slots: Slots, rows: HeapRows, kept: Slots, groups: Slots, old_count: int) -> None:
         """Set the rows of the keys that have another top now; with a TTL those of all, which live on."""
         changed = np.zeros(len(slots), np.bool_)
         changed[groups[kept[kept >= old_count]]] = True
         if self._spec.ttl is not None:
             changed[:] = True
-        if not changed.any():
-            return
-        chosen = kept[changed[groups[kept]]]
-        lengths = np.bincount(groups[chosen], minlength=len(slots))[changed]
-        ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-        values = rows.take(pa.array(chosen))
-        dtype = self._spec.descriptor.type
-        self._state.put(slots[changed], pa.LargeListArray.from_arrays(pa.array(ends), values, type=dtype))
+        if changed.any():
+            chosen = kept[changed[groups[kept]]]
+            lengths = np.bincount(groups[chosen], minlength=len(slots))[changed]
+            self._state.put_rows(slots[changed], lengths, rows[chosen])
 
     def _emit_ranks(
-        self, slots: Slots, rows: pa.StructArray, groups: Slots, kept: Slots, before: Slots, lengths: Slots
+        self, slots: Slots, rows: HeapRows, groups: Slots, kept: Slots, before: Slots, lengths: Slots
     ) -> None:
         """Emit, of each place of each key that another row has now, what changed."""
         ranks = group_ranks(groups[kept])
@@ -255,9 +184,9 @@ class TopOperator(ChangeOperator):
             places = np.concatenate([places, places[is_update]])[order]
             ranks = np.concatenate([ranks, ranks[is_update]])[order]
             codes = np.concatenate([codes, np.full(len(old), OPS.index(UPDATE_BEFORE), np.int8)])[order]
-        self._send(slots, rows, taken, places, codes, ranks)
+        self._send(slots, self._columns_of(rows[taken]), places, codes, ranks)
 
-    def _emit_sets(self, slots: Slots, rows: pa.StructArray, groups: Slots, kept: Slots, old_count: int) -> None:
+    def _emit_sets(self, slots: Slots, rows: HeapRows, groups: Slots, kept: Slots, old_count: int) -> None:
         """Emit, key by key, which rows left the top, and which came."""
         stays = np.zeros(len(rows), np.bool_)
         stays[kept] = True
@@ -265,7 +194,7 @@ class TopOperator(ChangeOperator):
         if self._spec.count == 1 and not self._spec.retractions:
             is_update = np.isin(groups[came], groups[left])
             codes = np.where(is_update, OPS.index(UPDATE_AFTER), OPS.index(INSERT)).astype(np.int8)
-            self._send(slots, rows, came, groups[came], codes, None)
+            self._send(slots, self._columns_of(rows[came]), groups[came], codes, None)
             return
         gone, new = (UPDATE_BEFORE, UPDATE_AFTER) if self._spec.count == 1 else (DELETE, INSERT)
         is_update = np.isin(groups[came], groups[left])
@@ -277,16 +206,17 @@ class TopOperator(ChangeOperator):
         )
         taken = np.concatenate([left, came])
         order = np.argsort(groups[taken], kind="stable")
-        self._send(slots, rows, taken[order], groups[taken][order], codes[order], None)
+        self._send(slots, self._columns_of(rows[taken[order]]), groups[taken][order], codes[order], None)
 
-    def _send(
-        self, slots: Slots, rows: pa.StructArray, taken: Slots, places: Slots, codes: Codes, ranks: Slots | None
-    ) -> None:
-        if len(taken) == 0:
+    def _columns_of(self, rows: HeapRows) -> Columns:
+        return rows.columns([field.name for field in self._row])
+
+    def _send(self, slots: Slots, record: Columns, places: Slots, codes: Codes, ranks: Slots | None) -> None:
+        """Send changes of the keys ``slots[places]``, of which ``record`` has the other columns."""
+        if len(places) == 0:
             return
         keys = dict(zip(self._spec.keys, self._backend.key_columns(slots[places]), strict=True))
-        record = rows.take(pa.array(taken))
-        columns = [keys[name] if name in keys else record.field(name) for name in self._spec.schema.names]
+        columns = [keys[name] if name in keys else record[name] for name in self._spec.schema.names]
         if ranks is not None:
             columns.append(pa.array(ranks + 1))
         self._emit(self._output_schema, columns, codes)
@@ -299,6 +229,9 @@ class WindowTopSpec:
     Attributes:
         keys: the columns of the key, with those of the window.
         ties: all rows that are equal to the last one in what orders them are among them, and equal rows have one rank.
+        windows: those of the records, which are no results of windows; None: they are.
+        holds_back: records are results of other windows than these, which may come when one of these has ended: the
+            watermark is held back by that.
     """
 
     keys: tuple[str, ...]
@@ -307,6 +240,18 @@ class WindowTopSpec:
     order: Order
     rank: str | None
     ties: bool
+    windows: AlignedWindows | None = None
+    holds_back: bool = False
+
+    @property
+    def output_delay_ms(self) -> int:
+        """By how much ``window_start`` may be earlier than the watermark, beside that of the records."""
+        return 0 if self.windows is None else self.windows.span_ms
+
+    @property
+    def result_windows(self) -> AlignedWindows | None:
+        """The windows of results, which have their start as event time; None: those of the records."""
+        return self.windows
 
     def build(self) -> Operator:
         return WindowTopOperator(self)
@@ -364,6 +309,7 @@ class WindowTopOperator(TimedOperator):
         self._backend.timers.event_time.register(slots, ends_ms)
 
     def on_watermark(self, watermark_ms: int) -> None:
+        watermark_ms = self.context.held_back(watermark_ms)
         if watermark_ms < WATERMARK_MAX_MS:
             self._watermark_ms = watermark_ms
         super().on_watermark(watermark_ms)
@@ -378,30 +324,15 @@ class WindowTopOperator(TimedOperator):
         spec = self._spec
         groups, rows = self._state.explode(slots)
         columns = [rows.field(name) for name in spec.order.columns]
-        order = spec.order.rows(groups, columns)
-        groups, ranks = groups[order], group_ranks(groups[order])
-        if spec.ties:
-            ranks = _tied(ranks, groups, [column.take(pa.array(order)) for column in columns])
-        kept = ranks < spec.count
+        kept, ranks = first_rows(spec.order, groups, columns, spec.count, ties=spec.ties)
         keys = dict(zip(spec.keys, self._backend.key_columns(slots[groups[kept]]), strict=True))
-        record = rows.take(pa.array(order[kept]))
+        record = rows.take(pa.array(kept))
         found = [keys[name] if name in keys else record.field(name) for name in spec.schema.names]
         if spec.rank is not None:
-            found.append(pa.array(ranks[kept] + 1))
+            found.append(pa.array(ranks + 1))
         self._state.clear(slots)
         self.output.emit(pa.RecordBatch.from_arrays(found, schema=self._output_schema))
         return len(slots)
 
     def _end_firing(self) -> None:
         pass
-
-
-def _tied(ranks: Slots, groups: Slots, columns: Sequence[pa.Array]) -> Slots:
-    """Return the ranks with equal rows having that of the first of them."""
-    is_first = ranks == 0
-    for column in columns:
-        values = pl.Series(column)
-        is_first |= values.ne_missing(values.shift(1)).to_numpy()
-    rows = np.arange(len(ranks))
-    found: Slots = np.maximum.accumulate(np.where(is_first, rows, 0)) - (rows - ranks)
-    return found

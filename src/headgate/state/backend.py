@@ -20,12 +20,13 @@ import pyarrow as pa
 
 from headgate.codec.snapshot import MetaSection
 from headgate.dataclass import dataclass
+from headgate.state.arrays import Mask
 from headgate.state.descriptors import KeyColumns, Section, StateDescriptor, row_conversion, section_data
+from headgate.state.heap import HeapRows
 from headgate.state.key_hash import Hashes, Words, owned_rows
 from headgate.state.key_index import Slots
 from headgate.state.snapshot import FrozenState, StoredFiles, decode_stream
 from headgate.state.ttl import StateTime, as_declared, has_expiry, other_form
-from headgate.state.vectors import Mask
 from headgate.state.window_aggregates import Accumulator, MergedRows
 
 RESERVED_PREFIX = "headgate."
@@ -287,7 +288,10 @@ class RowBackend(TimedBackend, Protocol):
 
 
 class ValueColumns(Protocol):
-    """A value state by column. Rows have a slot each; values have no nulls. Masks are over the rows."""
+    """A value state by column. Rows have a slot each; values have no nulls. Masks are over the rows.
+
+    Of lists of structs, ``rows``, ``added`` and ``put_rows`` keep a struct that stays from being copied.
+    """
 
     def get(self, slots: Slots) -> pa.Array:
         """Return the value of each slot, or null."""
@@ -297,6 +301,15 @@ class ValueColumns(Protocol):
 
     def put(self, slots: Slots, values: pa.Array) -> None:
         """Set values; the last row of a slot wins."""
+
+    def rows(self, slots: Slots) -> tuple[Slots, HeapRows]:
+        """Return the structs of the lists of ``slots``, which have some: the number of the slot of each, and it."""
+
+    def added(self, structs: pa.StructArray) -> HeapRows:
+        """Take structs over, of which ``put_rows`` makes lists."""
+
+    def put_rows(self, slots: Slots, counts: Slots, rows: HeapRows) -> None:
+        """Set lists of ``counts`` structs, which are those of ``rows`` or were ``added``; the slots are different."""
 
     def clear(self, slots: Slots) -> None:
         """Forget the values of ``slots``."""
@@ -326,6 +339,9 @@ class ListColumns(Protocol):
 
     def explode(self, slots: Slots) -> tuple[Slots, pa.Array]:
         """Return all elements of the rows' lists: the row of each, ascending, and the element."""
+
+    def rows(self, slots: Slots) -> tuple[Slots, HeapRows]:
+        """Do what ``explode`` does for structs, of which nothing is copied before it is asked for."""
 
     def clear(self, slots: Slots) -> None:
         """Forget the lists of ``slots``."""

@@ -1,24 +1,22 @@
 """Growable arrays and vectors of one Arrow type, read and written at many slots at once, with copy-on-write freeze.
 
-Numbers, booleans and times are numpy arrays; structs a vector for each field; everything else a reference into an
-append-only heap of Arrow arrays. A frozen array belongs to its snapshot: the next writer copies it first.
+Numbers, booleans and times are numpy arrays; structs a vector for each field; everything else a reference into a
+heap. A frozen array belongs to its snapshot: the next writer copies it first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from headgate.dataclass import dataclass
+from headgate.state.arrays import Array, Mask, is_fixed, storage_type, to_arrow, to_numpy
+from headgate.state.heap import Growing, Heap, HeapRows
 from headgate.state.key_index import Slots
-
-Array: TypeAlias = npt.NDArray[Any]
-Mask: TypeAlias = npt.NDArray[np.bool_]
 
 _SLOTS_MIN = 256
 
@@ -111,13 +109,6 @@ def ranges(starts: Slots, counts: Slots) -> tuple[Slots, Slots]:
 _HEAP_FREE = 4_096
 """So many dead values a heap may always have."""
 
-_MERGED = 8
-"""So many neighbours among the chunks of a heap become one: values are copied once for each time that it grows so
-many times as large."""
-
-CHUNK_BYTES = 1 << 26
-"""Chunks from this size on are left as they are: it is their number that must not grow, and copying them takes long."""
-
 
 class Vector(Protocol):
     """Values of one type by position."""
@@ -185,36 +176,9 @@ def make_vector(dtype: pa.DataType) -> Vector:
     """Return an empty vector of a canonical type."""
     if pa.types.is_struct(dtype) and dtype.num_fields:
         return StructVector(dtype)
+    if pa.types.is_large_list(dtype) and pa.types.is_struct(dtype.value_type):
+        return ListVector(dtype)
     return FixedVector(dtype) if is_fixed(dtype) else HeapVector(dtype)
-
-
-def is_fixed(dtype: pa.DataType) -> bool:
-    """Whether values are kept in a numpy array: numbers, booleans and times."""
-    return bool(pa.types.is_primitive(dtype))
-
-
-def to_numpy(values: pa.Array) -> Array:
-    """Return a fixed-width column without nulls; times as integers."""
-    dtype = values.type
-    if pa.types.is_date32(dtype):
-        values = values.view(pa.int32())
-    elif pa.types.is_temporal(dtype):
-        values = values.view(pa.int64())
-    found: Array = values.to_numpy(zero_copy_only=False)
-    return found
-
-
-@lru_cache
-def storage_type(dtype: pa.DataType) -> np.dtype[Any]:
-    """Return the numpy type of ``to_numpy``."""
-    return to_numpy(pa.array([], dtype)).dtype
-
-
-def to_arrow(values: Array, dtype: pa.DataType, valid: Mask | None = None) -> pa.Array:
-    """Return the column of ``dtype`` of which ``values`` are the numbers; null where not ``valid``."""
-    mask = None if valid is None or valid.all() else ~valid
-    column = pa.array(values, mask=mask)
-    return column.view(dtype) if pa.types.is_temporal(dtype) else column
 
 
 class FixedVector:
@@ -278,10 +242,10 @@ class StructVector:
             valid.move(old, new, size)
 
     def take(self, positions: Slots, valid: Mask | None = None) -> pa.Array:
-        columns = [
-            field.take(positions, is_valid.take(positions))
-            for field, is_valid in zip(self._fields, self._valid, strict=True)
-        ]
+        columns = []
+        for field, is_valid in zip(self._fields, self._valid, strict=True):
+            known = is_valid.take(positions)  # where a struct is null its fields are as they were before
+            columns.append(field.take(positions, known if valid is None else known & valid))
         mask = None if valid is None or valid.all() else pa.array(~valid)
         return pa.StructArray.from_arrays(columns, fields=list(self._dtype), mask=mask)
 
@@ -306,74 +270,108 @@ class StructVector:
 
 
 class HeapVector:
-    """Strings, binaries and lists: references into Arrow arrays, which are only ever appended."""
+    """Strings, binaries and other values of any length: references into a heap."""
 
     def __init__(self, dtype: pa.DataType) -> None:
-        self._dtype = dtype
         self._refs = SlotArray(np.int64)
-        self._chunks: list[pa.Array] = []
-        self._levels: list[int] = []
-        """How often each chunk was merged; large ones have one that no other has."""
-        self._size = 0
+        self._heap = Heap(dtype)
 
     def put(self, positions: Slots, values: pa.Array, size: int, *, is_fresh: bool = False) -> None:
         refs = self._refs.fresh(size) if is_fresh else self._refs.written(size)
-        refs[positions] = self._size + np.arange(len(positions))
-        self._append(values)
+        refs[positions] = self._heap.append(values)
 
     def move(self, old: Slots, new: Slots, size: int) -> None:
         """See ``Vector``. Moves the references only."""
         self._refs.move(old, new, size)
 
-    def _append(self, values: pa.Array) -> None:
-        if len(values) == 0:
-            return
-        self._chunks.append(values)
-        self._levels.append(0)
-        self._size += len(values)
-        while len(self._levels) >= _MERGED and len(set(self._levels[-_MERGED:])) == 1:
-            merged, level = pa.concat_arrays(self._chunks[-_MERGED:]), self._levels[-1] + 1
-            self._chunks[-_MERGED:] = [merged]
-            self._levels[-_MERGED:] = [level if merged.nbytes < CHUNK_BYTES else -len(self._chunks)]
+    def rows(self, positions: Slots) -> HeapRows:
+        """Return the structs at ``positions``, of which nothing is copied yet."""
+        return HeapRows(self._heap, self._refs.take(positions))
 
     def take(self, positions: Slots, valid: Mask | None = None) -> pa.Array:
-        refs = self._refs.take(positions)
-        mask = None if valid is None or valid.all() else ~valid
-        if not self._chunks:
-            return pa.nulls(len(refs), self._dtype)
-        if len(self._chunks) == 1:
-            return self._chunks[0].take(pa.array(refs, mask=mask))
-        # Arrow's take of a chunked array would copy all chunks into one first
-        ends = np.cumsum([len(chunk) for chunk in self._chunks])
-        numbers = np.searchsorted(ends, refs, side="right")
-        if mask is not None:
-            numbers[mask] = len(self._chunks)
-        order = np.argsort(numbers, kind="stable")
-        bounds = np.searchsorted(numbers[order], np.arange(len(self._chunks) + 1))
-        places = np.empty(len(refs), np.int64)
-        places[order] = np.arange(len(refs))
-        found = [
-            chunk.take(pa.array(refs[order[begin:end]] - (last - len(chunk))))
-            for chunk, last, begin, end in zip(self._chunks, ends, bounds[:-1], bounds[1:], strict=True)
-            if begin < end
-        ]
-        return pa.concat_arrays(found or [self._chunks[0][:0]]).take(pa.array(places, mask=mask))
+        return self._heap.take(self._refs.take(positions), valid)
 
     def freeze(self, size: int) -> HeapVector:
         frozen = HeapVector.__new__(HeapVector)
-        frozen._dtype, frozen._refs = self._dtype, self._refs.frozen(size)
-        frozen._chunks, frozen._levels, frozen._size = list(self._chunks), list(self._levels), self._size
+        frozen._refs, frozen._heap = self._refs.frozen(size), self._heap.frozen()
         return frozen
 
     def renumber(self, old: Slots) -> None:
         self._refs.renumber(old)
 
     def tidy(self, living: Slots) -> None:
-        values = self.take(living)
-        refs = self._refs.written(int(living.max(initial=0)) + 1)
-        refs[living] = np.arange(len(living))
-        self._chunks, self._size = ([values] if len(values) else []), len(values)
-        self._levels = [-1] * len(self._chunks)
+        values, self._heap = self.take(living), Heap(self._heap.dtype)
+        self._refs.written(int(living.max(initial=0)) + 1)[living] = self._heap.append(values)
 
     def has_garbage(self, living: int) -> bool:
-        return self._size > 2 * living + _HEAP_FREE
+        return len(self._heap) > 2 * living + _HEAP_FREE
+
+
+class ListVector:
+    """Lists of structs: the references of each list stand together, and a list may take over those of another."""
+
+    def __init__(self, dtype: pa.DataType) -> None:
+        self._dtype = dtype
+        self._heap = Heap(dtype.value_type)
+        self._refs = Growing(np.int64)
+        self._starts, self._counts = SlotArray(np.int64), SlotArray(np.int64)
+
+    def put(self, positions: Slots, values: pa.Array, size: int, *, is_fresh: bool = False) -> None:
+        counts = values.value_lengths().to_numpy(zero_copy_only=False)
+        self.put_rows(positions, counts, self.added(values.flatten()), size, is_fresh=is_fresh)
+
+    def added(self, structs: pa.StructArray) -> HeapRows:
+        """Add structs of which ``put_rows`` will make lists."""
+        return HeapRows(self._heap, self._heap.append(structs))
+
+    def put_rows(self, positions: Slots, counts: Slots, rows: HeapRows, size: int, *, is_fresh: bool = False) -> None:
+        """Write lists of ``counts`` structs each, which are here already: they were in lists, or were added."""
+        assert rows.heap is self._heap, "rows of another heap"
+        starts = len(self._refs) + np.cumsum(counts) - counts
+        self._refs.append(rows.refs)
+        for part, numbers in ((self._starts, starts), (self._counts, counts)):
+            (part.fresh(size) if is_fresh else part.written(size))[positions] = numbers
+
+    def rows(self, positions: Slots) -> tuple[Slots, HeapRows]:
+        """Return the structs of the lists at ``positions``: the number of the list of each, and the struct."""
+        owners, places = ranges(self._starts.take(positions), self._counts.take(positions))
+        return owners, HeapRows(self._heap, self._refs.take(places))
+
+    def move(self, old: Slots, new: Slots, size: int) -> None:
+        """See ``Vector``. Two lists may have the same references."""
+        self._starts.move(old, new, size)
+        self._counts.move(old, new, size)
+
+    def take(self, positions: Slots, valid: Mask | None = None) -> pa.Array:
+        counts = self._counts.take(positions)
+        if valid is not None:
+            counts = np.where(valid, counts, 0)
+        _, places = ranges(self._starts.take(positions), counts)
+        mask = None if valid is None or valid.all() else pa.array(~valid)
+        ends = pa.array(np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))
+        values = self._heap.take(self._refs.take(places))
+        return pa.LargeListArray.from_arrays(ends, values, type=self._dtype, mask=mask)
+
+    def freeze(self, size: int) -> ListVector:
+        frozen = ListVector.__new__(ListVector)
+        frozen._dtype, frozen._heap, frozen._refs = self._dtype, self._heap.frozen(), self._refs.frozen()
+        frozen._starts, frozen._counts = self._starts.frozen(size), self._counts.frozen(size)
+        return frozen
+
+    def renumber(self, old: Slots) -> None:
+        self._starts.renumber(old)
+        self._counts.renumber(old)
+
+    def tidy(self, living: Slots) -> None:
+        counts = self._counts.take(living)
+        _, rows = self.rows(living)
+        values, self._heap, self._refs = rows.structs(), Heap(self._heap.dtype), Growing(np.int64)
+        size = int(living.max(initial=0)) + 1
+        self._counts.written(size)[:] = 0
+        self.put_rows(living, counts, self.added(values), size)
+
+    def has_garbage(self, living: int) -> bool:
+        if max(len(self._heap), len(self._refs)) <= 2 * living + _HEAP_FREE:
+            return False
+        used = int(self._counts.read(0).sum())
+        return len(self._heap) > 2 * used + _HEAP_FREE or len(self._refs) > 4 * used + _HEAP_FREE

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -207,6 +208,59 @@ def test_the_top_of_each_key_and_window() -> None:
     found = results(counts.key_by("auction").top_per_window(1, by="price"))
     frame = pl.DataFrame(BIDS).group_by("auction", pl.col("ms") // 2_000).agg(pl.col("price").max())
     assert sorted((row["auction"], row["price"]) for row in found) == sorted(frame.select("auction", "price").rows())
+
+
+def bids_in_time() -> Any:
+    return hg.Pipeline("test").source(hg.FromRows(BIDS)).with_timestamps("ms")
+
+
+@pytest.mark.parametrize("window", [hg.Tumbling("2s"), hg.Sliding("2s", "500ms"), hg.Tumbling("2s", "1s")])
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_top_of_records_in_windows(count: int, ties: bool, window: Any) -> None:
+    rows = [{**row, "price": row["price"] % 7} for row in BIDS]
+    bids = hg.Pipeline("test").source(hg.FromRows(rows, batch_rows=7)).with_timestamps("ms")
+    found = results(bids.top_per_window(count, by="price", window=window, ties=ties, rank="rank"))
+    windows, expected = window.aligned(), []
+    for start in range(windows.offset_ms - 4_000, 8_000, windows.slide_ms):
+        inside = [row for row in rows if start <= row["ms"] < start + windows.size_ms]
+        ordered = sorted(inside, key=lambda row: -row["price"])
+        for place, row in enumerate(ordered, 1):
+            rank = 1 + sum(one["price"] > row["price"] for one in inside) if ties else place
+            if rank <= count:
+                expected.append((start, start + windows.size_ms, rank, row["price"], row["ms"]))
+    shown = [
+        (milliseconds(row["window_start"]), milliseconds(row["window_end"]), row["rank"], row["price"], row["ms"])
+        for row in found
+    ]
+    assert sorted(shown) == sorted(expected)
+
+
+def milliseconds(at: datetime) -> int:
+    return (at - datetime(1970, 1, 1)) // timedelta(milliseconds=1)
+
+
+def test_the_top_of_each_key_of_records_in_windows() -> None:
+    found = results(bids_in_time().key_by("auction", "bidder").top_per_window(1, by="price", window=hg.Tumbling("2s")))
+    frame = pl.DataFrame(BIDS).group_by("auction", "bidder", pl.col("ms") // 2_000).agg(pl.col("price").max())
+    expected = frame.select("auction", "bidder", "price").rows()
+    assert sorted((row["auction"], row["bidder"], row["price"]) for row in found) == sorted(expected)
+
+
+def test_windows_of_records_say_what_is_wrong() -> None:
+    bids = bids_in_time()
+    with pytest.raises(hg.UsageError, match="window= is a tumbling or sliding window of event time"):
+        bids.top_per_window(1, by="price", window=hg.Session("2s"))
+    with pytest.raises(hg.UsageError, match="window= is a tumbling or sliding window of event time"):
+        bids.top_per_window(1, by="price", window=hg.Tumbling("2s", time="processing"))
+    with pytest.raises(hg.UsageError, match=r"window= needs event times; call .with_timestamps"):
+        hg.Pipeline("test").source(hg.FromRows(BIDS)).top_per_window(1, by="price", window=hg.Tumbling("2s"))
+    with pytest.raises(hg.UsageError, match="there is a column 'window_start' already"):
+        bids.with_columns(window_start=pl.lit(1)).top_per_window(1, by="price", window=hg.Tumbling("2s"))
+    with pytest.raises(hg.UsageError, match="no column 'cost'"):
+        bids.top_per_window(1, by="cost", window=hg.Tumbling("2s"))
+    with pytest.raises(hg.UsageError, match="top_per_window takes results of windows"):
+        bids.top_per_window(1, by="price")
 
 
 def test_the_highest_bids_of_each_auction() -> None:

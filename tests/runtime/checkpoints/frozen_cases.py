@@ -65,6 +65,7 @@ SCHEMA = pa.schema([("key", pa.int64()), ("n", pa.int64()), ("ts", pa.int64())])
 KEYS = 12
 ARROW = b"\xff\xff\xff\xff"
 POINT = pl.Struct({"x": pl.Int64, "name": pl.String})
+POINTS = pl.List(POINT)
 
 
 def batch(step: int) -> pa.RecordBatch:
@@ -288,6 +289,9 @@ class ByBatch(BatchProcessFunction):
         values = n if self.dtype == pl.Int64 else n.cast(pl.String)
         if self.dtype == POINT:
             values = pl.DataFrame({"x": n, "name": n.cast(pl.String)}).to_struct()
+        elif self.dtype == POINTS:
+            points = pl.struct(x=pl.col("n"), name=pl.col("n").cast(pl.String))
+            values = batch.select(pl.concat_list(points, points)).to_series()
         self.state.clear(where=n % 7 == 0)
         if self.ttl is not None and self.kind is not StateKind.MAP:
             assert len(self.state.get()) == len(batch)  # some are renewed
@@ -514,7 +518,7 @@ def expiring(kind: StateKind, update: Any, *, is_by_row: bool) -> Holder:
     return Expiring(batch_process_spec("node", ("key",), ByBatch(kind, pl.String, ttl), SCHEMA))
 
 
-DTYPES = {"numbers": pl.Int64, "texts": pl.String, "structs": POINT}
+DTYPES = {"numbers": pl.Int64, "texts": pl.String, "structs": POINT, "lists-of-structs": POINTS}
 CASES: dict[str, Callable[[], Live]] = {
     "reduce": lambda: Holder(ReduceSpec(("key",), add, SCHEMA)),
     **{f"by-row-{kind.value}": lambda kind=kind: by_row(kind) for kind in StateKind},  # type: ignore[misc]

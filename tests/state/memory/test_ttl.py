@@ -86,7 +86,7 @@ def test_texts_that_expired_take_no_room_although_their_keys_have_other_state() 
         fill(backend, 0, 1)
     assert len(backend.all_slots()) == 1_000
     held = [backend.values(VALUE)._vector, backend.lists(LIST)._values._pool, backend.maps(MAP)._values]
-    assert max(vector._size for vector in held) < 100
+    assert max(len(vector._heap) for vector in held) < 100
 
 
 @pytest.mark.usefixtures("_small")

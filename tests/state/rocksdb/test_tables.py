@@ -19,10 +19,10 @@ from tests.state.rocksdb.test_snapshots_of_timers import GROUPS, owned_by
 import headgate as hg
 from headgate.codec.snapshot import DATABASE_DESCRIPTION, decode_sections
 from headgate.errors import CorruptionError
+from headgate.state.arrays import to_numpy
 from headgate.state.backend import Ownership
 from headgate.state.descriptors import Evolution, KeyColumns, StateDescriptor, StateKind
 from headgate.state.rocksdb.tables import PackedTable, Table, tables_of
-from headgate.state.vectors import to_numpy
 from headgate.state.worker_backends import WorkerStates
 
 KEYS = KeyColumns(("id",), (pa.int64(),))

@@ -53,7 +53,7 @@ from headgate.api.unsupported import (
 from headgate.connectors.base import Sink, check_is_sink
 from headgate.dataclass import dataclass
 from headgate.errors import UsageError
-from headgate.model.config import Duration, check_switches, duration_ms
+from headgate.model.config import Duration, StateConfig, check_switches, duration_ms
 from headgate.model.graph import Edge, Partitioner, Role
 from headgate.model.ids import NodeName
 from headgate.operators import catalog
@@ -372,17 +372,23 @@ class Stream(StatelessVerbs):
         descending: bool | Sequence[bool] = True,
         ties: bool = False,
         rank: str | None = None,
+        window: Tumbling | Sliding | None = None,
         name: str | None = None,
         state: StateChoice | None = None,
     ) -> Stream:
         """Emit the top ``count`` records of each window, of all keys; see ``KeyedStream.top_per_window``."""
-        if any(column not in self._schema.names for column in WINDOW_COLUMNS):
+        if window is not None:
+            keyed = KeyedStream(self._pipeline, self._edges, self._schema, self._time_column)
+        elif all(column in self._schema.names for column in WINDOW_COLUMNS):
+            keyed = self.key_by(*WINDOW_COLUMNS)
+        else:
             raise UsageError(
                 "top_per_window takes results of windows, which have window_start and window_end; call it after "
-                "window(...).agg(...), or use key_by(...).top(...)"
+                "window(...).agg(...), give window=, or use key_by(...).top(...)"
             )
-        keyed = self.key_by(*WINDOW_COLUMNS)
-        return keyed.top_per_window(count, by=by, descending=descending, ties=ties, rank=rank, name=name, state=state)
+        return keyed.top_per_window(
+            count, by=by, descending=descending, ties=ties, rank=rank, window=window, name=name, state=state
+        )
 
     group_by = refused("group_by is called key_by: stream.key_by('column')")
     reduce = refused("reduce needs a key, because it keeps one result for each; call key_by(...) first")
@@ -642,12 +648,14 @@ class KeyedStream(Records):
         descending: bool | Sequence[bool] = True,
         ties: bool = False,
         rank: str | None = None,
+        window: Tumbling | Sliding | None = None,
         name: str | None = None,
         state: StateChoice | None = None,
     ) -> Stream:
         """Emit the top ``count`` records of each key in each window, when the window has ended.
 
-        The records are results of windows: they have ``window_start`` and ``window_end``.
+        The records are results of windows, with ``window_start`` and ``window_end``. Or ``window`` says the windows in
+        which they lie by their event time; the result then has these two columns after theirs.
 
         Args:
             count: how many records.
@@ -656,29 +664,67 @@ class KeyedStream(Records):
             descending: whether the largest value comes first, for all columns or for each.
             ties: emit all records that are equal to the last one in ``by``, too.
             rank: the name of the column with the rank, from 1 on. With ``ties``, equal records have the same.
+            window: of records that are no results of windows: ``Tumbling("10s")`` or ``Sliding("10s", "2s")``. Of each
+                batch only those travel to the subtask of their key that may be among the top.
             name: name of the operator.
             state: where records are kept until the end of their window.
 
         Raises:
-            UsageError: an argument is wrong, or the records are no results of windows.
+            UsageError: an argument is wrong, or the records are no results of windows and have none.
         """
         where = operator_state(state)
-        builder = self._pipeline._builder
-        node = builder.claim_name("top-per-window", name)
+        node = self._pipeline._builder.claim_name("top-per-window", name)
         _check_count(node, count)
         check_switches(f"operator '{node}': ", ties=ties)
         order = catalog.order_of(str(node), by, descending)
         keys = (*(key for key in self._keys if key not in WINDOW_COLUMNS), *WINDOW_COLUMNS)
+        if window is not None:
+            return self._top_of_windows(node, keys, window, count, order, ties, rank, where)
         has_bounds = all(name in self._schema.names for name in WINDOW_COLUMNS)
         if not has_bounds or self._time_column not in WINDOW_COLUMNS:
             raise UsageError(
                 f"operator '{node}': top_per_window takes results of windows, which have window_start and window_end, "
-                "and one of them as event time; call it after window(...).agg(...), or use key_by(...).top(...)"
+                "and one of them as event time; call it after window(...).agg(...), give window=, or use "
+                "key_by(...).top(...)"
             )
-        spec = catalog.WindowTopSpec(keys, self._schema, count, order, rank, ties)
-        edges = tuple(replace(edge, keys=keys) for edge in self._edges)
-        output = KeyedStream(self._pipeline, edges, self._schema, self._time_column, keys)._add(node, spec)
-        builder.keep_state(node, where)
+        return self._top_per_window(node, catalog.WindowTopSpec(keys, self._schema, count, order, rank, ties), where)
+
+    def _top_of_windows(
+        self,
+        node: NodeName,
+        keys: tuple[str, ...],
+        window: Tumbling | Sliding,
+        count: int,
+        order: catalog.Order,
+        ties: bool,
+        rank: str | None,
+        state: StateConfig | None,
+    ) -> Stream:
+        if not isinstance(window, Tumbling | Sliding) or trigger_of(window) is not None:
+            raise UsageError(
+                f"operator '{node}': window= is a tumbling or sliding window of event time, such as "
+                f"headgate.Tumbling('10s'), not {window!r}"
+            )
+        if self._time_column is None:
+            raise UsageError(
+                f"operator '{node}': window= needs event times; call .with_timestamps(column) before and keep that "
+                f"column (the columns are {schema_text(self._schema)})"
+            )
+        windows, time = window.aligned(), event_time(str(node), self._schema, self._time_column)
+        holds_back = misses_results(self, window, 0)
+        before = tuple(replace(edge, partitioner=Partitioner.FORWARD, keys=()) for edge in self._edges)
+        plain = Stream(self._pipeline, before, self._schema, self._time_column)
+        with self._pipeline._builder.all_or_nothing():
+            candidates = catalog.WindowCandidatesSpec(self._keys, windows, time, count, order, ties)
+            found = plain._then(f"{node}-windows", None, candidates, part_of=node)
+            keyed = KeyedStream(self._pipeline, found._edges, found._schema, START_COLUMN, keys)
+            spec = catalog.WindowTopSpec(keys, found._schema, count, order, rank, ties, windows, holds_back)
+            return keyed._top_per_window(node, spec, state)
+
+    def _top_per_window(self, node: NodeName, spec: catalog.WindowTopSpec, state: StateConfig | None) -> Stream:
+        edges = tuple(replace(edge, partitioner=Partitioner.HASH, keys=spec.keys) for edge in self._edges)
+        output = KeyedStream(self._pipeline, edges, self._schema, self._time_column, spec.keys)._add(node, spec)
+        self._pipeline._builder.keep_state(node, state)
         return Stream(self._pipeline, (Edge(node),), output, self._time_column_in(output))
 
     def over(

@@ -28,9 +28,10 @@ from headgate.operators.joins.stream_joins import (
     with_op,
 )
 from headgate.operators.keyed_rows import counted, keep_elements
+from headgate.state.arrays import Mask
 from headgate.state.backend import ListColumns
 from headgate.state.key_index import Slots
-from headgate.state.vectors import Mask, ranges
+from headgate.state.vectors import ranges
 
 
 @dataclass(frozen=True)

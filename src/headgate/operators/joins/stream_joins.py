@@ -9,7 +9,7 @@ docs/spec/joins.md.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Literal, TypeAlias, get_args
@@ -24,17 +24,20 @@ from headgate.model.graph import MAIN, InputName, OutputTag
 from headgate.model.state_schema import InWindows, Reach, Rule
 from headgate.operators.base import WATERMARK_MAX_MS, Operator, OperatorContext, Output, RestoredState
 from headgate.operators.changes import DELETE, INSERT, OP, OP_FIELD, UPDATE_BEFORE, Signs, signs
-from headgate.operators.keyed_rows import keep_elements
+from headgate.operators.keyed_rows import DistinctSlots, keep_elements
 from headgate.operators.keys import check_keys, whole_keys
+from headgate.operators.late_rows import ChosenRows, LateRows, Part, RowSource
 from headgate.operators.process.timers import TimedOperator
 from headgate.operators.timestamps import EventTime
 from headgate.operators.windows.lateness import count_late
-from headgate.operators.windows.window_assigner import AlignedWindows
+from headgate.operators.windows.window_assigner import AlignedWindows, ends_ms, rows_in_windows, starts_ms
+from headgate.state.arrays import Mask
 from headgate.state.backend import ColumnBackend, ListColumns, TimeKind, TimersMeta
 from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind, state_identity
+from headgate.state.heap import HeapRows
 from headgate.state.key_index import Slots
 from headgate.state.ttl import TTL
-from headgate.state.vectors import Mask, ranges
+from headgate.state.vectors import ranges
 
 LEFT_INPUT, RIGHT_INPUT = InputName("left"), InputName("right")
 
@@ -77,29 +80,6 @@ class SameWindow:
 
     windows: AlignedWindows
     holds_back: bool = False
-
-    def rows(self, numbers: Slots) -> tuple[Slots, Slots]:
-        """Return, for rows in panes of these numbers, each row and each window that it lies in."""
-        if not self.windows.is_sliding:
-            return np.arange(len(numbers)), numbers
-        panes, inverse = np.unique(numbers, return_inverse=True)
-        of_pane = [self.windows.windows_of(int(pane)) for pane in panes]
-        starts = np.array([windows.start for windows in of_pane], np.int64)
-        counts = np.array([len(windows) for windows in of_pane], np.int64)
-        return ranges(starts[inverse], counts[inverse])
-
-    def starts_ms(self, windows: Slots) -> Slots:
-        """Return the start of each window."""
-        return _of_each(self.windows.start_ms, windows)
-
-    def ends_ms(self, windows: Slots) -> Slots:
-        """Return the end, excluded, of each window."""
-        return _of_each(self.windows.end_ms, windows)
-
-
-def _of_each(function: Callable[[int], int], numbers: Slots) -> Slots:
-    distinct, inverse = np.unique(numbers, return_inverse=True)
-    return np.array([function(int(number)) for number in distinct], np.int64)[inverse]
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +222,16 @@ class JoinPlan:
             needed.add(OP)
         return [column for column in side.schema.names if column in needed] or list(side.keys[:1])
 
+    def pairs(self, left: RowSource, right: RowSource) -> LateRows:
+        """Return results, without bounds of windows, of rows of both sides."""
+        of_left = {field.name: from_left for field, from_left, _ in self.sources if from_left is not None}
+        of_right = {
+            field.name: from_right
+            for field, _, from_right in self.sources
+            if from_right is not None and field.name not in of_left
+        }
+        return LateRows(self.output, [Part(of_left, left), Part(of_right, right)])
+
     def results(
         self, left: Mapping[str, pa.Array] | None, right: Mapping[str, pa.Array] | None, count: int
     ) -> pa.RecordBatch:
@@ -336,7 +326,7 @@ class JoinInputOperator(Operator):
         """Return each row once for each of its windows, and the window."""
         time = self._side.time
         assert time is not None
-        rows, windows = bound.rows(bound.windows.panes(time, time.values(batch)))
+        rows, windows = rows_in_windows(bound.windows, bound.windows.panes(time, time.values(batch)))
         return batch.take(pa.array(rows)) if bound.windows.is_sliding else batch, windows
 
     def _emit_unmatched(self, batch: pa.RecordBatch) -> None:
@@ -357,7 +347,7 @@ class JoinInputOperator(Operator):
 def with_window(plan: JoinPlan, results: pa.RecordBatch, windows: Slots) -> pa.RecordBatch:
     """Return results with the bounds of their windows."""
     assert isinstance(plan.bound, SameWindow)
-    times_ms = plan.bound.starts_ms(windows), plan.bound.ends_ms(windows)
+    times_ms = starts_ms(plan.bound.windows, windows), ends_ms(plan.bound.windows, windows)
     bounds = [pa.array(at * 1_000).view(pa.timestamp("us")) for at in times_ms]
     return pa.RecordBatch.from_arrays([*results.columns, *bounds], schema=plan.output)
 
@@ -416,6 +406,10 @@ class JoinSpec:
         """The columns by which each side is partitioned."""
         window = (WINDOW_COLUMN,) if isinstance(self.plan.bound, SameWindow) else ()
         return self.plan.left.keys + window, self.plan.right.keys + window
+
+    def keys_after(self, keys: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        is_of_left = self.plan.how not in ("right", "full") and not isinstance(self.plan.bound, SameWindow)
+        return self.plan.left.keys if is_of_left else None
 
     @cached_property
     def keys(self) -> KeyColumns:
@@ -638,6 +632,11 @@ class JoinOperator(TimedOperator):
         for start in range(0, count, PAIRS_MAX):
             self.output.emit(results.slice(start, PAIRS_MAX))
 
+    def _emit_late(self, pairs: LateRows) -> None:
+        for start in range(0, pairs.num_rows, PAIRS_MAX):
+            is_all = pairs.num_rows <= PAIRS_MAX
+            self.output.emit(pairs if is_all else pairs.slice(start, PAIRS_MAX))
+
     def _emit_unmatched(self, side: Side, columns: Columns, count: int) -> None:
         if count:
             left, right = (columns, None) if side.name == LEFT_INPUT else (None, columns)
@@ -649,6 +648,7 @@ class PairJoinOperator(JoinOperator):
 
     def open(self, context: OperatorContext, output: Output) -> None:
         super().open(context, output)
+        self._distinct = DistinctSlots()
         bound = self._plan.bound
         if isinstance(bound, Within):
             self._lower, self._upper = bound.lower_ms * self._units, bound.upper_ms * self._units
@@ -668,9 +668,9 @@ class PairJoinOperator(JoinOperator):
         if other.rows is not None:
             self._probe(side, columns, slots, times, other, other.rows, matched)
         if other.waiting is not None:
-            hit, owners, elements = self._probe(side, columns, slots, times, other, other.waiting, matched)
-            if hit.any():
-                self._match(other, hit, owners, elements)
+            hit, owners, stored = self._probe(side, columns, slots, times, other, other.waiting, matched)
+            if stored is not None and hit.any():
+                self._match(other, hit, owners, stored.structs())
         if self._plan.how == "semi" and side is self._left and matched.any():
             found = taken(columns, np.flatnonzero(matched))
             self._emit(found, None, int(matched.sum()))
@@ -685,7 +685,7 @@ class PairJoinOperator(JoinOperator):
         other: Side,
         lists: ListColumns,
         matched: Mask,
-    ) -> tuple[Mask, Slots, pa.Array]:
+    ) -> tuple[Mask, Slots, HeapRows | None]:
         """Emit the pairs of arrived rows with those in ``lists``; mark those that match in ``matched``.
 
         Returns:
@@ -693,14 +693,16 @@ class PairJoinOperator(JoinOperator):
         """
         asking = np.flatnonzero(lists.counts(slots))
         if len(asking) == 0:
-            return np.zeros(0, np.bool_), asking, pa.array([], side.dtype)
-        distinct, inverse = np.unique(slots[asking], return_inverse=True)
-        owners, elements = lists.explode(distinct)
-        hit = np.zeros(len(elements), np.bool_)
+            return np.zeros(0, np.bool_), asking, None
+        distinct, inverse = self._distinct.of(slots[asking])
+        owners, stored = lists.rows(distinct)
+        hit = np.zeros(len(stored), np.bool_)
         counts = np.bincount(owners, minlength=len(distinct))
         starts, counts = (np.cumsum(counts) - counts)[inverse], counts[inverse]
-        stored = other.columns(elements)
-        stored_times = None if times is None else self._times(other, stored)
+        stored_times = None
+        if times is not None:
+            assert other.time is not None
+            stored_times = self._times(other, stored.columns([other.time.column]))
         for part in pair_slices(counts):
             rows, found = ranges(starts[part], counts[part])
             rows = asking[part][rows]
@@ -711,11 +713,10 @@ class PairJoinOperator(JoinOperator):
             matched[rows] = True
             hit[found] = True
             if self._plan.has_right_columns and len(rows):
-                wanted = {name: columns[name] for name in side.kept}
-                pairs = taken(wanted, rows), taken(stored, found)
+                pairs: tuple[RowSource, RowSource] = ChosenRows(columns, rows), stored[found]
                 left, right = pairs if side is self._left else pairs[::-1]
-                self._emit(left, right, len(rows))
-        return hit, distinct[owners], elements
+                self._emit_late(self._plan.pairs(left, right))
+        return hit, distinct[owners], stored
 
     def _match(self, side: Side, hit: Mask, owners: Slots, elements: pa.Array) -> None:
         """Rows of ``side`` that waited have matched."""
@@ -814,7 +815,7 @@ class WindowJoinOperator(JoinOperator):
 
     def _end_ms(self, windows: Slots) -> Slots:
         assert isinstance(self._plan.bound, SameWindow)
-        return self._plan.bound.ends_ms(windows)
+        return ends_ms(self._plan.bound.windows, windows)
 
     def _arrived(self, side: Side, other: Side, batch: pa.RecordBatch, slots: Slots) -> None:
         assert side.rows is not None

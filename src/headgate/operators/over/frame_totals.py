@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from headgate.state.arrays import Mask
 from headgate.state.key_index import Slots
-from headgate.state.vectors import Mask
 from headgate.state.window_aggregates import Accumulator, Array, FrozenTable, Kind, Values, started, too_large
 
 

@@ -38,11 +38,12 @@ from headgate.operators.timestamps import EventTime
 from headgate.operators.windows.kept_records import RecordAggregates
 from headgate.operators.windows.lateness import count_late
 from headgate.operators.windows.window_plan import Decomposed, InputReader, aggregated_schema, decomposed, results
+from headgate.state.arrays import Mask
 from headgate.state.backend import ColumnBackend, TimeKind
 from headgate.state.descriptors import StateDescriptor, StateKind, state_identity
 from headgate.state.key_index import Slots
 from headgate.state.ttl import TTL
-from headgate.state.vectors import Mask, ranges
+from headgate.state.vectors import ranges
 from headgate.state.window_aggregates import FrozenTable, Values, accumulated_column, wide_values
 
 _FRAME = "__headgate_frame"

@@ -56,12 +56,12 @@ from headgate.operators.windows.window_plan import (
     window_shape,
     window_state_text,
 )
+from headgate.state.arrays import Mask
 from headgate.state.backend import META, PartedWindows, StateFactory, WindowBackend, WindowRows
 from headgate.state.descriptors import KeyColumns, Section, column_identity
 from headgate.state.key_hash import Words, column_words, hash_columns, is_text, key_groups
 from headgate.state.key_index import KeyIndex, frozen_keys, make_key_index
 from headgate.state.snapshot import FrozenState
-from headgate.state.vectors import Mask
 from headgate.state.window_aggregates import (
     AggTable,
     MergedRows,

@@ -5,13 +5,12 @@ A record of sliding windows becomes one for each of its windows. This stands bef
 
 from __future__ import annotations
 
-import numpy as np
 import pyarrow as pa
 
 from headgate.dataclass import dataclass
 from headgate.operators.base import Operator
 from headgate.operators.timestamps import EventTime
-from headgate.operators.windows.window_assigner import AlignedWindows
+from headgate.operators.windows.window_assigner import AlignedWindows, ends_ms, rows_in_windows, starts_ms
 
 START_MS, END_MS, IS_LAST = "__window_start_ms", "__window_end_ms", "__is_last"
 """Of a window; and whether it is the last one that its record lies in, with which the record is late."""
@@ -43,17 +42,10 @@ class AssignWindowsOperator(Operator):
         self._windows, self._time = spec.windows, spec.time
 
     def process(self, batch: pa.RecordBatch) -> None:
-        panes, of = np.unique(self._windows.panes(self._time, self._time.values(batch)), return_inverse=True)
-        windows = [self._windows.windows_of(int(pane)) for pane in panes]
-        counts = np.array([len(one) for one in windows])
-        firsts = np.cumsum(counts) - counts
-        starts = np.array([self._windows.start_ms(window) for one in windows for window in one], np.int64)
-        ends = np.array([self._windows.end_ms(window) for one in windows for window in one], np.int64)
-        times = counts[of]
-        rows = np.repeat(np.arange(batch.num_rows), times)
-        place = np.arange(len(rows)) - np.repeat(np.cumsum(times) - times, times)
-        at = firsts[of][rows] + place
+        panes = self._windows.panes(self._time, self._time.values(batch))
+        rows, windows = rows_in_windows(self._windows, panes)
         records = batch if len(rows) == batch.num_rows else batch.take(pa.array(rows))
-        columns = [pa.array(starts[at]), pa.array(ends[at]), pa.array(place == times[rows] - 1)]
+        bounds = starts_ms(self._windows, windows), ends_ms(self._windows, windows)
+        columns = [*map(pa.array, bounds), pa.array(windows == self._windows.last_windows(panes)[rows])]
         schema = pa.schema([*batch.schema, *_FIELDS])
         self.output.emit(pa.RecordBatch.from_arrays([*records.columns, *columns], schema=schema))

@@ -37,8 +37,8 @@ from headgate.operators.windows.window_plan import (
     decompose,
 )
 from headgate.operators.windows.window_trigger import COMMAND, FIRE, FIRE_IF_NEW, IS_NO_RECORD, PURGE
+from headgate.state.arrays import Mask
 from headgate.state.key_index import Slots
-from headgate.state.vectors import Mask
 from headgate.state.window_aggregates import AggTable, FrozenTable
 
 

@@ -8,9 +8,10 @@ record is kept once however many windows it lies in.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import Protocol
+from typing import Protocol, TypeAlias
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -18,6 +19,9 @@ import numpy.typing as npt
 
 from headgate.dataclass import dataclass
 from headgate.operators.timestamps import EventTime
+from headgate.state.vectors import ranges
+
+Numbers: TypeAlias = npt.NDArray[np.int64]
 
 _NUMBER_MIN, _NUMBER_MAX = -(1 << 62), 1 << 62
 """Before and after every window."""
@@ -38,7 +42,7 @@ class AlignedWindows(Protocol):
     def is_sliding(self) -> bool:
         """Whether windows share panes. If not, a pane has the number of its window."""
 
-    def panes(self, time: EventTime, values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def panes(self, time: EventTime, values: Numbers) -> Numbers:
         """Return the number of the pane that each time lies in; ``values`` are in the unit of the column."""
 
     def pane_end_ms(self, pane: int) -> int:
@@ -47,7 +51,7 @@ class AlignedWindows(Protocol):
     def windows_of(self, pane: int) -> range:
         """Return the windows that a pane lies in."""
 
-    def last_windows(self, panes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def last_windows(self, panes: Numbers) -> Numbers:
         """Return the last window that each of ``panes`` lies in."""
 
     def panes_of(self, window: int) -> range:
@@ -61,6 +65,48 @@ class AlignedWindows(Protocol):
 
     def ended(self, watermark_ms: int) -> int:
         """Return the last window of which the end has passed: its end - 1 is not after ``watermark_ms``."""
+
+
+def rows_in_windows(windows: AlignedWindows, panes: Numbers) -> tuple[Numbers, Numbers]:
+    """Return, for rows in these panes, each row and each window that it lies in."""
+    if not windows.is_sliding:
+        return np.arange(len(panes)), panes
+    distinct, inverse = distinct_numbers(panes)
+    of_pane = [windows.windows_of(int(pane)) for pane in distinct]
+    starts = np.array([found.start for found in of_pane], np.int64)
+    counts = np.array([len(found) for found in of_pane], np.int64)
+    return ranges(starts[inverse], counts[inverse])
+
+
+def starts_ms(windows: AlignedWindows, numbers: Numbers) -> Numbers:
+    """Return the start of each window."""
+    return _of_each(windows.start_ms, numbers)
+
+
+def ends_ms(windows: AlignedWindows, numbers: Numbers) -> Numbers:
+    """Return the end, excluded, of each window."""
+    return _of_each(windows.end_ms, numbers)
+
+
+def _of_each(function: Callable[[int], int], numbers: Numbers) -> Numbers:
+    distinct, inverse = distinct_numbers(numbers)
+    found: Numbers = np.array([function(int(number)) for number in distinct], np.int64)[inverse]
+    return found
+
+
+_NEAR = 1 << 16
+"""Numbers that lie so near each other are counted instead of sorted."""
+
+
+def distinct_numbers(numbers: Numbers) -> tuple[Numbers, Numbers]:
+    """Return the distinct numbers, ascending, and the place of each number among them."""
+    low, high = (int(numbers.min()), int(numbers.max())) if len(numbers) else (0, 0)
+    if high - low >= _NEAR:
+        distinct, inverse = np.unique(numbers, return_inverse=True)
+        return distinct, inverse
+    offsets = numbers - low
+    is_there = np.bincount(offsets, minlength=1) > 0
+    return np.flatnonzero(is_there) + low, (np.cumsum(is_there) - 1)[offsets]
 
 
 @dataclass(frozen=True)
@@ -98,7 +144,7 @@ class FixedWindows:
     def is_sliding(self) -> bool:
         return self.slide_ms < self.size_ms
 
-    def panes(self, time: EventTime, values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def panes(self, time: EventTime, values: Numbers) -> Numbers:
         if time.ms_per_unit != 1:
             return (values * time.ms_per_unit - self.offset_ms) // self.pane_ms
         if self.offset_ms:
@@ -113,7 +159,7 @@ class FixedWindows:
         first = (pane - self.size_ms // self.pane_ms) // (self.slide_ms // self.pane_ms) + 1
         return range(first, last + 1)
 
-    def last_windows(self, panes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def last_windows(self, panes: Numbers) -> Numbers:
         return panes // (self.slide_ms // self.pane_ms) if self.is_sliding else panes
 
     def panes_of(self, window: int) -> range:
@@ -180,7 +226,7 @@ class CalendarWindows:
     def is_sliding(self) -> bool:
         return False
 
-    def panes(self, time: EventTime, values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def panes(self, time: EventTime, values: Numbers) -> Numbers:
         if time.ms_per_unit != 1:
             values = values * time.ms_per_unit
         low = self._window_at(int(values.min()) // time.units_per_ms)
@@ -194,7 +240,7 @@ class CalendarWindows:
     def windows_of(self, pane: int) -> range:
         return range(pane, pane + 1)
 
-    def last_windows(self, panes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def last_windows(self, panes: Numbers) -> Numbers:
         return panes
 
     def panes_of(self, window: int) -> range:

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from headgate.dataclass import dataclass
+from headgate.state.arrays import Array
 from headgate.state.key_index import Slots
-from headgate.state.vectors import Array, SlotArray
+from headgate.state.vectors import SlotArray
 
 KEYS_FREE = 4_096
 """So many changed keys may always be remembered; else at most half as many as there are."""

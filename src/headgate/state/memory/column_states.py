@@ -15,22 +15,22 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from headgate.state.arrays import Array, Mask, to_numpy
+from headgate.state.heap import HeapRows
 from headgate.state.key_index import Slots, WordIndex, make_key_index
 from headgate.state.memory.change_tracking import ChangedSlots
 from headgate.state.vectors import (
-    Array,
     FixedVector,
     FrozenChanges,
     FrozenRows,
     HeapVector,
     KeyedColumns,
     LastRows,
-    Mask,
+    ListVector,
     SlotArray,
     Vector,
     make_vector,
     ranges,
-    to_numpy,
 )
 from headgate.state.window_aggregates import add_values
 
@@ -79,6 +79,23 @@ class MemoryValues:
         if not is_last.all():
             slots, values = slots[is_last], values.filter(pa.array(is_last))
         self._vector.put(slots, values, self._size)
+        self._mark(slots)
+        self._tidy()
+
+    def rows(self, slots: Slots) -> tuple[Slots, HeapRows]:
+        """Return the structs of the lists of ``slots``, which have some: the number of the slot of each, and it."""
+        assert isinstance(self._vector, ListVector)
+        return self._vector.rows(slots)
+
+    def added(self, structs: pa.StructArray) -> HeapRows:
+        """Take structs over, of which ``put_rows`` makes lists."""
+        assert isinstance(self._vector, ListVector)
+        return self._vector.added(structs)
+
+    def put_rows(self, slots: Slots, counts: Slots, rows: HeapRows) -> None:
+        """Set lists of ``counts`` structs; the slots are all different."""
+        assert isinstance(self._vector, ListVector)
+        self._vector.put_rows(slots, counts, rows, self._size)
         self._mark(slots)
         self._tidy()
 
@@ -260,8 +277,9 @@ class MemoryLists:
         self._reserve(lists, more)
         counts = self._counts.written(self._size)
         at = self._starts.read(self._size)[lists] + counts[lists]
-        _, positions = ranges(at, more)
-        self._pool.put(positions, values.take(pa.array(order)), self._end, is_fresh=True)
+        positions = np.empty(len(slots), np.int64)
+        _, positions[order] = ranges(at, more)
+        self._pool.put(positions, values, self._end, is_fresh=True)
         counts[lists] += more
         self.touched(lists)
 
@@ -294,6 +312,12 @@ class MemoryLists:
         """Return all elements of the rows' lists: the row of each, and the element."""
         rows, positions = ranges(self._starts.read(self._size).take(slots), self._counts.read(self._size).take(slots))
         return rows, self._pool.take(positions)
+
+    def rows(self, slots: Slots) -> tuple[Slots, HeapRows]:
+        """Return all structs of the rows' lists: the row of each, and the struct, of which nothing is copied."""
+        assert isinstance(self._pool, HeapVector)
+        rows, positions = ranges(self._starts.read(self._size).take(slots), self._counts.read(self._size).take(slots))
+        return rows, self._pool.rows(positions)
 
     def at(self, slots: Slots, places: Slots) -> pa.Array:
         """Return the element at one place of each slot's list; it has so many."""

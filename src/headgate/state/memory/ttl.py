@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from headgate.state.arrays import Array, Mask, to_numpy
+from headgate.state.heap import HeapRows
 from headgate.state.key_index import Slots
 from headgate.state.memory.change_tracking import ChangedSlots, Interval, MemoryCells
 from headgate.state.memory.column_states import MemoryLists, MemoryMaps, MemoryValues
 from headgate.state.ttl import TTL, StateTime, drop_expired, last_expiry, no_longer_than
-from headgate.state.vectors import Array, FrozenRows, KeyedColumns, Mask, SlotArray, to_numpy
+from headgate.state.vectors import FrozenRows, KeyedColumns, SlotArray
 
 SWEEP_ROWS = 4_096
 """So many slots are looked at in a turn, and two more for each that came since: a round ends before they doubled."""
@@ -321,6 +323,10 @@ class ExpiringLists:
     def explode(self, slots: Slots) -> tuple[Slots, pa.Array]:
         self._look_at(slots)
         return self._values.explode(slots)
+
+    def rows(self, slots: Slots) -> tuple[Slots, HeapRows]:
+        self._look_at(slots)
+        return self._values.rows(slots)
 
     def clear(self, slots: Slots) -> None:
         self._values.clear(slots)

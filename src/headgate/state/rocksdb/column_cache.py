@@ -12,6 +12,8 @@ from typing import Protocol, TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from headgate.state.arrays import Mask, is_fixed
+from headgate.state.heap import HeapRows
 from headgate.state.key_index import Slots
 from headgate.state.memory.column_states import LOW, MemoryLists, MemoryMaps, MemoryValues
 from headgate.state.rocksdb.database import Changes, Rows
@@ -26,7 +28,7 @@ from headgate.state.rocksdb.tables import (
     store_heads,
     store_values,
 )
-from headgate.state.vectors import Mask, SlotArray, is_fixed, ranges
+from headgate.state.vectors import SlotArray, ranges
 
 
 class ListChanges:
@@ -172,6 +174,10 @@ class CachedValues(MemoryValues):
 
     def put(self, slots: Slots, values: pa.Array) -> None:
         super().put(slots, values)
+        self._touch(slots)
+
+    def put_rows(self, slots: Slots, counts: Slots, rows: HeapRows) -> None:
+        super().put_rows(slots, counts, rows)
         self._touch(slots)
 
     def clear(self, slots: Slots) -> None:
