@@ -37,7 +37,7 @@ from headgate.protocol.checkpoints.commit import CommitPermit
 from headgate.state.snapshot import FrozenState
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class SourceContext:
     """What a reader may know.
 
@@ -64,7 +64,7 @@ class SourceContext:
     relocation: Relocation | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class SourceBatch:
     """Records of exactly one split.
 
@@ -200,7 +200,7 @@ class FailStopReader(ABC):
         """Return a position for each split owned, finished ones too."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class CheckpointMarker:
     """What ``poll`` returns in place of records: reading ``split`` has come to the marker of a checkpoint.
 
