@@ -298,7 +298,9 @@ def test_damaged_records_under_a_right_checksum_are_read_or_refused(
             batch.validate(full=True)
 
 
-RUNS = st.lists(st.tuples(st.integers(1, 90), st.integers(0, 150)), min_size=1, max_size=8)
+RUNS = st.lists(
+    st.tuples(st.integers(1, 90) | st.sampled_from([256, 600]), st.integers(0, 150)), min_size=1, max_size=8
+)
 
 
 @given(RUNS, st.data())
@@ -333,6 +335,19 @@ def test_long_runs_of_equal_lengths_are_not_followed_record_by_record(monkeypatc
     records = [Record(b"%05d" % number * (20 if number < 5_000 else 11)) for number in range(10_000)]
     found = decoded(encoded(records) + plain_batch(records, len(records)))
     assert found == [(index, records[index % len(records)]) for index in range(2 * len(records))]
+
+
+def test_many_short_runs_of_equal_lengths_are_not_looked_through_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    given, read_avro = [], pl.read_avro
+
+    def read(source: Any) -> pl.DataFrame:
+        given.append(len(source.getvalue()))
+        return read_avro(source)
+
+    monkeypatch.setattr(pl, "read_avro", read)
+    records = [Record(b"x" * (20 + number // 100 % 2)) for number in range(20_000)]
+    assert [record for _, record in decoded(encoded(records))] == records
+    assert given, "to look at each run of a hundred costs more than to follow the lengths"
 
 
 @pytest.mark.parametrize(

@@ -52,8 +52,11 @@ GROUP_BYTES = 4 << 20
 FEW_RECORDS = 256
 """So many are followed in Python: a call of Polars costs as much."""
 
-RUN_RECORDS_MIN, SHORT_RUNS_MAX = 32, 4
+RUN_RECORDS_MIN, SHORT_RUNS_MAX = 256, 4
 """A batch has at most so many runs of fewer records of equal length, or its lengths are followed one by one."""
+
+RUN_GROWTH = 8
+"""So many times more records are looked at while they are equally long: what follows a run is looked at in vain."""
 
 BATCH_RECORDS_MIN = 2_000
 """In smaller batches, a step for each run takes as long as following the lengths."""
@@ -318,11 +321,12 @@ def _equally_long(
             bits = sum((raw[position + at] & 0x7F) << 7 * at for at in range(width))
             size = (bits >> 1) ^ -(bits & 1)
             most = min(left, (end - position) // (width + size)) if size > 0 else 0
-            run = _run(data, position, width, size, min(most, RUN_RECORDS_MIN))
-            if run == RUN_RECORDS_MIN:
-                run = _run(data, position, width, size, most)
-            else:
-                short_runs += 1
+            looked_at = min(most, RUN_RECORDS_MIN)
+            run = _run(data, position, width, size, looked_at)
+            while run == looked_at < most:
+                looked_at = min(most, looked_at * RUN_GROWTH)
+                run = _run(data, position, width, size, looked_at)
+            short_runs += run < RUN_RECORDS_MIN
             if run == 0 or short_runs > SHORT_RUNS_MAX:
                 return None
             body = (position + width) + (width + size) * np.arange(run)
