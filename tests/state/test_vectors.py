@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -119,6 +120,24 @@ def test_a_few_rows_do_not_keep_the_batch_they_came_in() -> None:
     del column
     assert pa.total_allocated_bytes() < before
     assert vector.take(np.array([0])).to_pylist() == ["x" * 1_000]
+
+
+@pytest.mark.parametrize("dtype", [TEXT, pa.large_binary()], ids=str)
+def test_texts_of_a_column_of_more_than_two_gigabytes(dtype: pa.DataType, tmp_path: Path) -> None:
+    """Such as those of a large state, read from a checkpoint. The file has holes: nothing of it is on the disk."""
+    path, size = tmp_path / "texts", 3 << 30
+    with path.open("wb") as file:
+        file.truncate(size)
+        file.seek(size - 50)
+        file.write(b"a" * 20 + b"b" * 30)
+    ends = np.array([0, 100, size - 50, size - 30, size], np.int64)
+    with pa.memory_map(str(path)) as file:
+        column = pa.Array.from_buffers(dtype, 4, [None, pa.py_buffer(ends), file.read_buffer(size)])
+        vector = make_vector(dtype)
+        vector.put(np.array([0, 1]), column[2:], 3)
+        vector.put(np.array([2]), column[:1], 3)
+        found = [value.as_buffer().to_pybytes() for value in vector.take(np.arange(3))]
+    assert found == [b"a" * 20, b"b" * 30, b"\0" * 100]
 
 
 @pytest.mark.parametrize("dtype", [ROW, pa.struct([("row", ROW)])], ids=str)

@@ -22,6 +22,8 @@ _BLOCK_MIN, _BLOCK_MAX = 1 << 12, 1 << 25
 _BYTES_MAX = 1 << 30
 """More bytes at once are appended in parts: places in a block are numbers of 32 bits."""
 
+_PLACE_MAX = (1 << 31) - 1
+
 _INLINE = 12
 """Texts up to this length are in their views."""
 
@@ -147,6 +149,9 @@ class _TextColumn:
             self.append(values[half:])
             return
         self._validity.append(values)
+        data = values.buffers()[2]
+        if data is not None and data.size > _PLACE_MAX:  # a part of a large column, which Arrow does not cast
+            values = values.take(pa.array(np.arange(len(values))))
         found = values.cast(self._view_type)
         _, views, *buffers = found.buffers()
         words = np.frombuffer(views, np.int32).reshape(-1, 4)[found.offset : found.offset + len(found)].copy()
