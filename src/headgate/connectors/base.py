@@ -16,15 +16,14 @@ on Flink's ``MasterTriggerRestoreHook`` and the ``ReaderCheckpointHook`` of Prav
 
 from __future__ import annotations
 
-import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 import pyarrow as pa
 
-from headgate.dataclass import dataclass
 from headgate.environment import SYSTEM_CLOCK
 from headgate.errors import UsageError
 from headgate.model.config import Duration, duration_ms
@@ -716,7 +715,7 @@ ASK_AGAIN = AskAgain.ASK_AGAIN
 ``trigger`` again a few milliseconds later, until the checkpoint ends or its timeout has passed."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class HookContext:
     """The run of a pipeline that calls a hook.
 
