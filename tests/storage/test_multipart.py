@@ -108,6 +108,30 @@ def test_a_copy_keeps_the_mark_and_replaces_nothing(storage: Storage, monkeypatc
     assert uploads.list("") == []
 
 
+def test_a_small_object_is_copied_whole(
+    server: ObjectServer, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Amazon says that it takes no range of an object below 5 MB."""
+    storage.put("a", [b"x"])
+    wire = Wire(server.port)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{wire.port}")
+    wire.lose_answer(b"x-amz-copy-source-range")
+    uploads_of(open_storage(storage.url)).copy_if_absent("a", "b", 1, "marked")
+    wire.close()
+    assert wire.lost_count == 0
+    assert storage.get("b") == b"x"
+
+
+def test_an_upload_is_found_by_its_name(storage: Storage) -> None:
+    uploads = uploads_of(storage)
+    first, second, longer = uploads.begin("a b"), uploads.begin("a b"), uploads.begin("a b+c")
+    assert [uploads.is_open("a b", one.id) for one in (first, second)] == [True, True]
+    assert uploads.is_open("a b+c", longer.id)
+    uploads.abort("a b", first.id)
+    assert [uploads.is_open("a b", one.id) for one in (first, second)] == [False, True]
+    assert not uploads.is_open("nothing", first.id)
+
+
 def test_a_lost_answer_is_resolved_by_the_mark(
     server: ObjectServer, storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -126,7 +126,13 @@ class Uploads(Protocol):
         """Remove an upload with its parts; missing is fine."""
 
     def list(self, prefix: str) -> list[tuple[str, str]]:
-        """Return path and id of the uploads below the directory ``prefix`` that are neither completed nor aborted."""
+        """Return path and id of the uploads below the directory ``prefix`` that are neither completed nor aborted.
+
+        MinIO shows none: it lists uploads of one whole name only. So one that is missing here may be there.
+        """
+
+    def is_open(self, path: str, upload_id: str) -> bool:
+        """Whether there is such an upload, neither completed nor aborted, on servers that list no others, too."""
 
     def mark(self, path: str) -> str | None:
         """Return the mark of an object, "" for one that was not made by an upload of ours; None: there is none."""

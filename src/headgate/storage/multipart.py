@@ -150,8 +150,8 @@ class S3Uploads:
         upload = self._begin(target, mark)
         try:
             etags = [
-                self._copy_part(source, target, upload.id, number, first, min(first + COPIED_BYTES, size_bytes) - 1)
-                for number, first in enumerate(range(0, size_bytes, COPIED_BYTES), 1)
+                self._copy_part(source, target, upload.id, number, copied)
+                for number, copied in enumerate(_copied_ranges(size_bytes), 1)
             ]
             self.complete(target, upload.id, etags)
         except BaseException:
@@ -159,7 +159,7 @@ class S3Uploads:
                 self.abort(target, upload.id)
             raise
 
-    def _copy_part(self, source: str, target: str, upload_id: str, number: int, first: int, last: int) -> str:
+    def _copy_part(self, source: str, target: str, upload_id: str, number: int, copied: Mapping[str, str]) -> str:
         with self._errors("copy", source):
             try:
                 found = self._client.upload_part_copy(
@@ -167,7 +167,7 @@ class S3Uploads:
                     UploadId=upload_id,
                     PartNumber=number,
                     CopySource=self._object(source),
-                    CopySourceRange=f"bytes={first}-{last}",
+                    **copied,
                 )
             except ClientError as error:
                 if _answer(error)[1] == _NOT_FOUND:
@@ -190,6 +190,12 @@ class S3Uploads:
             pages = self._client.get_paginator("list_multipart_uploads").paginate(Bucket=self._bucket, Prefix=start)
             found = [(str(one["Key"]), str(one["UploadId"])) for page in pages for one in page.get("Uploads", ())]
         return sorted((key.removeprefix(self._prefix), upload) for key, upload in found)
+
+    def is_open(self, path: str, upload_id: str) -> bool:
+        key = self._object(path)["Key"]
+        with self._errors("look for the upload of", path):
+            pages = self._client.get_paginator("list_multipart_uploads").paginate(Bucket=self._bucket, Prefix=key)
+            return any(one["UploadId"] == upload_id for page in pages for one in page.get("Uploads", ()))
 
     def mark(self, path: str) -> str | None:
         with self._errors("look at", path):
@@ -218,6 +224,14 @@ class S3Uploads:
         except BotoCoreError as error:
             is_transient = not isinstance(error, NoCredentialsError | PartialCredentialsError)
             raise StorageError(operation, where, str(error).splitlines()[0], is_transient=is_transient) from error
+
+
+def _copied_ranges(size_bytes: int) -> list[dict[str, str]]:
+    """Return what requests say of the parts of a copy: of one part nothing, as S3 takes no range of a small object."""
+    if size_bytes <= COPIED_BYTES:
+        return [{}]
+    starts = range(0, size_bytes, COPIED_BYTES)
+    return [{"CopySourceRange": f"bytes={first}-{min(first + COPIED_BYTES, size_bytes) - 1}"} for first in starts]
 
 
 def _answer(error: ClientError) -> tuple[str, int]:

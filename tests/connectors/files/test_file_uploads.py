@@ -192,6 +192,20 @@ def test_uploads_of_dead_attempts_are_aborted_and_no_others(url: str) -> None:
     uploads_at(url).abort("part-of-somebody.jsonl", foreign.id)
 
 
+def test_a_store_that_lists_uploads_of_one_name_only_completes_them(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As MinIO does."""
+    sink = sink_at(url)
+    committing = committer(sink)
+    outputs = [prepared(sink, table(0, 1)), prepared(sink, table(1, 1), checkpoint=2)]
+    monkeypatch.setattr(type(uploads_at(url)), "list", lambda *_: [])
+    assert [committing.denial(output) for output in outputs] == ["", ""]
+    for generation in (1, 2):
+        permit = CommitPermit(CheckpointId(2), Generation(generation))
+        committer(sink, generation, *outputs).commit(permit, outputs)
+        assert numbers(url) == [0, 1]
+    assert committing.denial(outputs[0]) == ""
+
+
 @pytest.mark.parametrize("is_begun", [False, True], ids=["before the commit", "in a commit that was cut short"])
 def test_an_upload_that_a_rule_of_the_bucket_removed_stops_the_pipeline(
     server: ObjectServer, url: str, is_begun: bool, monkeypatch: pytest.MonkeyPatch

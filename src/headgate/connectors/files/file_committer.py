@@ -261,7 +261,9 @@ class FileCommitter(Committer):
         for file in files:
             upload = uploads.get(file.name)
             is_there = self._identity.staged(file.name) in staged or (upload is not None and upload.id in staged)
-            if not is_there and file not in decided:
+            if is_there or file in decided:
+                continue
+            if upload is None or not self._uploads_of_storage.is_open(file.name, upload.id):
                 # published by a commit that has ended, or gone
                 read_with_retries(partial(self._check_content, file))
 
