@@ -264,6 +264,12 @@ def test_a_part_that_cannot_be_ends_what_is_asked_for(offset: int, size_bytes: i
     assert [run.size_bytes for run in reader_module.runs_of(apart)] == [10, 10, 10, 10]
 
 
+def test_the_least_and_the_largest_part_are_asked_for() -> None:
+    parts = [part(0, 0, 1), part(1, 64, PART_BYTES_MAX)]
+    found = list(reader_module.runs_of(parts))
+    assert [(run.offset, run.size_bytes, run.end) for run in found] == [(0, 1, 1), (64, PART_BYTES_MAX, 2)]
+
+
 def test_without_a_thread_each_part_is_asked_for_in_its_turn(room: Room) -> None:
     room.threads.is_out_of_threads = True
     assert all_of(room.store.reader(ONE, 0)) == EVERYTHING

@@ -172,6 +172,26 @@ def test_a_flush_whose_answer_was_lost_is_recorded_once(store: Store, monkeypatc
     assert problems(store) == []
 
 
+def test_a_file_that_is_durable_is_not_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # TX3
+    disk = FaultyStorage(LocalStorage(tmp_path / "chunks"))
+    with Store.open(tmp_path / "store", storage=disk) as store:
+        store.create_stream(STREAM, KEYED)
+        transaction = begin(store)
+        assert transaction.stream == STREAM
+        writer = transaction.writer()
+        writer.write(keyed(("x", 1)))
+        with monkeypatch.context() as patch:
+            lose_an_answer(store, patch)
+            with pytest.raises(StorageError):
+                writer.flush()
+        disk.inject(Fault(FaultKind.NO_SPACE, "put"))
+        writer.close()
+        with pytest.raises(UsageError, match="is closed; open another one"):
+            writer.write(keyed(("x", 2)))
+        transaction.commit()
+        assert drained(store) == [("x", 1)]
+
+
 def test_the_same_when_somebody_committed_meanwhile(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:  # TX3
     transaction = begin(store)
     writer = transaction.writer("a")

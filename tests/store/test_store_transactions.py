@@ -428,6 +428,41 @@ def test_a_write_that_raised_took_nothing_so_that_it_can_be_repeated(
         assert drained(store) == [("a", 1), ("a", 2)]
 
 
+def test_a_part_that_was_written_again_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = FaultyStorage(MemoryStorage())
+    with Store.open(tmp_path, storage=storage) as store:
+        store.create_stream(STREAM, KEYED, segments=2, routing_key="key")
+        transaction = store.transactions.begin(STREAM, owner="p/sink", epoch=1, name="t")
+        storage.inject(Fault(FaultKind.NO_SPACE, "put"))
+        with monkeypatch.context() as patch:
+            patch.setattr(transactions, "FLUSH_BYTES", 1)
+            transaction.write(keyed(("a", 1)))  # is written beside, in vain; ``prepare`` writes it again
+        with monkeypatch.context() as patch:
+            lose_an_answer(store, patch)
+            with pytest.raises(StorageError):
+                transaction.prepare()
+        transaction.prepare()
+        commit(store, "t")
+        assert drained(store) == [("a", 1)]
+
+
+def test_a_transaction_is_written_in_parts_of_a_size_that_fits_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch, storage = keyed(("a", 1)), MemoryStorage()
+    store = Store("memory", memory_catalogue("memory"), storage, threads=NoThreads())
+    store.create_stream(STREAM, KEYED, segments=2, routing_key="key")
+    two = 2 * batch.nbytes
+    for flush_bytes, wanted in ((two, [0, 0, 0, 1, 1, 2, 2]), (two + 1, [0, 0, 0, 0, 0, 1, 1])):
+        monkeypatch.setattr(transactions, "FLUSH_BYTES", flush_bytes)
+        transaction = store.transactions.begin(STREAM, owner="p/sink", epoch=1)
+        before, found = len(storage.list("")), []
+        for _ in wanted:  # without threads a full part is written when the next one is full
+            transaction.write(batch)
+            found.append(len(storage.list("")) - before)
+        assert found == wanted
+        assert transaction.events_count == len(wanted)
+        transaction.abort()
+
+
 def test_a_commit_of_less_than_was_prepared_is_an_error(store: Store) -> None:
     prepared(store, "t", ("a", 1), ("b", 2))
     with database_of(store).write() as connection:

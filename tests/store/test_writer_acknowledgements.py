@@ -287,6 +287,24 @@ def test_a_full_buffer_that_cannot_be_written_takes_nothing_more(
     assert drained(faulty) == [("a", 1), ("a", 2), ("a", 3)]
 
 
+def test_a_full_buffer_takes_no_numbered_append_either_but_acknowledges_repeated_ones(
+    faulty: Store, disk: FaultyStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writers, "FLUSH_BYTES", 1)
+    writer = numbered(faulty)
+    disk.inject(Fault(FaultKind.NO_SPACE, "put", times=3))
+    first, second = (writer.append(keyed(("a", n)), sequence=n) for n in (1, 2))
+    assert writer.append(keyed(("a", 2)), sequence=2) is second
+    with pytest.raises(StorageError):
+        writer.append(keyed(("a", 3)), sequence=3)
+    assert writer.next_sequence == 3
+    writer.append(keyed(("a", 3)), sequence=3)
+    writer.flush()
+    assert first.done()
+    assert second.done()
+    assert drained(faulty) == [("a", 1), ("a", 2), ("a", 3)]
+
+
 def test_a_future_cannot_be_cancelled_so_that_others_of_its_flush_are_told(store: Store) -> None:
     writer = numbered(store)
     futures = [writer.append(keyed(("a", n))) for n in (1, 2)]
