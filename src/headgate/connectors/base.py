@@ -36,7 +36,7 @@ from headgate.protocol.checkpoints.commit import CommitPermit
 from headgate.state.snapshot import FrozenState
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class SourceContext:
     """What a reader may know.
 
@@ -63,7 +63,7 @@ class SourceContext:
     relocation: Relocation | None = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class SourceBatch:
     """Records of exactly one split.
 
@@ -199,7 +199,7 @@ class FailStopReader(ABC):
         """Return a position for each split owned, finished ones too."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class CheckpointMarker:
     """What ``poll`` returns in place of records: reading ``split`` has come to the marker of a checkpoint.
 
