@@ -15,7 +15,8 @@ from tests.connectors.source_reading import context, read_all, read_over_subtask
 from headgate.connectors.base import SplitPosition
 from headgate.connectors.files import line_file as lines_module
 from headgate.connectors.files.file_sink import FileSink
-from headgate.connectors.files.line_file import FilePosition, LineFile
+from headgate.connectors.files.filesystem import LocalFiles
+from headgate.connectors.files.line_file import FileOptions, FilePosition, LineFile, Lines
 from headgate.connectors.files.line_source import CsvFiles, FileReader, JsonLines, TextFiles
 from headgate.connectors.files.selection import owner_of_file
 from headgate.errors import CorruptionError, StorageError, UsageError
@@ -509,6 +510,30 @@ def test_a_file_that_ends_without_line_end_is_finished_at_its_last_byte(tmp_path
 
 
 @pytest.mark.long
+class ShortReads(LocalFiles):
+    """A file system that returns at most three bytes at a time."""
+
+    def pread_into(self, descriptor: int, space: memoryview, offset: int) -> int:
+        return super().pread_into(descriptor, space[:3], offset)
+
+
+@pytest.mark.parametrize("system", [LocalFiles(), ShortReads()])
+def test_lines_stay_what_they_are_while_the_file_is_read_on(
+    system: LocalFiles, tmp_path: Path, small_blocks: None
+) -> None:
+    expected = [b"x" * (number % 17) + b"%d" % number for number in range(200)]
+    path = write(tmp_path / "a", b"\n".join(expected[:150]))
+    file = LineFile(str(path), FilePosition(), FileOptions(follow=True), system)
+    held = []
+    while sum(len(lines.starts) for lines in held) < len(expected):
+        if isinstance(lines := file.step(), Lines):
+            held.append(lines)
+        if file.is_at_end:
+            with path.open("ab") as more:
+                more.write(b"\n" + b"\n".join(expected[150:]) + b"\n")
+    assert [value for lines in held for value in lines.values.to_pylist()] == expected
+
+
 def test_files_pass_the_conformance_kit(tmp_path: Path) -> None:
     for number in range(4):
         write(tmp_path / f"{number}.log", "".join(f"{number}-{line}\n" for line in range(number)).encode())
