@@ -178,13 +178,15 @@ class KafkaBroker:
         return AdminClient({"bootstrap.servers": self.address, "log_level": 0})
 
     def create_topic(self, name: str, partitions: int = 1, config: Mapping[str, str] | None = None) -> str:
-        """Create a topic; return its name."""
+        """Create a topic; return its name once the broker knows it: it answers before that."""
         from confluent_kafka.admin import NewTopic
 
         topic = NewTopic(name, partitions, 1, config=dict(config or {}))
         admin = self.admin()
         for asked in admin.create_topics([topic]).values():
             asked.result(START_S)
+        while name not in admin.list_topics(timeout=START_S).topics:
+            continue
         return name
 
     def delete_topic(self, name: str) -> None:
