@@ -261,6 +261,18 @@ def test_a_read_that_was_interrupted_is_repeated_from_where_it_began(
     assert values(reader) == list(range(2, 30))
 
 
+def test_a_reader_that_goes_back_reads_the_same_again(ten: Store) -> None:
+    reader = ten.reader(ONE, 0, 2)
+    assert values(reader, 5) == [2, 3, 4, 5, 6]
+    reader.back_to(4)
+    assert reader.position == 4
+    assert values(reader, 4) == [4, 5, 6, 7]
+    assert values(reader) == list(range(8, 30))
+    assert values(reader) == []
+    reader.back_to(29)
+    assert values(reader) == [29], "also where it had found the end"
+
+
 def test_a_reader_knows_where_its_segment_ended_when_it_looked(ten: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader_module, "PARTS_AT_A_TIME", 4)
     reader = ten.reader(ONE, 0)

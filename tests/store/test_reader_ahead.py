@@ -361,6 +361,22 @@ def test_a_reader_taken_through_a_fork_waits_for_nothing_of_its_parent(room: Roo
     room.threads.process_id = 2
     room.threads.calls.clear()
     assert all_of(reader) == EVERYTHING[6:]
+    assert len(room.storage.asked) == CHUNKS, "each of its own requests was waited for"
+    assert room.store._core.prefetcher.taken_bytes == 0, "in this process"
+
+
+@pytest.mark.parametrize("wanted", [("b", 64, 10), ("a", 128, 10), ("a", 64, 74)])
+def test_other_bytes_than_those_on_their_way_are_asked_for(wanted: tuple[str, int, int]) -> None:
+    storage = Afar()
+    for path in "ab":
+        storage.put(path, [random.Random(path).randbytes(256)])
+    ahead = reader_module.ReadAhead(storage, core_module.Prefetcher(Waiting()))  # type: ignore[arg-type]
+    ahead.get_range("a", 0, 1)  # one that reads on
+    ahead.ask([part(0, 64, 10), part(1, 128, 10, "b")], None)
+    assert ahead.get_range(*wanted) == storage.get_range(*wanted)
+    ahead.ask([part(0, 64, 10), part(1, 128, 10, "b")], None)
+    for path, offset in (("a", 64), ("b", 128)):
+        assert ahead.get_range(path, offset, 10) == storage.get_range(path, offset, 10)
 
 
 # -- failures --------------------------------------------------------------------------------------------------------
