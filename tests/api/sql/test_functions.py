@@ -14,10 +14,11 @@ import pytest
 from tests.api.sql.test_values import plain
 
 import headgate as hg
-from headgate.errors import UsageError
+from headgate.errors import HeadgateError, UsageError
 from headgate.testing import Collect, run
 
 MAP = pa.map_(pa.string(), pa.int64())
+NUMBERED = pa.map_(pa.int64(), pa.string())
 PLACE = pa.struct([("city", pa.string()), ("at", pa.struct([("Lat", pa.float64())]))])
 TEXTS = ["abcab", "ÄÖÜß äö", " x ", "", None, "a%b_c\\d", "Ab\ncd", "日本語日本", "e\u0301a", "$1 (x) b"]
 COUNT = len(TEXTS)
@@ -63,6 +64,7 @@ ROWS = pa.table(
         "numbers": pa.array([[1, 2, 2], [], None, [None], [3, None, -1], [5], [0], [1, None, None], [2], [9, 8]]),
         "words": pa.array([["a", "b"], [], None, [None, "x"], ["", ""], ["ä"], ["b", None, "a"], ["b"], ["c"], ["d"]]),
         "pairs": pa.array([[("a", 1), ("b", None)], [], None, [("b", 2)], *[[("ä", 3)]] * 6], MAP),
+        "numbered": pa.array([[(7, "x"), (1, "y")], [], None, [(-1, None)], *[[(2, "ä"), (-1, "z")]] * 6], NUMBERED),
         "place": pa.array(
             [{"city": "x", "at": {"Lat": 1.5}}, None, {"city": None, "at": None}, *[{"city": "y"}] * 7], PLACE
         ),
@@ -96,6 +98,10 @@ OTHERS = {
     "OCTET_LENGTH(text)": "OCTET_LENGTH(ENCODE(text))",
     "REGEXP(text, '^[aÄ].*b')": "REGEXP_MATCHES(text, '^[aÄ].*b')",
     "REGEXP_REPLACE(text, '(a)(b)', '<$2$1>')": "REGEXP_REPLACE(text, '(a)(b)', '<\\2\\1>', 'g')",
+    "REGEXP_REPLACE(text, 'b', '$name$')": "REGEXP_REPLACE(text, 'b', '$name$', 'g')",
+    "REPLACE(text, 'zz', part)": "REPLACE(text, 'zz', part)",
+    "numbered[1]": "numbered[1]",
+    "numbered[-1]": "numbered[-1]",
     "REGEXP_REPLACE(text, 'b', '\\\\$')": "REGEXP_REPLACE(text, 'b', '\\\\$', 'g')",
     "REGEXP_COUNT(text, 'a|b')": "LEN(REGEXP_EXTRACT_ALL(text, 'a|b'))",
     "TO_BASE64(text)": "TO_BASE64(ENCODE(text))",
@@ -205,17 +211,25 @@ def test_functions_that_duckdb_has_not_are_those_of_python(tmp_path: Path) -> No
         ("LEFT(text, float)", "LEFT needs an integer; CAST its argument to BIGINT"),
         ("REGEXP_REPLACE(text, part, 'x')", "REGEXP_REPLACE with a pattern that is no literal"),
         ("REGEXP_REPLACE(text, '(', 'x')", "is no regular expression"),
+        ("REGEXP_REPLACE(text, '(a)', '$1$10')", "names group 10, and '\\(a\\)' has none"),
         ("REGEXP_REPLACE(text, 'a', 'x', 'i')", "REGEXP_REPLACE with the flags 'i'"),
         ("TIMESTAMPADD(FORTNIGHT, 1, ts)", "TIMESTAMPADD with FORTNIGHT is not there yet; use one of MICROSECOND"),
         ("TO_TIMESTAMP(text, 'yy')", "TO_TIMESTAMP with 'yy' is not there yet"),
+        ("TO_TIMESTAMP(text, 'dd.MM.yyyy HH')", "is no pattern of such a time: Please either specify both hour"),
         ("TO_TIMESTAMP_LTZ(n, 6)", "another precision than 0 or 3"),
         ("ts AT TIME ZONE 'Mars/Base'", "there is no time zone 'Mars/Base'"),
         ("CARDINALITY(text)", "CARDINALITY needs an array or a map"),
         ("MAP_KEYS(numbers)", "MAP_KEYS needs a map"),
         ("ARRAY_CONTAINS(numbers, 'x')", "ARRAY_CONTAINS mixes numbers and texts"),
+        ("ARRAY_CONCAT(words, NULL)", "ARRAY_CONCAT needs an array or a map"),
+        ("ARRAY_JOIN(numbers, '-')", "ARRAY_JOIN needs a text; its argument stands for numbers"),
+        ("ARRAY[]", "an ARRAY without elements is not there yet"),
+        ("[numbers, numbers]", "an ARRAY of arrays is not there yet"),
+        ("pairs[1]", 'a key of "pairs" mixes texts and numbers'),
+        ("numbered[n]", "with a key that is no literal"),
         ("place[1]", "is no array and no map, so it has no element"),
         ("numbers[1:2]", "name one element, as in a"),
-        ("numbers[float]", "is named by an integer or a text in quotes"),
+        ("numbers[float]", "is named by an integer"),
         ("place.country", "has no field 'country' \\(city, at\\)"),
         ("text.length", "has no field 'length' \\(it is no row\\)"),
         ("nowhere.city", "there is no column 'nowhere.city'"),
@@ -226,3 +240,20 @@ def test_what_a_function_does_not_take_is_one_sentence(expression: str, said: st
     with pytest.raises(UsageError, match=said) as caught:
         hg.sql(f"SELECT {expression} AS x FROM odd", odd=pipeline.source(hg.FromRows(ROWS)))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "FROM_UNIXTIME(large)",
+        "TO_TIMESTAMP_LTZ(large, 0)",
+        "TIMESTAMPADD(DAY, large, ts)",
+        "TIMESTAMPADD(YEAR, large, ts)",
+    ],
+)
+def test_a_number_too_large_for_a_time_fails(expression: str, tmp_path: Path) -> None:
+    pipeline = hg.Pipeline("functions")
+    rows = pipeline.source(hg.FromRows(ROWS.slice(3, 1)))
+    hg.sql(f"SELECT {expression} AS x FROM odd", odd=rows).sink(Collect(tmp_path))
+    with pytest.raises(HeadgateError, match=r"conversion from|cannot advance"):
+        run(pipeline, timeout_s=300)

@@ -476,7 +476,7 @@ def _replace(node: Expression, inner: Inner) -> pl.Expr:
     if isinstance(node.args["replacement"], exp().Null):
         return pl.lit(None, pl.String)
     by = inner.argument(node.args["replacement"], "texts", node)
-    return of.str.replace_all(pattern, by, literal=True) if pattern else of
+    return pl.when(by.is_not_null()).then(of.str.replace_all(pattern, by, literal=True) if pattern else of)
 
 
 def _trim(node: Expression, inner: Inner) -> pl.Expr:
@@ -514,8 +514,18 @@ def _interval(node: Expression, inner: Inner) -> pl.Expr:
     return pl.duration(milliseconds=interval_ms(node))
 
 
+def _array(node: Expression, inner: Inner) -> pl.Expr:
+    """Return an array of values."""
+    if not node.expressions:
+        raise unsupported("an ARRAY without elements", "name one, such as ARRAY[NULL]")
+    elements = inner.values.alike([inner(one) for one in node.expressions], "ARRAY")
+    if any(isinstance(inner.values.type_of(one), pl.List) for one in elements):
+        raise unsupported("an ARRAY of arrays", "use ARRAY_CONCAT for one of all their elements")
+    return pl.concat_list(elements)
+
+
 def _element(node: Expression, inner: Inner) -> pl.Expr:
-    """Return an element of an array by its place, or the value of a key of a map."""
+    """Return an element of an array by its place, or the value of a key of a map, which is a literal."""
     if len(node.expressions) != 1 or isinstance(node.expressions[0], exp().Slice):
         raise unsupported(f"{node.sql('duckdb')}", "name one element, as in a[1]")
     (at,) = node.expressions
@@ -523,11 +533,15 @@ def _element(node: Expression, inner: Inner) -> pl.Expr:
     dtype = inner.values.type_of(of)
     if not isinstance(dtype, pl.List):
         raise UsageError(f"sql: {node.this.sql('duckdb')} is no array and no map, so it has no element")
-    if isinstance(at, exp().Literal) and at.is_string:
-        return functions.value_of_key(of, at.name)
+    if functions.is_map(dtype):
+        if not isinstance(at.this if isinstance(at, exp().Neg) else at, exp().Literal):
+            raise unsupported(f"{node.sql('duckdb')} with a key that is no literal", "write the key as it is")
+        key = inner(at)
+        inner.values.alike([functions.map_keys(of).list.first(), key], f"a key of {node.this.sql('duckdb')}")
+        return functions.value_of_key(of, key)
     place = inner(at)
     if not inner.values.type_of(place).is_integer():
-        raise UsageError(f"sql: the element of {node.this.sql('duckdb')} is named by an integer or a text in quotes")
+        raise UsageError(f"sql: the element of {node.this.sql('duckdb')} is named by an integer")
     return functions.element(of, place.cast(pl.Int64))
 
 
@@ -668,9 +682,7 @@ def _scalars() -> dict[type, Callable[[Any, Inner], pl.Expr]]:
         ),
         e.Bracket: _element,
         e.Dot: _field,
-        e.Array: lambda node, inner: pl.concat_list(
-            inner.values.alike([inner(one) for one in node.expressions], "ARRAY")
-        ),
+        e.Array: _array,
         e.AtTimeZone: _at_time_zone,
         e.StartsWith: lambda node, inner: inner.argument(node.this, "texts", node).str.starts_with(
             inner.argument(node.expression, "texts", node)

@@ -82,9 +82,7 @@ class Call:
 
     def map(self, at: int) -> pl.Expr:
         found = self.any(at)
-        dtype = self.inner.values.type_of(found)
-        inner = dtype.inner if isinstance(dtype, pl.List) else None
-        if not isinstance(inner, pl.Struct) or tuple(one.name for one in inner.fields) != MAP_FIELDS:
+        if not is_map(self.inner.values.type_of(found)):
             raise UsageError(f"sql: {self.name} needs a map")
         return found
 
@@ -102,6 +100,12 @@ class Call:
     def word(self, at: int) -> str:
         """Return a word, such as ``DAY``."""
         return str(self.arguments[at].name).upper()
+
+
+def is_map(dtype: pl.DataType) -> bool:
+    """Whether values of a type are maps, which are lists of entries."""
+    inner = dtype.inner if isinstance(dtype, pl.List) else None
+    return isinstance(inner, pl.Struct) and tuple(one.name for one in inner.fields) == MAP_FIELDS
 
 
 def regular_expression(text: str, of: str) -> str:
@@ -170,13 +174,19 @@ def _regexp_replace(call: Call) -> pl.Expr:
         raise unsupported(
             f"REGEXP_REPLACE with the flags '{call.literal(3)}'", "begin the pattern with (?i) or the like"
         )
-    by = re.sub(r"\$(\d+)|\\(\d)|\\(.)", _group, call.literal(2, "replacement"))
-    return call.text(0).str.replace_all(call.pattern(1), by)
+    pattern, replacement = call.pattern(1), call.literal(2, "replacement")
+    by = re.sub(r"\$(\d+)|\\(\d)|\\(.)|\$", _group, replacement)
+    groups = pl.Series([""]).str.extract_groups(pattern).struct.fields
+    missing = [number for number in re.findall(r"(?<!\$)\$\{(\d+)\}", by) if int(number) > len(groups)]
+    if missing:
+        raise UsageError(f"sql: '{replacement}' in {call.name} names group {missing[0]}, and '{pattern}' has none")
+    return call.text(0).str.replace_all(pattern, by)
 
 
 def _group(match: re.Match[str]) -> str:
+    """Return a group as Polars names it; a dollar that begins none is one."""
     number = match[1] or match[2]
-    return f"${{{number}}}" if number else match[3].replace("$", "$$")
+    return f"${{{number}}}" if number else (match[3] or "$").replace("$", "$$")
 
 
 def _encoded(call: Call, encoding: Any) -> pl.Expr:
@@ -244,6 +254,13 @@ _MOMENTS = "%Y-%m-%d %H:%M:%S%.f"
 def _read(call: Call, at: int, dtype: Any, default: str) -> pl.Expr:
     """Return a text as a time, null where it is none; the argument after it may be its pattern."""
     pattern = java_pattern(call.literal(at + 1, "pattern"), call.name) if len(call) > at + 1 else default
+    try:
+        pl.Series([""]).str.strptime(dtype, pattern, strict=False)
+    except pl.exceptions.PolarsError as error:
+        reason = str(error).splitlines()[0].removeprefix("Invalid format string: ")
+        raise UsageError(
+            f"sql: '{call.literal(at + 1)}' in {call.name} is no pattern of such a time: {reason}"
+        ) from None
     return call.text(at).str.strptime(dtype, pattern, strict=False)
 
 
@@ -253,16 +270,21 @@ def _unix_timestamp(call: Call) -> pl.Expr:
     return moment.dt.epoch("s")
 
 
+def _multiple(count: pl.Expr, by: int) -> pl.Expr:
+    """Return an integer so many times; one that is too large fails."""
+    return (count.cast(pl.Int128) * by).cast(pl.Int64)
+
+
 def _from_unixtime(call: Call) -> pl.Expr:
     pattern = java_pattern(call.literal(1, "pattern"), call.name) if len(call) == 2 else "%Y-%m-%d %H:%M:%S"
-    return (call.whole(0) * 1_000_000).cast(pl.Datetime("us")).dt.strftime(pattern)
+    return _multiple(call.whole(0), 1_000_000).cast(pl.Datetime("us")).dt.strftime(pattern)
 
 
 def _to_timestamp_ltz(call: Call) -> pl.Expr:
     factor = {0: 1_000_000, 3: 1_000}.get(_digits(call))
     if factor is None:
         raise unsupported(f"{call.name} with another precision than 0 or 3", "write 0 for seconds, 3 for milliseconds")
-    return (call.whole(0) * factor).cast(pl.Datetime("us")).dt.replace_time_zone("UTC")
+    return _multiple(call.whole(0), factor).cast(pl.Datetime("us")).dt.replace_time_zone("UTC")
 
 
 _LENGTHS_US = {
@@ -287,8 +309,8 @@ def _unit(call: Call) -> str:
 def _timestamp_add(call: Call) -> pl.Expr:
     unit, count, moment = _unit(call), call.whole(1), call.moment(2)
     if unit in _MONTHS:
-        return moment.dt.offset_by((count * _MONTHS[unit]).cast(pl.String) + "mo")
-    return moment + (count * _LENGTHS_US[unit]).cast(pl.Duration("us"))
+        return moment.dt.offset_by(_multiple(count, _MONTHS[unit]).cast(pl.String) + "mo")
+    return moment + _multiple(count, _LENGTHS_US[unit]).cast(pl.Duration("us"))
 
 
 def _timestamp_diff(call: Call) -> pl.Expr:
@@ -344,13 +366,25 @@ def _contains(call: Call) -> pl.Expr:
 
 def _join(call: Call) -> pl.Expr:
     texts, separator = call.list(0), call.text(1)
+    call.inner.values.of_kind("texts", texts.list.first(), call.name)
     if len(call) == 3:
         return texts.list.eval(pl.element().fill_null(call.literal(2))).list.join(separator)
     return texts.list.drop_nulls().list.join(separator)
 
 
-def _map_part(call: Call, at: int) -> pl.Expr:
-    return call.map(0).list.eval(pl.element().struct.field(MAP_FIELDS[at]))
+def _concatenated(call: Call) -> pl.Expr:
+    for at in range(len(call)):
+        call.list(at)
+    return pl.concat_list(call.all())
+
+
+def map_keys(of: pl.Expr) -> pl.Expr:
+    """Return the keys of a map."""
+    return of.list.eval(pl.element().struct.field(MAP_FIELDS[0]))
+
+
+def _map_values(call: Call) -> pl.Expr:
+    return call.map(0).list.eval(pl.element().struct.field(MAP_FIELDS[1]))
 
 
 def element(of: pl.Expr, place: pl.Expr) -> pl.Expr:
@@ -359,7 +393,7 @@ def element(of: pl.Expr, place: pl.Expr) -> pl.Expr:
     return of.list.get(index, null_on_oob=True)
 
 
-def value_of_key(of: pl.Expr, key: str) -> pl.Expr:
+def value_of_key(of: pl.Expr, key: pl.Expr) -> pl.Expr:
     """Return the value of a literal key of a map, or null."""
     return of.list.filter(pl.element().struct.field(MAP_FIELDS[0]) == key).list.first().struct.field(MAP_FIELDS[1])
 
@@ -471,9 +505,9 @@ FUNCTIONS: dict[str, Function] = {
     "ARRAY_MAX": _of_list(lambda a: a.list.max()),
     "ARRAY_MIN": _of_list(lambda a: a.list.min()),
     "ARRAY_JOIN": Function(2, 3, _join),
-    "ARRAY_CONCAT": Function(2, _MANY, lambda call: pl.concat_list(call.all())),
-    "MAP_KEYS": Function(1, 1, partial(_map_part, at=0)),
-    "MAP_VALUES": Function(1, 1, partial(_map_part, at=1)),
+    "ARRAY_CONCAT": Function(2, _MANY, _concatenated),
+    "MAP_KEYS": Function(1, 1, lambda call: map_keys(call.map(0))),
+    "MAP_VALUES": Function(1, 1, _map_values),
 }
 """The functions, by their names."""
 
