@@ -173,6 +173,41 @@ def test_the_extremes_of_nothing_but_nan_are_nan(backend: str) -> None:
         assert str(values) == "[nan, nan, 0.0, 0.0, 0.0, 0.0, nan, nan, None, 2.0]"
 
 
+ALL = pl.col("n").n_unique().alias("all")
+GIVEN = pl.col("n").filter(pl.col("x") > 0).drop_nulls().n_unique().alias("given")
+WITH_NULL = pl.when(pl.col("x") > 0).then(pl.col("n")).n_unique().alias("with_null")
+
+
+@pytest.mark.parametrize("backend", ["memory", "rocksdb-in-files"])
+@pytest.mark.parametrize(
+    "aggregates",
+    [[(ALL, GIVEN, WITH_NULL)], [(WITH_NULL, GIVEN, ALL)], [(GIVEN,), (WITH_NULL,)], [(WITH_NULL,), (GIVEN,)]],
+)
+def test_distinct_values_that_are_said_in_two_ways_are_counted_once(
+    backend: str, aggregates: list[tuple[pl.Expr, ...]]
+) -> None:
+    """In one aggregation, and where a restart goes on with the other one: both have the same state."""
+    rng, rows, states = random.Random(7), [], list[Any]()
+    texts = set()
+    with choose(backend):
+        for given in aggregates:
+            spec = running_aggregate_spec(RunningAggregate(KEYS, given), SCHEMA, "node")
+            texts.add(spec.state_text())
+            subtasks = Subtasks(spec, KEYS, 2, states)
+            rows += drawn(rng, 40)
+            subtasks.send(pa.RecordBatch.from_pylist(rows[-40:], SCHEMA))
+            of_each = [{"k": k, "g": g, "n": 10 + len(states), "x": 1.0, "t": None} for k in range(4) for g in "ab"]
+            rows += of_each
+            subtasks.send(pa.RecordBatch.from_pylist(of_each, SCHEMA))
+            found = {(row["k"], row["g"]): [row[one.meta.output_name()] for one in given] for row in subtasks.rows()}
+            frame = pl.DataFrame(pa.Table.from_pylist(rows, SCHEMA))
+            for k, g, *expected in frame.group_by(*KEYS).agg(*given).rows():
+                assert found.get((k, g), expected) == expected
+            assert len(found) == 8
+            states = subtasks.snapshot()
+    assert len(texts) == 1
+
+
 def test_an_unchanged_result_is_not_sent_again() -> None:
     spec = running_aggregate_spec(RunningAggregate(("k",), (pl.col("n").max(),)), SCHEMA, "node")
     harness = Harness(spec)

@@ -184,11 +184,13 @@ class RunningAggregateSpec:
     @property
     def families(self) -> list[list[Distinct]]:
         """Columns that count distinct ones of the same values, under different conditions."""
-        found: dict[str, dict[str, Distinct]] = {}
+        found: dict[str, list[Distinct]] = {}
+        seen: set[str] = set()
         for one in self.distincts:
-            found.setdefault(expression_text(one.values), {}).setdefault(one.state_name, one)
-        members = [list(family.values()) for family in found.values()]
-        return [some[i : i + _FAMILY_MAX] for some in members for i in range(0, len(some), _FAMILY_MAX)]
+            if one.state_name not in seen:  # the same may be said in two ways, and has one count in state
+                seen.add(one.state_name)
+                found.setdefault(expression_text(one.values), []).append(one)
+        return [some[i : i + _FAMILY_MAX] for some in found.values() for i in range(0, len(some), _FAMILY_MAX)]
 
     @property
     def sets(self) -> list[StateDescriptor]:
@@ -607,11 +609,14 @@ class RunningAggregateOperator(ChangeOperator):
                 there = pl.lit(True) if one.condition is None else one.condition.fill_null(False)
                 bits = bits | pl.when(there).then(pl.lit(1 << i, pl.Int64)).otherwise(pl.lit(0, pl.Int64))
             given = frame.select(family[0].values.alias("value"), bits.alias("bits"))
-            given = given.with_columns(pl.Series("place", of_row))
-            nulls = given.filter(pl.col("value").is_null())["place"].to_numpy()
-            for one in family:
-                np.add.at(totals.values[f"nulls_{one.state_name}"], nulls, 1)
-            given = given.filter(pl.col("value").is_not_null() & (pl.col("bits") != 0))
+            is_value = pl.col("value").is_not_null()
+            given = given.select("value", bits=pl.when(is_value).then("bits").otherwise(0), place=pl.Series(of_row))
+            bits_of_rows = given["bits"].to_numpy()
+            for i, one in enumerate(family):
+                without = of_row[bits_of_rows >> i & 1 == 0]
+                if len(without):
+                    totals.values[f"nulls_{one.state_name}"] += np.bincount(without, minlength=len(slots))
+            given = given.filter(pl.col("bits") != 0)
             given = given.group_by("place", "value", maintain_order=True).agg(pl.col("bits").bitwise_or())
             places = given["place"].to_numpy()
             schema = pa.schema([pa.field("value", family[0].value_type)])
