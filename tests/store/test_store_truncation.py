@@ -20,6 +20,7 @@ from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.local import LocalStorage
 from headgate.store import maintenance
 from headgate.store.catalogue import chunk_index, tables, truncation
+from headgate.store.catalogue.records import Swept
 from headgate.store.policies import Retention
 from headgate.store.store import Store
 from headgate.store.streams import StreamCut, StreamInfo
@@ -142,6 +143,34 @@ def test_a_sweep_that_was_cut_short_goes_on(store: Store, disk: FaultyStorage, m
     store.truncate(store.tail(STREAM))
     assert files(store) == []
     assert store.fsck() == []
+
+
+def test_a_file_goes_although_one_before_it_is_still_needed(store: Store) -> None:
+    write(store, ("a", 1), ("b", 2))
+    write(store, ("a", 3))
+    (segment,) = [index for index, events in enumerate(drain(store)) if len(events) == 2]
+    store.truncate(cut_of(store, {segment: 2}))
+    assert len(files(store)) == 1
+    assert [len(events) for events in drain(store)] in ([0, 1], [1, 0])
+    assert store.fsck() == []
+
+
+@pytest.mark.parametrize(
+    ("limit", "left", "is_done"),
+    [(1, 5, False), (3, 3, False), (4, 2, False), (5, 1, False), (6, 0, False), (7, 0, True)],
+)
+def test_a_sweep_forgets_so_many_parts_and_says_whether_more_are_left(
+    store: Store, monkeypatch: pytest.MonkeyPatch, limit: int, left: int, is_done: bool
+) -> None:
+    fill(store, 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(store._core.catalogue, "sweep", lambda *_: Swept((), is_done=True))
+        store.truncate(store.tail(STREAM))
+    found = store._core.catalogue.sweep(store.find(STREAM), limit)
+    with database_of(store).read() as connection:
+        assert connection.exec_driver_sql("SELECT count(*) FROM parts").scalar_one() == left
+    assert found.is_done is is_done
+    assert len(found.garbage) == max(0, min(limit, 6) - 3), "files of which nothing is left"
 
 
 def test_a_sweep_looks_only_at_segments_that_have_something_to_forget(
