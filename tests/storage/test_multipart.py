@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import http.server
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -158,6 +160,53 @@ def test_what_the_server_refuses_is_one_sentence(server: ObjectServer, monkeypat
     with pytest.raises(StorageError, match=r"begin the upload of .*127\.0\.0\.1:9") as caught:
         uploads_of(open_storage(f"s3://{BUCKET}/a")).begin("a")
     assert caught.value.is_transient
+
+
+@contextlib.contextmanager
+def answering(status: int, body: bytes, monkeypatch: pytest.MonkeyPatch) -> Iterator[Uploads]:
+    """Give uploads to what answers everything alike."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def answer(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_GET = do_POST = do_PUT = answer  # noqa: N815 - names of the library
+
+        def log_message(self, *_: object) -> None:
+            return
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+        yield uploads_of(open_storage(f"s3://{BUCKET}/a"))
+        server.shutdown()
+        thread.join()
+
+
+def test_a_missing_right_to_list_is_named(server: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = b"<Error><Code>AccessDenied</Code><Message>Access Denied.</Message></Error>"
+    with answering(403, body, monkeypatch) as uploads:
+        for ask in (lambda: uploads.list(""), lambda: uploads.is_open("a", "b")):
+            with pytest.raises(StorageError, match=r"needs the right s3:ListBucketMultipartUploads, or") as caught:
+                ask()
+            assert not caught.value.is_transient
+        with pytest.raises(StorageError, match=r"begin the upload of .*: Access Denied \(AccessDenied\)$"):
+            uploads.begin("a")
+
+
+def test_an_answer_without_what_was_asked_for_is_an_error_that_may_pass(
+    server: ObjectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with answering(200, b"<html>Please log in.</html>", monkeypatch) as uploads:
+        for ask in (lambda: uploads.begin("a"), lambda: uploads.put_part("a", "b", 1, b"x")):
+            with pytest.raises(StorageError, match=r"the answer says no \w+$") as caught:
+                ask()
+            assert caught.value.is_transient
 
 
 @pytest.mark.parametrize(

@@ -122,14 +122,14 @@ class S3Uploads:
     def _begin(self, path: str, mark: str) -> Upload:
         with self._errors("begin the upload of", path):
             found = self._client.create_multipart_upload(**self._object(path), Metadata={WRITER: mark})
-        return Upload(str(found["UploadId"]), mark)
+            return Upload(str(found["UploadId"]), mark)
 
     def put_part(self, path: str, upload_id: str, number: int, data: Bytes) -> str:
         with self._errors("put", path):
             found = self._client.upload_part(
                 **self._object(path), UploadId=upload_id, PartNumber=number, Body=bytes(data)
             )
-        return str(found["ETag"])
+            return str(found["ETag"])
 
     def complete(self, path: str, upload_id: str, etags: Sequence[str]) -> None:
         parts = [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(etags, 1)]
@@ -173,7 +173,7 @@ class S3Uploads:
                 if _answer(error)[1] == _NOT_FOUND:
                     raise NotFound(source) from None
                 raise
-        return str(found["CopyPartResult"]["ETag"])
+            return str(found["CopyPartResult"]["ETag"])
 
     def abort(self, path: str, upload_id: str) -> None:
         with self._errors("abort the upload of", path):
@@ -220,7 +220,11 @@ class S3Uploads:
             code, status = _answer(error)
             words = str(error.response.get("Error", {}).get("Message", "")) or "it was refused"
             is_transient = code not in REFUSALS and status not in _UNAUTHORIZED
+            if code == "AccessDenied" and error.operation_name == "ListMultipartUploads":
+                words = f"it needs the right s3:ListBucketMultipartUploads, or a sink with multipart=False: {words}"
             raise StorageError(operation, where, f"{words.rstrip('.')} ({code})", is_transient=is_transient) from error
+        except KeyError as error:  # of a server, or of something between, that is not what it seems
+            raise StorageError(operation, where, f"the answer says no {error.args[0]}") from error
         except BotoCoreError as error:
             is_transient = not isinstance(error, NoCredentialsError | PartialCredentialsError)
             raise StorageError(operation, where, str(error).splitlines()[0], is_transient=is_transient) from error

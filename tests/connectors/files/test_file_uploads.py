@@ -192,6 +192,20 @@ def test_uploads_of_dead_attempts_are_aborted_and_no_others(url: str) -> None:
     uploads_at(url).abort("part-of-somebody.jsonl", foreign.id)
 
 
+@pytest.mark.parametrize("below", ["test", "stage=test", "stage=test/deep"])
+def test_a_sink_of_the_same_name_in_a_place_below_keeps_its_uploads(url: str, below: str) -> None:
+    """The same program runs for trial in a directory of its own."""
+    sink, trial = sink_at(url, partition_by="text"), sink_at(f"{url}/{below}")
+    committing = committer(trial)
+    output = prepared(trial, table(0, 1))
+    committer(sink)
+    prepared(sink, table(7, 1))
+    committer(sink, 2)
+    assert [path for path, _ in uploads_at(url).list("") if not path.startswith(below)] == []
+    committing.commit(PERMIT, [output])
+    assert numbers(f"{url}/{below}") == [0]
+
+
 def test_a_store_that_lists_uploads_of_one_name_only_completes_them(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As MinIO does."""
     sink = sink_at(url)

@@ -111,8 +111,13 @@ class FileCommitter(Committer):
             return
         for path, upload in self._uploads_of_storage.list(""):
             is_of_sink = self._identity.is_file_name(path) or path.startswith(f"{self._identity.staging}/")
-            if upload not in kept and is_of_sink and self._is_mine(path):
+            if upload not in kept and is_of_sink and self._is_mine(path) and not self._is_in_other_place(path):
                 self._uploads_of_storage.abort(path, upload)
+
+    def _is_in_other_place(self, path: str) -> bool:
+        """Whether a sink of this name in another pipeline has its place in a directory here, such as ``stage=test``."""
+        directories = itertools.accumulate(path.split("/")[:-1], lambda above, name: f"{above}/{name}")
+        return any(self._storage.list(f"{directory}/{self._identity.claims}") for directory in directories)
 
     @property
     def _uploads_of_storage(self) -> Uploads:

@@ -132,8 +132,13 @@ class SinkIdentity:
         return f"{prefix}-{self}-{checkpoint:010d}-{subtask_index:05d}-{generation:010d}-{number:05d}.{suffix}"
 
     def is_file_name(self, path: str) -> bool:
-        """Whether ``path`` is a final path that ``file_name`` made for this sink, in a partition or not."""
-        name = path.rpartition("/")[2]
+        """Whether ``path`` is a final path that ``file_name`` made for this sink, in a partition or not.
+
+        In another directory it is of a sink with this name that has its place there.
+        """
+        partition, _, name = path.rpartition("/")
+        if partition and not is_partition(partition):
+            return False
         pattern = rf"[A-Za-z0-9][A-Za-z0-9_-]*-{re.escape(str(self))}-\d{{10,}}-\d{{5,}}-\d{{10,}}-\d{{5,}}\.[a-z]+"
         return re.fullmatch(pattern, name) is not None
 
