@@ -108,6 +108,10 @@ def test_wrong_use_is_refused() -> None:
         ({"columns": {}, "timestamp": None}, "no column"),
         ({"columns": {"x": Uniform(3, 3)}}, "is empty"),
         ({"columns": {"x": Choice(())}}, "at least one value"),
+        (
+            {"columns": {"x": ["a", "b"]}},
+            r"column 'x' must be Uniform\(...\), Choice\(...\) or RowNumber",
+        ),
     ):
         with pytest.raises(UsageError, match=message):
             small(**options).schema()

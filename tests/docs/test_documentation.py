@@ -97,3 +97,15 @@ def test_every_specification_is_in_the_index() -> None:
     index = (ROOT / "docs/spec/README.md").read_text(encoding="utf-8")
     for spec in (ROOT / "docs/spec").glob("*.md"):
         assert spec.name == "README.md" or f"({spec.name})" in index, f"{spec.name} is not in the index"
+
+
+def test_every_table_is_whole() -> None:
+    """A row after an empty line begins another table, whose second line has to divide head and body."""
+    broken = []
+    for page in pages():
+        lines, fenced = ["", *page.read_text(encoding="utf-8").splitlines(), ""], False
+        for before, line, after in zip(lines, lines[1:], lines[2:], strict=False):
+            fenced ^= line.lstrip().startswith("```")
+            if not fenced and line.startswith("|") and not before.strip() and not re.fullmatch(r"[|:\- ]+", after):
+                broken.append(f"{page}: {line[:60]}")
+    assert broken == []

@@ -75,6 +75,7 @@ def test_an_exception_names_operator_and_record_and_shows_only_the_users_frames(
         ({"n": 1, "m": 2}, "the function returned the unknown field 'm'; declare it with schema="),
         ({"m": 2}, "the function returned no field 'n'"),
         (7, "the function returned int instead of a dict"),
+        (None, "the function returned None, as a function does without return, instead of a dict"),
     ],
 )
 def test_a_result_that_does_not_fit_is_a_bad_record(result: object, problem: str) -> None:

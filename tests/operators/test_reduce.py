@@ -166,7 +166,7 @@ def test_a_function_that_raises_names_operator_and_record() -> None:
     [
         (lambda acc: {"key": acc["key"]}, "the function returned no field 'n'"),
         (lambda acc: {**acc, "m": 1}, "the function returned the unknown field 'm'; declare it with schema="),
-        (lambda acc: None, "the function returned NoneType instead of a dict"),
+        (lambda acc: None, "the function returned None, as a function does without return, instead of a dict"),
         (lambda acc: {**acc, "n": "x"}, "the function returned str 'x' for field 'n', which is int64"),
         (lambda acc: {**acc, "key": "z"}, "the function changed the key columns ['key']"),
     ],

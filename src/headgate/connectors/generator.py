@@ -142,6 +142,11 @@ class Generator(Source):
             raise UsageError(f"Generator(time={self.time!r}) must be 'processing' or 'deterministic'")
         if self.timestamp in self.columns:
             raise UsageError(f"Generator has two columns '{self.timestamp}'; rename one or set timestamp=None")
+        for name, column in self.columns.items():
+            if not callable(getattr(column, "pool", None)):
+                raise UsageError(
+                    f"Generator: column '{name}' must be Uniform(...), Choice(...) or RowNumber(), not {column!r}"
+                )
         fields = [pa.field(name, column.pool(1, self.seed).type) for name, column in self.columns.items()]
         if self.timestamp is not None:
             fields.append(pa.field(self.timestamp, pa.timestamp("us")))

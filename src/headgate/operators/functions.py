@@ -166,7 +166,8 @@ class RowWriter:
     def problem(self, row: object) -> str:
         """Return why ``row`` does not fit the schema, or ""."""
         if not isinstance(row, dict):
-            return f"the function returned {type(row).__name__} instead of a dict"
+            returned = "None, as a function does without return," if row is None else type(row).__name__
+            return f"the function returned {returned} instead of a dict"
         missing = [name for name in self._names if name not in row]
         if missing:
             return f"the function returned no field '{missing[0]}'"

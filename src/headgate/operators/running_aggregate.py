@@ -289,10 +289,11 @@ def running_aggregate_spec(aggregate: RunningAggregate, schema: pa.Schema, node:
     plan = decomposed(others, output, schema)
     if isinstance(plan, pl.Expr):
         raise UsageError(
-            f"operator '{node}': {plan} cannot be kept up to date record by record; len, count, sum, min, max, mean, "
-            "std, var, median, quantile and n_unique of an expression over one record can, and so can first, last, "
-            "sort_by(...).last(), max_by and min_by of numbers, texts and times; use window(...).agg(...) for others, "
-            "or keep state in a headgate.BatchProcessFunction"
+            f"operator '{node}': {plan} cannot be kept up to date record by record; len, count, sum, mean, std, var, "
+            "median and quantile of an expression over one record can, where it is an integer, a float or a boolean, "
+            "and so can min and max of these and of times, and n_unique, first, last, sort_by(...).last(), max_by and "
+            "min_by also of texts; cast decimals, use window(...).agg(...) for others, or keep state in a "
+            "headgate.BatchProcessFunction"
         )
     if aggregate.has_changes and any(measure.accumulator.is_ordered for measure in plan.measures):
         raise UsageError(

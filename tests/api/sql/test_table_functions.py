@@ -153,6 +153,11 @@ def test_grouping_sets_without_windows_are_changes(tmp_path: Path) -> None:
             "CROSS JOIN UNNEST(g.ids) AS t (tag)",
             "cannot be kept up to date record by record",
         ),
+        (
+            "SELECT id, UNNEST(tags) AS tag FROM orders",
+            "UNNEST in an expression is not there yet; write FROM t",
+        ),
+        ("VALUES (1, 2)", r"VALUES as a query is not there yet; write SELECT \* FROM \(VALUES"),
         ("SELECT a FROM (VALUES (1), (2, 3)) AS v (a)", "the rows of VALUES have different numbers of columns"),
         ("SELECT a FROM (VALUES (1), ('x')) AS v (a)", "VALUES mixes numbers and texts; CAST one of them"),
         ("SELECT id, GROUPING(ts) AS g FROM orders GROUP BY ROLLUP (id)", "needs columns of GROUP BY"),

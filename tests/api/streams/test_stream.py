@@ -11,6 +11,7 @@ import pytest
 import headgate as hg
 from headgate.model.graph import BAD_RECORDS, Edge, OutputTag, Partitioner, Role
 from headgate.model.ids import NodeName
+from headgate.testing import run
 
 ROWS = [{"service": "a", "level": "ERROR", "n": 1, "ts": 5_000}]
 
@@ -313,3 +314,25 @@ def test_timers_alone_are_state() -> None:  # TM6
     rows.key_by("service").process(Timed(), name="timed").sink(hg.Discard())
     node = pipeline.definition().graph.node(NodeName("timed"))
     assert node.state_text == "keyed state(keys service: large_string; timers)"
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda rows: rows.explode(pl.col("items")), "explode: the name of one column is needed, such as 'items'"),
+        (lambda rows: rows.explode("items", position=True), "position= must be the name of a column to add"),
+        (lambda rows: rows.explode("items", position=""), "position= must be the name of a column to add"),
+    ],
+)
+def test_explode_takes_names(call: Any, said: str) -> None:
+    rows = hg.Pipeline("p").source(hg.FromRows([{"items": [1]}]))
+    with pytest.raises(hg.UsageError, match=said):
+        call(rows)
+
+
+def test_a_process_function_without_process_is_named() -> None:
+    misspelled = type("Misspelled", (hg.ProcessFunction,), {"proces": lambda self, row, context: [row]})
+    pipeline = hg.Pipeline("p", restart=hg.NoRestart())
+    pipeline.source(hg.FromRows([{"k": 1}])).key_by("k").process(misspelled()).sink(hg.Discard())
+    with pytest.raises(hg.PipelineFailed, match="Misspelled has no method process; define it"):
+        run(pipeline)

@@ -180,6 +180,8 @@ class Scalars:
             return known
         if is_proctime(node):
             raise unsupported("PROCTIME() in an expression", "use it for TUMBLE or FOR SYSTEM_TIME AS OF")
+        if isinstance(node, exp().Explode | exp().Unnest):
+            raise unsupported("UNNEST in an expression", "write FROM t CROSS JOIN UNNEST(t.items) AS x (item)")
         translate = _scalars().get(type(node))
         if translate is not None:
             refuse_others(node)

@@ -123,6 +123,8 @@ class _Translation:
             return scope.query(tree.this)
         if isinstance(tree, exp().Select):
             return Select(scope, tree).relation()
+        if isinstance(tree, exp().Values):
+            raise unsupported("VALUES as a query", "write SELECT * FROM (VALUES ...) AS t (a, b)")
         raise unsupported(tree.key.upper(), "write SELECT, or several with UNION between")
 
     def _set_operation(self, tree: Expression) -> Relation:

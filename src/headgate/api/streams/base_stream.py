@@ -340,6 +340,10 @@ class StatelessVerbs(Records):
             UsageError: there is no such column of lists, or there is a column called ``position``.
         """
         check_switches("explode: ", keep_empty=keep_empty)
+        if not isinstance(column, str):
+            raise UsageError(f"explode: the name of one column is needed, such as 'items', not {column!r}")
+        if position is not None and not (isinstance(position, str) and position):
+            raise UsageError(f"explode: position= must be the name of a column to add, such as 'n', not {position!r}")
         changes = None
         if self._changes is not None and self._changes.retractions:
             changes = Changes((), retractions=True)

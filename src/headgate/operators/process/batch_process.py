@@ -295,7 +295,7 @@ class BatchProcessFunction:
 
     def process(self, batch: pl.DataFrame, context: BatchContext) -> pl.DataFrame | None:
         """Process one batch. Return the results, or None."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no method process; define it")
 
     def on_timer(self, timers: FiredTimers, context: BatchContext) -> pl.DataFrame | None:
         """Called when timers of ``context.keys`` fire; these timers no longer exist. Return the results, or None.

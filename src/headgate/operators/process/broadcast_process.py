@@ -61,7 +61,7 @@ class BroadcastProcessFunction(ProcessFunction):
         record and on broadcast states. Every subtask emits its results. To emit each result only once, check
         ``context.subtask_index == 0``.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no method process_broadcast; define it")
 
 
 class BatchBroadcastProcessFunction(BatchProcessFunction):
@@ -72,7 +72,7 @@ class BatchBroadcastProcessFunction(BatchProcessFunction):
 
         Headgate calls it in every subtask, and it must do the same in each.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no method process_broadcast; define it")
 
 
 def two_inputs(

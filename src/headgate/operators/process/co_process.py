@@ -50,11 +50,11 @@ class CoProcessFunction(ProcessFunction):
 
     def process_left(self, row: Row, context: ProcessContext) -> Iterable[Row] | None:
         """Process one record of the left stream, of which ``connect`` is called. Return or yield results, or None."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no method process_left; define it")
 
     def process_right(self, row: Row, context: ProcessContext) -> Iterable[Row] | None:
         """Process one record of the right stream, which is given to ``connect``. Return or yield results, or None."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no method process_right; define it")
 
 
 class BatchCoProcessFunction(BatchProcessFunction):
@@ -65,11 +65,11 @@ class BatchCoProcessFunction(BatchProcessFunction):
 
     def process_left(self, batch: pl.DataFrame, context: BatchContext) -> pl.DataFrame | None:
         """Process one batch of the left stream. Return the results, or None."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no method process_left; define it")
 
     def process_right(self, batch: pl.DataFrame, context: BatchContext) -> pl.DataFrame | None:
         """Process one batch of the right stream. Return the results, or None."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no method process_right; define it")
 
 
 @dataclass(frozen=True)

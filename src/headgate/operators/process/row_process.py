@@ -172,7 +172,7 @@ class ProcessFunction:
 
     def process(self, row: Row, context: ProcessContext) -> Iterable[Row] | None:
         """Process one record, which is a new dict. Return or yield the results, or return None."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no method process; define it")
 
     def on_timer(self, timer: Timer, context: ProcessContext) -> Iterable[Row] | None:
         """Called when a timer of ``context.key`` fires; that timer no longer exists.
