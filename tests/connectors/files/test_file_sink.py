@@ -335,6 +335,9 @@ def test_json_lines_hold_what_json_can_hold() -> None:
 def test_wrong_use_is_refused_in_the_driver(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"format='orc'.* must be one of jsonl, csv, parquet"):
         FileSink(tmp_path, "orc")  # type: ignore[arg-type]
+    for place in ("", 5, b"out", None):
+        with pytest.raises(UsageError, match=r"FileSink: a path or a URL of a directory is needed, such as '\.', not"):
+            FileSink(place)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="prefix='_x'"):
         FileSink(tmp_path, prefix="_x")
     nested = pa.schema([("x", pa.large_list(pa.struct([("b", pa.large_binary())])))])

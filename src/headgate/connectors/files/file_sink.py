@@ -100,7 +100,8 @@ class FileSink(Sink):
                 this user; "group": also the directory's group.
 
         Raises:
-            UsageError: the format or the access is unknown, the prefix would hide the files, or a limit is impossible.
+            UsageError: ``url`` is no path or empty, the format or the access is unknown, the prefix would hide the
+                files, or a limit is impossible.
         """
         check_switches("FileSink: ", multipart=multipart)
         self._multipart = multipart
@@ -108,6 +109,8 @@ class FileSink(Sink):
             raise UsageError(f"FileSink(format={format!r}) must be one of {', '.join(FORMATS)}")
         if _PREFIX.fullmatch(prefix) is None:
             raise UsageError(f"FileSink(prefix={prefix!r}) must begin with a letter or digit, then also '_' and '-'")
+        if not isinstance(url, str | os.PathLike) or not os.fspath(url):
+            raise UsageError(f"FileSink: a path or a URL of a directory is needed, such as '.', not {url!r}")
         self.url = absolute_location(url)
         self._format, self._prefix = format, prefix
         self._partition_by = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
