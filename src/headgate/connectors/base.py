@@ -508,6 +508,16 @@ class Committer:
         """
         raise NotImplementedError
 
+    def may_have_forgotten(self, committable: Committable) -> bool:
+        """Return whether the target may have committed this, and ``commit`` would show it twice. Changes nothing.
+
+        Asked before ``recover``, of output that a checkpoint from another directory promised (SV20).
+
+        Raises:
+            StorageError
+        """
+        return self.can_forget and not self.knows_outcomes
+
     def forget(self, before: CheckpointId, promised: Callable[[], Sequence[Committable]]) -> None:
         """Forget outcomes that no retained checkpoint can ask for: those of checkpoints below ``before`` (K20).
 

@@ -156,6 +156,16 @@ class LedgerSink(FencedSink):
         ``output_checkpoint(name)`` returns the checkpoint of a name. The default does nothing, so the ledger grows.
         """
 
+    def may_have_forgotten(self, name: str) -> bool:
+        """Return whether ``forget`` may have removed ``name`` from the ledger. Changes nothing.
+
+        Override it if the ledger remembers the greatest ``before`` of each owner: return True only if it does not have
+        the name, and ``output_checkpoint(name)`` is below. The default returns True: a checkpoint from another
+        directory is then refused if it has output for the sink and the sink had another owner, whose output may
+        have been forgotten.
+        """
+        return True
+
     # -- what the runtime calls -------------------------------------------------------------------------------------
 
     def open(self, context: SinkContext) -> SinkWriter:
@@ -271,6 +281,16 @@ class _Committer(Committer):
         if outputs:
             with transient(self._sink.transient_errors, "publish", self._fence.owner):
                 self._sink.publish(outputs, self._fence)
+
+    def may_have_forgotten(self, committable: Committable) -> bool:
+        """See ``Committer``. In a target that no generation has claimed yet nothing was committed."""
+        if not self.can_forget:
+            return False
+        with transient(self._sink.transient_errors, "look up", self._fence.owner):
+            known = self._sink.claimed(self._fence.owner)
+            if known is None or not known.generation:
+                return False
+            return self._sink.may_have_forgotten(LedgerOutput(committable, self._read).name)
 
     def forget(self, before: CheckpointId, promised: Callable[[], Sequence[Committable]]) -> None:
         """See ``Committer``: each name says its checkpoint."""

@@ -121,7 +121,7 @@ def test_a_server_that_is_gone_between_the_steps_of_a_commit_is_a_passing_error(
         pytest.skip("this server of objects forgets them when it ends")
     objects.fail()
     try:
-        for step in (table.committed, table.append):
+        for step in (lambda outputs, life: table.committed(outputs, [life]), table.append):
             with pytest.raises(StorageError, match=r"Delta table s3://.*Connection refused") as caught:
                 step([output], "life")
             assert caught.value.is_transient

@@ -25,6 +25,7 @@ from headgate.connectors.lakes.iceberg_sink import IcebergSink
 from headgate.errors import FencedError, StorageError, UsageError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable
+from headgate.model.pipeline_identity import PipelineIdentity
 from headgate.testing import Target, check_sink
 from headgate.testing.sinks.fake_pipeline import SCHEMA
 from headgate.testing.sinks.scenarios import check_commit_in_flight, check_late_commits, check_stale_generation
@@ -227,6 +228,20 @@ def test_expired_snapshots_do_not_matter(properties: dict[str, str]) -> None:
     later = prepared(sink, 2, 2)
     committer(sink, 2).commit(permit(2, 2), [output, later])
     assert numbers_in(sink) == [1, 2, 5]
+
+
+def test_expired_snapshots_do_not_matter_to_a_life_that_took_over(properties: dict[str, str]) -> None:  # K7
+    sink = made(properties)
+    sink.own("p", "out", PipelineIdentity("1" * 32, "a", "here", 0))
+    output = prepared(sink, 1, 1)
+    committer(sink).commit(permit(1), [output])
+    sink.forget_owner("p", "out")
+    sink.own("p", "out", PipelineIdentity("2" * 32, "b", "here", 0))
+    table = table_of(sink)
+    for snapshot in table.metadata.snapshots[:-1]:
+        table.maintenance.expire_snapshots().by_id(snapshot.snapshot_id).commit()
+    committer(sink, 2).commit(permit(1, 2), [output])
+    assert numbers_in(sink) == [1]
 
 
 def test_a_newer_generation_fences_an_older_one(properties: dict[str, str]) -> None:

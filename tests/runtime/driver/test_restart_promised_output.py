@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from headgate import fault_points
 from headgate.codec.snapshot import FINISHED_PREFIX
 from headgate.connectors.base import SinkContext
 from headgate.connectors.files.file_committer import read_committed
+from headgate.connectors.sql.sink import SqlSink
 from headgate.connectors.streams.stream_sink import StreamCommitter
 from headgate.errors import CorruptionError, NameAnotherPlace, OutputDenied, StorageError, UsageError
 from headgate.model.config import DamagedCheckpoint, DeniedOutput, StartConfig
@@ -76,6 +78,19 @@ def delta(root: Path) -> Kind:
     return Kind(hg.DeltaSink(root / "table", create=True), read)
 
 
+def sql(root: Path) -> Kind:
+    root.mkdir(exist_ok=True)
+    path = str(root / "rows.db")
+    with sqlite3.connect(path) as database:
+        database.execute("create table if not exists rows (id bigint)")
+
+    def read() -> Iterable[int]:
+        with sqlite3.connect(path) as database:
+            return [number for (number,) in database.execute("select id from rows")]
+
+    return Kind(SqlSink(url=f"sqlite:///{path}", table="rows"), read)
+
+
 def staged(kind: Any) -> Callable[[Path], Kind]:
     def make(root: Path) -> Kind:
         target = Target(limit_ms=None)
@@ -97,6 +112,7 @@ KINDS: dict[str, Callable[[Path], Kind]] = {
     "files": files,
     "tables of Delta": delta,
     "ledger": staged(StagedLedger),
+    "table of SQL": sql,
     "two phases": staged(Lasting),
     "two phases that forget": staged(Forgetful),
 }
@@ -225,7 +241,7 @@ def test_what_the_newest_checkpoint_still_promises_is_committed(tmp_path: Path, 
     assert home.kind.shown.count(1) == 1
 
 
-def killed_at(point: str, home: Home, place: Path, past: int) -> None:
+def killed_at(point: str, home: Home, place: Path, past: int | None) -> None:
     """Begin a generation that gets no further than ``point``."""
 
     def reach(name: str) -> None:
@@ -380,6 +396,85 @@ def test_what_another_life_promised_is_asked_for_before_it_is_adopted(tmp_path: 
     assert other.checkpoints == []
     assert other.run(home.chk(3)) > 3
     assert kind.shown[:3] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("kind", ["ledger", "table of SQL", "two phases that forget"])
+def test_an_old_copy_is_not_adopted_elsewhere_when_the_target_has_forgotten(  # SV20, K20
+    tmp_path: Path, kind: str
+) -> None:
+    """The owner was forgotten, and the new directory knows nothing about what its predecessor let targets forget."""
+    home = Home(tmp_path, KINDS[kind](tmp_path))
+    home.run()
+    place = copied(home, 1, tmp_path)
+    home.run()
+    home.begin()
+    home.kind.sink.forget_owner("p", "out")
+    other = Home(tmp_path, home.kind, "another")
+    for _ in range(2):
+        for config in ({}, {"on_denied": DeniedOutput.LOSE}) if "two" not in kind else ({},):
+            with pytest.raises(UsageError, match=r"is not restored from .* the checkpoint directory") as refused:
+                other.begin(place, **config)
+            assert isinstance(refused.value.remedy, NameAnotherPlace)
+    assert other.checkpoints == []
+    assert home.kind.shown == [1, 2]
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_a_table_of_sql_knows_of_the_newest_output_after_its_owner_was_forgotten(tmp_path: Path, commits: bool) -> None:
+    home = Home(tmp_path, KINDS["table of SQL"](tmp_path))
+    assert [home.run(), home.run()] == [1, 2]
+    assert home.run(commits=commits) == 3
+    place = copied(home, 3, tmp_path)
+    home.kind.sink.forget_owner("p", "out")
+    other = Home(tmp_path, home.kind, "another")
+    assert other.run(place) == 5
+    assert home.kind.shown == [1, 2, 3, 5]
+
+
+def test_what_a_forgotten_life_published_is_known_below_what_another_let_forget(tmp_path: Path) -> None:
+    """Numbers of checkpoints begin at 1 again, and the ledger has the name."""
+    home = Home(tmp_path, KINDS["table of SQL"](tmp_path))
+    for _ in range(4):
+        home.run()
+    home.kind.sink.forget_owner("p", "out")
+    other = Home(tmp_path, home.kind, "another")
+    assert other.run() == 1
+    place = copied(other, 1, tmp_path)
+    home.kind.sink.forget_owner("p", "out")
+    assert Home(tmp_path, home.kind, "third").run(place) == 3
+    assert home.kind.shown == [1, 1, 2, 3, 3, 4]
+
+
+def test_a_ledger_that_was_never_claimed_is_told_to_publish(tmp_path: Path) -> None:  # SV20
+    """The target is another one, as empty as it was made."""
+    home = Home(tmp_path, KINDS["ledger"](tmp_path))
+    home.run()
+    empty = KINDS["ledger"](tmp_path)
+    other = Home(tmp_path, empty, "another")
+    killed_at("after-claim", other, home.chk(1), None)
+    assert other.run(home.chk(1)) == 3
+    assert empty.shown == [1, 3]
+
+
+def test_a_cleaned_log_of_delta_knows_what_a_former_life_committed(tmp_path: Path) -> None:  # K7
+    deltalake = pytest.importorskip("deltalake")
+    kind = KINDS["tables of Delta"](tmp_path)
+    directories = ["home", "another", "third"]
+    home = Home(tmp_path, kind)
+    for _ in range(3):
+        last = home.run()
+    for directory in directories[1:]:
+        place = home.chk(last)
+        table = deltalake.DeltaTable(str(tmp_path / "table"))
+        table.optimize.compact()
+        table.create_checkpoint()
+        for entry in (tmp_path / "table" / "_delta_log").glob("*.json"):
+            if int(entry.stem) < table.version():
+                entry.unlink()
+        kind.sink.forget_owner("p", "out")
+        home = Home(tmp_path, kind, directory)
+        last = home.run(place)
+    assert kind.shown == [1, 2, 3, 5, 7]
 
 
 def test_numbers_of_another_life_say_nothing_about_ones_own(tmp_path: Path) -> None:  # SV26

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from headgate.connectors.fenced_sink import Fence
 from headgate.connectors.lakes.data_files import DataFile, NamedOutput, Part, TableOutput, grouped
 from headgate.connectors.lakes.delta_statistics import delta_stats
-from headgate.connectors.lakes.log_table import FENCE_PREFIX, CommitConflict, LogTable, encode_fence
+from headgate.connectors.lakes.log_table import FENCE_PREFIX, CommitConflict, LogTable
 from headgate.connectors.lakes.table_sink import TableSink
 from headgate.connectors.lakes.types import delta_type, new_columns
 from headgate.distribution import install_command
@@ -205,7 +205,7 @@ class DeltaLog(LogTable):
             self.table.update_incremental()
 
     def claim(self, fence: Fence) -> None:
-        properties = {FENCE_PREFIX + fence.owner: encode_fence(fence)}
+        properties = {FENCE_PREFIX + fence.owner: self.fence_text(fence)}
         with self._committing():
             self.table.alter.set_table_properties(properties, raise_if_not_exists=False)
         self._sync()
@@ -257,22 +257,22 @@ class DeltaLog(LogTable):
 
     # -- commits ----------------------------------------------------------------------------------------------------
 
-    def committed(self, outputs: Sequence[NamedOutput], life: str) -> Collection[str]:
+    def committed(self, outputs: Sequence[NamedOutput], lives: Sequence[str]) -> Collection[str]:
         """See ``LogTable``. Checkpoints above the highest one of their generation cannot be there: no look is needed.
 
-        Below it the names in the log decide. In a log that was cleaned up, the highest one decides: a generation
-        commits in order.
+        No two lives share a generation. Of those below, the names in the log decide; in a log that was cleaned up, the
+        highest one does: a generation commits in order.
         """
-        highest = {name: self._highest_of(name) for name in {_application(o, life) for o in outputs}}
-        maybe = [o for o in outputs if o.parts.number <= highest[_application(o, life)]]
+        names = {_application(output, life) for output in outputs for life in lives}
+        highest = {name: self._highest_of(name) for name in names}
+        maybe = [o for o in outputs if any(o.parts.number <= highest[_application(o, life)] for life in lives)]
         if not maybe:
             return ()
         wanted = self.version - min(output.base for output in maybe)
         infos = self._infos(wanted)
-        names = {name for info in infos for name in _names_in(info)}
         if len(infos) < wanted:
             return {output.name for output in maybe}
-        return names.intersection(output.name for output in maybe)
+        return {name for info in infos for name in _names_in(info)}.intersection(output.name for output in maybe)
 
     def _highest_of(self, application: str) -> int:
         """Return the highest checkpoint of an application, 0 without one: the library may read the log for it."""

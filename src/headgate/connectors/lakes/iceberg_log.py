@@ -19,7 +19,7 @@ from headgate.connectors.fenced_sink import Fence
 from headgate.connectors.lakes.data_files import FILE_BYTES, NamedOutput, TableOutput
 from headgate.connectors.lakes.iceberg_files import IcebergFiles, library_file, local_path, refuse_transform
 from headgate.connectors.lakes.iceberg_merge import Rewriter, equality_deletes
-from headgate.connectors.lakes.log_table import FENCE_PREFIX, CommitConflict, LogTable, encode_fence
+from headgate.connectors.lakes.log_table import FENCE_PREFIX, CommitConflict, LogTable
 from headgate.connectors.lakes.types import iceberg_type, new_columns
 from headgate.distribution import install_command
 from headgate.environment import SYSTEM_ENVIRONMENT
@@ -141,7 +141,7 @@ class IcebergLog(LogTable):
 
     def claim(self, fence: Fence) -> None:
         """See ``LogTable``. The empty snapshot makes commits fail that were computed before."""
-        self._commit({FENCE_PREFIX + fence.owner: encode_fence(fence)}, {})
+        self._commit({FENCE_PREFIX + fence.owner: self.fence_text(fence)}, {})
 
     # -- columns ----------------------------------------------------------------------------------------------------
 
@@ -188,7 +188,7 @@ class IcebergLog(LogTable):
 
     # -- commits ----------------------------------------------------------------------------------------------------
 
-    def committed(self, outputs: Sequence[NamedOutput], life: str) -> Collection[str]:
+    def committed(self, outputs: Sequence[NamedOutput], lives: Sequence[str]) -> Collection[str]:
         """See ``LogTable``. Snapshots have the names. Where some have expired, the highest checkpoint decides."""
         snapshots = self.table.metadata.snapshots
         names: set[str] = set()
@@ -200,7 +200,8 @@ class IcebergLog(LogTable):
         found = []
         for output in outputs:
             is_cut = any(number not in numbers for number in range(output.base + 1, self.version + 1))
-            highest = self._done(output.parts.owner, life).get(str(output.parts.generation), 0)
+            generation = str(output.parts.generation)
+            highest = max((self._done(output.parts.owner, life).get(generation, 0) for life in lives), default=0)
             if output.name in names or (is_cut and output.parts.number <= highest):
                 found.append(output.name)
         return found

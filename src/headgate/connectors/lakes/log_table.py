@@ -56,6 +56,21 @@ class LogTable(ABC):
         found = sorted(name for name in self.properties if name.startswith(FENCE_PREFIX))
         return [decode_fence(name.removeprefix(FENCE_PREFIX), self.properties[name]) for name in found]
 
+    def lives(self, owner: str) -> Sequence[str]:
+        """Return the ids of the lives that ``owner`` had here, "" for while it was forgotten.
+
+        Output of a checkpoint that was taken over from another directory was committed by a former one.
+        """
+        text = self.properties.get(FENCE_PREFIX + owner)
+        former = () if text is None else _decode(owner, text).former
+        newest = "" if text is None else life_of(decode_fence(owner, text))
+        return tuple(dict.fromkeys(("", *former, newest)))
+
+    def fence_text(self, fence: Fence) -> str:
+        """Return the text that the table is to store of ``fence``, with the lives that the owner had before."""
+        former = [life for life in self.lives(fence.owner) if life and life != life_of(fence)]
+        return msgspec.json.encode(_StoredFence(fence.generation, fence.life, former)).decode()
+
     @abstractmethod
     def new_columns(self, records: pa.Schema, *, evolve: bool) -> list[pa.Field]:
         """Return the columns that records have and the table does not.
@@ -81,8 +96,8 @@ class LogTable(ABC):
         """
 
     @abstractmethod
-    def committed(self, outputs: Sequence[NamedOutput], life: str) -> Collection[str]:
-        """Return the names of those that are committed. ``life``: the id of the sink's life."""
+    def committed(self, outputs: Sequence[NamedOutput], lives: Sequence[str]) -> Collection[str]:
+        """Return the names of those that are committed. ``lives``: the ids of all that the sink had (``lives``)."""
 
     @abstractmethod
     def missing_files(self, paths: Sequence[str]) -> Sequence[str]:
@@ -164,11 +179,8 @@ def life_of(fence: Fence) -> str:
 class _StoredFence(msgspec.Struct, frozen=True):
     generation: int
     life: str
-
-
-def encode_fence(fence: Fence) -> str:
-    """Return the text that a table stores of a fence, without its owner."""
-    return msgspec.json.encode(_StoredFence(fence.generation, fence.life)).decode()
+    former: list[str] = []
+    """Ids of lives: with each owner that was forgotten it is one more."""
 
 
 def decode_fence(owner: str, text: str) -> Fence:
@@ -177,11 +189,15 @@ def decode_fence(owner: str, text: str) -> Fence:
     Raises:
         UsageError: the text is none.
     """
+    found = _decode(owner, text)
+    return Fence(owner, found.generation, found.life)
+
+
+def _decode(owner: str, text: str) -> _StoredFence:
     try:
-        found = msgspec.json.decode(text, type=_StoredFence)
+        return msgspec.json.decode(text, type=_StoredFence)
     except msgspec.DecodeError as error:
         raise UsageError(f"the property {FENCE_PREFIX}{owner} of a table has another form: {error}") from error
-    return Fence(owner, found.generation, found.life)
 
 
 FENCE_PREFIX = "headgate.owner."

@@ -300,7 +300,7 @@ class TableCommitter(Committer):
         for _ in range(TRIES_MAX):
             table = self._newest()
             life = self._checked_life(table)
-            committed = table.committed(outputs, life)
+            committed = table.committed(outputs, self._lives(table, outputs))
             todo = [output for output in outputs if output.name not in committed]
             if not todo:
                 return
@@ -344,6 +344,14 @@ class TableCommitter(Committer):
         self._fence.refuse_if_replaced_by(known)
         return life_of(known)
 
+    def _lives(self, table: LogTable, outputs: Sequence[NamedOutput]) -> Sequence[str]:
+        """Return the lives that may have committed ``outputs``: those of this generation, its own, unless forgotten."""
+        known = table.fence(self._fence.owner)
+        own = "" if known is None else life_of(known)
+        if own and all(output.parts.generation == self._fence.generation for output in outputs):
+            return (own,)
+        return table.lives(self._fence.owner)
+
     def _decode(self, committable: Committable) -> NamedOutput:
         if committable.payload.startswith(CHANGES_MARK):
             return decode_changes(committable, self._read)
@@ -352,8 +360,7 @@ class TableCommitter(Committer):
     def denial(self, committable: Committable) -> str:
         output = self._decode(committable)
         table = self._sink.found()
-        known = table.fence(self._fence.owner)
-        if output.name in table.committed([output], "" if known is None else life_of(known)):
+        if output.name in table.committed([output], self._lives(table, [output])):
             return ""
         return _missing(table, [output])
 

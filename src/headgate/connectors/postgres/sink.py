@@ -581,6 +581,10 @@ class PostgresCommitter(Committer):
     def denial(self, committable: Committable) -> str:
         return self._prepared.denial(committable) if is_prepared(committable) else ""
 
+    def may_have_forgotten(self, committable: Committable) -> bool:
+        of = self._prepared if is_prepared(committable) else self._ledger
+        return of.may_have_forgotten(committable)
+
     def forget(self, before: CheckpointId, promised: Callable[[], Sequence[Committable]]) -> None:
         self._ledger.forget(before, promised)
         self._prepared.forget(before, lambda: [one for one in promised() if is_prepared(one)])

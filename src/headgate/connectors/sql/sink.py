@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 
 from headgate.connectors.base import Holding, SinkContext, SinkWriter
-from headgate.connectors.fenced_sink import Fence
+from headgate.connectors.fenced_sink import Fence, OutputName
 from headgate.connectors.ledger_sink import LedgerOutput, LedgerSink, output_checkpoint
 from headgate.connectors.secret import is_secret_place, read_secret
 from headgate.connectors.sql import mysql as mysqls
@@ -82,6 +82,9 @@ class Ledger:
             sa.Column("generation", sa.BigInteger, nullable=False),
             sa.Column("life", sa.Text, nullable=False),
             sa.Column("writes", sa.BigInteger, nullable=False),
+            sa.Column(
+                "forgotten", sa.BigInteger, nullable=False
+            ),  # below this checkpoint commits may have been removed
             **_IN_INNODB,
         )
         commits = sa.Table(
@@ -281,7 +284,7 @@ class SqlSink(LedgerSink):
                 found = self.locked(transaction, fence)
                 values = {"generation": fence.generation, "life": fence.life}
                 if found is None:
-                    transaction.run(sa.insert(sinks).values(owner=fence.owner, writes=0, **values))
+                    transaction.run(sa.insert(sinks).values(owner=fence.owner, writes=0, forgotten=0, **values))
                 else:
                     transaction.run(sa.update(sinks).where(sinks.c.owner == fence.owner).values(**values))
 
@@ -331,9 +334,22 @@ class SqlSink(LedgerSink):
                 checkpoint = output_checkpoint(output.name)
                 transaction.run(sa.insert(commits).values(owner=fence.owner, name=output.name, checkpoint=checkpoint))
 
+    def may_have_forgotten(self, name: str) -> bool:
+        sinks, commits = self.ledger.sinks, self.ledger.commits
+        found = OutputName.parse(name)
+        assert found is not None, "names are those of output"
+        with self.translated("look at"), self._connected() as connection:
+            mine = commits.c.owner == found.owner
+            if connection.execute(sa.select(commits.c.name).where(mine, commits.c.name == name)).first() is not None:
+                return False
+            row = connection.execute(sa.select(sinks.c.forgotten).where(sinks.c.owner == found.owner)).first()
+            return row is not None and found.number < row[0]
+
     def forget(self, owner: str, before: int) -> None:
-        commits = self.ledger.commits
+        sinks, commits = self.ledger.sinks, self.ledger.commits
         with self.translated("forget in"), self.transaction() as transaction:
+            mine = sinks.c.owner == owner
+            transaction.run(sa.update(sinks).where(mine, sinks.c.forgotten < before).values(forgotten=before))
             transaction.run(sa.delete(commits).where(commits.c.owner == owner, commits.c.checkpoint < before))
 
     def holding(self, pipeline: str, node: str, mine: Mine) -> Holding:

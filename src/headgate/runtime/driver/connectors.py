@@ -148,15 +148,13 @@ class SinkCommits:
             committer = self._committers.get(one.sink)
             if committer is None:
                 continue
-            if committer.knows_outcomes:
-                why = "" if may_lose else self._denial(committer, one)
+            if committer.knows_outcomes and not may_lose:
+                why = self._denial(committer, one)
                 if why:
                     return f"sink '{one.sink}' denies output that it promised for checkpoint {one.checkpoint}: {why}"
-            elif committer.can_forget and one not in remembered:
-                return (
-                    f"it is no longer known whether the output of checkpoint {one.checkpoint} was committed: the "
-                    f"target of sink '{one.sink}' was let forget it"
-                )
+            why = "" if one in remembered else self._doubt(committer, one)
+            if why:
+                return why
         return ""
 
     def _denial(self, committer: Committer, committable: Committable) -> str:
@@ -165,6 +163,19 @@ class SinkCommits:
                 return committer.denial(self._with_payload(committable))
         except OutputDenied as error:
             return error.cause
+
+    def _doubt(self, committer: Committer, committable: Committable) -> str:
+        at, sink = committable.checkpoint, committable.sink
+        try:
+            with _denials(sink, at):
+                if not committer.may_have_forgotten(self._with_payload(committable)):
+                    return ""
+        except OutputDenied as error:
+            return f"sink '{sink}' cannot tell whether it committed the output of checkpoint {at}: {error.cause}"
+        return (
+            f"it is no longer known whether the output of checkpoint {at} was committed: the target of sink '{sink}' "
+            "may have been let forget it"
+        )
 
     def left_behind(self) -> list[str]:
         """Return notes about unneeded things that ``recover`` could not remove."""

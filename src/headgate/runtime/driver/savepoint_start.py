@@ -55,7 +55,7 @@ class Adoptable:
 
     Attributes:
         manifest: of it, with the output that is promised once more.
-        remembered: of that output what no target was let forget by this pipeline (K20).
+        remembered: of that output what no target was let forget, by this pipeline's own log (K20).
         newest: the newest checkpoint until now.
     """
 
@@ -181,8 +181,8 @@ class Adoption:
             return Adoptable(commit.without(manifest, promised), newest=newest)
         settled = [commit.settled(found.manifest, newer) for newer in (found.newest, own) if newer is not None]
         manifest = commit.without(manifest, frozenset().union(*settled))
-        asked_for = manifest.committables if newest is None else promised_output(claimed.log)
-        return Adoptable(manifest, commit.among(manifest.committables, asked_for), newest)
+        remembered = commit.among(manifest.committables, promised_output(claimed.log))
+        return Adoptable(manifest, remembered, newest)
 
     def _is_own_life(self, found: FoundCheckpoint, observed: ObservedLog) -> bool:
         """Whether ids of ``found`` mean what they mean in the log of this pipeline."""
@@ -209,12 +209,14 @@ class Adoption:
             raise with_remedy(self._refusal(adoptable, why), NameAnotherPlace())
 
     def _refusal(self, adoptable: Adoptable, why: str) -> UsageError:
-        ways = "name another checkpoint, or a savepoint"
+        ways = (
+            "name another checkpoint or a savepoint, or start it with the checkpoint directory that this was taken in"
+        )
         if adoptable.newest is not None:
             at = adoptable.newest.checkpoint
             ways = (
-                f"start it without naming anything to go on from checkpoint {at}, or {ways} (headgate run --restore "
-                f"PLACE --go-back-past {at})"
+                f"start it without naming anything to go on from checkpoint {at}, or name another checkpoint, or a "
+                f"savepoint (headgate run --restore PLACE --go-back-past {at})"
             )
         name = self._definition.config.name
         return UsageError(f"pipeline '{name}' is not restored from {self._url}: {why}; {ways}")

@@ -166,6 +166,9 @@ class _FailingLedgerSink(_FailingSink, LedgerSink):
         wrapped = [_FailingOutput(output, self._failure) for output in outputs]
         self._failure.during(lambda: self._inner.publish(wrapped, fence))
 
+    def may_have_forgotten(self, name: str) -> bool:
+        return self._failure.during(lambda: self._inner.may_have_forgotten(name))
+
     def forget(self, owner: str, before: int) -> None:
         self._failure.during(lambda: self._inner.forget(owner, before))
 
