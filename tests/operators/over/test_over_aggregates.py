@@ -307,6 +307,17 @@ def test_a_large_number_is_forgotten_with_its_row() -> None:
     assert [one["std"] for one in found[-2:]] == pytest.approx([0.5**0.5, 0.5**0.5])
 
 
+@pytest.mark.parametrize("frame", [Frame(False, 1), Frame(False, None), Frame(True, 20)], ids=lambda frame: frame.text)
+@pytest.mark.parametrize("values", [[math.inf, 1.0], [1.0, 2.0, -math.inf, 3.0], [None, math.inf, -math.inf, None]])
+def test_aggregates_of_infinite_numbers_are_those_of_polars(values: list[float | None], frame: Frame) -> None:
+    y = pl.col("y")
+    aggregates = [y.var().alias("var"), y.std(ddof=0).alias("std"), y.mean().alias("mean"), y.sum().alias("sum")]
+    rows = [row(i, i, y=value) for i, value in enumerate(values)]
+    harness = Harness(spec(frame, aggregates))
+    harness.send(batch(rows))
+    alike(emitted(harness, 100), recounted(rows, frame, aggregates))
+
+
 def test_a_sum_that_is_too_large_fails_and_one_beside_it_does_not() -> None:
     most = (1 << 63) - 1
     harness = Harness(spec(Frame(False, 1), [pl.col("x").sum().alias("sum")]))

@@ -44,7 +44,7 @@ from headgate.state.descriptors import StateDescriptor, StateKind, state_identit
 from headgate.state.key_index import Slots
 from headgate.state.ttl import TTL
 from headgate.state.vectors import ranges
-from headgate.state.window_aggregates import FrozenTable, Values, accumulated_column, wide_values
+from headgate.state.window_aggregates import FrozenTable, Kind, Values, accumulated_column, wide_values
 
 _FRAME = "__headgate_frame"
 _ROWS = "rows"
@@ -369,7 +369,14 @@ class OverOperator(TimedOperator):
         return self._results(found)
 
     def _single_rows(self, batch: pa.RecordBatch) -> FrozenTable:
-        return single_rows(self._accumulators, self._reader.read(batch), np.ones(batch.num_rows, np.int64))
+        table = single_rows(self._accumulators, self._reader.read(batch), np.ones(batch.num_rows, np.int64))
+        values = list(table.values)
+        for i, accumulator in enumerate(self._accumulators):
+            if accumulator.kind is Kind.SQUARES:
+                mean = values[accumulator.of]
+                with np.errstate(invalid="ignore"):  # an infinite value has a variance of NaN
+                    values[i] = mean - mean
+        return FrozenTable(table.rows, values, table.seen)
 
     def _results(self, table: FrozenTable) -> dict[str, pa.Array]:
         plan = self._spec.folded
