@@ -243,3 +243,28 @@ def test_a_class_that_users_call_has_the_signature_of_its_fields() -> None:
         if dataclasses.is_dataclass(kind):
             parameters = inspect.signature(kind.__init__).parameters
             assert [one.name for one in dataclasses.fields(kind) if one.init and one.name not in parameters] == [], name
+
+
+@pytest.mark.parametrize("name", ["Two", "Nothing", "Plain", "DerivedAgain"])
+def test_a_class_has_the_signature_of_its_fields_before_its_first_use(name: str) -> None:
+    def parameters(kind: Any) -> list[tuple[str, object, bool, object]]:
+        found = inspect.signature(kind).parameters.values()
+        return [(one.name, one.kind, one.default is one.empty, one.annotation) for one in found]
+
+    fresh = shapes(dataclass)
+    assert parameters(fresh[name]) == parameters(STANDARD[name])
+
+
+def test_objects_and_classes_with_a_constructor_of_their_own_have_their_own_signature() -> None:
+    @dataclass
+    class Called:
+        one: int
+
+        def __call__(self, other: str) -> None: ...
+
+    class Child(Called):
+        def __init__(self, two: int) -> None:
+            super().__init__(two)
+
+    assert list(inspect.signature(Called(1)).parameters) == ["other"]
+    assert list(inspect.signature(Child).parameters) == ["two"]

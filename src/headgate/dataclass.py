@@ -4,7 +4,7 @@ The standard one compiles six methods for each class. Here the constructor, ``==
 are called for the first time, and every other method is one function for all classes. The rest, such as fields and
 slots, is the standard one's work; type checkers see the standard one. There is no ``InitVar`` here.
 
-A class that users call is the standard one's: documentation and errors read the signature of its constructor.
+A class that users call is the standard one's: errors read the signature of its constructor.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, Field, FrozenInstanceError, fields
+from inspect import Parameter, Signature
 from reprlib import recursive_repr
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -41,7 +42,9 @@ def _dataclass(
         )
         made: type = standard(kind)
         vars(made)["__dataclass_params__"].frozen = frozen  # so that the standard one refuses to derive others
-        _add(made, "__init__", _compiled_later(made, "__init__", lambda: _constructor(made, frozen)))
+        if "__init__" not in vars(made):
+            _add(made, "__init__", _compiled_later(made, "__init__", lambda: _constructor(made, frozen)))
+            _add(made, "__signature__", _SIGNATURE)
         _add(made, "__repr__", _repr)
         if eq:
             _add_comparisons(made, frozen, order)
@@ -56,7 +59,7 @@ def _dataclass(
     return make if kind is None else make(kind)
 
 
-def _add(kind: type, name: str, method: Callable[..., Any]) -> None:
+def _add(kind: type, name: str, method: object) -> None:
     if name not in vars(kind):
         setattr(kind, name, method)
 
@@ -131,6 +134,25 @@ def _comparison(names: Iterable[str], operator: str) -> Source:
 
 def _values(owner: str, names: Iterable[str]) -> str:
     return f"({''.join(f'{owner}.{name},' for name in names)})"
+
+
+class _Signature:
+    """What ``inspect.signature`` shows of a class. It is made when it is asked for, and is not that of its objects."""
+
+    def __get__(self, instance: object, kind: type) -> Signature:
+        if instance is not None or "__dataclass_fields__" not in vars(kind):
+            raise AttributeError("__signature__")
+        parameters = []
+        for field in sorted(fields(kind), key=lambda field: bool(field.kw_only)):
+            if field.init:
+                how = Parameter.KEYWORD_ONLY if field.kw_only else Parameter.POSITIONAL_OR_KEYWORD
+                default = field.default if field.default_factory is MISSING else field.default_factory
+                default = Parameter.empty if default is MISSING else default
+                parameters.append(Parameter(field.name, how, default=default, annotation=field.type))
+        return Signature(parameters, return_annotation=None)
+
+
+_SIGNATURE = _Signature()
 
 
 # -- methods that are the same for all classes ------------------------------------------------------------------------
