@@ -82,9 +82,8 @@ class Ledger:
             sa.Column("generation", sa.BigInteger, nullable=False),
             sa.Column("life", sa.Text, nullable=False),
             sa.Column("writes", sa.BigInteger, nullable=False),
-            sa.Column(
-                "forgotten", sa.BigInteger, nullable=False
-            ),  # below this checkpoint commits may have been removed
+            # below this checkpoint commits may have been removed
+            sa.Column("forgotten", sa.BigInteger, nullable=False),
             **_IN_INNODB,
         )
         commits = sa.Table(
