@@ -206,7 +206,9 @@ def exchange(file: str, source: str, mutated: str) -> bool:
     known = _functions_in(compile(source, file, "exec", dont_inherit=True))
     old: dict[str, list[FunctionType]] = {}
     gc.unfreeze()  # what the tests' conftest has frozen is not among the objects otherwise
-    for found in gc.get_objects():
+    objects = gc.get_objects()
+    gc.freeze()
+    for found in objects:
         if type(found) is FunctionType and found.__code__.co_filename == file:
             old.setdefault(found.__code__.co_qualname, []).append(found)
     for name, codes in new.items():

@@ -175,7 +175,7 @@ def _regexp_replace(call: Call) -> pl.Expr:
             f"REGEXP_REPLACE with the flags '{call.literal(3)}'", "begin the pattern with (?i) or the like"
         )
     pattern, replacement = call.pattern(1), call.literal(2, "replacement")
-    by = re.sub(r"\$(\d+)|\\(\d)|\\(.)|\$", _group, replacement)
+    by = re.sub(r"\$(\d+)|\\(\d)|\\(.)|[$]", _group, replacement)
     groups = pl.Series([""]).str.extract_groups(pattern).struct.fields
     missing = [number for number in re.findall(r"(?<!\$)\$\{(\d+)\}", by) if int(number) > len(groups)]
     if missing:
