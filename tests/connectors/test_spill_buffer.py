@@ -55,6 +55,8 @@ def test_a_temporary_file_that_fails_is_a_fault_of_storage(operation: str, monke
         def seek(self, *_: int) -> int:
             raise OSError(28, "No space left on device")
 
+        fileno = seek
+
         def close(self) -> None:
             pass
 

@@ -115,6 +115,7 @@ def test_pytest_starts_without_anything_heavy() -> None:
     brought = set(told.stdout.split())
     assert {name for name in brought if name.startswith("headgate")} == {
         "headgate",
+        "headgate.dataclass",
         "headgate.errors",
         "headgate.plain_text",
         "headgate.public_names",
