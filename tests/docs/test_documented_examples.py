@@ -20,7 +20,7 @@ from tests.docs.documentation import PREAMBLE, ROOT, example_with, examples, gui
 import headgate as hg
 from headgate.api.foreground import RunRequested, loading_only
 from headgate.operators.base import OperatorContext
-from headgate.operators.late_rows import LateRows, as_batch
+from headgate.operators.lazy_rows import LazyRows, as_batch
 
 pytest_plugins = ["pytester"]
 
@@ -190,7 +190,7 @@ class Kept:
         self.rows: list[dict[str, Any]] = []
         self.bad: list[dict[str, Any]] = []
 
-    def emit(self, batch: pa.RecordBatch | LateRows) -> None:
+    def emit(self, batch: pa.RecordBatch | LazyRows) -> None:
         self.rows += as_batch(batch).to_pylist()
 
     def emit_to(self, tag: str, batch: pa.RecordBatch) -> None:

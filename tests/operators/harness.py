@@ -12,7 +12,7 @@ from tests.state.moved import Moved
 from headgate.errors import BadRecord
 from headgate.model.graph import OutputTag
 from headgate.operators.base import Operator, OperatorContext, OperatorSpec, RestoredState
-from headgate.operators.late_rows import LateRows, as_batch
+from headgate.operators.lazy_rows import LazyRows, as_batch
 from headgate.state.worker_backends import WorkerStates
 
 BORN_MS = 1_700_000_000_000
@@ -30,7 +30,7 @@ class Recorder:
         self._diverts = diverts
         self.target: Operator | None = None
 
-    def emit(self, rows: pa.RecordBatch | LateRows) -> None:
+    def emit(self, rows: pa.RecordBatch | LazyRows) -> None:
         batch = as_batch(rows)
         batch.validate(full=True)
         if batch.num_rows == 0:

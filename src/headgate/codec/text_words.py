@@ -19,7 +19,7 @@ Words: TypeAlias = np.ndarray[Any, np.dtype[np.uint64]]
 """Eight bytes each, the first one in the lowest bits."""
 
 MARGIN = 16
-"""So many bytes stand in front of the text, and behind it."""
+"""So many bytes stand before the text, and after it."""
 
 DIGITS_MAX = 16
 """The longest numbers that ``plain_numbers`` reads; those with a point have at most ``POINT_BYTES_MAX`` bytes."""
@@ -51,7 +51,7 @@ class WordText:
         return np.ndarray((len(self.bytes) - size + 1,), dtype, self.bytes.data, strides=(1,))
 
     def words(self, places: Ints) -> Words:
-        """Return the eight bytes from each place on, which is in the text or at most ``MARGIN - 8`` bytes behind."""
+        """Return the eight bytes from each place on: in the text, or at most ``MARGIN - 8`` bytes after it."""
         found: Words = self._words[places]
         return found
 
@@ -99,7 +99,7 @@ class WordText:
 
 @dataclass(frozen=True, slots=True)
 class PlainNumbers:
-    """Numbers without sign and exponent: their digits as whole numbers, and how many stand behind the point.
+    """Numbers without sign and exponent: their digits as whole numbers, and how many stand after the point.
 
     Attributes:
         decimals: None: no number has a point.

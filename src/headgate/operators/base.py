@@ -20,7 +20,7 @@ from headgate.codec.snapshot import decode_sections
 from headgate.dataclass import dataclass
 from headgate.environment import SYSTEM_CLOCK, SYSTEM_THREADS, Threads
 from headgate.model.graph import InputName, OutputTag
-from headgate.operators.late_rows import LateRows
+from headgate.operators.lazy_rows import LazyRows
 from headgate.protocol.watermarks import Origin
 from headgate.state.backend import ContinuingBackend, Ownership, StateBackend, StateFactory
 from headgate.state.descriptors import KeyColumns
@@ -36,7 +36,7 @@ WATERMARK_MIN_MS = -(1 << 63)
 class Output(Protocol):
     """Where an operator sends what it produces. Calls take effect in order."""
 
-    def emit(self, batch: pa.RecordBatch | LateRows) -> None:
+    def emit(self, batch: pa.RecordBatch | LazyRows) -> None:
         """Send records downstream. Empty batches are dropped."""
 
     def emit_to(self, tag: OutputTag, batch: pa.RecordBatch) -> None:
@@ -142,12 +142,12 @@ class Operator:
         user_object: what a user gave: a function, reader or writer, which may listen to checkpoints or keep state
             of its own (``operators.checkpoint_listeners``). The runtime calls it then.
         opened_by: the source or sink that made ``user_object``, which may do the same.
-        takes_late_rows: ``process`` is given late rows as they are, where the operator before emits such.
+        takes_lazy_rows: ``process`` is given lazy rows as they are, where the operator before emits such.
     """
 
     user_object: object = None
     opened_by: object = None
-    takes_late_rows: bool = False
+    takes_lazy_rows: bool = False
 
     def open(self, context: OperatorContext, output: Output) -> None:
         """Prepare. Called once, before ``restore``. Keep ``context`` and ``output``."""

@@ -92,7 +92,7 @@ class ChangeCheckSpec:
 class ChangeCheckOperator(KeyCheckOperator):
     """Passes on changes with a valid ``op`` and whole keys."""
 
-    takes_late_rows = False
+    takes_lazy_rows = False
 
     def __init__(self, spec: ChangeCheckSpec) -> None:
         super().__init__(spec.keys)

@@ -83,7 +83,7 @@ class ChangingTopSpec(TopSpec):
 class ChangingTopOperator(TopOperator):
     """Applies the changes of each batch to the rows of its keys."""
 
-    takes_late_rows = False
+    takes_lazy_rows = False
 
     _spec: ChangingTopSpec
 

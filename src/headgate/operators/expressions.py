@@ -30,7 +30,7 @@ from headgate.model.graph import MAIN, Node
 from headgate.model.ids import NodeName
 from headgate.model.plan import Plan, Vertex
 from headgate.operators.base import Operator
-from headgate.operators.late_rows import LateRows, as_batch
+from headgate.operators.lazy_rows import LazyRows, as_batch
 from headgate.operators.schemas import batch_of, columns_of, describe, empty_frame, frame_of, schema_of_frame
 from headgate.operators.user_functions import batch_error
 
@@ -379,10 +379,10 @@ class ExpressionsOperator(Operator):
         self._parts = [tuple(part) for _, part in itertools.groupby(steps, _part_of)]
         self._only: Step | None = steps[0] if len(steps) == 1 and steps[0].verb is Verb.FILTER else None
         self._read = None if self._only is None else sorted(columns_of(self._only.expressions) or ())
-        self.takes_late_rows = bool(self._read)
+        self.takes_lazy_rows = bool(self._read)
         self._schema: pa.Schema | None = None
 
-    def process(self, batch: pa.RecordBatch | LateRows) -> None:
+    def process(self, batch: pa.RecordBatch | LazyRows) -> None:
         frame = frame_of(batch.select(self._read) if self._read else as_batch(batch))
         try:
             results = self._results(frame) if self._only is None else _kept(batch, frame, self._only)
@@ -432,7 +432,7 @@ def _filtered(frame: pl.DataFrame, step: Step) -> pl.DataFrame:
     return pl.DataFrame([series.filter(mask) for series in frame.get_columns()])
 
 
-def _kept(batch: pa.RecordBatch | LateRows, frame: pl.DataFrame, step: Step) -> pa.RecordBatch | LateRows:
+def _kept(batch: pa.RecordBatch | LazyRows, frame: pl.DataFrame, step: Step) -> pa.RecordBatch | LazyRows:
     return batch.filter(_mask(frame, step).to_arrow())  # as quick as Polars, and nothing is converted back
 
 

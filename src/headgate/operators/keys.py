@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from headgate.dataclass import dataclass
 from headgate.errors import UsageError
 from headgate.operators.base import Operator
-from headgate.operators.late_rows import LateRows, as_batch
+from headgate.operators.lazy_rows import LazyRows, as_batch
 from headgate.operators.schemas import require_columns
 from headgate.operators.user_functions import bad_records, described_rows, shortened
 from headgate.state.arrays import Mask
@@ -63,12 +63,12 @@ def check_keys(node: str, schema: pa.Schema, keys: tuple[str, ...]) -> None:
 class KeyCheckOperator(Operator):
     """Passes on records with whole keys."""
 
-    takes_late_rows = True
+    takes_lazy_rows = True
 
     def __init__(self, keys: tuple[str, ...]) -> None:
         self._keys = keys
 
-    def process(self, batch: pa.RecordBatch | LateRows) -> None:
+    def process(self, batch: pa.RecordBatch | LazyRows) -> None:
         whole = whole_keys(batch, self._keys)
         if whole is not None:
             self._divert(as_batch(batch.filter(pa.array(~whole))))
@@ -90,7 +90,7 @@ class KeyCheckOperator(Operator):
         raise AssertionError("a record without a broken key was refused")
 
 
-def whole_keys(batch: pa.RecordBatch | LateRows, keys: Sequence[str]) -> Mask | None:
+def whole_keys(batch: pa.RecordBatch | LazyRows, keys: Sequence[str]) -> Mask | None:
     """Return which rows have a key without null and NaN; None: all."""
     whole: Mask | None = None
     for key in keys:

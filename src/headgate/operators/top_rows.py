@@ -15,7 +15,7 @@ from headgate.operators.changes import DELETE, INSERT, OP, OP_FIELD, OPS, UPDATE
 from headgate.operators.deduplication import check_order_column, refuse_op
 from headgate.operators.keyed_rows import ChangeOperator, DistinctSlots
 from headgate.operators.keys import check_keys
-from headgate.operators.late_rows import LateRows
+from headgate.operators.lazy_rows import LazyRows
 from headgate.operators.process.timers import TimedOperator
 from headgate.operators.row_order import Order, first_rows, group_ranks
 from headgate.operators.schemas import describe, require_columns
@@ -104,7 +104,7 @@ class TopSpec:
 class TopOperator(ChangeOperator):
     """Merges each batch into the top rows of its keys."""
 
-    takes_late_rows = True
+    takes_lazy_rows = True
     _backend: ColumnBackend
 
     def __init__(self, spec: TopSpec) -> None:
@@ -119,7 +119,7 @@ class TopOperator(ChangeOperator):
         self._state = self._backend.values(spec.descriptor)
         self._output_schema = spec.output_schema(spec.schema, context.node)
 
-    def process(self, batch: pa.RecordBatch | LateRows) -> None:
+    def process(self, batch: pa.RecordBatch | LazyRows) -> None:
         self._begin_call()
         self._backend.prepare()
         spec = self._spec
@@ -151,7 +151,7 @@ class TopOperator(ChangeOperator):
             before = np.concatenate([group_ranks(old_places), np.full(len(new_groups), -1)])
             self._emit_ranks(slots, rows, groups, kept, before, lengths)
 
-    def _both(self, name: str, old: HeapRows, batch: pa.RecordBatch | LateRows, arrived: Slots) -> pa.Array:
+    def _both(self, name: str, old: HeapRows, batch: pa.RecordBatch | LazyRows, arrived: Slots) -> pa.Array:
         """Return one column of the old rows and of those that arrived."""
         new = batch.column(name).take(pa.array(arrived))
         return pa.concat_arrays([old.column(name), new]) if len(old) else new

@@ -98,7 +98,7 @@ class Uploads(Protocol):
     """
 
     def begin(self, path: str) -> Upload:
-        """Begin the upload of an object. One whose answer was lost is left behind, and listed."""
+        """Begin the upload of an object. If the answer is lost, the upload stays open, and ``list`` shows it."""
 
     def put_part(self, path: str, upload_id: str, number: int, data: Bytes) -> str:
         """Upload a part; return its tag."""

@@ -62,7 +62,7 @@ class FileCommitter(Committer):
     def __init__(
         self, storage: Storage, identity: SinkIdentity, generation: Generation, *, has_uploads: bool = True
     ) -> None:
-        """``has_uploads``: if the storage takes files in parts, look for uploads that were left behind."""
+        """``has_uploads``: if the storage takes files in parts, look for uploads that no commit completed."""
         self._storage, self._identity, self._generation = storage, identity, generation
         self._has_uploads = has_uploads and storage.uploads is not None
         self._ledger = Ledger(storage, identity)

@@ -26,7 +26,7 @@ from headgate.operators.base import WATERMARK_MAX_MS, Operator, OperatorContext,
 from headgate.operators.changes import DELETE, INSERT, OP, OP_FIELD, UPDATE_BEFORE, Signs, signs
 from headgate.operators.keyed_rows import DistinctSlots, keep_elements
 from headgate.operators.keys import check_keys, whole_keys
-from headgate.operators.late_rows import ChosenRows, LateRows, Part, RowSource
+from headgate.operators.lazy_rows import ChosenRows, LazyRows, Part, RowSource
 from headgate.operators.process.timers import TimedOperator
 from headgate.operators.timestamps import EventTime
 from headgate.operators.windows.lateness import count_late
@@ -222,7 +222,7 @@ class JoinPlan:
             needed.add(OP)
         return [column for column in side.schema.names if column in needed] or list(side.keys[:1])
 
-    def pairs(self, left: RowSource, right: RowSource) -> LateRows:
+    def pairs(self, left: RowSource, right: RowSource) -> LazyRows:
         """Return results, without bounds of windows, of rows of both sides."""
         of_left = {field.name: from_left for field, from_left, _ in self.sources if from_left is not None}
         of_right = {
@@ -230,7 +230,7 @@ class JoinPlan:
             for field, _, from_right in self.sources
             if from_right is not None and field.name not in of_left
         }
-        return LateRows(self.output, [Part(of_left, left), Part(of_right, right)])
+        return LazyRows(self.output, [Part(of_left, left), Part(of_right, right)])
 
     def results(
         self, left: Mapping[str, pa.Array] | None, right: Mapping[str, pa.Array] | None, count: int
@@ -632,7 +632,7 @@ class JoinOperator(TimedOperator):
         for start in range(0, count, PAIRS_MAX):
             self.output.emit(results.slice(start, PAIRS_MAX))
 
-    def _emit_late(self, pairs: LateRows) -> None:
+    def _emit_lazy(self, pairs: LazyRows) -> None:
         for start in range(0, pairs.num_rows, PAIRS_MAX):
             is_all = pairs.num_rows <= PAIRS_MAX
             self.output.emit(pairs if is_all else pairs.slice(start, PAIRS_MAX))
@@ -715,7 +715,7 @@ class PairJoinOperator(JoinOperator):
             if self._plan.has_right_columns and len(rows):
                 pairs: tuple[RowSource, RowSource] = ChosenRows(columns, rows), stored[found]
                 left, right = pairs if side is self._left else pairs[::-1]
-                self._emit_late(self._plan.pairs(left, right))
+                self._emit_lazy(self._plan.pairs(left, right))
         return hit, distinct[owners], stored
 
     def _match(self, side: Side, hit: Mask, owners: Slots, elements: pa.Array) -> None:

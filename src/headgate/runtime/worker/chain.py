@@ -28,7 +28,7 @@ from headgate.model.progress import RECORDS_IN, RECORDS_OUT
 from headgate.operators.base import WATERMARK_MAX_MS, WATERMARK_MIN_MS, Operator, OperatorContext, RestoredState
 from headgate.operators.expressions import ExpressionsOperator
 from headgate.operators.keys import partition
-from headgate.operators.late_rows import LateRows, as_batch
+from headgate.operators.lazy_rows import LazyRows, as_batch
 from headgate.operators.timestamps import WithTimestampsOperator
 from headgate.protocol.watermarks import Origin
 from headgate.runtime.wire.channels import OutputChannel
@@ -143,9 +143,9 @@ class Tagged:
     outlets: list[Outlet] = field(default_factory=list)
 
     @property
-    def takes_late_rows(self) -> bool:
-        """Whether all records go to one operator that takes late rows: columns are made once."""
-        return len(self.children) == 1 and not self.outlets and self.children[0][0].operator.takes_late_rows
+    def takes_lazy_rows(self) -> bool:
+        """Whether all records go to one operator that takes lazy rows: columns are made once."""
+        return len(self.children) == 1 and not self.outlets and self.children[0][0].operator.takes_lazy_rows
 
 
 class NodeOutput:
@@ -165,13 +165,13 @@ class NodeOutput:
         """Return the receivers of the output ``tag``, to be added to."""
         return self._tagged.setdefault(tag, Tagged())
 
-    def emit(self, batch: pa.RecordBatch | LateRows) -> None:
+    def emit(self, batch: pa.RecordBatch | LazyRows) -> None:
         """Hand records to every child and every edge of the main output."""
         rows = batch.num_rows
         if rows == 0:
             return
         self._totals.records_out += rows
-        self._send(self._main, batch if self._main.takes_late_rows else as_batch(batch))
+        self._send(self._main, batch if self._main.takes_lazy_rows else as_batch(batch))
 
     def emit_to(self, tag: OutputTag, batch: pa.RecordBatch) -> None:
         """Hand records to every child and every edge of the output ``tag``, if there is any."""
@@ -211,7 +211,7 @@ class NodeOutput:
         return (tagged for tag, tagged in self._tagged.items() if tag != BAD_RECORDS)
 
     @staticmethod
-    def _send(tagged: Tagged, batch: pa.RecordBatch | LateRows) -> None:
+    def _send(tagged: Tagged, batch: pa.RecordBatch | LazyRows) -> None:
         for child, name in tagged.children:
             child.process(batch, name)
         for outlet in tagged.outlets:
@@ -255,7 +255,7 @@ class Link:
         ]
         return [*inside, replace(self.totals, records_in=tallies[-1].records_in)]
 
-    def process(self, batch: pa.RecordBatch | LateRows, name: InputName = MAIN_INPUT) -> None:
+    def process(self, batch: pa.RecordBatch | LazyRows, name: InputName = MAIN_INPUT) -> None:
         """Count and process one batch that came on input ``name``; name the node in whatever is raised."""
         self.totals.records_in += batch.num_rows
         before = self._switch(self.totals)

@@ -1,6 +1,6 @@
 """Rows whose columns are made when they are asked for: what is filtered out, or never read, is not copied.
 
-Joins emit them. An operator that takes them says so (``Operator.takes_late_rows``); others get a batch.
+Joins emit them. An operator that takes them says so (``Operator.takes_lazy_rows``); others get a batch.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ class ChosenRows:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Columns of late rows: by their names, what they are called in ``source``."""
+    """Columns of lazy rows: by their names, what they are called in ``source``."""
 
     names: Mapping[str, str]
     source: RowSource
 
 
-class LateRows:
+class LazyRows:
     """Rows that look like a record batch, as far as operators need it. ``parts`` have the same number of rows."""
 
     def __init__(self, schema: pa.Schema, parts: Sequence[Part]) -> None:
@@ -81,22 +81,22 @@ class LateRows:
         """Return all columns as a batch."""
         return self.select(self.schema.names)
 
-    def take(self, rows: pa.Array) -> LateRows:
+    def take(self, rows: pa.Array) -> LazyRows:
         """Return some rows."""
         return self._chosen(rows.to_numpy())
 
-    def filter(self, mask: pa.Array) -> LateRows:
+    def filter(self, mask: pa.Array) -> LazyRows:
         """Return the rows where ``mask`` is true; null counts as false."""
         return self._chosen(np.flatnonzero(mask.fill_null(False).to_numpy(zero_copy_only=False)))
 
-    def slice(self, start: int, length: int) -> LateRows:
+    def slice(self, start: int, length: int) -> LazyRows:
         """Return up to ``length`` rows from ``start`` on."""
         return self._chosen(np.arange(start, min(start + length, self.num_rows)))
 
-    def _chosen(self, rows: Slots) -> LateRows:
-        return LateRows(self.schema, [Part(part.names, part.source[rows]) for part in self._parts])
+    def _chosen(self, rows: Slots) -> LazyRows:
+        return LazyRows(self.schema, [Part(part.names, part.source[rows]) for part in self._parts])
 
 
-def as_batch(rows: pa.RecordBatch | LateRows) -> pa.RecordBatch:
+def as_batch(rows: pa.RecordBatch | LazyRows) -> pa.RecordBatch:
     """Return ``rows`` as a record batch."""
-    return rows.batch() if isinstance(rows, LateRows) else rows
+    return rows.batch() if isinstance(rows, LazyRows) else rows

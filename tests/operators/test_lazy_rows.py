@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from headgate.operators.late_rows import ChosenRows, LateRows, Part, as_batch
+from headgate.operators.lazy_rows import ChosenRows, LazyRows, Part, as_batch
 from headgate.state.heap import Heap, HeapRows
 
 ROW = pa.struct([("text", pa.large_string()), ("n", pa.int64())])
@@ -19,7 +19,7 @@ class Counted(ChosenRows):
         return super().column(name)
 
 
-def late() -> LateRows:
+def late() -> LazyRows:
     heap = Heap(ROW)
     heap.append(pa.array([{"text": "a" * 20, "n": 1}, {"text": None, "n": None}, {"text": "c", "n": 3}], ROW))
     columns = {"id": pa.array([7, 8]), "unread": pa.array(["x", "y"])}
@@ -28,12 +28,12 @@ def late() -> LateRows:
     )
     of_batch = ChosenRows(columns, np.array([0, 0, 1, 1]))
     stored = HeapRows(heap, np.array([2, 0, 1, 2]))
-    return LateRows(
+    return LazyRows(
         schema, [Part({"id": "id", "other": "unread"}, of_batch), Part({"text": "text", "number": "n"}, stored)]
     )
 
 
-def test_late_rows_are_those_of_their_batch() -> None:
+def test_lazy_rows_are_those_of_their_batch() -> None:
     rows = late()
     batch = as_batch(rows)
     assert rows.num_rows == batch.num_rows == 4
@@ -47,7 +47,7 @@ def test_late_rows_are_those_of_their_batch() -> None:
     assert rows.select(["number"]).to_pydict() == {"number": [3, 1, None, 3]}
 
 
-def test_late_rows_are_chosen_as_rows_of_a_batch_are() -> None:
+def test_lazy_rows_are_chosen_as_rows_of_a_batch_are() -> None:
     rows, batch = late(), late().batch()
     mask = pa.array([True, None, False, True])
     assert rows.filter(mask).batch() == batch.filter(mask)
@@ -60,6 +60,6 @@ def test_late_rows_are_chosen_as_rows_of_a_batch_are() -> None:
 def test_columns_that_are_not_asked_for_are_not_made() -> None:
     columns = {"a": pa.array([1, 2, 3]), "b": pa.array([4, 5, 6])}
     source = Counted(columns, np.arange(3))
-    rows = LateRows(pa.schema([("a", pa.int64()), ("b", pa.int64())]), [Part({"a": "a", "b": "b"}, source)])
+    rows = LazyRows(pa.schema([("a", pa.int64()), ("b", pa.int64())]), [Part({"a": "a", "b": "b"}, source)])
     assert rows.column("a").to_pylist() == rows.column("a").to_pylist() == [1, 2, 3]
     assert Counted.made == ["a"]
