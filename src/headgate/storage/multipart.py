@@ -66,7 +66,7 @@ def open_uploads(url: str, draw_name: Callable[[int], str], process: int) -> S3U
         return None
     parts = urlsplit(url)
     prefix = url.partition("://")[2].partition("/")[2].strip("/")
-    client = _client(process, tuple(sorted(environment.items())))
+    client = _client(process, TRIES_MAX, tuple(sorted(environment.items())))
     return S3Uploads(url, parts.netloc, prefix, client, draw_name)
 
 
@@ -75,14 +75,14 @@ def _is_set(value: str) -> bool:
 
 
 @functools.lru_cache(maxsize=8)
-def _client(process: int, settings: tuple[tuple[str, str], ...]) -> Any:
+def _client(process: int, tries_max: int, settings: tuple[tuple[str, str], ...]) -> Any:
     """Return the same client for all that have the same settings in the same process: it has connections."""
     environment = dict(settings)
     is_anonymous = environment.get("AWS_SKIP_SIGNATURE", "").lower() in _TRUE
     config = Config(
         signature_version=UNSIGNED if is_anonymous else None,
         s3={"addressing_style": "path"},
-        retries={"mode": "standard", "total_max_attempts": TRIES_MAX},
+        retries={"mode": "standard", "total_max_attempts": tries_max},
         max_pool_connections=CONNECTIONS_MAX,
         request_checksum_calculation="when_required",  # others' servers do not know the newest checksums
         response_checksum_validation="when_required",

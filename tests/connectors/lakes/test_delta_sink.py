@@ -31,7 +31,7 @@ from tests.servers.objects import BUCKET, ObjectServer, object_server
 import headgate as hg
 from headgate import testing
 from headgate.connectors.base import SinkContext
-from headgate.connectors.lakes.data_files import decode_output
+from headgate.connectors.lakes.data_files import TableWriter, decode_output
 from headgate.connectors.lakes.delta_sink import DeltaSink
 from headgate.errors import FencedError, StorageError, UsageError
 from headgate.model.ids import CheckpointId, Generation
@@ -143,6 +143,44 @@ def test_a_killed_server_of_objects_loses_and_repeats_nothing(objects: ObjectSer
         result = handle.wait(PATIENCE_S)
     assert result is not None
     assert sorted(row["number"] for row in rows_of(DeltaSink(url))) == list(range(2_000))
+
+
+class LosesFirst:
+    """Files of a table in a store that says of the first one that it is complete, and has it not."""
+
+    def __init__(self, files: Any) -> None:
+        self._files, self._is_lost = files, False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._files, name)
+
+    def data_file(self, path: str, *described: Any) -> Any:
+        if not self._is_lost:
+            self._is_lost = True
+            self._files.remove(path)
+        return self._files.data_file(path, *described)
+
+
+@pytest.mark.parametrize("buffer_bytes", [1 << 20, 1])
+def test_a_file_that_the_store_has_not_after_all_is_not_promised(objects: ObjectServer, buffer_bytes: int) -> None:
+    """As versitygw 1.8 answers a repeated request to complete an upload after it was killed during the first one."""
+    sink = made(f"s3://{BUCKET}/not-after-all-{buffer_bytes}")
+    context = SinkContext("p", "out", 0, 1, Generation(1), SCHEMA)
+    writer = TableWriter(LosesFirst(sink.file_format()), context, buffer_bytes, 1 << 20)
+    writer.write(pa.record_batch([[1], ["a"]], schema=SCHEMA))
+    sealed = writer.seal(CheckpointId(1))
+    with pytest.raises(StorageError, match=r"part-.*\.parquet is not there after it was written") as caught:
+        sealed.prepare()
+    is_in_memory = buffer_bytes > 1
+    assert caught.value.is_transient == is_in_memory
+    if not is_in_memory:
+        with pytest.raises(StorageError, match="not there after it was written"):
+            sealed.prepare()
+        return
+    payload = sealed.prepare()
+    assert payload is not None
+    committer(sink).commit(permit(1), [Committable("out", CheckpointId(1), 0, Generation(1), payload)])
+    assert numbers_in(sink) == [1]
 
 
 @pytest.mark.run

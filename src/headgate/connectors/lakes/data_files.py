@@ -138,6 +138,13 @@ class FileFormat(Protocol):
     def local_path(self, path: str) -> Path | None:
         """Return where a file is on this machine; None: in an object store."""
 
+    def missing_files(self, paths: Sequence[str]) -> Sequence[str]:
+        """Return those of ``paths`` that do not exist.
+
+        Raises:
+            OSError
+        """
+
     def remove(self, path: str) -> None:
         """Remove a file that is not committed."""
 
@@ -194,15 +201,23 @@ class FileSet:
         self._complete.append(self._format.data_file(file.path, size_bytes, file.part, file.metadata[0]))
 
     def close(self) -> tuple[DataFile, ...]:
-        """Complete all files, make them durable, and return them."""
+        """Complete all files, make them durable, and return them.
+
+        Raises:
+            OSError: also when a store shows no file after it has said that it is complete. A server that was killed
+                while it completed an upload may say so of the repeated request.
+        """
         for key in list(self._open):
             self._close(key)
-        local = [self._format.local_path(file.path) for file in self._complete]
-        paths = [path for path in local if path is not None]
+        places = {file.path: self._format.local_path(file.path) for file in self._complete}
+        paths = [place for place in places.values() if place is not None]
         for path in paths:
             sync_file(path)
         for directory in sorted({path.parent for path in paths}):
             sync_directory(directory)
+        missing = self._format.missing_files([path for path, place in places.items() if place is None])
+        if missing:
+            raise OSError(f"{missing[0]} is not there after it was written")
         return tuple(self._complete)
 
     def abandon(self) -> None:

@@ -287,10 +287,8 @@ class DeltaLog(LogTable):
         local = local_directory(self.url)
         if local is not None:
             return [path for path in paths if not (local / path).is_file()]
-        files = self.filesystem()
         with delta_errors("look for files of", self.where):
-            found = files.get_file_info(list(paths))
-        return [path for path, info in zip(paths, found, strict=True) if not info.is_file]
+            return missing_in(self.filesystem(), paths)
 
     def append(self, outputs: Sequence[TableOutput], life: str) -> None:
         library = delta_library()
@@ -425,6 +423,11 @@ class DeltaLog(LogTable):
         return PyFileSystem(DeltaStorageHandler(str(local_directory(self.url) or self.url), options))
 
 
+def missing_in(files: pa.fs.FileSystem, paths: Sequence[str]) -> list[str]:
+    """Return those of ``paths`` that are no files."""
+    return [path for path, info in zip(paths, files.get_file_info(list(paths)), strict=True) if not info.is_file]
+
+
 def storage_settings(url: str, options: Mapping[str, str]) -> dict[str, str] | None:
     """Return the options for the object store: commits to S3 are by conditional puts."""
     if url.startswith(("s3://", "s3a://")):
@@ -520,6 +523,10 @@ class DeltaFiles:
 
     def local_path(self, path: str) -> Path | None:
         return None if self._local is None else self._local / path
+
+    def missing_files(self, paths: Sequence[str]) -> Sequence[str]:
+        """See ``FileFormat``."""
+        return [] if self._files is None else missing_in(self._files, paths)
 
     def remove(self, path: str) -> None:
         if self._local is not None:

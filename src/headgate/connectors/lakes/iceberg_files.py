@@ -63,6 +63,10 @@ class IcebergFiles:
     def local_path(self, path: str) -> Path | None:
         return local_path(path)
 
+    def missing_files(self, paths: Sequence[str]) -> Sequence[str]:
+        """See ``FileFormat``."""
+        return missing_in(self._table.io, paths)
+
     def remove(self, path: str) -> None:
         self._table.io.delete(path)
 
@@ -149,6 +153,11 @@ def library_file(table: Any, where: str, file: DataFile) -> Any:
         key_metadata=None,
         spec_id=stats.spec,
     )
+
+
+def missing_in(files: Any, paths: Sequence[str]) -> list[str]:
+    """Return those of ``paths`` that do not exist. ``files``: as the library reaches them."""
+    return [path for path in paths if not files.new_input(path).exists()]
 
 
 def local_path(location: str) -> Path | None:

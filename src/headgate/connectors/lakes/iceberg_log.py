@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from headgate.connectors.fenced_sink import Fence
 from headgate.connectors.lakes.data_files import FILE_BYTES, NamedOutput, TableOutput
-from headgate.connectors.lakes.iceberg_files import IcebergFiles, library_file, local_path, refuse_transform
+from headgate.connectors.lakes.iceberg_files import IcebergFiles, library_file, local_path, missing_in, refuse_transform
 from headgate.connectors.lakes.iceberg_merge import Rewriter, equality_deletes
 from headgate.connectors.lakes.log_table import FENCE_PREFIX, CommitConflict, LogTable
 from headgate.connectors.lakes.types import iceberg_type, new_columns
@@ -217,7 +217,7 @@ class IcebergLog(LogTable):
 
     def missing_files(self, paths: Sequence[str]) -> Sequence[str]:
         with iceberg_errors("look for files of", self.where):
-            return [path for path in paths if not self.table.io.new_input(path).exists()]
+            return missing_in(self.table.io, paths)
 
     def append(self, outputs: Sequence[TableOutput], life: str) -> None:
         self.refuse_features()
