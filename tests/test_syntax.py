@@ -20,12 +20,15 @@ def collections_that_parse() -> Iterator[None]:
         if phase == "start":
             _deeper(5)
 
-    before = gc.get_threshold()
+    before, was_enabled = gc.get_threshold(), gc.isenabled()
     gc.set_threshold(50)
+    gc.enable()
     gc.callbacks.append(parse)
     yield
     gc.callbacks.remove(parse)
     gc.set_threshold(*before)
+    if not was_enabled:
+        gc.disable()
 
 
 def _deeper(calls: int) -> None:
