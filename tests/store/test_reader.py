@@ -273,6 +273,20 @@ def test_a_reader_that_goes_back_reads_the_same_again(ten: Store) -> None:
     assert values(reader) == [29], "also where it had found the end"
 
 
+def test_a_reader_that_went_back_from_the_end_has_not_ended_until_it_has_read_all_of_it_again(
+    ten: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ten.seal(ONE)
+    monkeypatch.setattr(reader_module, "PARTS_AT_A_TIME", 4)
+    reader = ten.reader(ONE, 0)
+    assert (len(values(reader)), values(reader), reader.has_ended()) == (30, [], True)
+    reader.back_to(0)
+    assert not reader.has_ended()
+    assert values(reader, 12) == list(range(12))
+    assert not reader.has_ended(), "of the parts that the catalogue was asked for none is left, and others follow"
+    assert (values(reader), values(reader), reader.has_ended()) == (list(range(12, 30)), [], True)
+
+
 def test_a_reader_knows_where_its_segment_ended_when_it_looked(ten: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader_module, "PARTS_AT_A_TIME", 4)
     reader = ten.reader(ONE, 0)

@@ -18,13 +18,13 @@ from headgate.model.manifest import Committable
 from headgate.protocol.checkpoints.commit import CommitPermit
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.local import LocalStorage
-from headgate.store import maintenance
+from headgate.store import chunks, maintenance
 from headgate.store.catalogue import chunk_index, tables, truncation
 from headgate.store.catalogue.records import Swept
 from headgate.store.policies import Retention
 from headgate.store.store import Store
 from headgate.store.streams import StreamCut, StreamInfo
-from headgate.store.writer import Appended, StreamWriter
+from headgate.store.writer import Appended, AppendedRange, StreamWriter
 
 
 class Clock:
@@ -522,6 +522,38 @@ def test_an_append_that_was_truncated_before_its_answer_came_is_not_repeated(
     assert future.result().ranges == ()
     assert store.tail(STREAM).positions == {0: 1, 1: 1}
     assert drain(store) == [[], []]
+
+
+def test_an_append_of_which_one_segment_was_truncated_before_its_answer_came_is_acknowledged(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = store.writer(STREAM, linger=None)
+    future = writer.append(keyed(("a", 1), ("b", 2)))
+    with monkeypatch.context() as patch:
+        lose_an_answer(store, patch)
+        with pytest.raises(StorageError):
+            writer.flush()
+    store.truncate(cut_of(store, {0: 1}))
+    writer.flush()
+    assert future.result().ranges == (AppendedRange(1, 0, 1),), "of segment 0 nothing is left"
+    assert store.tail(STREAM).positions == {0: 1, 1: 1}
+
+
+def test_an_append_whose_first_part_was_truncated_before_its_answer_came_is_where_it_was_appended(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(store, ("a", 0))
+    writer = store.writer(STREAM, linger=None)
+    future = writer.append(keyed(*(("a", number) for number in range(1, 5))))
+    with monkeypatch.context() as patch:
+        patch.setattr(chunks, "PART_ROWS_MAX", 2)
+        lose_an_answer(store, patch)
+        with pytest.raises(StorageError):
+            writer.flush()
+    store.truncate(cut_of(store, {1: 3}))
+    writer.flush()
+    assert future.result().ranges == (AppendedRange(1, 1, 4),)
+    assert store.tail(STREAM).positions == {0: 0, 1: 5}
 
 
 def test_the_same_while_its_file_waits_to_be_deleted(

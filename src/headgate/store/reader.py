@@ -245,6 +245,7 @@ class SegmentReader:
         self.close()
         self._parts.clear()
         self._batch, self._batch_at, self._fetched, self._tail_changes = None, 0, self.position, -1
+        self._is_closed = False  # events of it are to be read once more: only the next look says that none follow
         self._part_event_ms = self.event_ms
 
     def _collect(self, limit: int) -> pa.RecordBatch | None:

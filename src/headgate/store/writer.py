@@ -48,7 +48,7 @@ class Appended:
     """A durable append.
 
     Attributes:
-        ranges: where its events are; empty where they were truncated before anybody could tell.
+        ranges: where its events are, without segments in which they were truncated before anybody could tell.
         is_duplicate: its sequence number was there already, nothing was added.
     """
 
@@ -57,7 +57,7 @@ class Appended:
 
 
 Starts: TypeAlias = Mapping[int, int]
-"""Segment → position of the first event of a flush."""
+"""Segment → position of the first event of a flush; without the segments where nothing of it is left."""
 
 TRUNCATED: Starts = {}
 """A flush took effect, and what it had added is gone by now."""
@@ -101,7 +101,7 @@ class FlushAttempt:
         for item, counts in zip(self.items, self.encoded.counts.tolist(), strict=True):
             ranges = []
             for segment, count in zip(self.encoded.segments, counts, strict=True):
-                if count and starts:
+                if count and segment in starts:
                     ranges.append(AppendedRange(segment, starts[segment], count))
                     starts[segment] += count
             if not item.future.done():
@@ -487,7 +487,7 @@ class StreamWriter:
         if attempt.encoded is None:
             attempt.encoded = encode_batches(self.stream, [item.batch for item in attempt.items], attempt.turn)
         if attempt.is_uncertain:
-            known = self._found(attempt.path)
+            known = self._found(attempt.path, attempt.encoded)
             if known is not None:  # the earlier try took effect although it reported an error
                 return known
         self._storage.put(attempt.path, attempt.encoded.chunk.buffers)  # durable before visible
@@ -510,14 +510,15 @@ class StreamWriter:
     def _new_path(self) -> str:
         return chunk_path(self.stream.stream_id, "appended", self._new_name())
 
-    def _found(self, path: str) -> Starts | None:
+    def _found(self, path: str, encoded: BatchChunk) -> Starts | None:
         """Return where the events of a flush with a lost answer are, or None if it did not take effect.
 
         The catalogue is asked before the storage: an entry that a truncation removes loses its file only after that.
         """
         found = self._catalogue.find_append(path)
-        if found.starts is not None:
-            return found.starts
+        if found.ends is not None:
+            counts = dict(zip(encoded.segments, encoded.counts.sum(axis=0).tolist(), strict=True))
+            return {segment: end - counts[segment] for segment, end in found.ends.items()}
         if found.is_truncated:
             return TRUNCATED
         try:

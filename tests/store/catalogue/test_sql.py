@@ -281,7 +281,7 @@ def test_an_append_whose_answer_was_lost_is_found(catalogue: Catalogue) -> None:
     assert catalogue.find_append("second") == AppendFound()
     starts = catalogue.append(stream, chunk("second"), None, 9)
     assert starts == {0: 8, 1: 12}
-    assert catalogue.find_append("second") == AppendFound(starts)
+    assert catalogue.find_append("second") == AppendFound({0: 10, 1: 15})
 
 
 def hear(catalogue: Catalogue, before: int) -> None:

@@ -299,7 +299,7 @@ class Catalogue(ABC):
 
     @reads
     def find_append(self, path: str) -> AppendFound:
-        """Return what ``append`` of the chunk at ``path`` returned, if it took effect."""
+        """Return what became of ``append`` of the chunk at ``path``."""
 
     @writes_repeatably
     def note_time(

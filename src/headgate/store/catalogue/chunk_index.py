@@ -190,8 +190,9 @@ def find_append(connection: Connection, path: str) -> AppendFound:
         of_stream = connection.scalar(_OF_GARBAGE, {"path": path})
         is_truncated = of_stream is not None and of_stream != t.NO_STREAM
         return AppendFound(is_truncated=is_truncated, is_condemned=of_stream == t.NO_STREAM)
+    # Its first parts may have been truncated, its last ones not before all of a segment's are.
     query = (
-        sa.select(t.parts.c.segment_id, sa.func.min(t.parts.c.start))
+        sa.select(t.parts.c.segment_id, sa.func.max(t.parts.c.start + t.parts.c.events_count))
         .where(t.parts.c.chunk_id == chunk_id)
         .group_by(t.parts.c.segment_id)
     )

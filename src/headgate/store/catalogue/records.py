@@ -69,12 +69,13 @@ class AppendFound:
     """Outcome of an append with a lost answer.
 
     Attributes:
-        starts: segment → position of its first event; None: the catalogue does not have it.
-        is_truncated: it took effect, and its events were truncated since.
+        ends: segment → position after its last event, of those where any of its parts is left; None: the catalogue
+            does not have it.
+        is_truncated: it took effect, and all of its events were truncated since.
         is_condemned: it never took effect and never will: its file was removed.
     """
 
-    starts: dict[int, int] | None = None
+    ends: dict[int, int] | None = None
     is_truncated: bool = False
     is_condemned: bool = False
 

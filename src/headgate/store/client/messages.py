@@ -156,7 +156,7 @@ def decode_failure(data: bytes, root: str, url: str) -> Exception:
     return gone(error) if failure.is_output_gone and isinstance(error, HeadgateError) else error
 
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 """Of all that client and server say to each other. Raised with every change of a type that is sent, and with every
 version of the catalogue's tables: a release that does not know what is in them must not write there."""
 
