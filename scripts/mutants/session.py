@@ -23,6 +23,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from math import ceil
+from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, NoReturn
 
@@ -33,18 +34,26 @@ Found = dict[str, Any]
 DIED: Found = {"died": True}
 WAITS = 10
 """How many times its processor time a child may take."""
+STUCK_S = 20
+"""A child that takes next to no processor time for so long waits for what never comes."""
+TICKS_MIN = 10
+"""So much of it tells that a child goes on: a tenth of a second, more than any poll takes."""
+LOOK_S = 2
 OPTIONS = ("-q", "-p", "no:randomly", "-p", "no:cacheprovider", "--hypothesis-seed=0")
 
 
 class Child:
     """A forked process that runs ``work`` and sends what it returns; killed when its time is over.
 
-    Its time is processor time, which other work on the machine does not change; what only waits gets ten times as much.
+    Its time is processor time, which other work on the machine does not change; what waits now and then gets ten times
+    as much, and what does nothing else is killed.
     """
 
     def __init__(self, work: Callable[[], Found], limit_s: float, *, is_loud: bool = False) -> None:
         self._limit_s = limit_s
         self._until = time.monotonic() + WAITS * limit_s
+        self._looked = self._moved = time.monotonic()
+        self._ticks = 0
         self._is_late = False
         self._is_loud = is_loud
         self._directory = tempfile.mkdtemp(prefix="mutant-")
@@ -87,7 +96,18 @@ class Child:
             self._data += data
             if not data:
                 return self.end() or ({} if self._is_late else DIED)
-        return self.end() if time.monotonic() > self._until else None  # too late: nothing was sent
+        is_late = time.monotonic() > self._until or (not self._is_loud and self._is_stuck())
+        return self.end() if is_late else None  # too late: nothing was sent
+
+    def _is_stuck(self) -> bool:
+        """Whether neither the child nor what it started has done anything for a while."""
+        now = time.monotonic()
+        if now - self._looked < LOOK_S:
+            return False
+        self._looked, ticks = now, _ticks_of(self._pid)
+        if ticks - self._ticks >= TICKS_MIN:
+            self._ticks, self._moved = ticks, now
+        return self._ticks > 0 and now - self._moved > STUCK_S
 
     def end(self) -> Found:
         """Kill the child, and whatever it started, if it is still there; return what it had sent."""
@@ -101,6 +121,16 @@ class Child:
         os.close(self.pipe)
         shutil.rmtree(self._directory, ignore_errors=True)
         return dict(json.loads(self._data)) if self._data else {}
+
+
+def _ticks_of(group: int) -> int:
+    """Return the processor time that the processes of a group have taken, as far as the system says."""
+    count = 0
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            words = file.read_text().rpartition(")")[2].split()
+            count += sum(map(int, words[11:15])) if int(words[2]) == group else 0
+    return count
 
 
 def run_all(works: Iterable[tuple[Callable[[], Found], float]], jobs: int) -> Iterator[tuple[int, Found]]:
