@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import itertools
 import os
 import re
+import sys
 import unittest
 from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
@@ -36,6 +38,8 @@ os.environ.setdefault("POLARS_MAX_THREADS", "1")
 
 IS_DEEP = "HEADGATE_TEST_DEEP" in os.environ
 """Set by ``make test-repeated``: Hypothesis draws all examples, not a part of them."""
+RUN_S_MAX = 300.0
+"""A run of ``testing.run`` may take so long unless its test says otherwise: its own limit is for a machine at rest."""
 PART_DRAWN = 10
 """``make test`` draws one in so many of the examples that a test names, with another seed each time."""
 EXAMPLES_MIN = 4
@@ -107,6 +111,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if not IS_DEEP and isinstance(item, pytest.Function) and is_hypothesis_test(item.obj):
             draw_fewer(item)
     items.sort(key=lambda item: item.get_closest_marker("early") is None)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Give runs in this process time, for the whole session."""
+    is_loaded = "headgate.testing.in_process" in sys.modules
+    if is_loaded or hasattr(getattr(item, "module", None), "testing"):  # whose names are imported when they are used
+        from headgate.testing import in_process
+
+        inspect.unwrap(in_process.run).__kwdefaults__["timeout_s"] = RUN_S_MAX
 
 
 def draw_fewer(item: pytest.Function) -> None:

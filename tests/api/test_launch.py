@@ -156,7 +156,7 @@ def test_a_pipeline_that_has_finished_says_so_without_spark(tmp_path: Path, monk
         monkeypatch.setattr(session, name, no_context)
     notes = Notes()
     handle = pipeline(tmp_path).start(observer=notes)
-    again = handle.wait(60)
+    again = handle.wait(300)
     assert again is not None
     assert (again.is_finished, again.had_finished, again.records_in) == (True, True, 40)
     assert again.last_checkpoint == first.last_checkpoint
@@ -180,7 +180,7 @@ def test_a_cancelled_run_says_that_it_was_cancelled(tmp_path: Path) -> None:
         while (taken := handle.take_checkpoint()) is None or taken.checkpoint is None:
             pass
         handle.cancel()
-        result = handle.wait(60)
+        result = handle.wait(300)
     assert result is not None
     assert result.is_cancelled
     text = f"cancelled; the same command continues from checkpoint {result.last_checkpoint} after "

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from tests.servers.processes import LOOPBACK, Port
 
 from headgate.errors import PipelineFailed, UsageError
 from headgate.spark.prerequisites import (
@@ -155,7 +157,7 @@ def test_who_answers_is_tried_out() -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(1)
-        assert answers(listener.getsockname(), 5.0)
-        place = listener.getsockname()
-    assert not answers(place, 5.0)
+        assert answers(listener.getsockname(), 60.0)
+    with closing(Port()) as silent:
+        assert not answers((LOOPBACK, silent.number), 60.0)
     assert not answers(("no.such.host.invalid", 1), 5.0)

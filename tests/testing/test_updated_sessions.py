@@ -156,4 +156,4 @@ def test_several_rows_of_a_session_need_retractions(tmp_path: Path) -> None:
     updated = stream.window(hg.Session("10s"), allowed_lateness="1h")
     updated.apply(lambda key, rows: [{"n": 1}, {"n": 2}], {"n": pa.int64()}).sink(Collect(tmp_path / "out"))
     with pytest.raises(hg.PipelineFailed, match=r"returned 2 rows for a window of key 'a'.*retractions=True"):
-        testing.run(pipeline, checkpoint_dir=tmp_path / "checkpoints", timeout_s=60)
+        testing.run(pipeline, checkpoint_dir=tmp_path / "checkpoints", timeout_s=300)

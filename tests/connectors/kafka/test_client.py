@@ -497,10 +497,8 @@ def test_no_brokers_are_refused() -> None:
 
 
 def test_brokers_that_are_not_there_are_named() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    client = KafkaClient([f"127.0.0.1:{port}"], patience_ms=1)
-    with pytest.raises(StorageError, match=f"127.0.0.1:{port}: Connection refused"):
+    client = KafkaClient(["127.0.0.1:1"], patience_ms=1)
+    with pytest.raises(StorageError, match=r"127\.0\.0\.1:1: Connection refused"):
         client.topics(None)
 
 

@@ -84,7 +84,7 @@ def test_a_checkpoint_waits_for_no_answer_and_a_savepoint_takes_the_requests_alo
             assert SEEN.acquire(timeout=60)
         savepoint = handle.stop(savepoint=tmp_path / "savepoint")
         assert savepoint is not None
-        handle.wait(60)
+        handle.wait(300)
     assert out.rows() == []
     OPEN.set()
     for parallelism in (3, 1):

@@ -11,8 +11,11 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 
+import psutil
 import pytest
+from tests.servers.processes import Port
 
 from headgate.codec.handshake import Purpose
 from headgate.errors import CorruptionError, ProtocolViolation
@@ -189,18 +192,16 @@ def test_interrupt_from_another_thread_ends_the_waiting(server: Server) -> None:
 
 
 def test_nobody_there_is_reported_with_the_address() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    with pytest.raises(ConnectionLost, match=f"127.0.0.1:{port}"):
-        connect("127.0.0.1", port, SECRET, Purpose.DATA)
+    with closing(Port()) as silent, pytest.raises(ConnectionLost, match=f"127.0.0.1:{silent.number}"):
+        connect("127.0.0.1", silent.number, SECRET, Purpose.DATA)
 
 
 def test_a_closed_listener_frees_its_port_and_threads(server: Server) -> None:
     with raw_socket(server) as pending:
         server.listener.close()
         assert is_closed_by_peer(pending)
-    with socket.create_server(("127.0.0.1", server.listener.port), reuse_port=False):
-        pass
+    mine = psutil.Process().net_connections("tcp")
+    assert server.listener.port not in {one.laddr.port for one in mine if one.status == psutil.CONN_LISTEN}
     assert not [thread for thread in threading.enumerate() if thread.name == "test-accept"]
 
 

@@ -19,7 +19,7 @@ from headgate.runtime.wire.connection import Connection, ConnectionLost, Listene
 from headgate.tls import Tls
 
 SECRET = b"s" * 32
-WAIT = 60
+WAIT = 300
 BLOCK = 8
 """Bytes of each block that the tests send."""
 HANDSHAKE_BYTES = (PREAUTH_BYTES_MAX, 32)

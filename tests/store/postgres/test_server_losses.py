@@ -19,7 +19,7 @@ from headgate.store.catalogue import postgresql as databases
 from headgate.store.catalogue.postgresql import PostgresDatabase
 from headgate.store.store import Store
 
-SOON_S = 60.0
+SOON_S = 300.0
 SLOW_S = 0.5
 """So long a commit takes in a test that asks meanwhile what became of it."""
 COMMIT = b"COMMIT\0"
