@@ -8,6 +8,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+from tests.killing import run_killing
 
 import headgate as hg
 from headgate import testing
@@ -171,7 +172,7 @@ def test_all_subtasks_read_the_first_source_to_its_end_before_the_next(tmp_path:
 @pytest.mark.parametrize("kill", [1, 2])
 def test_kills_around_the_switch_lose_and_repeat_nothing(tmp_path: Path, kill: int) -> None:
     out = Collect(tmp_path / "out")
-    testing.run(pipeline_of(scripts(tmp_path / "failed"), out), timeout_s=300, kill_worker_after_checkpoint=kill)
+    run_killing(pipeline_of(scripts(tmp_path / "failed"), out), kill)
     assert sorted(row["x"] for row in out.rows()) == list(range(18))
 
 

@@ -8,13 +8,14 @@ from typing import Any
 
 import duckdb
 import pytest
+from tests.killing import run_killing
 from tests.nexmark.oracles import database, expected_rows, found_rows
 
 import headgate as hg
 from headgate.errors import UsageError
 from headgate.nexmark.events import Kind, Nexmark
 from headgate.nexmark.queries import QUERIES, Tables, query
-from headgate.testing import Collect, run
+from headgate.testing import Collect
 
 EVENTS, TPS = 15_000, 500
 source = partial(Nexmark, events=EVENTS, tps=TPS, batch_rows=4_096)
@@ -41,7 +42,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[tu
         stream = tables.sql(found.sql) if is_sql else found.build(tables)
         keys[name] = stream._change_keys
         stream.sink(sinks[name], name=name)
-    run(pipeline, kill_worker_after_checkpoint=1, timeout_s=PATIENCE_S)
+    run_killing(pipeline, 1, timeout_s=PATIENCE_S)
 
     return lambda name: found_rows(name.removesuffix("-sql"), sinks[name].rows(), keys[name])
 

@@ -9,6 +9,7 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 import pytest
+from tests.killing import run_killing
 
 import headgate as hg
 from headgate.model.progress import Progress, SilentObserver
@@ -93,7 +94,7 @@ def test_counts_are_exact_when_a_worker_is_killed(verb: str, tmp_path: Path) -> 
     source = hg.Generator({"k": hg.Uniform(0, 9), "n": hg.RowNumber()}, rows=4_000, rows_per_second=8_000)
     VERBS[verb](pipeline.source(source).select("k", "n")).sink(Collect(tmp_path))
     seen = Seen()
-    assert run(pipeline, kill_worker_after_checkpoint=2, observer=seen).restarts == 1
+    assert run_killing(pipeline, 2, observer=seen).restarts == 1
     (node,) = (node for node in seen.last.nodes if node.node == "counts")
     assert dict(node.counters) == {"seen": 4_000, "even": 2_000}
 

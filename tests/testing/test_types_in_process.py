@@ -11,6 +11,7 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 import pytest
+from tests.killing import run_killing
 
 import headgate as hg
 from headgate.connectors.files.file_committer import read_committed
@@ -158,7 +159,7 @@ def test_state_holds_them_over_a_restart(tmp_path: Path, state: Any) -> None:
         parts=pl.concat_list(pl.struct(name=pl.lit("a"), weight=(number / 8).cast(pl.Decimal(8, 3)))),
     )
     rows.key_by("id").process(Latest(), name="latest").sink(sink)
-    run(p, kill_worker_after_checkpoint=(1, 2))
+    run_killing(p, (1, 2))
     for id_ in (0, 1):
         found = [row for row in sink.rows() if row["id"] == id_]
         prices = [Decimal(row["ms"]) / 4 for row in found]

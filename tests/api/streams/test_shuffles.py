@@ -7,6 +7,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+from tests.killing import run_killing
 
 import headgate as hg
 from headgate.model.graph import Partitioner
@@ -71,7 +72,10 @@ def test_the_best_partner_of_each_row_is_the_same(parallelism: int, is_killed: b
     best = some.key_by("id").top(2, by=["price", "text"], descending=[True, False], within=None)
     sink = Collect(tmp_path / "out")
     best.sink(sink)
-    run(pipeline, kill_worker_after_checkpoint=1 if is_killed else None)
+    if is_killed:
+        run_killing(pipeline, 1)
+    else:
+        run(pipeline)
     found = {(row["id"], row["rank"]): (row["price"], row["text"], row["note"]) for row in sink.rows()}
     pairs = pl.DataFrame(AUCTIONS).join(pl.DataFrame(BIDS), left_on="id", right_on="auction")
     ordered = pairs.filter(pl.col("price") % 3 != 0).sort("price", "text", descending=[True, False], nulls_last=True)

@@ -9,6 +9,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 import pytest
+from tests.killing import run_killing
 
 import headgate as hg
 from headgate.connectors.base import SinkContext
@@ -20,7 +21,6 @@ from headgate.errors import CorruptionError, UsageError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable
 from headgate.protocol.checkpoints.commit import CommitPermit
-from headgate.testing import run
 
 SCHEMA = pa.schema([("n", pa.int64()), ("day", pa.date32()), ("name", pa.large_string())])
 DAYS = (dt.date(2015, 7, 15), dt.date(2015, 7, 16))
@@ -78,7 +78,7 @@ def test_a_pipeline_writes_each_record_once_although_a_worker_is_killed(tmp_path
     records = [{"n": n, "minute": n // 100} for n in range(2_000)]
     numbers = pipeline.source(hg.FromRows(records, splits=2, batch_rows=50))
     numbers.sink(FileSink(tmp_path / "out", "jsonl", partition_by="minute", roll_interval=0))
-    run(pipeline, kill_worker_after_checkpoint=1, timeout_s=300)
+    run_killing(pipeline, 1)
     found = read_committed(str(tmp_path / "out")).sort("n")
     assert found.rows() == [(n, str(n // 100)) for n in range(2_000)]
 

@@ -15,6 +15,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from tests.conftest import IS_DEEP
+from tests.killing import run_killing
 from tests.servers.kafka import TWO_PHASE_COMMIT, KafkaBroker, kafka_broker
 
 import headgate as hg
@@ -230,7 +231,7 @@ def test_a_pipeline_writes_each_record_once_although_workers_are_killed(
         "sink 'out' survives an outage of 72 h 00 min; after a longer one, in which its target dropped output, the "
         "pipeline stops"
     ]
-    result = testing.run(pipeline, timeout_s=4 * PATIENCE_S, parallelism=2, kill_worker_after_checkpoint=(2, 5))
+    result = run_killing(pipeline, (2, 5), timeout_s=4 * PATIENCE_S, parallelism=2)
     assert result.restarts >= 1
     assert sorted(row["number"] for row in here.read()) == list(range(4_000))
     assert here.open_transactions() == []

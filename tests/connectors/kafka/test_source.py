@@ -19,10 +19,10 @@ import pyarrow as pa
 import pytest
 from tests.conftest import IS_DEEP, few
 from tests.docs.documentation import PREAMBLE, examples
+from tests.killing import run_killing
 from tests.servers.kafka import KafkaBroker, kafka_broker
 
 import headgate as hg
-from headgate import testing
 from headgate.api.foreground import RunRequested, loading_only
 from headgate.codec.arrow import MOMENT
 from headgate.codec.kafka.messages import LATEST
@@ -524,7 +524,7 @@ def test_a_pipeline_reads_each_record_once_although_a_worker_is_killed(
     records = pipeline.source(SlowSource(kafka.address, topic, end="latest"), name="kafka")
     number = pl.col("value").cast(pl.String).cast(pl.Int64)
     records.select(number.alias("number"), "partition").sink(hg.FileSink(tmp_path / "out"), name="out")
-    testing.run(pipeline, timeout_s=PATIENCE_MS / 1000, parallelism=3, kill_worker_after_checkpoint=(1, 3))
+    run_killing(pipeline, (1, 3), parallelism=3)
     files = [path for path in (tmp_path / "out").iterdir() if path.suffix == ".jsonl"]
     rows = [json.loads(line) for path in files for line in path.read_text().splitlines()]
     assert sorted(row["number"] for row in rows) == list(range(8_000))

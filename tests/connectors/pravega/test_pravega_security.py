@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.killing import run_killing
 from tests.servers.pravega import (
     PASSWORD,
     PASSWORD_VARIABLE,
@@ -63,7 +64,7 @@ def test_a_pipeline_writes_and_another_reads_over_tls_with_a_login(secure: Prave
     reading = hg.Pipeline(f"r-{uuid.uuid4().hex}", checkpointing=hg.Checkpointing(interval="50ms", dir=tmp_path))
     found = testing.Collect(tmp_path / "out")
     reading.source(source_of(secure, stream), name="in").sink(found, name="out")
-    result = testing.run(reading, timeout_s=600, parallelism=2, kill_worker_after_checkpoint=(1,))
+    result = run_killing(reading, 1, timeout_s=600, parallelism=2)
     assert result.is_finished
     assert sorted(row["value"] for row in found.rows()) == sorted(numbers)
 

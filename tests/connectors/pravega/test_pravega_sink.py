@@ -15,10 +15,10 @@ import pyarrow as pa
 import pytest
 from tests.conftest import IS_DEEP
 from tests.docs.documentation import examples
+from tests.killing import run_killing
 from tests.servers.pravega import PravegaServer, read_all
 
 import headgate as hg
-from headgate import testing
 from headgate.api.foreground import RunRequested, loading_only
 from headgate.connectors.base import SinkContext, SinkWriter
 from headgate.connectors.fenced_sink import Fence
@@ -102,7 +102,7 @@ def test_a_pipeline_writes_each_record_once_although_workers_are_killed(
     columns = {"number": hg.RowNumber()}
     rows = pipeline.source(hg.Generator(columns=columns, rows=4_000, rows_per_second=2_000, splits=2), name="in")
     rows.select("number", text=pl.col("number").cast(pl.String)).sink(here.sink, name="out")
-    result = testing.run(pipeline, timeout_s=4 * PATIENCE_S, parallelism=2, kill_worker_after_checkpoint=(2, 5))
+    result = run_killing(pipeline, (2, 5), timeout_s=4 * PATIENCE_S, parallelism=2)
     assert result.restarts >= 1
     assert sorted(row["number"] for row in here.read()) == list(range(4_000))
     assert here.open_transactions() == []
@@ -120,13 +120,13 @@ def test_a_chain_of_two_pipelines_carries_each_record_once_in_order(
     one = hg.Pipeline(f"p-{uuid.uuid4().hex}", checkpointing=checkpointing("one"))
     rows = one.source(hg.Generator(columns={"number": hg.RowNumber()}, rows=keys * rounds, rows_per_second=1_000))
     rows.select("number", text=(pl.col("number") % keys).cast(pl.String)).sink(first.sink)
-    assert testing.run(one, timeout_s=4 * PATIENCE_S, parallelism=2, kill_worker_after_checkpoint=(2, 4)).is_finished
+    assert run_killing(one, (2, 4), timeout_s=4 * PATIENCE_S, parallelism=2).is_finished
     two = hg.Pipeline(f"p-{uuid.uuid4().hex}", checkpointing=checkpointing("two"))
     source = hg.Pravega(
         first.server.address, first.stream, format="json", schema={"number": int, "text": str}, end="latest"
     )
     two.source(source).sink(second.sink)
-    assert testing.run(two, timeout_s=4 * PATIENCE_S, parallelism=2, kill_worker_after_checkpoint=(1,)).is_finished
+    assert run_killing(two, 1, timeout_s=4 * PATIENCE_S, parallelism=2).is_finished
     for found in (first.read(), second.read()):
         assert sorted(row["number"] for row in found) == list(range(keys * rounds))
     by_key: dict[str, list[int]] = defaultdict(list)

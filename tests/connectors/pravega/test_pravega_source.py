@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.killing import run_killing
 from tests.servers.pravega import PravegaServer, context, read_all
 
 import headgate as hg
@@ -260,7 +261,7 @@ def test_a_pipeline_reads_on_after_kills_and_at_another_parallelism(pravega: Pra
     found = testing.Collect(tmp_path / "out")
     source = hg.Pravega(pravega.address, stream, format="text", end="latest")
     pipeline.source(source, name="in").sink(found, name="out")
-    result = testing.run(pipeline, timeout_s=4 * PATIENCE_S, parallelism=2, kill_worker_after_checkpoint=(1,))
+    result = run_killing(pipeline, 1, timeout_s=4 * PATIENCE_S, parallelism=2)
     assert result.is_finished
     assert sorted(int(row["value"]) for row in found.rows()) == list(range(2_000))
 

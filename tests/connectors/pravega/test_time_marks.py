@@ -10,6 +10,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+from tests.killing import run_killing
 from tests.servers.pravega import PravegaServer, context
 from tests.servers.processes import START_S
 
@@ -135,7 +136,7 @@ def backlog(pravega: PravegaServer, tmp_path_factory: pytest.TempPathFactory) ->
     numbers = one.source(hg.Generator(columns={"n": hg.RowNumber()}, rows=ROWS, rows_per_second=2_000))
     rows = numbers.select(ts=pl.col("n") * STEP_MS, key=(pl.col("n") % KEYS).cast(pl.String), pad=pl.lit("x" * 2_000))
     rows.with_timestamps("ts").rebalance().sink(hg.PravegaSink(pravega.address, stream, key="key"))
-    result = testing.run(one, timeout_s=300, parallelism=2, kill_worker_after_checkpoint=(4,))
+    result = run_killing(one, 4, parallelism=2)
     assert result.restarts
     return stream
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+from tests.killing import run_killing
 
 import headgate as hg
 from headgate import testing
@@ -57,11 +58,7 @@ EXPECTED = [2 * x for x in range(200)]
 def test_a_lost_worker_changes_no_results(tmp_path: Path, keyed: bool) -> None:
     script = [ROWS[:80], PAUSE, ROWS[80:120], PAUSE, FailOnce(tmp_path / "failed"), ROWS[120:], PAUSE, EOF]
     out = Collect(tmp_path / "out")
-    testing.run(
-        pipeline_of(ScriptedSource(script, schema=ROW), out, keyed=keyed),
-        timeout_s=300,
-        kill_worker_after_checkpoint=1,
-    )
+    run_killing(pipeline_of(ScriptedSource(script, schema=ROW), out, keyed=keyed), 1)
     assert found(out) == EXPECTED
     if keyed:
         for key in range(7):

@@ -13,6 +13,7 @@ from typing import Any
 import polars as pl
 import pytest
 from tests.conftest import few
+from tests.killing import run_killing
 from tests.runtime.running import WAIT_S, in_flight, taken
 
 import headgate as hg
@@ -133,7 +134,7 @@ def test_lost_workers_change_no_broadcast_state(tmp_path: Path, function: Any, s
     sink = Collect(tmp_path / "out")
     changes = [CHANGES[0], PAUSE, PAUSE, CHANGES[1], PAUSE, FailOnce(tmp_path / "failed"), PAUSE, CHANGES[2], EOF]
     pipeline = connected(apart(EVENTS), changes, sink, function, parallelism=3, state=state)
-    finished(pipeline, kill_worker_after_checkpoint=1)
+    run_killing(pipeline, 1)
     assert found_in(sink) == (ALL_EVENTS, {expected_rules(*CHANGES)})
 
 
@@ -174,7 +175,7 @@ def test_every_subtask_sees_the_records_of_several_senders_in_one_order(tmp_path
     sink = Collect(tmp_path / "out")
     several = [[*([{"rule": 0, "value": 100 * source + n}] for n in range(30)), EOF] for source in range(4)]
     pipeline = connected([*EVENTS, EOF], several[0], sink, None, *several[1:], parallelism=3)
-    finished(pipeline, kill_worker_after_checkpoint=1)
+    run_killing(pipeline, 1)
     events, copies = found_in(sink)
     assert events == ALL_EVENTS
     assert len(copies) == 1, "subtasks saw different orders"
@@ -188,7 +189,7 @@ def test_copies_are_equal_after_a_restore_at_least_once(tmp_path: Path) -> None:
     pipeline = connected(
         [*spread, EOF], several[0], sink, None, *several[1:], parallelism=3, checkpointing=checkpointing
     )
-    finished(pipeline, kill_worker_after_checkpoint=1)
+    run_killing(pipeline, 1)
     rows = sink.rows()
     assert {row["key"] for row in rows} == set(range(7))
     assert min(row["events"] for row in rows) >= 30

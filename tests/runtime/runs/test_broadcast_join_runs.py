@@ -8,6 +8,7 @@ from typing import Any
 import polars as pl
 import pytest
 from tests.conftest import few
+from tests.killing import run_killing
 from tests.runtime.running import taken
 
 import headgate as hg
@@ -41,7 +42,7 @@ def check(directory: Path) -> None:
 def test_a_lost_worker_changes_nothing_while_records_wait(tmp_path: Path) -> None:
     rows = [ROWS[:20], PAUSE, PAUSE, PAUSE, FailOnce(tmp_path / "failed"), PAUSE, ROWS[20:], PAUSE, EOF]
     events = [EVENTS[:50], PAUSE, EVENTS[50:], EOF]
-    testing.run(joined(tmp_path, events, rows, wait=True), timeout_s=300, kill_worker_after_checkpoint=2)
+    run_killing(joined(tmp_path, events, rows, wait=True), 2)
     check(tmp_path)
 
 

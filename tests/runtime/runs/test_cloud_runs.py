@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from tests.killing import run_killing
 from tests.runtime.runs.test_object_stores import WAIT_S, Watching, numbers_at, pipeline
 from tests.servers.clouds import AzureServer, GoogleServer, cloud_server
 
@@ -32,7 +33,7 @@ def test_a_savepoint_is_begun_from_at_another_parallelism_and_the_output_is_read
         run.stop(savepoint=f"{place}/savepoint")
         assert run.wait(WAIT_S) is not None
     assert len(numbers_at(place)) < 1_000
-    taken_over = testing.run(pipeline(place, 3, 1_000), restore=f"{place}/savepoint", kill_worker_after_checkpoint=2)
+    taken_over = run_killing(pipeline(place, 3, 1_000), 2, restore=f"{place}/savepoint")
     assert taken_over.is_finished
     assert numbers_at(place) == list(range(1_000))
     assert open_storage(f"{place}/out").list("_staging") == []

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.killing import run_killing
 from tests.operators.process.test_co_process import Balance, BatchBalance, model
 from tests.runtime.running import taken
 
@@ -40,7 +41,7 @@ def test_lost_workers_change_nothing(tmp_path: Path, function: Any, state: Any) 
     )
     both = orders.key_by("customer").connect(payments.key_by("payer"))
     both.process(function, name="balance").sink(sink)
-    testing.run(pipeline, timeout_s=300, kill_worker_after_checkpoint=1)
+    run_killing(pipeline, 1)
     rows = [tuple(row.values()) for row in sink.rows()]
     expected = model(
         [(MAIN_INPUT, row["customer"], row["amount"]) for row in ORDERS]

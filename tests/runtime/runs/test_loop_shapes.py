@@ -14,8 +14,9 @@ import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
 from tests.conftest import IS_DEEP, few
+from tests.killing import run_killing
 from tests.runtime.running import Run, definition_of, pipeline_at
-from tests.runtime.runs.test_broadcast import RULE, apart, expected_rules, finished, folded
+from tests.runtime.runs.test_broadcast import RULE, apart, expected_rules, folded
 from tests.runtime.runs.test_loops import TRIPS, Flip16, countdown, counted_down, entering, numbers, same
 
 import headgate as hg
@@ -271,7 +272,7 @@ def test_a_function_in_a_loop_has_rules_from_outside(tmp_path: Path, function: A
 
     sink = Collect(tmp_path / "out")
     changes = [CHANGES[0], PAUSE, CHANGES[1], PAUSE, FailOnce(tmp_path / "failed"), PAUSE, CHANGES[2], EOF]
-    finished(looping(sink, body, changes, parallelism=3), kill_worker_after_checkpoint=1)
+    run_killing(looping(sink, body, changes, parallelism=3), 1)
     rows = sink.rows()
     check_events(rows)
     told = Counter((row["n"], row["key"]) for row in rows if row["n"] < 0)
@@ -289,7 +290,7 @@ def test_a_loop_tells_itself_through_a_broadcast_side(tmp_path: Path, function: 
         return left(loop.key_by("key").connect(told.broadcast()).process(function, name="apply"))
 
     sink = Collect(tmp_path / "out")
-    finished(looping(sink, body, pause_ms=400, parallelism=3), kill_worker_after_checkpoint=(2, 4))
+    run_killing(looping(sink, body, parallelism=3), (2, 4))
     rows = sink.rows()
     check_events(rows)
     values = [n * 10 + trip for n in range(120) for trip in range(1, n % 4 + 2)]
@@ -336,7 +337,7 @@ def test_rounds_end_for_functions_with_a_broadcast_side(tmp_path: Path) -> None:
     )
     side = rules.broadcast()
     events.iterate(lambda loop: body(loop, side), name="loop", max_rounds=3).sink(sink)
-    finished(pipeline, kill_worker_after_checkpoint=2)
+    run_killing(pipeline, 2)
     rows = sorted(sink.rows(), key=lambda row: (row["round"], row["key"]))
     assert [(row["round"], row["key"]) for row in rows] == [(number, key) for number in range(3) for key in range(7)]
     counts = Counter(row["key"] for part in EVENTS for row in part)
@@ -362,7 +363,7 @@ def test_nested_loops_have_broadcast_sides(tmp_path: Path) -> None:
         return again, stepped.filter(pl.col("trips") <= -2)
 
     sink = Collect(tmp_path / "out")
-    finished(looping(sink, body, [CHANGES[0], EOF]), kill_worker_after_checkpoint=1)
+    run_killing(looping(sink, body, [CHANGES[0], EOF]), 1)
     assert Counter(row["n"] for row in sink.rows()) == Counter(range(120))
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.killing import run_killing
 from tests.runtime.launching import Zygote
 from tests.runtime.running import Run, definition_of
 from tests.servers.objects import BUCKET, ObjectServer, object_server
@@ -142,7 +143,7 @@ def test_a_restart_at_another_parallelism_goes_on_in_the_object_store(server: Ob
         run.stop()
         assert run.wait(WAIT_S) is not None
     assert len(numbers_at(place)) < 1_000
-    result = testing.run(pipeline(place, parallelism, 1_000), kill_worker_after_checkpoint=2)
+    result = run_killing(pipeline(place, parallelism, 1_000), 2)
     assert result.is_finished
     assert numbers_at(place) == list(range(1_000))
 

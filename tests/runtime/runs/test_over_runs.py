@@ -7,9 +7,9 @@ from typing import Any
 
 import polars as pl
 import pytest
+from tests.killing import run_killing
 
 import headgate as hg
-from headgate import testing
 from headgate.testing import EOF, PAUSE, Collect, FailOnce, ScriptedSource
 
 Row = dict[str, Any]
@@ -43,5 +43,5 @@ def test_lost_workers_change_nothing(tmp_path: Path, reach: int | None, state: A
     records = pipeline.source(source).with_timestamps("ms", out_of_orderness="10ms")
     frame = "unbounded" if reach is None else f"{reach}ms"
     records.key_by("k").over(range=frame, total=pl.col("x").sum(), n=pl.len()).sink(sink)
-    testing.run(pipeline, timeout_s=300, kill_worker_after_checkpoint=2)
+    run_killing(pipeline, 2)
     assert sorted(tuple(row.values()) for row in sink.rows()) == expected(reach)

@@ -10,6 +10,7 @@ from typing import Any
 import polars as pl
 import pytest
 from tests.conftest import few
+from tests.killing import run_killing
 from tests.runtime.running import in_flight, taken
 
 import headgate as hg
@@ -111,7 +112,7 @@ def check(directory: Path, events: list[Row] = EVENTS) -> None:
 @pytest.mark.parametrize("function", [Split(), BatchSplit()])
 def test_a_lost_worker_changes_no_side_output(tmp_path: Path, function: Any) -> None:
     script = [item for at in range(0, 420, 70) for item in (EVENTS[at : at + 70], PAUSE)]
-    result = testing.run(split([*script, EOF], tmp_path, function), timeout_s=300, kill_worker_after_checkpoint=1)
+    result = run_killing(split([*script, EOF], tmp_path, function), 1)
     assert result.is_finished
     check(tmp_path)
 
