@@ -235,11 +235,11 @@ TABLE: list[tuple[pa.DataType, list[tuple[Any, Any]]]] = [
         ],
     ),
     (
-        pa.duration("s"),
+        pa.duration("ms"),
         [
             (timedelta(seconds=2), timedelta(seconds=2)),
-            (timedelta(milliseconds=1500), NO),
-            (np.timedelta64(1500, "ms"), NO),
+            (timedelta(microseconds=1500), NO),
+            (np.timedelta64(1500, "us"), NO),
         ],
     ),
     (
@@ -544,7 +544,7 @@ def columns() -> Iterator[tuple[pa.Array, pa.DataType, Any]]:
         (pa.array([2**62], pa.timestamp("s")), LOCAL, NO),
         (pa.array([1], pa.int32()), pa.date32(), NO),
         (pa.array([1], pa.int32()), pa.time64("ns"), NO),
-        (pa.array([1], pa.duration("us")), pa.duration("s"), NO),
+        (pa.array([1], pa.duration("us")), pa.duration("ms"), NO),
         (pa.array(["a"]).dictionary_encode(), pa.large_string(), "a"),
         (pa.array([1]).dictionary_encode(), pa.bool_(), NO),
         (pa.array([Decimal("1.25")]), pa.decimal128(6, 1), NO),

@@ -14,7 +14,8 @@ from tests.operators.harness import Harness
 
 from headgate.errors import BadRecord, UsageError
 from headgate.operators.functions import MapBatchesSpec, RowFunctionSpec, RowVerb
-from headgate.operators.user_functions import UserFunctionError, unreadable_rows
+from headgate.operators.python_times import unreadable_rows
+from headgate.operators.user_functions import UserFunctionError
 
 SCHEMA = pa.schema([("name", pa.large_string()), ("size", pa.int64()), ("at", pa.timestamp("us"))])
 NOON = datetime(2026, 1, 1, 12)
@@ -102,6 +103,26 @@ def test_times_that_datetime_cannot_hold_are_bad_records() -> None:
     assert unreadable is not None
     assert unreadable.tolist() == [True, False, False, True]
     assert days.slice(1, 2).to_pylist() == [date.min, date.max]
+
+
+@pytest.mark.parametrize(
+    ("column", "problem"),
+    [
+        (pa.array([1_000, 1], pa.duration("ns")), "has a part of a microsecond"),
+        (pa.array([1_000, 1], pa.time64("ns")), "has a part of a microsecond"),
+        (pa.array([1, 1 << 62], pa.duration("ms")), "is longer than Python's timedelta can hold"),
+        (pa.array([[], [0, 1 << 62]], pa.large_list(pa.timestamp("us"))), "has a time or duration"),
+        (pa.array([None, [{"d": 1 << 30}]], pa.large_list(pa.struct({"d": pa.date32()}))), "has a time or duration"),
+    ],
+    ids=lambda one: str(one.type) if isinstance(one, pa.Array) else "",
+)
+def test_a_time_that_python_cannot_hold_never_becomes_another_one(column: pa.Array, problem: str) -> None:
+    batch = pa.record_batch({"t": column})
+    run = Harness(RowFunctionSpec(RowVerb.MAP, lambda row: row), diverts=True)
+    run.send(batch)
+    assert run.out.rows() == batch.slice(0, 1).to_pylist()
+    assert [bad["problem"].startswith(f"its time 't' {problem}") for bad in run.out.bad] == [True]
+    assert unreadable_rows(column.slice(1)).tolist() == [True]
 
 
 def test_map_batches_gets_a_frame_or_by_hint_an_arrow_batch() -> None:

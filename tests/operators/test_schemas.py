@@ -29,6 +29,7 @@ ENTRIES = pa.large_list(pa.struct({"key": pa.large_string(), "value": pa.int32()
         (MAP, ENTRIES),
         (pa.struct({"m": pa.list_(MAP)}), pa.struct({"m": pa.large_list(ENTRIES)})),
         (pa.list_(pa.int64(), 2), pa.large_list(pa.int64())),
+        (pa.duration("s"), pa.duration("ms")),
         (pa.timestamp("ns"), pa.timestamp("us")),
         (pa.timestamp("s", "America/New_York"), pa.timestamp("us", "UTC")),
         (pa.timestamp("us", "+05:30"), pa.timestamp("us", "UTC")),

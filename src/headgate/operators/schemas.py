@@ -59,6 +59,8 @@ def canonical_type(dtype: pa.DataType, what: str = "column") -> pa.DataType:
         return pa.time64("ns")
     if pa.types.is_float16(dtype):
         return pa.float32()
+    if pa.types.is_duration(dtype) and dtype.unit == "s":
+        return pa.duration("ms")
     ok = (
         pa.types.is_integer(dtype)
         or pa.types.is_floating(dtype)

@@ -19,7 +19,6 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
@@ -27,8 +26,8 @@ from headgate.errors import HeadgateError, UsageError
 from headgate.model.plan import PipelineDefinition
 from headgate.operators.base import Operator
 from headgate.operators.counters import bind_counters, has_counters
+from headgate.operators.python_times import as_numbers, unreadable_rows, why_unreadable
 from headgate.plain_text import encodable, printable
-from headgate.state.key_hash import column_words
 
 DEPTH_MAX = 8
 """Objects in objects: deeper ones are named by what they are in."""
@@ -346,32 +345,11 @@ def bad_records(node: str, problems: Sequence[str], positions: Sequence[str], re
     return pa.record_batch([*texts, [encodable(text) for text in short]], schema=BAD_RECORD_SCHEMA)
 
 
-_DAY_US = 86_400_000_000
-_YEAR_1_DAY, _YEAR_10000_DAY = -719_162, 2_932_897
-"""Days from 1970-01-01 to 0001-01-01 and to 10000-01-01."""
-
-
-def unreadable_rows(column: pa.Array) -> npt.NDArray[np.bool_] | None:
-    """Return which rows of a time column are outside the years 1 to 9999, or None where all are inside."""
-    if pa.types.is_timestamp(column.type):
-        low, high = _YEAR_1_DAY * _DAY_US, _YEAR_10000_DAY * _DAY_US
-    elif pa.types.is_date32(column.type):
-        low, high = _YEAR_1_DAY, _YEAR_10000_DAY
-    else:
-        return None
-    words = column_words(column)
-    if len(words) == 0 or (words.min() >= low and words.max() < high):
-        return None
-    return (words < low) | (words >= high)
-
-
 def described_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
     """Return the records as dicts for messages; columns with unreadable times as their integers."""
     columns = []
     for column in batch.columns:
-        if unreadable_rows(column) is not None:
-            column = column.view(pa.int32() if pa.types.is_date32(column.type) else pa.int64())
-        columns.append(column)
+        columns.append(column if unreadable_rows(column) is None else as_numbers(column))
     return pa.RecordBatch.from_arrays(columns, names=batch.schema.names).to_pylist()  # type: ignore[no-any-return]
 
 
@@ -382,7 +360,7 @@ def divert_unreadable(operator: Operator, batch: pa.RecordBatch) -> pa.RecordBat
         if unreadable is None:
             continue
         rows = described_rows(batch.filter(pa.array(unreadable)))
-        problem = f"its time '{name}' is outside the years 1 to 9999, which Python's datetime can hold"
+        problem = f"its time '{name}' {why_unreadable(batch.schema.field(name).type)}"
         context = operator.context
         operator.output.divert(
             bad_records(

@@ -652,6 +652,8 @@ def test_tables_are_streams_with_event_time_where_windows_are() -> None:
         hg.sql("SELECT * FROM TABLE(TUMBLE(TABLE bids, DESCRIPTOR(id), INTERVAL '1' HOUR))", bids=stream.select("id"))
     with pytest.raises(UsageError, match="sql takes the text of a query"):
         hg.sql(stream)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="bids has a column '__kind_0', as queries name columns of their own"):
+        hg.sql("SELECT DISTINCT * FROM bids", bids=stream.select("id", pl.col("auction").alias("__kind_0")))
 
 
 def test_without_sqlglot_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

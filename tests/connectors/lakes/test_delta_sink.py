@@ -364,6 +364,15 @@ def test_values_come_back_as_they_were(tmp_path: Path, partitions: tuple[str, ..
     assert sorted(by_polars, key=key) == rows
 
 
+def test_partitions_may_have_any_name(tmp_path: Path) -> None:
+    p = hg.Pipeline("p", checkpointing=hg.Checkpointing(dir=tmp_path / "c"))
+    rows = [{"n": 1, "__row": "a", "row": 1, "1": "x"}, {"n": 2, "__row": "b", "row": 1, "1": "x"}]
+    sink = hg.DeltaSink(tmp_path / "t", create=True, partition_by=("__row", "row", "1"))
+    p.source(hg.FromRows(rows)).sink(sink, name="out")
+    testing.run(p, timeout_s=PATIENCE_S)
+    assert sorted(deltalake.DeltaTable(str(tmp_path / "t")).to_pyarrow_table().to_pylist(), key=str) == rows
+
+
 def test_unsigned_integers_are_widened_and_lose_nothing(tmp_path: Path) -> None:
     schema = pa.schema([("a", pa.uint8()), ("b", pa.uint16()), ("c", pa.uint32()), ("d", pa.uint64())])
     row = {"a": 255, "b": 65_535, "c": 2**32 - 1, "d": 2**64 - 1}

@@ -451,6 +451,8 @@ def test_aggregates_that_do_not_decompose_keep_the_records(aggregate: pl.Expr) -
         (WindowedAggregate(("key",), "ts", tumbling(1), (pl.col("x").sum(),)), "operator 'counts': .*\"x\""),
         (WindowedAggregate(("key",), "ts", tumbling(1), (pl.len().alias("window_start"),)), "same name"),
         (WindowedAggregate((), "ts", tumbling(1), (pl.len(),)), "at least one column"),
+        (WindowedAggregate(("key",), "ts", tumbling(1), (pl.struct("i64", "f64").max(),)), "`max` operation not supp"),
+        (WindowedAggregate(("key",), "ts", tumbling(1), (pl.concat_list("i64").min(),)), "`min` operation not supp"),
     ],
 )
 def test_wrong_use_is_one_sentence_that_names_the_operator(aggregate: WindowedAggregate, message: str) -> None:

@@ -6,6 +6,7 @@ result is an ordinary stream. Expressions are in ``api.sql.expressions``. Never 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import field, replace
@@ -54,6 +55,12 @@ if TYPE_CHECKING:
     from sqlglot.expressions import Expression
 
 
+_OWN_NAMES = re.compile(
+    r"__(count|time[lr]?|(value|kind|key[lr]?|result|link|in|part|order)_\d+|over\d+_\w+|[lrun]\d+(_\d+)?)"
+)
+"""What a query calls columns that it makes for itself, here and in the modules beside."""
+
+
 def sql(query: str, **streams: Stream) -> Stream:
     """Return the stream of the results of a query: ``sql("SELECT * FROM bids WHERE price > 100", bids=bids)``.
 
@@ -72,6 +79,11 @@ def sql(query: str, **streams: Stream) -> Stream:
     for name, stream in streams.items():
         if not isinstance(stream, Stream):
             raise UsageError(f"sql: {name} must be a stream without a key, not {type(stream).__name__}")
+        own = next((column for column in stream.columns if _OWN_NAMES.fullmatch(column)), None)
+        if own is not None:
+            raise UsageError(
+                f"sql: {name} has a column '{own}', as queries name columns of their own; rename it before"
+            )
     with ExitStack() as stack:
         for builder in {id(s._pipeline): s._pipeline._builder for s in streams.values()}.values():
             stack.enter_context(builder.all_or_nothing())

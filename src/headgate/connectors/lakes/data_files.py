@@ -109,11 +109,11 @@ class Part:
 
 def grouped(keys: pa.Table) -> Iterator[tuple[tuple[Any, ...], pa.Array]]:
     """Yield each combination of the values in ``keys``, with the numbers of its rows."""
-    names = keys.column_names
-    numbered = keys.append_column("__row", pa.array(range(keys.num_rows), pa.int64()))
-    groups = numbered.group_by(names, use_threads=False).aggregate([("__row", "list")])
+    names = [str(place) for place in range(keys.num_columns)]
+    numbered = keys.rename_columns(names).append_column("row", pa.array(range(keys.num_rows), pa.int64()))
+    groups = numbered.group_by(names, use_threads=False).aggregate([("row", "list")])
     values = groups.select(names).to_pylist()
-    rows = groups.column("__row_list").combine_chunks()
+    rows = groups.column("row_list").combine_chunks()
     for number, found in enumerate(values):
         yield tuple(found.values()), rows[number].values
 

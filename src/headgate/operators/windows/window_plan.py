@@ -7,6 +7,7 @@ records and Polars aggregates them when it fires.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from enum import Enum
 
@@ -210,6 +211,7 @@ def aggregated_schema(
             raise UsageError(f"operator '{node}': the expression {expression} {problem}")
     try:
         frame = empty_frame(schema).group_by(*keys).agg(*aggregates)
+        _refuse_extremes_without_order(schema, aggregates)
     except (pl.exceptions.PolarsError, TypeError) as error:
         first = str(error).strip().split("\n", 1)[0]
         raise UsageError(f"operator '{node}': {first}; the columns are {describe(schema)}") from error
@@ -222,6 +224,25 @@ def aggregated_schema(
     if len(set(output.names)) != len(output.names):
         raise UsageError(f"operator '{node}': two result columns have the same name; they would be {describe(output)}")
     return output
+
+
+def _refuse_extremes_without_order(schema: pa.Schema, aggregates: tuple[pl.Expr, ...]) -> None:
+    """Refuse the highest or lowest list or struct: for groups Polars gives null, and only for a column an error.
+
+    Raises:
+        polars.exceptions.InvalidOperationError
+    """
+    for expression in aggregates:
+        try:
+            empty_frame(schema).select(expression)
+        except pl.exceptions.InvalidOperationError as error:
+            if _NO_ORDER.search(str(error)):
+                raise
+        except (pl.exceptions.PolarsError, TypeError):
+            continue  # an expression about a group need not be one about a column
+
+
+_NO_ORDER = re.compile("`(max|min)` operation not supported for dtype")
 
 
 def decompose(aggregate: WindowedAggregate, shape: WindowShape, schema: pa.Schema) -> WindowPlan | None:
