@@ -31,6 +31,11 @@ class Subtasks:
         for harness in self.harnesses:
             harness.operator.on_watermark(watermark_ms)
 
+    def owner(self, batch: pa.RecordBatch) -> int:
+        """Return which of them gets the first row of ``batch``."""
+        parts = partition(batch.slice(0, 1), self._keys, 128, len(self.harnesses))
+        return next(i for i, part in enumerate(parts) if part is not None)
+
     def rows(self) -> list[dict[str, Any]]:
         return [row for harness in self.harnesses for row in harness.out.rows()]
 

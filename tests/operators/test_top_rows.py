@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,10 @@ from tests.state.backends import Chosen, choose
 
 import headgate as hg
 from headgate.operators.row_order import Order, order_of
+from headgate.operators.timestamps import event_time
 from headgate.operators.top_rows import TopSpec, WindowTopSpec
+from headgate.operators.window_candidates import WindowCandidatesSpec
+from headgate.operators.windows.window_assigner import FixedWindows, tumbling
 
 SCHEMA = pa.schema([("k", pa.large_string()), ("n", pa.int64()), ("t", pa.large_string()), ("id", pa.int64())])
 BACKENDS = ["memory", "rocksdb-in-files"]
@@ -181,6 +185,53 @@ def test_a_result_of_a_window_that_ended_before_a_restore_is_late(parallelism: i
     subtasks.send(windowed([("x", 0, 2, 2), ("x", 1, 3, 3)]))
     subtasks.watermark(5_000)
     assert [row["id"] for row in subtasks.rows()] == [3]
+
+
+@pytest.mark.parametrize("parallelism", [1, 2, 3, 5])
+def test_a_window_that_one_of_several_subtasks_has_ended_ends_once(parallelism: int) -> None:
+    rows = [("x", start, 1, start) for start in range(40)]
+    subtasks = Subtasks(per_window(1), WINDOW_KEYS, 2)
+    subtasks.send(windowed(rows))
+    subtasks.harnesses[0].operator.on_watermark(50_000)
+    ended = subtasks.rows()
+    assert 0 < len(ended) < 40
+    subtasks = Subtasks(per_window(1), WINDOW_KEYS, parallelism, subtasks.snapshot())
+    subtasks.send(windowed([("x", start, 2, 100 + start) for start in range(40)]))
+    subtasks.watermark(60_000)
+    found = subtasks.rows()
+    assert {row["id"] for row in ended + found} == {
+        *(row["id"] for row in ended),
+        *(100 + start for start in range(40) if start not in [row["id"] for row in ended]),
+    }
+    late = [harness.context.metrics.counters.get("late", 0) for harness in subtasks.harnesses]
+    assert sum(late) == len(ended)
+
+
+def test_an_earlier_watermark_after_a_restore_makes_no_window_open_again() -> None:
+    harness = Harness(per_window(1))
+    harness.send(windowed([("x", 0, 1, 1)]))
+    harness.operator.on_watermark(1_999)
+    harness = Harness(per_window(1), [harness.snapshot()])
+    harness.operator.on_watermark(500)
+    harness.send(windowed([("x", 0, 2, 2)]))
+    assert harness.context.metrics.counters["late"] == 1
+
+
+@pytest.mark.parametrize("windows", [tumbling(2_000), FixedWindows(4_000, 2_000)], ids=["tumbling", "sliding"])
+def test_records_that_are_found_to_be_late_after_the_shuffle_are_all_counted(windows: FixedWindows) -> None:
+    """The subtask before it was idle, and does not know how far event time is."""
+    schema = pa.schema([("k", pa.large_string()), ("t", pa.timestamp("us")), ("n", pa.int64())])
+    order = order_of("node", "n", True)
+    before = Harness(WindowCandidatesSpec(("k",), windows, event_time("node", schema, "t"), 1, order, ties=False))
+    rows = [{"k": "ab"[i % 2], "t": datetime(1970, 1, 1, 0, 0, i // 4), "n": i} for i in range(16)]
+    before.send(pa.RecordBatch.from_pylist(rows, schema))
+    records = pa.schema(list(before.out.batches[0].schema)[:-1])
+    after = Harness(WindowTopSpec(("k", *WINDOW_KEYS), records, 1, order, None, ties=False, windows=windows))
+    after.operator.on_watermark(1_999)
+    after.send(before.out.batches[0])
+    assert after.context.metrics.counters["late"] == 8
+    after.operator.on_watermark(10_000)
+    assert {row["n"] for row in after.out.rows() if row["window_end"].second == 4} == {14, 15}
 
 
 @pytest.mark.parametrize(

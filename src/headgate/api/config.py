@@ -142,6 +142,9 @@ class FixedDelay:
     attempts: int | None = None
     delay: Duration = "1s"
 
+    def __post_init__(self) -> None:
+        self.to_config()
+
     def to_config(self) -> model.RestartStrategy:
         """Return it in milliseconds.
 
@@ -164,6 +167,9 @@ class ExponentialDelay:
     reset_after: Duration = "1m"
     jitter: float = 0.1
     attempts: int | None = None
+
+    def __post_init__(self) -> None:
+        self.to_config()
 
     def to_config(self) -> model.RestartStrategy:
         """Return it in milliseconds.
@@ -192,6 +198,9 @@ class FailureRate:
     failures: int = 3
     interval: Duration = "1m"
     delay: Duration = "1s"
+
+    def __post_init__(self) -> None:
+        self.to_config()
 
     def to_config(self) -> model.RestartStrategy:
         """Return it in milliseconds.

@@ -42,7 +42,7 @@ from headgate.operators.running_aggregate import (
 from headgate.operators.timestamps import WithTimestampsSpec
 from headgate.operators.top_rows import TopSpec, WindowTopSpec
 from headgate.operators.user_functions import UserFunctionError, shortened
-from headgate.operators.window_candidates import WindowCandidatesSpec
+from headgate.operators.window_candidates import LEFT_OUT, WindowCandidatesSpec
 from headgate.operators.windows.aligned_windows import (
     WindowBufferSpec,
     WindowCombineSpec,
@@ -53,6 +53,7 @@ from headgate.operators.windows.aligned_windows import (
 from headgate.operators.windows.window_plan import WindowedAggregate
 
 __all__ = [
+    "LEFT_OUT",
     "AsyncMapSpec",
     "BatchProcessSpec",
     "ChangeCheckSpec",

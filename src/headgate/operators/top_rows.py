@@ -15,11 +15,11 @@ from headgate.operators.changes import DELETE, INSERT, OP, OP_FIELD, OPS, UPDATE
 from headgate.operators.deduplication import check_order_column, refuse_op
 from headgate.operators.keyed_rows import ChangeOperator, DistinctSlots
 from headgate.operators.keys import check_keys
+from headgate.operators.late_rows import InTimeOperator
 from headgate.operators.lazy_rows import LazyRows
-from headgate.operators.process.timers import TimedOperator
 from headgate.operators.row_order import Order, first_rows, group_ranks
 from headgate.operators.schemas import describe, require_columns
-from headgate.operators.windows.lateness import count_late
+from headgate.operators.window_candidates import LEFT_OUT
 from headgate.operators.windows.window_assigner import AlignedWindows
 from headgate.operators.windows.window_plan import END_COLUMN
 from headgate.state.backend import ColumnBackend, TimeKind
@@ -229,7 +229,8 @@ class WindowTopSpec:
     Attributes:
         keys: the columns of the key, with those of the window.
         ties: all rows that are equal to the last one in what orders them are among them, and equal rows have one rank.
-        windows: those of the records, which are no results of windows; None: they are.
+        windows: those of the records, which are no results of windows, and come from ``WindowCandidatesSpec``; None:
+            they are.
         holds_back: records are results of other windows than these, which may come when one of these has ended: the
             watermark is held back by that.
     """
@@ -262,8 +263,8 @@ class WindowTopSpec:
         Raises:
             UsageError: a wrong key, an unknown column, one that is in the way.
         """
-        _check(node, schema, self.keys, self.order, self.rank)
-        return schema if self.rank is None else schema.append(pa.field(self.rank, pa.int64()))
+        _check(node, self.schema, self.keys, self.order, self.rank)
+        return self.schema if self.rank is None else self.schema.append(pa.field(self.rank, pa.int64()))
 
     @property
     def descriptor(self) -> StateDescriptor:
@@ -275,7 +276,7 @@ class WindowTopSpec:
         return state_identity(key_columns(self.schema, self.keys), [self.descriptor], has_timers=True)
 
 
-class WindowTopOperator(TimedOperator):
+class WindowTopOperator(InTimeOperator):
     """Keeps the rows of each window until event time has passed its end."""
 
     _backend: ColumnBackend
@@ -297,9 +298,9 @@ class WindowTopOperator(TimedOperator):
         self._begin_call()
         self._backend.prepare()
         ends_ms = batch.column(END_COLUMN).cast(pa.int64()).to_numpy() // 1_000 - 1
-        late = ends_ms <= self._watermark_ms
-        if late.any():
-            count_late(self.context.metrics, self._watermark_ms - ends_ms[late] + 1, None)
+        records = None if self._spec.windows is None else batch.column(LEFT_OUT).to_numpy() + 1
+        late = self._late(batch, self._spec.keys, ends_ms, records)
+        if late is not None:
             batch, ends_ms = batch.filter(pa.array(~late)), ends_ms[~late]
         if batch.num_rows == 0:
             return
@@ -311,7 +312,7 @@ class WindowTopOperator(TimedOperator):
     def on_watermark(self, watermark_ms: int) -> None:
         watermark_ms = self.context.held_back(watermark_ms)
         if watermark_ms < WATERMARK_MAX_MS:
-            self._watermark_ms = watermark_ms
+            self._advance(watermark_ms)
         super().on_watermark(watermark_ms)
 
     def _fire_some(self, kind: TimeKind, until_ms: int) -> int:

@@ -28,10 +28,15 @@ from headgate.operators.windows.window_assigner import (
 from headgate.operators.windows.window_plan import END_COLUMN, START_COLUMN
 from headgate.state.key_index import Slots
 
+LEFT_OUT = "__headgate_left_out"
+"""How many records of the batch, of the same key and window, a record also stands for: they were left out."""
+
 
 @dataclass(frozen=True)
 class WindowCandidatesSpec:
     """Add ``window_start`` and ``window_end``, and leave out what others of a batch keep from being among the first.
+
+    Where a window turns out to be over after the shuffle, ``LEFT_OUT`` says how many records were late.
 
     Attributes:
         keys: of the records, without the window.
@@ -50,7 +55,7 @@ class WindowCandidatesSpec:
         return WindowCandidatesOperator(self)
 
     def output_schema(self, schema: pa.Schema, node: str) -> pa.Schema:
-        """Return the schema with the columns of the window.
+        """Return the schema with the columns of the window, and ``LEFT_OUT``.
 
         Raises:
             UsageError: a column is in the way, or a wrong key.
@@ -64,11 +69,12 @@ class WindowCandidatesSpec:
                     f"it, or leave window= out if the records are results of windows; the columns are "
                     f"{describe(schema)}"
                 )
-        return pa.schema([*schema, *(pa.field(name, pa.timestamp("us")) for name in (START_COLUMN, END_COLUMN))])
+        bounds = [pa.field(name, pa.timestamp("us")) for name in (START_COLUMN, END_COLUMN)]
+        return pa.schema([*schema, *bounds, pa.field(LEFT_OUT, pa.int64())])
 
 
 class WindowCandidatesOperator(Operator):
-    """Holds nothing. Records that are late are all passed on: they are counted after the shuffle."""
+    """Holds nothing. Records that are late by its own watermark are all passed on."""
 
     def __init__(self, spec: WindowCandidatesSpec) -> None:
         self._spec = spec
@@ -94,7 +100,16 @@ class WindowCandidatesOperator(Operator):
         bounds = [pa.array(times_ms * 1_000).view(pa.timestamp("us")) for times_ms in (starts, ends[found])]
         schema = spec.output_schema(batch.schema, self.context.node)
         kept = batch.take(pa.array(rows[found]))
-        self.output.emit(pa.RecordBatch.from_arrays([*kept.columns, *bounds], schema=schema))
+        left_out = pa.array(_left_out(groups, found))
+        self.output.emit(pa.RecordBatch.from_arrays([*kept.columns, *bounds, left_out], schema=schema))
+
+
+def _left_out(groups: Slots, found: Slots) -> Slots:
+    """Return, for the first of the rows ``found`` of each group, how many others it has; for all others 0."""
+    kept, firsts = np.unique(groups[found], return_index=True)
+    left_out = np.zeros(len(found), np.int64)
+    left_out[firsts] = (np.bincount(groups) - np.bincount(groups[found]))[kept] if len(found) < len(groups) else 0
+    return left_out
 
 
 def _groups(keys: Sequence[pa.Array], windows: Slots) -> Slots:

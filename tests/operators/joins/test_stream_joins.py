@@ -34,7 +34,7 @@ from headgate.operators.joins.stream_joins import (
 )
 from headgate.operators.keys import partition
 from headgate.operators.timestamps import event_time
-from headgate.operators.windows.window_assigner import FixedWindows
+from headgate.operators.windows.window_assigner import FixedWindows, tumbling
 from headgate.state.ttl import TTL
 
 LEFT = pa.schema([("k", pa.int64()), ("name", pa.large_string()), ("t", pa.int64()), ("l", pa.int64())])
@@ -110,6 +110,10 @@ class Cluster:
         self.watermark_ms = max(watermark_ms, self.watermark_ms)
         for subtask in self.subtasks:
             subtask.operator.on_watermark(watermark_ms)
+        self._collect()
+
+    def advance_one(self, index: int, watermark_ms: int) -> None:
+        self.subtasks[index].operator.on_watermark(watermark_ms)
         self._collect()
 
     def rescale(self, parallelism: int) -> None:
@@ -330,6 +334,25 @@ def test_a_narrower_tolerance_forgets_versions(backend: str, tolerance_ms: int |
         assert not cluster.kept()
 
 
+@pytest.mark.parametrize(
+    "bound", [Within(-2, 2), SameWindow(tumbling(4)), AsOf(None)], ids=lambda bound: type(bound).__name__
+)
+@pytest.mark.parametrize("parallelism", [1, 2, 3, 5])
+def test_what_was_late_in_one_of_several_subtasks_is_late_in_any(bound: Bound, parallelism: int) -> None:
+    is_as_of = isinstance(bound, AsOf)
+    cluster = Cluster(as_of_plan("left", None, has_changes=False) if is_as_of else plan("left", bound), 2)
+    first, again = ([Row(key, "a", time_us, key) for key in range(40)] for time_us in (1_000, 2_000))
+    cluster.send(LEFT_INPUT, first)
+    cluster.advance_one(0, 20)
+    passed = len(cluster.rows)
+    assert 0 < passed < 40
+    cluster.rescale(parallelism)
+    cluster.send(LEFT_INPUT, again)
+    assert cluster.late() == passed
+    cluster.advance(30)
+    assert len(cluster.rows) == 80 - passed
+
+
 def test_the_identity_of_a_join_says_by_which_times_rows_are_kept() -> None:  # EV18
     texts = {
         JoinSpec(plan("inner", bound)).state_text()
@@ -339,6 +362,10 @@ def test_the_identity_of_a_join_says_by_which_times_rows_are_kept() -> None:  # 
         )
     }
     assert len(texts) == 9
+
+
+def test_semi_and_anti_joins_do_not_take_over_each_others_rows() -> None:
+    assert JoinSpec(plan("semi", Within(-5, 5))).state_text() != JoinSpec(plan("anti", Within(-5, 5))).state_text()
 
 
 DELETED = "b"

@@ -39,6 +39,7 @@ SCHEMA = pa.schema(
     ]
 )
 EPOCH = datetime(1970, 1, 1)
+KEYS = "abc"
 
 FOLDED = [
     pl.len().alias("n"),
@@ -121,17 +122,22 @@ def alike(found: Rows, expected: Rows) -> None:
 
 @st.composite
 def histories(draw: st.DrawFn) -> list[Any]:
-    """Batches of rows, watermarks, and numbers of subtasks to go on with."""
+    """Batches of rows, watermarks of all subtasks and of one, and numbers of subtasks to go on with."""
     number = iter(range(10_000))
     row = st.builds(
         lambda k, t, x, y, s: {"k": k, "t": EPOCH + timedelta(microseconds=500 * t), "x": x, "y": y, "s": s},
-        st.sampled_from("abc"),
+        st.sampled_from(KEYS),
         st.integers(0, 80),
         st.none() | st.integers(-5, 5),
         st.none() | st.sampled_from([-1.5, 0.0, 2.25, 1e18, math.nan, math.inf]),
         st.none() | st.sampled_from(["u", "v", ""]),
     )
-    steps = st.lists(row, min_size=1, max_size=12) | st.integers(0, 45) | st.sampled_from(["1", "2", "3", "5"])
+    steps = st.one_of(
+        st.lists(row, min_size=1, max_size=12),
+        st.integers(0, 45),
+        st.tuples(st.integers(0, 4), st.integers(0, 45)),
+        st.sampled_from(["1", "2", "3", "5"]),
+    )
     found = draw(st.lists(steps, max_size=14))
     return [[{"id": next(number), **one} for one in step] if isinstance(step, list) else step for step in found]
 
@@ -139,33 +145,45 @@ def histories(draw: st.DrawFn) -> list[Any]:
 def run(one: OverSpec, history: list[Any]) -> tuple[Rows, Rows, int]:
     """Return the rows that were not late, what was emitted, and how many were late."""
     subtasks = Subtasks(one, ["k"], 1)
-    given, found, late, watermark_ms = Rows(), Rows(), 0, -1
+    given, found, late = Rows(), Rows(), 0
+    passed_ms = dict.fromkeys(KEYS, -1)
+    reached_ms = [-1]
     for step in [*history, WATERMARK_MAX_MS]:
         match step:
             case list():
                 subtasks.send(batch(step))
-                given += [row for row in step if time_us(row) // 1_000 > watermark_ms]
-            case int() if step > watermark_ms:
-                watermark_ms = step
-                subtasks.watermark(step)
-                last: dict[str, datetime] = {}
-                for harness in subtasks.harnesses:
-                    for row in harness.out.rows():
-                        assert last.setdefault(row["k"], row["t"]) <= row["t"]
-                        assert time_us(row) // 1_000 <= step
-                        last[row["k"]] = row["t"]
-                    assert harness.out.watermarks()[-1] == step
+                given += [row for row in step if time_us(row) // 1_000 > passed_ms[row["k"]]]
+            case int() | tuple():
+                ahead, watermark_ms = step if isinstance(step, tuple) else (None, step)
+                for i, harness in enumerate(subtasks.harnesses):
+                    if watermark_ms > reached_ms[i] and ahead in (None, i):
+                        reached_ms[i] = watermark_ms
+                        harness.operator.on_watermark(watermark_ms)
+                        check_order(harness, watermark_ms)
+                for key in KEYS:
+                    passed_ms[key] = max(passed_ms[key], reached_ms[subtasks.owner(batch([row(0, 0, k=key)]))])
             case str():
                 states = subtasks.snapshot()
                 for harness in subtasks.harnesses:
                     late += harness.context.metrics.counters.get("late", 0)
                     harness.operator.close()
                 subtasks = Subtasks(one, ["k"], int(step), states)
+                reached_ms = [-1] * int(step)
         for harness in subtasks.harnesses:
             found += harness.out.rows()
             harness.out.batches.clear()
     late += sum(harness.context.metrics.counters.get("late", 0) for harness in subtasks.harnesses)
     return given, found, late
+
+
+def check_order(harness: Harness, watermark_ms: int) -> None:
+    """The rows of a key have come out in order, and none that the watermark has not passed."""
+    last: dict[str, datetime] = {}
+    for row in harness.out.rows():
+        assert last.setdefault(row["k"], row["t"]) <= row["t"]
+        assert time_us(row) // 1_000 <= watermark_ms
+        last[row["k"]] = row["t"]
+    assert harness.out.watermarks()[-1] == watermark_ms
 
 
 def check(frame: Frame, aggregates: Sequence[pl.Expr], history: list[Any]) -> None:
@@ -202,7 +220,7 @@ def test_it_goes_on_at_any_parallelism(backend: str, frame: Frame) -> None:
     history: list[Any] = []
     for i, parallelism in enumerate(EACH_PAIR):
         ids = range(i * 16 + 15, i * 16 - 1, -1)
-        rows = [row(n, n / 2, k=f"key {n % 5}", x=n % 4, y=None, s=str(n)) for n in ids]
+        rows = [row(n, n / 2, k=KEYS[n % 3], x=n % 4, y=None, s=str(n)) for n in ids]
         history += [rows, i * 8 + 5, str(parallelism)]
     assert len(set(pairwise(EACH_PAIR))) == 16
     with choose(backend):

@@ -718,7 +718,8 @@ class KeyedStream(Records):
             candidates = catalog.WindowCandidatesSpec(self._keys, windows, time, count, order, ties)
             found = plain._then(f"{node}-windows", None, candidates, part_of=node)
             keyed = KeyedStream(self._pipeline, found._edges, found._schema, START_COLUMN, keys)
-            spec = catalog.WindowTopSpec(keys, found._schema, count, order, rank, ties, windows, holds_back)
+            records = pa.schema([field for field in found._schema if field.name != catalog.LEFT_OUT])
+            spec = catalog.WindowTopSpec(keys, records, count, order, rank, ties, windows, holds_back)
             return keyed._top_per_window(node, spec, state)
 
     def _top_per_window(self, node: NodeName, spec: catalog.WindowTopSpec, state: StateConfig | None) -> Stream:

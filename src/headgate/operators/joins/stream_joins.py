@@ -26,10 +26,9 @@ from headgate.operators.base import WATERMARK_MAX_MS, Operator, OperatorContext,
 from headgate.operators.changes import DELETE, INSERT, OP, OP_FIELD, UPDATE_BEFORE, Signs, signs
 from headgate.operators.keyed_rows import DistinctSlots, keep_elements
 from headgate.operators.keys import check_keys, whole_keys
+from headgate.operators.late_rows import InTimeOperator
 from headgate.operators.lazy_rows import ChosenRows, LazyRows, Part, RowSource
-from headgate.operators.process.timers import TimedOperator
 from headgate.operators.timestamps import EventTime
-from headgate.operators.windows.lateness import count_late
 from headgate.operators.windows.window_assigner import AlignedWindows, ends_ms, rows_in_windows, starts_ms
 from headgate.state.arrays import Mask
 from headgate.state.backend import ColumnBackend, ListColumns, TimeKind, TimersMeta
@@ -430,8 +429,12 @@ class JoinSpec:
         """Return the state of rows that have not matched yet; None: they are among the others."""
         if isinstance(self.plan.bound, SameWindow | AsOf):
             return None
-        is_semi = name == LEFT_INPUT and self.plan.how == "semi"
-        return self._list(name, f"{name} unmatched") if is_semi or self.plan.emits_unmatched(name) else None
+        how = self.plan.how
+        is_semi = name == LEFT_INPUT and how == "semi"
+        if not is_semi and not self.plan.emits_unmatched(name):
+            return None
+        # what has matched is gone, and matters to the one, and what has not to the other
+        return self._list(name, f"{name} unmatched, {how}" if how in ("semi", "anti") else f"{name} unmatched")
 
     def _list(self, name: InputName, state: str) -> StateDescriptor:
         schema = self.plan.side(name).schema
@@ -516,7 +519,7 @@ def taken(columns: Columns, rows: Slots) -> Columns:
     return {name: column.take(places) for name, column in columns.items()}
 
 
-class JoinOperator(TimedOperator):
+class JoinOperator(InTimeOperator):
     """What all joins do: keep two sides, count late rows, emit results."""
 
     _backend: ColumnBackend
@@ -588,12 +591,8 @@ class JoinOperator(TimedOperator):
         """Return the rows that are not late."""
         if not self._spec.has_timers:
             return batch
-        last_ms = self._last_ms(side, batch)
-        is_late = last_ms <= self._watermark_ms
-        if not is_late.any():
-            return batch
-        count_late(self.context.metrics, self._watermark_ms + 1 - last_ms[is_late])
-        return batch.filter(pa.array(~is_late))
+        is_late = self._late(batch, side.keys, self._last_ms(side, batch))
+        return batch if is_late is None else batch.filter(pa.array(~is_late))
 
     @abstractmethod
     def _last_ms(self, side: Side, batch: pa.RecordBatch) -> Slots:
@@ -608,7 +607,7 @@ class JoinOperator(TimedOperator):
         self._begin_call()
         is_end, watermark_ms = watermark_ms == WATERMARK_MAX_MS, self.context.held_back(watermark_ms)
         if not is_end:
-            self._watermark_ms = watermark_ms
+            self._advance(watermark_ms)
         self._fire_until(watermark_ms)
         self.output.emit_watermark(watermark_ms if is_end else watermark_ms - self._plan.hold_back_ms)
 

@@ -29,14 +29,13 @@ from headgate.operators.base import (
 )
 from headgate.operators.joins.stream_joins import pair_slices
 from headgate.operators.keyed_rows import keep_elements
+from headgate.operators.late_rows import InTimeOperator
 from headgate.operators.over.frame import Frame
 from headgate.operators.over.frame_totals import frame_totals, joined, single_rows, taken
-from headgate.operators.process.timers import TimedOperator
 from headgate.operators.running_aggregate import measure_name
 from headgate.operators.schemas import batch_of, columns_of, describe, frame_of
 from headgate.operators.timestamps import EventTime
 from headgate.operators.windows.kept_records import RecordAggregates
-from headgate.operators.windows.lateness import count_late
 from headgate.operators.windows.window_plan import Decomposed, InputReader, aggregated_schema, decomposed, results
 from headgate.state.arrays import Mask
 from headgate.state.backend import ColumnBackend, TimeKind
@@ -198,7 +197,7 @@ def over_spec(
     return OverSpec(keys, schema, time, frame, plan, tuple(others), made, late, ttl)
 
 
-class OverOperator(TimedOperator):
+class OverOperator(InTimeOperator):
     """Keeps records until event time has passed them, and what later frames need of them."""
 
     _backend: ColumnBackend
@@ -229,9 +228,8 @@ class OverOperator(TimedOperator):
         self._begin_call()
         self._backend.prepare()
         times_ms = self._spec.time.all_to_ms(self._spec.time.values(batch))
-        is_late = times_ms <= self._watermark_ms
-        if is_late.any():
-            count_late(self.context.metrics, self._watermark_ms + 1 - times_ms[is_late])
+        is_late = self._late(batch, self._spec.keys, times_ms)
+        if is_late is not None:
             if self._spec.late is not None:
                 self.output.emit_to(self._spec.late, batch.filter(pa.array(is_late)))
             batch, times_ms = batch.filter(pa.array(~is_late)), times_ms[~is_late]
@@ -245,7 +243,7 @@ class OverOperator(TimedOperator):
         """See ``Operator``. What is emitted at the end alone makes nothing late that comes after it."""
         is_end, watermark_ms = watermark_ms == WATERMARK_MAX_MS, self.context.held_back(watermark_ms)
         if not is_end:
-            self._watermark_ms = watermark_ms
+            self._advance(watermark_ms)
         self._held_ms = watermark_ms
         if is_end or self.context.clock_ms() >= self._rests_until_ms:
             self._let_go()

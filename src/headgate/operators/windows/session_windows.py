@@ -46,7 +46,8 @@ from headgate.operators.base import (
 )
 from headgate.operators.changes import DELETE, INSERT, OP_FIELD, OPS, UPDATE_AFTER, UPDATE_BEFORE, Codes, op_column
 from headgate.operators.schemas import batch_of
-from headgate.operators.windows.aligned_windows import FiredGroups, WindowOperators, kept_columns
+from headgate.operators.windows.aligned_windows import WindowOperators, kept_columns
+from headgate.operators.windows.fired_groups import FiredGroups
 from headgate.operators.windows.kept_records import RecordAggregates
 from headgate.operators.windows.lateness import count_late
 from headgate.operators.windows.partial_sessions import (

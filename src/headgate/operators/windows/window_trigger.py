@@ -29,8 +29,8 @@ from headgate.operators.process.state_declaration import StatefulFunctionSpec, d
 from headgate.operators.process.timers import Timer, Timers, milliseconds
 from headgate.operators.schemas import frame_of
 from headgate.operators.user_functions import UserFunctionError, copied, divert_unreadable, shortened, user_traceback
-from headgate.operators.windows.aligned_windows import FiredGroups
 from headgate.operators.windows.assigned_windows import BOUNDS, END_MS, IS_LAST
+from headgate.operators.windows.fired_groups import FiredGroups
 from headgate.operators.windows.lateness import count_late
 from headgate.state.backend import TimeKind, TimersMeta
 from headgate.state.ttl import StateTime
