@@ -104,10 +104,10 @@ class Child:
         now = time.monotonic()
         if now - self._looked < LOOK_S:
             return False
-        self._looked, ticks = now, _ticks_of(self._pid)
-        if ticks - self._ticks >= TICKS_MIN:
+        self._looked, (ticks, is_running) = now, _activity_of(self._pid)
+        if is_running or ticks - self._ticks >= TICKS_MIN:
             self._ticks, self._moved = ticks, now
-        return self._ticks > 0 and now - self._moved > STUCK_S
+        return now - self._moved > STUCK_S
 
     def end(self) -> Found:
         """Kill the child, and whatever it started, if it is still there; return what it had sent."""
@@ -123,14 +123,23 @@ class Child:
         return dict(json.loads(self._data)) if self._data else {}
 
 
-def _ticks_of(group: int) -> int:
-    """Return the processor time that the processes of a group have taken, as far as the system says."""
-    count = 0
-    for file in Path("/proc").glob("[0-9]*/stat"):
+def _activity_of(group: int) -> tuple[int, bool]:
+    """Return the processor time that a group of processes has taken, and whether one of its threads wants more now.
+
+    Where the system does not say so, one does.
+    """
+    count, is_running = 0, not Path("/proc/self/stat").exists()
+    for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            words = file.read_text().rpartition(")")[2].split()
-            count += sum(map(int, words[11:15])) if int(words[2]) == group else 0
-    return count
+            words = _stat(process)
+            if int(words[2]) == group:
+                count += sum(map(int, words[11:15]))
+                is_running |= any(_stat(thread)[0] in "RD" for thread in process.glob("task/*"))
+    return count, is_running
+
+
+def _stat(process: Path) -> list[str]:
+    return (process / "stat").read_text().rpartition(")")[2].split()
 
 
 def run_all(works: Iterable[tuple[Callable[[], Found], float]], jobs: int) -> Iterator[tuple[int, Found]]:
