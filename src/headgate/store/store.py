@@ -530,8 +530,15 @@ class Store:
         return StreamCut(stream.name, stream.stream_id, positions)
 
     def events_between(self, begin: StreamCut, end: StreamCut | None = None) -> int:
-        """Return the number of events between two cuts of a stream. Without a second cut: up to its end."""
-        extents = self._core.catalogue.extents(self._stream_of(begin))
+        """Return the number of events between two cuts of a stream. Without a second cut: up to its end.
+
+        Raises:
+            UsageError: they are not cuts of one existing stream.
+        """
+        stream = self._stream_of(begin)
+        if end is not None:
+            end.check(stream)
+        extents = self._core.catalogue.extents(stream)
         last = {segment: extent.end for segment, extent in extents.items()} if end is None else end.positions
         return sum(_between(begin.positions, last, segment, extent) for segment, extent in extents.items())
 
