@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -259,6 +261,49 @@ def test_a_read_that_was_interrupted_is_repeated_from_where_it_began(
             reader.read()
     assert reader.position == 2
     assert values(reader) == list(range(2, 30))
+
+
+@pytest.fixture
+def timed(ten: Store) -> Store:
+    """Parts of two events each: after the first one event time is 1 s, after the second one 2 s, and so on."""
+    ten.create_stream("timed", KEYED, segments=1)
+    with ten.writer("timed", linger=None) as writer:
+        for number in range(4):
+            writer.note_time(dt.datetime.fromtimestamp(number, dt.UTC))
+            writer.append(keyed(("k", number), ("k", number)))
+            writer.flush()
+    return ten
+
+
+def test_a_read_that_was_interrupted_leaves_event_time_where_it_began(
+    timed: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Events that were taken out of parts were not returned: by their event time they would be late when they are."""
+    reader = timed.reader("timed", 0)
+    assert (values(reader, 2), reader.event_ms) == ([0, 0], 1_000)
+    real, loaded = readers.read_part, list[str]()
+
+    def interrupted(*arguments: Any) -> pa.RecordBatch:
+        loaded.append("")
+        if len(loaded) == 3:
+            raise KeyboardInterrupt
+        return real(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(readers, "read_part", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            reader.read()
+    assert reader.event_ms == 1_000
+    assert [(values(reader, 1), reader.event_ms) for _ in range(3)] == [([1], 1_000), ([1], 2_000), ([2], 2_000)]
+
+
+def test_event_time_goes_back_with_a_reader(timed: Store) -> None:
+    reader = timed.reader("timed", 0)
+    assert (values(reader, 2), reader.event_ms) == ([0, 0], 1_000)
+    assert (values(reader, 3), reader.event_ms) == ([1, 1, 2], 2_000)
+    reader.back_to(2)
+    assert reader.event_ms == 1_000
+    assert (values(reader, 1), reader.event_ms) == ([1], 1_000)
 
 
 def test_a_reader_that_goes_back_reads_the_same_again(ten: Store) -> None:

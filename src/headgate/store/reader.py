@@ -196,6 +196,8 @@ class SegmentReader:
         self.event_ms: int | None = None
         """No event after those that were read is as early as that; None: their writer says nothing (S90)."""
         self._part_event_ms: int | None = None
+        self._began_event_ms: int | None = None
+        """``event_ms`` when the latest read began."""
         self.visible_ms: int | None = None
         """Since when readers see the last event that was read."""
         self.newest_schema = 0
@@ -211,7 +213,7 @@ class SegmentReader:
             UsageError: the stream was deleted.
             TruncatedError: the segment begins after the position now.
         """
-        self._end = end
+        self._end, self._began_event_ms = end, self.event_ms
         try:
             batch = self._collect(rows_max if end is None else min(rows_max, end - self.position))
         except BaseException:  # whatever was taken out of the part is not returned: begin there again
@@ -244,9 +246,9 @@ class SegmentReader:
     def _rewind(self) -> None:
         self.close()
         self._parts.clear()
-        self._batch, self._batch_at, self._fetched, self._tail_changes = None, 0, self.position, -1
+        self._batch, self._fetched, self._tail_changes = None, self.position, -1
         self._is_closed = False  # events of it are to be read once more: only the next look says that none follow
-        self._part_event_ms = self.event_ms
+        self.event_ms = self._part_event_ms = self._began_event_ms
 
     def _collect(self, limit: int) -> pa.RecordBatch | None:
         """Return the next events, at most ``limit``; ``position`` is moved by the caller."""
