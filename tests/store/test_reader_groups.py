@@ -303,6 +303,21 @@ def test_columns_that_are_added_come_to_the_readers_of_a_group(store: Store) -> 
     assert reader.segments == (("rates", 0),)
 
 
+def test_events_are_taken_back_while_the_store_is_away(store: Store) -> None:
+    """Else the next read would count them as processed."""
+    failing = Failing(store._core.catalogue)
+    flaky = Store(store.root, failing, store._core.storage)  # type: ignore[arg-type]
+    write(store, 0, 20)
+    reader = flaky.reader_group("g", STREAM).join("a", commit_every=None)
+    first = reader.read(3)
+    assert isinstance(first, GroupEvents)
+    failing.down = {"find_stream", "find_group", "change_group", "parts"}
+    reader.unread(first)
+    failing.down.clear()
+    reader.commit()
+    assert numbers(drain(reader)) == list(range(20))
+
+
 def test_what_cannot_be_says_why(store: Store) -> None:
     store.create_stream("other", KEYED)
     group = store.reader_group("g", STREAM)

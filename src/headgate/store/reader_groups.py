@@ -258,9 +258,9 @@ class GroupReader:  # RG20
         if isinstance(found, CheckpointMarker):
             self._told = None
             return
-        segment = GroupSegment(found.stream, found.segment)
-        if segment in self._segments:
-            self._segments[segment] = _open_segment(self._core, self._group, segment, found.position)
+        reader = self._segments.get(GroupSegment(found.stream, found.segment))
+        if reader is not None:
+            reader.back_to(found.position)  # asks the store for nothing, so it cannot fail and leave them as processed
 
     @property
     def due_in_ms(self) -> int:
