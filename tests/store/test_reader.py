@@ -17,6 +17,7 @@ from tests.store.storing import KEYED, chunks_of, database_of, keyed
 
 from headgate.codec.chunk import ALIGNMENT, PART_BYTES_MAX
 from headgate.errors import CorruptionError, StorageError, UsageError
+from headgate.protocol.watermarks import WATERMARK_MIN_MS
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.memory import MemoryStorage
 from headgate.store import reader as reader_module
@@ -295,6 +296,13 @@ def test_a_read_that_was_interrupted_leaves_event_time_where_it_began(
             reader.read()
     assert reader.event_ms == 1_000
     assert [(values(reader, 1), reader.event_ms) for _ in range(3)] == [([1], 1_000), ([1], 2_000), ([2], 2_000)]
+
+
+def test_event_time_is_unknown_where_writers_say_nothing_and_the_lowest_within_the_first_part(timed: Store) -> None:
+    reader = timed.reader(ONE, 0)
+    assert (values(reader, 1), reader.event_ms) == ([0], None)
+    reader = timed.reader("timed", 0)
+    assert (values(reader, 1), reader.event_ms) == ([0], WATERMARK_MIN_MS)
 
 
 def test_event_time_goes_back_with_a_reader(timed: Store) -> None:
