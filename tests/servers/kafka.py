@@ -195,6 +195,16 @@ class KafkaBroker:
         for asked in admin.delete_topics([name]).values():
             asked.result(START_S)
 
+    def add_partitions(self, topic: str, count: int) -> None:
+        """Have a topic ``count`` partitions; return once the broker knows them."""
+        from confluent_kafka.admin import NewPartitions
+
+        admin = self.admin()
+        for asked in admin.create_partitions([NewPartitions(topic, count)]).values():
+            asked.result(START_S)
+        while len(admin.list_topics(topic, timeout=START_S).topics[topic].partitions) < count:
+            continue
+
     def allow(self, kind: str, name: str, operation: str, *, is_prefix: bool = False) -> None:
         """Give ``LIMITED_USER`` a right, such as ``"TOPIC", "orders", "READ"``; return once it has it."""
         from confluent_kafka import admin as api

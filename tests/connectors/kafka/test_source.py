@@ -29,6 +29,7 @@ from headgate.codec.kafka.messages import LATEST
 from headgate.codec.kafka.record_batch import HEADER, LENGTH_BEGIN, BatchHeader
 from headgate.connectors.base import SourceBatch, SourceContext, SplitPosition
 from headgate.connectors.kafka.client import KafkaClient, Topic
+from headgate.connectors.kafka.fetcher import Fetched, Fetcher
 from headgate.connectors.kafka.producer import Producer
 from headgate.connectors.kafka.source import Delivery, Kafka, KafkaReader, Position
 from headgate.environment import SYSTEM_ENVIRONMENT
@@ -327,18 +328,65 @@ def test_offsets_are_committed_after_a_completed_checkpoint_only(kafka: KafkaBro
     reader.close()
 
 
+def made_again(kafka: KafkaBroker, client: KafkaClient, topic: str, partitions: int) -> None:
+    kafka.delete_topic(topic)
+    while client.topics([topic]):
+        continue
+    client.create_topic(topic, partitions)
+
+
 def test_a_topic_that_was_made_anew_since_the_checkpoint_is_refused(kafka: KafkaBroker, client: KafkaClient) -> None:
     topic = new_topic(client, 1)
     source = Kafka(kafka.address, topic)
     reader = source.open(context())
     positions = reader.positions()
     reader.close()
-    kafka.delete_topic(topic)
-    while client.topics([topic]):
-        continue
-    client.create_topic(topic, 1)
+    made_again(kafka, client, topic, 1)
     with pytest.raises(UsageError, match="was deleted and created again since the checkpoint"):
         source.open(context(positions))
+
+
+def test_a_topic_that_is_made_anew_with_more_partitions_is_refused_while_it_is_read(
+    kafka: KafkaBroker, client: KafkaClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """New partitions are looked for before what was read is asked for again."""
+    topic = new_topic(client, 1)
+    put(client, topic, {0: [b"old"] * 3})
+    may_go_on, stands_still = threading.Event(), threading.Event()
+    may_go_on.set()
+    poll = Fetcher.poll
+
+    def held(self: Fetcher, timeout_ms: int) -> list[Fetched]:
+        found = poll(self, timeout_ms)
+        if not may_go_on.is_set():
+            stands_still.set()
+        may_go_on.wait()
+        return found
+
+    monkeypatch.setattr(Fetcher, "poll", held)
+    reader = Kafka(kafka.address, topic, discovery_interval="1ms").open(context())
+    take(reader, 3)
+    may_go_on.clear()
+    assert stands_still.wait(PATIENCE_MS / 1000)
+    made_again(kafka, client, topic, 2)
+    put(client, topic, {0: [b"new"] * 5, 1: [b"new"] * 5})
+    may_go_on.set()
+    with pytest.raises(UsageError, match=f"topic '{topic}' was deleted and created again since this pipeline began"):
+        take(reader, 7)
+    reader.close()
+
+
+def test_partitions_of_one_topic_are_found_while_another_one_is_gone(kafka: KafkaBroker, client: KafkaClient) -> None:
+    grown, gone = new_topic(client, 1), new_topic(client, 1)
+    reader = Kafka(kafka.address, [grown, gone], discovery_interval="1ms").open(context())
+    kafka.delete_topic(gone)
+    while client.topics([gone]):
+        continue
+    kafka.add_partitions(grown, 2)
+    put(client, grown, {1: [b"found"]})
+    assert [row["value"] for row in take(reader, 1)] == [b"found"]
+    assert f"{gone}/0" in reader.positions()
+    reader.close()
 
 
 def test_a_partition_that_vanished_keeps_its_position(kafka: KafkaBroker, client: KafkaClient) -> None:

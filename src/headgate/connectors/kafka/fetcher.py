@@ -91,7 +91,12 @@ class Fetcher:
         self._look_at_ms, self._pause_ms = 0, BACKOFF_MS_MIN
 
     def add(self, topics: Mapping[str, Topic], positions: Mapping[Partition, int]) -> None:
-        """Read more partitions."""
+        """Read more partitions.
+
+        Raises:
+            UsageError: of a topic that is read, and was deleted and created again.
+        """
+        self._refuse_others(topics)
         for (name, number), offset in positions.items():
             self._ids[name] = topics[name].id
             self._names[topics[name].id] = name
@@ -154,15 +159,19 @@ class Fetcher:
         self._look_at_ms = self._environment.monotonic_ms() + self._pause_ms
         self._pause_ms = min(2 * self._pause_ms, BACKOFF_MS_MAX)
         topics = self._client.topics(sorted(self._ids))
+        self._refuse_others(topics)
+        for part, leader in self._leaders.items():
+            if leader < 0 and part[0] in topics:  # a topic that is not listed keeps its positions
+                self._leaders[part] = topics[part[0]].leaders.get(part[1], -1)
+
+    def _refuse_others(self, topics: Mapping[str, Topic]) -> None:
+        """Raise if one of ``topics`` only has the name of one that is read."""
         for name, known in self._ids.items():
             if name in topics and topics[name].id != known:
                 raise UsageError(
                     f"topic '{name}' was deleted and created again since this pipeline began to read it: its positions "
                     "mean nothing in the new one; start over, or read the new topic under another name of the source"
                 )
-        for part, leader in self._leaders.items():
-            if leader < 0 and part[0] in topics:  # a topic that is not listed keeps its positions
-                self._leaders[part] = topics[part[0]].leaders.get(part[1], -1)
 
     def _ask(self, node: int) -> None:
         """Send the next request to a leader, unless one is in flight."""

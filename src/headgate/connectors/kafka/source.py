@@ -257,15 +257,19 @@ class Kafka(Source):
         """Whether a topic of this name is to be read."""
         return bool(re.fullmatch(self.pattern, topic)) if self.pattern else topic in self.topics
 
+    def existing_topics(self, client: KafkaClient) -> dict[str, Topic]:
+        """Return those of the topics to read that are there now, by name."""
+        if self.pattern:
+            return {name: one for name, one in client.topics(None).items() if self.reads(name)}
+        return client.topics(self.topics)
+
     def find_topics(self, client: KafkaClient) -> dict[str, Topic]:
         """Return the topics to read, by name.
 
         Raises:
             UsageError: one of ``topics`` is not there.
         """
-        if self.pattern:
-            return {name: one for name, one in client.topics(None).items() if self.reads(name)}
-        found = client.topics(self.topics)
+        found = self.existing_topics(client)
         if missing := [name for name in self.topics if name not in found]:
             client.topic(missing[0])
         return found
@@ -686,9 +690,9 @@ class _FetchThread:
 
     def _discover(self) -> None:
         try:
-            topics = self._source.find_topics(self._client)
+            topics = self._source.existing_topics(self._client)
         except UsageError:
-            return  # a topic is not there now: its partitions keep their positions
+            return  # a topic must not be seen now: its partitions keep their positions, as those of one that is gone
         found = self._finds(topics, self._fetcher.positions)
         if found:
             self._fetcher.add(topics, {part: one.offset for part, one in found.items()})
