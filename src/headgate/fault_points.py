@@ -3,7 +3,8 @@
 Production code announces a point with ``reach(name)``, which does nothing unless the environment variable
 ``HEADGATE_KILL_AT`` is set to ``name:count:marker``, or several of these separated by ";". The process then kills
 itself the ``count``-th time it reaches the point, once for all processes, because the marker file is created
-exclusively first. Which test uses which point: docs/spec/faults.md.
+exclusively first. With ``name=pid`` it kills another process, such as a server, and goes on. Which test uses which
+point: docs/spec/faults.md.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ def reach(name: str) -> None:
 
 def _maybe_kill(name: str, wanted: str) -> None:
     for entry in wanted.split(";"):
-        point, count, marker = entry.split(":", 2)
+        target, count, marker = entry.split(":", 2)
+        point, _, victim = target.partition("=")
         if point != name:
             continue
         _reached[entry] = _reached.get(entry, 0) + 1
         if _reached[entry] == int(count) and _is_first(marker):
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(int(victim or os.getpid()), signal.SIGKILL)
 
 
 def _is_first(marker: str) -> bool:

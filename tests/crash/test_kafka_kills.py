@@ -244,6 +244,63 @@ def test_nothing_is_lost_or_doubled_wherever_in_a_commit_the_driver_is_killed(
     assert_clean(tmp_path)
 
 
+BROKER_POINTS = {
+    "after-claim": 1,
+    "in-recover": 1,
+    "in-restore": 1,
+    "before-trigger": 2,
+    "before-snapshot": 2,
+    "after-prepare": 2,
+    "after-snapshot-before-ack": 2,
+    "before-ack": 2,
+    "before-manifest": 2,
+    "after-manifest": 2,
+    "in-commit": 1,
+    "after-commit": 1,
+}
+"""Where the broker is killed in each start, and when a process passes there for which time."""
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("dies_too", [False, True], ids=["alone", "with-the-process"])
+def test_nothing_is_lost_or_doubled_wherever_the_broker_is_killed(
+    spec: Spec, launch: Launch, tmp_path: Path, topics: Topics, dies_too: bool
+) -> None:
+    """By the process that passes a point, a worker or the driver, which is killed with it or goes on."""
+    what = spec("kafka", rows=ROWS, brokers=topics.broker.address, gate=None)
+    part = ROWS // (len(BROKER_POINTS) + 1)
+    for point, count in BROKER_POINTS.items():
+        topics.fill(part)
+        marker = tmp_path / point
+        kills = [f"{point}={topics.broker.pid}:{count}:{marker}"]
+        kills += [f"{point}:{count}:{marker}-too"] if dies_too else []
+        life = launch(what, with_spark=False, HEADGATE_KILL_AT=";".join(kills))
+        until(marker.exists, f"a process at {point}", 3 * STARTED_S)
+        topics.broker.kill()
+        topics.broker.start()
+        if dies_too and point not in OF_WORKERS:
+            assert life.child.exit_code(3 * STARTED_S) == -9, life.child.tale("it was not killed")
+            life.child.assert_gone()
+            continue
+        life.running()
+        life.checkpoint(2)
+        life.child.signal(signal.SIGTERM)
+        assert life.child.exit_code(3 * STARTED_S) == 0, life.child.tale("it did not stop")
+        life.child.assert_gone()
+    topics.fill(ROWS - len(BROKER_POINTS) * part)
+    topics.broker.kill()
+    topics.broker.start()
+    life = launch(what, with_spark=False)
+    assert life.result(3 * STARTED_S)["is_finished"]
+    assert life.child.exit_code() == 0
+    topics.assert_exactly_once()
+    assert_clean(tmp_path)
+
+
+OF_WORKERS = ("in-restore", "before-snapshot", "after-prepare", "after-snapshot-before-ack")
+"""Points that workers pass, and not the driver."""
+
+
 @pytest.fixture
 def chain(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Chain]:
     with closing(Chain(tmp_path, KAFKA_PROGRAM, with_spark=request.param)) as made:

@@ -230,8 +230,13 @@ class KafkaBroker:
         while admin.describe_acls(rights).result(START_S):
             continue
 
+    @property
+    def pid(self) -> int:
+        """Of the process that runs."""
+        return self._process.pid
+
     def kill(self) -> None:
-        """End it by SIGKILL."""
+        """End it by SIGKILL, unless it has ended."""
         self.stop(signal.SIGKILL)
 
     def stop(self, how: signal.Signals) -> None:

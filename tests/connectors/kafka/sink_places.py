@@ -64,15 +64,29 @@ class Reader:
         self._consumer.close()
 
 
+class PatientSink(KafkaSink):
+    """A sink that waits for a broker, however long it takes to start again."""
+
+    def client(self) -> KafkaClient:
+        return KafkaClient([self.brokers], patience_ms=1_000 * PATIENCE_S)
+
+
 class Place:
     """A topic of its own with a sink, and what a reader of committed records sees of it."""
 
-    def __init__(self, broker: KafkaBroker, client: KafkaClient, topic: str = "", **options: Any) -> None:
+    def __init__(
+        self,
+        broker: KafkaBroker,
+        client: KafkaClient,
+        topic: str = "",
+        kind: type[KafkaSink] = KafkaSink,
+        **options: Any,
+    ) -> None:
         self.broker, self.client = broker, client
         self.topic = topic or client.create_topic(f"t-{uuid.uuid4().hex}", 2).name
         self.prefix = f"p-{uuid.uuid4().hex}"
         self.reader = Reader(broker, self.topic, client, self.prefix)
-        self.sink = KafkaSink(broker.address, self.topic, key="text", prefix=self.prefix, **options)
+        self.sink = kind(broker.address, self.topic, key="text", prefix=self.prefix, **options)
 
     def read(self) -> list[dict[str, Any]]:
         return [json.loads(one.value()) for one in self.reader.read()]

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from tests.conftest import IS_DEEP, few
-from tests.connectors.kafka.sink_places import PATIENCE_S, Place
+from tests.connectors.kafka.sink_places import PATIENCE_S, PatientSink, Place
 from tests.servers.kafka import KafkaBroker, kafka_broker
 
 from headgate.codec.kafka.wire import Request
@@ -53,7 +53,7 @@ def client(broker: KafkaBroker) -> Iterator[KafkaClient]:
 
 @pytest.fixture
 def place(broker: KafkaBroker, client: KafkaClient) -> Iterator[Place]:
-    made = Place(broker, client)
+    made = Place(broker, client, kind=PatientSink)
     yield made
     made.reader.close()
 
@@ -184,7 +184,7 @@ def test_the_sink_is_exact_at_whichever_request_the_broker_is_killed(
 ) -> None:
     count = 0
     for number in REPEATS if IS_DEEP else REPEATS[:1]:
-        place = Place(broker, client)
+        place = Place(broker, client, kind=PatientSink)
         target = dataclasses.replace(
             place.target,
             failing=lambda at, after: killer.armed(kind, at, is_after=after),
@@ -195,6 +195,13 @@ def test_the_sink_is_exact_at_whichever_request_the_broker_is_killed(
             break
         count += 1
     assert count > 0, f"a sink makes no request {kind}"
+
+
+class PatientSource(Kafka):
+    """A source that waits for a broker, however long it takes to start again."""
+
+    def client(self, patience_ms: int = 1_000 * PATIENCE_S) -> KafkaClient:
+        return super().client(patience_ms)
 
 
 OF_THE_SOURCE = ("Fetch", "ApiVersions", "FindCoordinator", "ListOffsets", "Metadata", "OffsetCommit", "OffsetFetch")
@@ -246,7 +253,7 @@ def test_the_source_is_exact_at_whichever_request_the_broker_is_killed(
 
 def read_through(broker: KafkaBroker, client: KafkaClient, topic: str) -> tuple[list[int], dict[int, tuple[int, str]]]:
     """Read what there is, and what comes; return it, and what the group has at the end."""
-    source = Kafka(broker.address, topic, start="committed", group=topic, discovery_interval="20ms")
+    source = PatientSource(broker.address, topic, start="committed", group=topic, discovery_interval="20ms")
     reader = source.open(SourceContext("p", "s", 0, 1, None))
     found = take(reader, 19)
     for part in range(2):

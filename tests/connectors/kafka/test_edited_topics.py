@@ -1,10 +1,10 @@
-"""Programs that read and write topics and were edited between two starts, through the public API."""
+"""What changes between two starts: programs that read and write topics, topics, and consumer groups."""
 
 from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,11 +12,20 @@ from tests.servers.kafka import KafkaBroker
 
 import headgate as hg
 from headgate import testing
+from headgate.connectors.kafka.client import KafkaClient
 
 pytestmark = pytest.mark.xdist_group("kafka")
 """They share a broker."""
 
 PATIENCE_S = 300
+
+
+@pytest.fixture
+def client(kafka: KafkaBroker) -> Iterator[KafkaClient]:
+    client = KafkaClient([kafka.address])
+    yield client
+    client.close()
+
 
 CHANGED = threading.Condition()
 SEEN: list[bytes] = []
@@ -44,9 +53,13 @@ def reading(kafka: KafkaBroker, topics: Sequence[str]) -> hg.Pipeline:
 
 
 def read(kafka: KafkaBroker, root: Path, topics: Sequence[str], count: int) -> list[bytes]:
+    return run(reading(kafka, topics), root, count)
+
+
+def run(pipeline: hg.Pipeline, root: Path, count: int) -> list[bytes]:
     """Read ``count`` values, then stop; return them."""
     SEEN.clear()
-    with testing.running(reading(kafka, topics), checkpoint_dir=root) as handle:
+    with testing.running(pipeline, checkpoint_dir=root) as handle:
         with CHANGED:
             assert CHANGED.wait_for(lambda: len(SEEN) >= count, PATIENCE_S)
         handle.stop()
@@ -66,3 +79,26 @@ def test_topics_may_be_added_and_removed_but_not_exchanged(kafka: KafkaBroker, t
     write(kafka, two, b"4")
     assert read(kafka, tmp_path, [two], 1) == [b"4"]
     assert read(kafka, tmp_path, [one, two], 2) == [b"1", b"3"]  # from its beginning: its positions were dropped
+
+
+def in_group(kafka: KafkaBroker, topic: str) -> hg.Pipeline:
+    made = hg.Pipeline("grouped", checkpointing=hg.Checkpointing(interval="1h"))
+    source = hg.Kafka(kafka.address, topic, group=topic, start="committed")
+    made.source(source, name="in").filter(see, name="see").sink(hg.Discard(), name="out")
+    return made
+
+
+def committed(client: KafkaClient, topic: str) -> int:
+    return client.committed_offsets(topic, topic, [0])[0][0]
+
+
+def test_a_group_has_the_last_checkpoint_and_its_reset_by_others_changes_nothing(
+    kafka: KafkaBroker, client: KafkaClient, topic: str, tmp_path: Path
+) -> None:
+    write(kafka, topic, b"1", b"2")
+    assert run(in_group(kafka, topic), tmp_path, 2) == [b"1", b"2"]
+    assert committed(client, topic) == 2  # the only checkpoint was that of the stop
+    client.commit_offsets(topic, topic, {0: 0})
+    write(kafka, topic, b"3")
+    assert run(in_group(kafka, topic), tmp_path, 1) == [b"3"]
+    assert committed(client, topic) == 3

@@ -49,6 +49,9 @@ Place: TypeAlias = str | datetime | Offsets
 ANSWERS_AHEAD = 2
 """Decoded answers that wait to be polled."""
 
+CLOSE_PATIENCE_MS = 2_000
+"""How long a reader that ends tries to commit to the group what its last checkpoint has."""
+
 FETCH_WAIT_MS = 200
 """How long the thread may take to notice that it is to end, or to commit."""
 
@@ -621,12 +624,14 @@ class _FetchThread:
             self._is_closed = True
             self._changed.notify_all()
         self._fetcher.interrupt()
-        self._thread.join(1)  # it may be waiting for a broker; it ends by itself
+        self._thread.join(1 + CLOSE_PATIENCE_MS / 1000)  # it may be waiting for a broker; it ends by itself
 
     def _run(self) -> None:
         try:
             while not self._is_closed:
                 self._round()
+            self._client.patience_ms = CLOSE_PATIENCE_MS
+            self._commit()
         except ThreadEnded:
             raise
         except BaseException as error:
