@@ -245,9 +245,6 @@ def test_nothing_is_lost_or_doubled_wherever_in_a_commit_the_driver_is_killed(
 
 
 BROKER_POINTS = {
-    "after-claim": 1,
-    "in-recover": 1,
-    "in-restore": 1,
     "before-trigger": 2,
     "before-snapshot": 2,
     "after-prepare": 2,
@@ -257,6 +254,9 @@ BROKER_POINTS = {
     "after-manifest": 2,
     "in-commit": 1,
     "after-commit": 1,
+    "after-claim": 1,
+    "in-recover": 1,
+    "in-restore": 1,
 }
 """Where the broker is killed in each start, and when a process passes there for which time."""
 
