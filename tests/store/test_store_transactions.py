@@ -707,6 +707,23 @@ def test_a_writer_notes_time_that_holds_after_what_it_appended(store: Store) -> 
     assert store.fsck() == []
 
 
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_writer_taken_through_a_fork_leaves_the_time_of_its_parent(store: Store) -> None:  # S93
+    parent = store.writer(STREAM)
+    parent.note_time(at(10))
+
+    def child() -> None:
+        parent.note_time(at(60))
+        parent.close()
+
+    in_a_child(child)
+    in_a_child(parent.close)
+    with store.writer(STREAM) as other:
+        other.note_time(at(50))
+        assert event_time(store) == 10_000, "the parent may still append what is later than that only"
+    parent.close()
+
+
 def test_a_writer_holds_event_time_back_until_it_is_closed(store: Store) -> None:  # S93
     slow = store.writer(STREAM, writer_id="slow", epoch=1)
     slow.note_time(at(10))

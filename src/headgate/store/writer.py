@@ -221,19 +221,22 @@ class StreamWriter:
         self._epoch = epoch
         self._linger_ms = linger_ms
         self._new_name = core.new_name
-        name = writer_id or core.new_name()
-        self._turn = hash_text(name)
-        self._owner = f"writer:{name}"
         self._failure: Exception | None = None
         self._is_closed = False
         self._is_late = False
-        self._is_timed = False
         self._durable_sequence = core.catalogue.register_writer(stream, writer_id, epoch) if writer_id else 0
         self._begin_in_this_process()
 
     def _begin_in_this_process(self) -> None:
-        """Begin with nothing buffered. After a fork the parent keeps what it had, and the threads are its own."""
+        """Begin with nothing buffered. After a fork the parent keeps what it had, and the threads are its own.
+
+        So is the time that it noted: what the child does must not end it.
+        """
         self._pid = self._threads.process_id
+        name = self._writer_id or self._new_name()
+        self._turn = hash_text(name)
+        self._owner = f"writer:{name}"
+        self._is_timed = False
         self._buffer_lock = self._threads.lock()
         self._flush_lock = self._threads.reentrant_lock()  # a future's callback may append and flush
         self._buffer: list[PendingAppend] = []
