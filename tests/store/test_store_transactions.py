@@ -618,6 +618,21 @@ def event_time(store: Store, segment: int = 0, rows_max: int = 1_000) -> int | N
     return reader.event_ms
 
 
+@pytest.mark.parametrize("times", [{}, {STREAM: 70}], ids=["no event time", "event time"])
+def test_output_to_a_stream_that_was_deleted_is_lost_unless_its_owner_was_replaced(
+    store: Store, times: dict[str, int]
+) -> None:
+    """Else a pipeline that may lose output could not go on."""
+    prepared(store, "t", ("a", 1))
+    store.delete(STREAM, force=True)
+    with pytest.raises(UsageError, match="does not exist") as lost:
+        store.commit_transactions([(STREAM, "t")], owner="p/sink", epoch=1, times=times)
+    assert lost.value.is_output_gone
+    store.transactions.fence("p/sink", 2)
+    with pytest.raises(FencedError):
+        store.commit_transactions([(STREAM, "t")], owner="p/sink", epoch=1, times=times)
+
+
 def test_event_time_holds_after_all_that_was_committed_with_it(store: Store) -> None:  # S90, S92
     assert event_time(store) is None
     for name in ("one", "two"):

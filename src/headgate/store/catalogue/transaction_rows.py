@@ -230,7 +230,9 @@ def commit(
     reopening = Reopening(connection, now_ms)
     if times and not names:
         fence(connection, owner, epoch)
-    timed = {name: find_stream(connection, name) for name in sorted(times)}
+    promised = {stream for stream, _ in names} & times.keys()
+    timed = {name: _find_promised_stream(connection, name, owner, epoch) for name in sorted(promised)}
+    timed |= {name: find_stream(connection, name) for name in sorted(times.keys() - promised)}
     ends = {name: segment_ends(connection, stream.stream_id) for name, stream in timed.items()}
     for stream_name, name in names:
         stream = _find_promised_stream(connection, stream_name, owner, epoch)
