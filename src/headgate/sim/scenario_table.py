@@ -15,6 +15,7 @@ from headgate.sim.scenarios import (
     induced,
     listeners,
     log_files,
+    over,
     reset,
     savepoints,
     standby,
@@ -77,6 +78,7 @@ SCENARIOS = (
     Scenario("followers", "programs that follow a stream and wait", (followers.FollowRun,)),
     Scenario("remote-store", "programs with a store on an object store or a server", remote_store.REMOTE_KINDS),
     Scenario("functions", "pipelines with triggers, late records, two inputs and calls", (functions.FunctionRun,)),
+    Scenario("over", "pipelines with OVER aggregates, and functions over updated sessions", (over.OverRun,)),
 )
 
 
