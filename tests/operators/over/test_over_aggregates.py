@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from datetime import date, datetime, timedelta
 from decimal import Decimal
-from itertools import pairwise
 from typing import Any
 
 import polars as pl
@@ -15,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.operators.harness import Harness
-from tests.operators.subtasks import Subtasks
+from tests.operators.subtasks import EACH_PAIR, Subtasks
 from tests.state.backends import EACH, IN_FILES, choose
 
 import headgate as hg
@@ -208,10 +207,6 @@ def test_it_does_so_on_each_backend(backend: str, frame: Frame, history: list[An
         check(frame, FOLDED, history)
 
 
-EACH_PAIR = [1, 1, 2, 2, 3, 3, 5, 5, 1, 3, 1, 5, 2, 5, 3, 2, 1]
-"""Each of these numbers of subtasks follows on each."""
-
-
 @pytest.mark.parametrize(
     ("backend", "frame"),
     [*(("memory", frame) for frame in FRAMES), *((IN_FILES, frame) for frame in (Frame(True, 20), Frame(False, None)))],
@@ -222,7 +217,6 @@ def test_it_goes_on_at_any_parallelism(backend: str, frame: Frame) -> None:
         ids = range(i * 16 + 15, i * 16 - 1, -1)
         rows = [row(n, n / 2, k=KEYS[n % 3], x=n % 4, y=None, s=str(n)) for n in ids]
         history += [rows, i * 8 + 5, str(parallelism)]
-    assert len(set(pairwise(EACH_PAIR))) == 16
     with choose(backend):
         check(frame, FOLDED, history)
 
