@@ -78,7 +78,7 @@ def test_pipelines_are_listed_wherever_they_are(tmp_path: Path) -> None:
 @pytest.mark.run
 def test_the_page_of_all_pipelines_is_served_until_it_is_told_to_end(tmp_path: Path) -> None:
     started(tmp_path / "one", "shop")
-    command = [sys.executable, "-m", "headgate.cli.app", "ui", "--port", "0"]
+    command = [sys.executable, "-m", "headgate.cli", "ui", "--port", "0"]
     environment = {**os.environ, TOKEN: "sesame"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as child:
         assert child.stdout is not None

@@ -212,7 +212,7 @@ def values(printed: str) -> list[int]:
 @contextlib.contextmanager
 def headgate(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     """A process of the command line."""
-    command = [sys.executable, "-m", "headgate.cli.app", *arguments]
+    command = [sys.executable, "-m", "headgate.cli", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         yield process

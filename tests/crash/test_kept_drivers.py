@@ -89,7 +89,7 @@ def test_a_kept_pipeline_stops_and_drains_as_any_other(
     kept = here.run("--supervised")
     kept.checkpoint()
     if how == "headgate stop":
-        command = [sys.executable, "-m", "headgate.cli.app", "stop", "kept", "--dir", here.checkpoints]
+        command = [sys.executable, "-m", "headgate.cli", "stop", "kept", "--dir", here.checkpoints]
         asked = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=STARTED_S)
         assert (asked.returncode, "stopped; started again, it continues" in asked.stdout) == (0, True), asked
     elif how == "Ctrl-C":
@@ -124,7 +124,7 @@ def test_a_driver_that_dies_while_it_stops_is_not_started_again(
         kill(driver.pid)
     else:
         driver.suspend()
-        command = [sys.executable, "-m", "headgate.cli.app", "stop", "kept", "--dir", here.checkpoints]
+        command = [sys.executable, "-m", "headgate.cli", "stop", "kept", "--dir", here.checkpoints]
         with subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True) as asking:
             assert asking.stderr is not None
             assert "kept: stopping process" in asking.stderr.readline()

@@ -204,7 +204,7 @@ def test_what_died_before_it_heard_the_stop_of_its_user_is_not_taken_over(
     second.signal(signal.SIGSTOP)  # however long a busy machine takes for the stop, it decides behind it
     try:
         first.signal(signal.SIGSTOP)
-        command = [sys.executable, "-m", "headgate.cli.app", "stop", "kept", "--dir", here.checkpoints]
+        command = [sys.executable, "-m", "headgate.cli", "stop", "kept", "--dir", here.checkpoints]
         with subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True) as asking:
             assert asking.stderr is not None
             assert "kept: stopping process" in asking.stderr.readline()

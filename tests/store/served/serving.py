@@ -55,7 +55,7 @@ class ServerProcess:
 
     def start(self) -> dict[str, Any]:
         """Start it; return what it says then."""
-        command = [sys.executable, "-m", "headgate.cli.app", "store", "serve", "--json", "--store", str(self._root)]
+        command = [sys.executable, "-m", "headgate.cli", "store", "serve", "--json", "--store", str(self._root)]
         self._process = subprocess.Popen(
             [*command, "--port", str(self._port)], stdout=subprocess.PIPE, text=True, env=os.environ
         )

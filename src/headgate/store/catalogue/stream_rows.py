@@ -114,7 +114,7 @@ def find_stream(connection: Connection, name: str) -> StreamInfo:
 
 def find_stream_or_none(connection: Connection, name: str) -> StreamInfo | None:
     """Return the stream without counts and segments; None: there is none."""
-    row = connection.execute(sa.select(t.streams).where(t.streams.c.name == name)).one_or_none()
+    row = connection.execute(_NAMED, {"name": name}).one_or_none()
     return None if row is None else stream_info(connection, row)
 
 
@@ -173,12 +173,8 @@ def with_segments(connection: Connection, info: StreamInfo) -> StreamInfo:
     Raises:
         CorruptionError: not every key is in one of them.
     """
-    present = sa.select(*_SEGMENT).where(*t.open_segments(info.stream_id)).order_by(t.segments.c.key_low)
-    rows = connection.execute(present).all()
-    due = sa.select(sa.func.min(t.shared_transactions.c.due_ms))
-    (due_ms,) = checked_row(
-        connection.execute(due.where(t.shared_transactions.c.stream_id == info.stream_id)).one(), int | None
-    )
+    rows = connection.execute(_PRESENT, {"stream_id": info.stream_id}).all()
+    (due_ms,) = checked_row(connection.execute(_LEASE_DUE, {"stream_id": info.stream_id}).one(), int | None)
     segments = tuple(_segment(row) for row in rows)
     _check_layout(info, gaps_between(segments))
     return replace(info, segments=segments, lease_due_ms=due_ms)
@@ -405,6 +401,13 @@ _SEGMENT = (
     t.segments.c.closed_epoch,
 )
 """What a ``Segment`` is made of."""
+
+_NAMED = sa.select(t.streams).where(t.streams.c.name == sa.bindparam("name"))
+_PRESENT = sa.select(*_SEGMENT).where(*t.open_segments(sa.bindparam("stream_id"))).order_by(t.segments.c.key_low)
+_LEASE_DUE = sa.select(sa.func.min(t.shared_transactions.c.due_ms)).where(
+    t.shared_transactions.c.stream_id == sa.bindparam("stream_id")
+)
+"""What is asked of one stream nearly each time, made once: to make a query takes longer than to carry it out."""
 
 
 def _names_of(connection: Connection, stream_id: int, status: Status) -> list[str]:

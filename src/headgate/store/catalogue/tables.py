@@ -311,16 +311,17 @@ reader_groups = sa.Table(
 """Reader groups (``group_rows``). ``version``: one more with every change."""
 
 
-def open_segments(stream_id: int) -> tuple[sa.ColumnElement[bool], ...]:
+def open_segments(stream_id: int | sa.BindParameter[int]) -> tuple[sa.ColumnElement[bool], ...]:
     """Return the conditions that rows of ``segments`` are those of a stream that take events.
 
     Asked for their numbers only, SQLite takes them from ``present_segments``; for all of them at once it would look
     through every segment that the stream ever had.
     """
-    own = segments.alias()
-    numbers = sa.select(own.c.segment_id).where(own.c.stream_id == stream_id, own.c.closed_epoch.is_(None))
+    numbers = sa.select(_own.c.segment_id).where(_own.c.stream_id == stream_id, _own.c.closed_epoch.is_(None))
     return segments.c.stream_id == stream_id, segments.c.segment_id.in_(numbers)
 
+
+_own = segments.alias()
 
 IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {}
 """By the name of a verb: the function that carries it out within a transaction."""
