@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import itertools
 import json
 from decimal import Decimal
@@ -30,9 +31,13 @@ def url(tmp_path: Path, kind: str) -> str:
     return f"{kind}:///{tmp_path}/t.db"
 
 
+@functools.lru_cache(maxsize=16)
+def engine_of(url: str) -> sa.Engine:
+    return sa.create_engine(url, poolclass=sa.pool.NullPool)
+
+
 def read(url: str, query: str) -> list[Any]:
-    engine = sa.create_engine(url, poolclass=sa.pool.NullPool)
-    with engine.connect() as connection:
+    with engine_of(url).connect() as connection:
         return [tuple(row) for row in connection.exec_driver_sql(query)]
 
 

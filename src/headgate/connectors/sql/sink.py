@@ -71,6 +71,7 @@ class Ledger:
     commits: sa.Table
 
     @staticmethod
+    @functools.cache  # a statement is compiled once for each table that is another object
     def in_schema(schema: str | None) -> Ledger:
         """Return the tables in ``schema``; None: that of the connection."""
         metadata = sa.MetaData(schema=schema)
