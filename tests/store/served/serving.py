@@ -14,12 +14,15 @@ from typing import Any
 
 from tests.servers.proxy import Wire
 
+from headgate.store.client.messages import PROTOCOL_VERSION
 from headgate.store.client.remote_store import open_remote_store
 from headgate.store.server.server import ServerOptions, StoreServer
 from headgate.store.store import Store
 
 TOKEN = "a token of more than sixteen characters"
 WAIT_S = 300
+SPEAKS = f"Headgate-Protocol: {PROTOCOL_VERSION}"
+"""The header that says which version a client speaks."""
 
 
 @contextmanager

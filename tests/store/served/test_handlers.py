@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from tests.servers.proxy import Wire
-from tests.store.served.serving import WAIT_S, over, serving
+from tests.store.served.serving import SPEAKS, WAIT_S, over, serving
 from tests.store.storing import KEYED, STREAM, drained, keyed
 
 from headgate.errors import StorageError, UsageError
@@ -111,7 +111,7 @@ def test_a_question_that_was_given_up_changes_nothing_when_it_arrives(server: St
     wanted = StreamDefinition("late", KEYED, 1, None)
     body = encode({"wanted": wanted, "now_ms": 1, "if_not_exists": False})
     head = (
-        "POST /verb/catalogue/create_stream HTTP/1.1\r\nHeadgate-Protocol: 3\r\nHeadgate-Request: a\r\n"
+        f"POST /verb/catalogue/create_stream HTTP/1.1\r\n{SPEAKS}\r\nHeadgate-Request: a\r\n"
         f"Headgate-Checksum: {checksum_of(body)}\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     stream = late._http.sock

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.servers.proxy import Wire
-from tests.store.served.serving import TOKEN, WAIT_S, serving
+from tests.store.served.serving import SPEAKS, TOKEN, WAIT_S, serving
 from tests.store.storing import KEYED, STREAM, drained, keyed
 
 from headgate.errors import StorageError, UsageError
@@ -23,6 +23,7 @@ from headgate.store.addresses import ServerAddress
 from headgate.store.client import connection as asking
 from headgate.store.client import requests as clients
 from headgate.store.client.connection import Request, read_tokens
+from headgate.store.client.messages import PROTOCOL_VERSION
 from headgate.store.client.requests import Client
 from headgate.store.server import connections
 from headgate.store.server import server as desks
@@ -214,10 +215,12 @@ def test_a_certificate_of_somebody_in_between_is_not_taken_for_the_servers(
 def test_another_version_is_refused_in_one_sentence(server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:
     with Store.open(server.address.url) as store:
         monkeypatch.setattr(asking, "PROTOCOL_VERSION", 99)
-        with pytest.raises(StorageError, match=r"speaks version 3 .* speaks version 99; use") as caught:
+        with pytest.raises(
+            StorageError, match=f"speaks version {PROTOCOL_VERSION} .* speaks version 99; use"
+        ) as caught:
             store.find(STREAM)  # also in the middle
         assert not caught.value.is_transient
-        with pytest.raises(UsageError, match=r"speaks version 3 .* speaks version 99"):
+        with pytest.raises(UsageError, match=f"speaks version {PROTOCOL_VERSION} .* speaks version 99"):
             Store.open(server.address.url)
 
 
@@ -235,16 +238,19 @@ def raw(server: StoreServer, sent: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("sent", "status"),
     [
-        (b"POST /verb/catalogue/list_streams HTTP/1.1\r\nHeadgate-Protocol: 3\r\nContent-Length: 0\r\n\r\n", b"401"),
-        (b"GET /chunk/a HTTP/1.1\r\nHeadgate-Protocol: 3\r\n\r\n", b"401"),
-        (b"PUT /chunk/a HTTP/1.1\r\nHeadgate-Protocol: 3\r\nContent-Length: 1\r\n\r\nx", b"401"),
-        (b"POST /prove HTTP/1.1\r\nHeadgate-Protocol: 3\r\nContent-Length: 0\r\n\r\n", b"412"),
-        (b"POST /hello HTTP/1.1\r\nHeadgate-Protocol: 3\r\nContent-Length: 5000\r\n\r\n" + b"x" * 5_000, b"413"),
+        (
+            b"POST /verb/catalogue/list_streams HTTP/1.1\r\n" + SPEAKS.encode() + b"\r\nContent-Length: 0\r\n\r\n",
+            b"401",
+        ),
+        (b"GET /chunk/a HTTP/1.1\r\n" + SPEAKS.encode() + b"\r\n\r\n", b"401"),
+        (b"PUT /chunk/a HTTP/1.1\r\n" + SPEAKS.encode() + b"\r\nContent-Length: 1\r\n\r\nx", b"401"),
+        (b"POST /prove HTTP/1.1\r\n" + SPEAKS.encode() + b"\r\nContent-Length: 0\r\n\r\n", b"412"),
+        (b"POST /hello HTTP/1.1\r\n" + SPEAKS.encode() + b"\r\nContent-Length: 5000\r\n\r\n" + b"x" * 5_000, b"413"),
         (b"POST /hello HTTP/1.1\r\nContent-Length: 0\r\n\r\n", b"409"),
         (b"GET / HTTP/1.1\r\n\r\n", b"409"),
         (b"\x16\x03\x01 TLS where there is none\r\n\r\n", b"Bad request"),
         (b"GET /" + b"x" * 5_000 + b" HTTP/1.1\r\n\r\n", b"431"),
-        (b"POST /hello HTTP/1.1\r\nHeadgate-Protocol: 3\r\n" + (b"a: " + b"b" * 1_000 + b"\r\n") * 5, b"431"),
+        (b"POST /hello HTTP/1.1\r\n" + SPEAKS.encode() + b"\r\n" + (b"a: " + b"b" * 1_000 + b"\r\n") * 5, b"431"),
         (b"POST /hello HTTP/1.1\r\n" + b"a: b\r\n" * 200 + b"\r\n", b"431"),
         (b"", b""),
     ],
@@ -303,7 +309,7 @@ def test_a_flood_of_strangers_keeps_no_client_out(server: StoreServer, monkeypat
     ("host", "is_page"), [("evil.example.com", True), ("localhost:80", False), ("[::1]", False), ("127.0.0.1:1", False)]
 )
 def test_a_page_of_another_site_is_refused(server: StoreServer, host: str, is_page: bool) -> None:
-    head = f"POST /hello HTTP/1.1\r\nHost: {host}\r\nHeadgate-Protocol: 3\r\n"
+    head = f"POST /hello HTTP/1.1\r\nHost: {host}\r\n{SPEAKS}\r\n"
     sent = f"{head}Headgate-Checksum: {asking.checksum_of(b'x' * 71)}\r\nContent-Length: 71\r\n\r\n"
     found = raw(server, sent.encode() + b"x" * 71)
     assert b"403" in found.partition(b"\r\n")[0], "and the first message is none"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.store.served.serving import WAIT_S
+from tests.store.served.serving import SPEAKS, WAIT_S
 
 from headgate.errors import StorageError, UsageError
 from headgate.storage.base import AlreadyExists, NotFound
@@ -105,7 +105,7 @@ def test_a_chunk_that_came_half_or_damaged_is_not_there(
     connection.ask(Request("POST", "/date"))  # the connection goes on
     stream = connection._http.sock
     assert isinstance(stream, socket.socket)
-    head = "PUT /chunk/b HTTP/1.1\r\nHost: localhost\r\nHeadgate-Protocol: 3\r\nContent-Length: 100000\r\n\r\n"
+    head = f"PUT /chunk/b HTTP/1.1\r\nHost: localhost\r\n{SPEAKS}\r\nContent-Length: 100000\r\n\r\n"
     stream.sendall(head.encode() + b"x" * 50_000)
     deadline_s = time.monotonic() + WAIT_S
     while len(files(tmp_path)) < 2 and time.monotonic() < deadline_s:
@@ -165,7 +165,7 @@ def test_a_question_that_is_too_large_is_refused_before_it_is_read(
     connection = Client(server.address).connect()
     for method, path in (("POST", "/verb/catalogue/look"), ("PUT", "/chunk/a")):
         stream = connection._http.sock
-        stream.sendall(f"{method} {path} HTTP/1.1\r\nHeadgate-Protocol: 3\r\nContent-Length: 1001\r\n\r\n".encode())
+        stream.sendall(f"{method} {path} HTTP/1.1\r\n{SPEAKS}\r\nContent-Length: 1001\r\n\r\n".encode())
         assert stream.recv(1_000).startswith(b"HTTP/1.1 413 ")
         connection.close()
         connection = Client(server.address).connect()
