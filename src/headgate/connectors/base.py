@@ -257,6 +257,17 @@ class PausableReader(Protocol):
 
 
 @runtime_checkable
+class EncodingReader(Protocol):
+    """What a reader has, too, if it may leave text encoded, as its input has it: what follows decodes what it needs."""
+
+    def keep_text_encoded(self) -> None:
+        """From now on, text columns of batches may be dictionaries of ``large_string``, with places of four bytes.
+
+        Called before the first batch. Values that no row has may be in a dictionary.
+        """
+
+
+@runtime_checkable
 class PartsReader(Protocol):
     """What a reader has, too, if its input has parts that are read one after the other, in all subtasks."""
 

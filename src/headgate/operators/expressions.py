@@ -17,10 +17,8 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
-from enum import Enum
 from typing import Any
 
-import numpy as np
 import polars as pl
 import pyarrow as pa
 
@@ -30,8 +28,9 @@ from headgate.model.graph import MAIN, Node
 from headgate.model.ids import NodeName
 from headgate.model.plan import Plan, Vertex
 from headgate.operators.base import Operator
-from headgate.operators.lazy_rows import LazyRows, as_batch
-from headgate.operators.schemas import batch_of, columns_of, describe, empty_frame, frame_of, schema_of_frame
+from headgate.operators.lazy_rows import LazyRows, as_lazy
+from headgate.operators.record_query import Query, Step, Verb, mask_of
+from headgate.operators.schemas import columns_of, describe, empty_frame, schema_of_frame
 from headgate.operators.user_functions import batch_error
 
 _COPIED = "multiplexer"
@@ -261,30 +260,6 @@ def _problem_of_plan(query: pl.LazyFrame, has_column: bool) -> str:
     return next((found for top in tops.values() if (found := top.problem(has_column))), "")
 
 
-class Verb(Enum):
-    """What a step does with its expressions."""
-
-    FILTER = "filter"
-    SELECT = "select"
-    WITH_COLUMNS = "with_columns"
-
-
-@dataclass(frozen=True)
-class Step:
-    """One verb as the user wrote it."""
-
-    verb: Verb
-    expressions: tuple[pl.Expr, ...]
-
-    def apply(self, frame: pl.LazyFrame) -> pl.LazyFrame:
-        """Return ``frame`` after this step."""
-        if self.verb is Verb.FILTER:
-            return frame.filter(*self.expressions)
-        if self.verb is Verb.SELECT:
-            return frame.select(*self.expressions)
-        return frame.with_columns(*self.expressions)
-
-
 @dataclass(frozen=True)
 class ExpressionsSpec:
     """One or more steps that run as one pass."""
@@ -374,37 +349,46 @@ class ExpressionsOperator(Operator):
     ``tallies``: of each step, from the heights of the batches.
     """
 
+    takes_lazy_rows = True
+
     def __init__(self, steps: Sequence[Step]) -> None:
         self.tallies = [Tally() for _ in steps]
-        self._parts = [tuple(part) for _, part in itertools.groupby(steps, _part_of)]
-        self._only: Step | None = steps[0] if len(steps) == 1 and steps[0].verb is Verb.FILTER else None
-        self._read = None if self._only is None else sorted(columns_of(self._only.expressions) or ())
-        self.takes_lazy_rows = bool(self._read)
-        self._schema: pa.Schema | None = None
+        parts = [tuple(part) for _, part in itertools.groupby(steps, _part_of)]
+        self._parts = [(part, mask_of(part[0].expressions) if _is_filter(part) else Query(part)) for part in parts]
+        self._is_filter = len(parts) == 1 and _is_filter(parts[0])
 
     def process(self, batch: pa.RecordBatch | LazyRows) -> None:
-        frame = frame_of(batch.select(self._read) if self._read else as_batch(batch))
         try:
-            results = self._results(frame) if self._only is None else _kept(batch, frame, self._only)
+            results = self._kept(batch) if self._is_filter else self._results(as_lazy(batch))
         except pl.exceptions.PolarsError as error:
             raise batch_error(self.context.node, batch.num_rows, error) from None
         if results is not None and results.num_rows:
             self.output.emit(results)
 
-    def _results(self, frame: pl.DataFrame) -> pa.RecordBatch | None:
+    def _kept(self, batch: pa.RecordBatch | LazyRows) -> pa.RecordBatch | LazyRows:
+        """Return the rows that a filter keeps, as batch or lazy rows as they came."""
+        mask = _mask(as_lazy(batch), self._parts[0][1])
+        return batch if mask is None else batch.filter(mask)
+
+    def _results(self, rows: LazyRows) -> LazyRows | None:
         first = 0
-        for part in self._parts:
-            height = frame.height
-            frame = _filtered(frame, part[0]) if part[0].verb is Verb.FILTER else _queried(frame, part)
+        for part, query in self._parts:
+            height = rows.num_rows
+            if not _is_filter(part):
+                rows = query.run(rows)
+            elif (mask := _mask(rows, query)) is not None:
+                rows = rows.filter(mask)
             for tally in self.tallies[first : first + len(part)]:
                 tally.records_in += height
-                tally.records_out += (height := frame.height)  # only filters change it, and each is a part of its own
+                tally.records_out += (height := rows.num_rows)  # only filters change it, and each is a part of its own
             first += len(part)
-            if frame.height == 0:
+            if rows.num_rows == 0:
                 return None
-        if self._schema is None:
-            self._schema = schema_of_frame(frame)
-        return batch_of(frame, self._schema)
+        return rows.without_series()
+
+
+def _is_filter(part: Sequence[Step]) -> bool:
+    return part[0].verb is Verb.FILTER
 
 
 def _part_of(step: Step) -> int:
@@ -412,28 +396,11 @@ def _part_of(step: Step) -> int:
     return id(step) if step.verb is Verb.FILTER else 0
 
 
-def _queried(frame: pl.DataFrame, steps: Sequence[Step]) -> pl.DataFrame:
-    query = frame.lazy()
-    for step in steps:
-        query = step.apply(query)
-    found = query.collect(engine="in-memory")  # the default one, for long input, costs more per batch
-    if found.height == frame.height:
-        return found
-    return found[np.zeros(frame.height, np.int64)]  # literals alone are one row to Polars, and one for each record here
-
-
-def _mask(frame: pl.DataFrame, step: Step) -> pl.Series:
-    mask = frame.select(pl.all_horizontal(*step.expressions)).to_series()
-    return mask if len(mask) == frame.height else mask.new_from_index(0, frame.height)  # of a literal
-
-
-def _filtered(frame: pl.DataFrame, step: Step) -> pl.DataFrame:
-    mask = _mask(frame, step)
-    return pl.DataFrame([series.filter(mask) for series in frame.get_columns()])
-
-
-def _kept(batch: pa.RecordBatch | LazyRows, frame: pl.DataFrame, step: Step) -> pa.RecordBatch | LazyRows:
-    return batch.filter(_mask(frame, step).to_arrow())  # as quick as Polars, and nothing is converted back
+def _mask(rows: LazyRows, query: Query) -> pa.Array | None:
+    """Return which rows are kept; None: all."""
+    found = query.run(rows)
+    mask = found.column(found.schema.names[0])
+    return None if mask.true_count == len(mask) else mask
 
 
 def _first_line(error: Exception) -> str:

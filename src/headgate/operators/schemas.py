@@ -195,6 +195,12 @@ def fitted(column: pa.Array, dtype: pa.DataType, name: str) -> pa.Array:
         raise MisfitError(0, name, str(error), dtype) from None
 
 
+def encoded_text(column: pa.DictionaryArray) -> pa.DictionaryArray:
+    """Return a dictionary of text with its values and places in the types in which it is handed on."""
+    places = column.indices.cast(pa.int32())
+    return pa.DictionaryArray.from_arrays(places, column.dictionary.cast(pa.large_string()), safe=False)
+
+
 def _casts_exactly(given: pa.DataType, wanted: pa.DataType) -> bool:
     """Whether Arrow's cast changes no value or raises, but for floats that become infinite."""
     types = pa.types

@@ -23,6 +23,7 @@ from headgate.dataclass import dataclass
 from headgate.errors import UsageError
 from headgate.model.ids import ChannelIndex
 from headgate.operators.base import WATERMARK_MAX_MS, Operator, RestoredState
+from headgate.operators.lazy_rows import LazyRows, as_batch
 from headgate.operators.schemas import require_columns
 from headgate.operators.user_functions import bad_records, described_rows, shortened
 from headgate.protocol.watermarks import (
@@ -54,7 +55,7 @@ class EventTime:
     units_per_ms: int
     ms_per_unit: int
 
-    def values(self, batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
+    def values(self, batch: pa.RecordBatch | LazyRows) -> npt.NDArray[np.int64]:
         """Return the column in its own unit (nulls: any number)."""
         return self.words(batch.column(self.column))
 
@@ -238,6 +239,8 @@ def _decoded(payload: memoryview, where: str) -> _Former:
 class WithTimestampsOperator(Operator):
     """Passes records on and emits watermarks after them."""
 
+    takes_lazy_rows = True
+
     def __init__(self, spec: WithTimestampsSpec) -> None:
         self._spec = spec
         self._tracker = WatermarkTracker(
@@ -280,7 +283,7 @@ class WithTimestampsOperator(Operator):
             self._generator_states = {origin: state for origin, state in states_of if not _is_channel(origin)}
             self._tracker.restore(splits, lowest_ms, limits, floors)
 
-    def process(self, batch: pa.RecordBatch) -> None:
+    def process(self, batch: pa.RecordBatch | LazyRows) -> None:
         if self._time is None:
             self._time = event_time(self.context.node, batch.schema, self._spec.column)
         column = batch.column(self._spec.column)
@@ -288,7 +291,7 @@ class WithTimestampsOperator(Operator):
         low, high = self._time.to_ms(int(values.min())), self._time.to_ms(int(values.max()))
         end_ms = self._end_ms()
         if column.null_count or low < self._spec.time_min_ms or high >= end_ms:
-            batch = self._refuse(batch, self._time, end_ms)
+            batch = self._refuse(as_batch(batch), self._time, end_ms)
             if batch.num_rows == 0:
                 return
             values = self._time.values(batch)

@@ -39,7 +39,14 @@ from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.model.config import Duration, check_switches
 from headgate.model.lineage import Location
 from headgate.model.state_schema import Form
-from headgate.operators.schemas import canonical_schema, carried, refuse_twice, schema_text, with_durations
+from headgate.operators.schemas import (
+    canonical_schema,
+    carried,
+    encoded_text,
+    refuse_twice,
+    schema_text,
+    with_durations,
+)
 from headgate.storage.base import NotFound, Replaced, StoredFile
 
 BATCH_ROWS = 65_536
@@ -267,15 +274,48 @@ def fingerprint(file: pa.NativeFile) -> tuple[int, int]:
     return size, xxhash.xxh3_64_intdigest(file.read_at(length, size - length))
 
 
+ROWS_PER_VALUE_MIN = 2
+"""Text with fewer rows for each of its values is not read as it is encoded."""
+
+
+class TextEncoding:
+    """Which text columns are read as they are encoded in the files of one reader: those that had few values so far.
+
+    In a column of many values, some are not encoded in the file. To number these takes longer than to read them.
+    """
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._names = [field.name for field in schema if pa.types.is_large_string(field.type)]
+
+    def names(self, group: pq.RowGroupMetaData) -> tuple[str, ...]:
+        """Return the names of those in a row group."""
+        columns = [group.column(at) for at in range(group.num_columns)]
+        encoded = {one.path_in_schema for one in columns if one.has_dictionary_page}
+        return tuple(name for name in self._names if name in encoded)
+
+    def fits(self, batch: pa.RecordBatch, names: Sequence[str], rows: int) -> bool:
+        """Whether each column ``names`` of a batch has few values for ``rows``; those that have more are left out."""
+        found = [name for name in names if len(batch.column(name).dictionary) * ROWS_PER_VALUE_MIN > rows]
+        self._names = [name for name in self._names if name not in found]
+        return not found
+
+
 class _File:
     """One file being read."""
 
     def __init__(
-        self, path: str, position: ParquetPosition, opened: Callable[[str], pa.NativeFile], *, is_afar: bool = False
+        self,
+        path: str,
+        position: ParquetPosition,
+        opened: Callable[[str], pa.NativeFile],
+        *,
+        is_afar: bool = False,
     ) -> None:
         """``is_afar``: each read takes long, so that a row group is read at once."""
         self.path = path
         self._open, self._is_afar = opened, is_afar
+        self.encoding: TextEncoding | None = None
+        """How text is read, from the next row group on; None: without its encoding."""
         self.group, self.row, self.is_finished = position.group, position.row, position.is_finished
         self._restored = position
         self._known = (position.size_bytes, position.footer_digest)
@@ -338,27 +378,59 @@ class _File:
         first_group, skip = self.group, self.row
         with self._open(self.path) as opened:
             self._compare(opened)
-            file = pq.ParquetFile(
-                opened,
-                coerce_int96_timestamp_unit="us",  # nanoseconds end in the year 2262
-                pre_buffer=self._is_afar,
-            )
-            names = schema.names
+            file = self._opened(opened)
+            names, metadata = schema.names, file.metadata
             exact = _with_nanoseconds(file, opened, names)
-            rows = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+            rows = [metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
             self._rows_before = [0, *accumulate(rows)]
+            files: dict[tuple[str, ...], pq.ParquetFile] = {(): file}
             for group in range(first_group, file.num_row_groups):
-                row = 0
-                finer = None if exact is None else exact.iter_batches(batch_rows, [group], names, use_threads=False)
-                for batch in file.iter_batches(batch_rows, row_groups=[group], columns=names, use_threads=False):
-                    batch.validate(full=True)
-                    if finer is not None:
-                        _refuse_cut(batch, next(finer), self.path)
-                    row += batch.num_rows
-                    rest = row - skip if group == first_group else batch.num_rows
-                    if rest > 0:
-                        there = with_durations(batch.slice(max(batch.num_rows - rest, 0)), schema)
-                        yield group, row, carried(there, schema, self.path)
+                row, is_read = skip if group == first_group else 0, False
+                while not is_read:
+                    is_read, end = True, 0
+                    encoding = self.encoding
+                    encoded = () if encoding is None else encoding.names(metadata.row_group(group))
+                    if encoded not in files:
+                        files[encoded] = self._opened(opened, encoded, metadata)
+                    finer = None if exact is None else exact.iter_batches(batch_rows, [group], names, use_threads=False)
+                    for batch in files[encoded].iter_batches(batch_rows, [group], names, use_threads=False):
+                        end += batch.num_rows
+                        if encoding is not None and not encoding.fits(batch, encoded, end):
+                            is_read = False  # the group is read again, without what was left out
+                            break
+                        batch.validate(full=True)
+                        if finer is not None:
+                            _refuse_cut(batch, next(finer), self.path)
+                        rest = end - row
+                        if rest > 0:
+                            row = end
+                            there = with_durations(batch.slice(max(batch.num_rows - rest, 0)), schema)
+                            yield group, row, _carried(there, schema, encoded, self.path)
+
+    def _opened(
+        self, opened: pa.NativeFile, encoded: Sequence[str] = (), metadata: pq.FileMetaData | None = None
+    ) -> pq.ParquetFile:
+        return pq.ParquetFile(
+            opened,
+            metadata=metadata,
+            read_dictionary=list(encoded),
+            coerce_int96_timestamp_unit="us",  # nanoseconds end in the year 2262
+            pre_buffer=self._is_afar,
+        )
+
+
+def _carried(batch: pa.RecordBatch, schema: pa.Schema, encoded: Sequence[str], path: str) -> pa.RecordBatch:
+    """Return ``batch`` in the types of ``schema``, columns ``encoded`` as dictionaries of these.
+
+    Raises:
+        UsageError: a value would become another one.
+    """
+    if not encoded:
+        return carried(batch, schema, path)
+    others = pa.schema([field for field in schema if field.name not in encoded])
+    columns = dict(zip(others.names, carried(batch.select(others.names), others, path).columns, strict=True))
+    columns |= {name: encoded_text(batch.column(name)) for name in encoded}
+    return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], names=schema.names)
 
 
 class ParquetReader(FailStopReader):
@@ -386,6 +458,11 @@ class ParquetReader(FailStopReader):
         self._later = deque(file for file in self._files if not file.is_finished)
         self._active: deque[_File] = deque()
         self._paused: frozenset[str] = frozenset()
+
+    def keep_text_encoded(self) -> None:
+        encoding = TextEncoding(self._schema)
+        for file in self._files:
+            file.encoding = encoding
 
     def pause(self, splits: Collection[str]) -> None:
         self._paused = frozenset(splits)

@@ -28,7 +28,7 @@ from headgate.model.progress import RECORDS_IN, RECORDS_OUT
 from headgate.operators.base import WATERMARK_MAX_MS, WATERMARK_MIN_MS, Operator, OperatorContext, RestoredState
 from headgate.operators.expressions import ExpressionsOperator
 from headgate.operators.keys import partition
-from headgate.operators.lazy_rows import LazyRows, as_batch
+from headgate.operators.lazy_rows import LazyRows, as_batch, with_encoded_text
 from headgate.operators.timestamps import WithTimestampsOperator
 from headgate.protocol.watermarks import Origin
 from headgate.runtime.wire.channels import OutputChannel
@@ -160,6 +160,11 @@ class NodeOutput:
         self._diverts = diverts
         self._main = Tagged()
         self._tagged: dict[OutputTag, Tagged] = {MAIN: self._main}
+
+    @property
+    def takes_lazy_rows(self) -> bool:
+        """Whether what it emits is handed on as lazy rows."""
+        return self._main.takes_lazy_rows
 
     def tagged(self, tag: OutputTag) -> Tagged:
         """Return the receivers of the output ``tag``, to be added to."""
@@ -484,5 +489,5 @@ class SourceHead(Operator):
         self.opened_by = source
 
     def process(self, batch: pa.RecordBatch) -> None:
-        """Pass records on."""
-        self.output.emit(batch)
+        """Pass records on, encoded text as lazy rows."""
+        self.output.emit(with_encoded_text(batch))

@@ -16,6 +16,7 @@ from functools import partial
 from headgate.connectors.base import (
     AnyReader,
     CheckpointMarker,
+    EncodingReader,
     InducedReader,
     PartsReader,
     PausableReader,
@@ -327,6 +328,8 @@ class SourceRunner:
         self._paused: frozenset[str] = frozenset()
         self._parts = parts.reader if isinstance(parts.reader, PartsReader) else None
         self._rate_limit = parts.rate_limit
+        if isinstance(parts.reader, EncodingReader) and parts.chain.head.output.takes_lazy_rows:
+            parts.reader.keep_text_encoded()
         self._splits_count = 0
         self._reported_share: tuple[int, int] | None = None
 
