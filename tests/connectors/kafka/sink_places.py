@@ -92,7 +92,13 @@ class Place:
         return [json.loads(one.value()) for one in self.reader.read()]
 
     def open_transactions(self) -> list[str]:
-        return [one.transactional_id for one in self.reader.transactions() if one.transaction_state == "Ongoing"]
+        return self._transactions("Ongoing")
+
+    def aborted_transactions(self) -> list[str]:
+        return self._transactions("CompleteAbort")
+
+    def _transactions(self, state: str) -> list[str]:
+        return [one.transactional_id for one in self.reader.transactions() if one.transaction_state == state]
 
     def lose(self) -> None:
         for name in self.open_transactions():

@@ -225,9 +225,7 @@ def test_two_phase_commit_has_no_timeout() -> None:
         other = Place(broker, client, transaction_timeout="10s")  # the longest that there is
         away = other.pipeline("it has a timeout").start(1)
         away.write(3)
-        while not other.open_transactions():
-            time.sleep(0.01)
-        while other.open_transactions():  # the broker aborts what was open for too long, and not the rest
+        while not other.aborted_transactions():  # the broker aborts what was open for too long, and not the rest
             time.sleep(0.05)
         assert here.open_transactions() == names
         run = pipeline.start(1)
@@ -249,9 +247,7 @@ def test_a_transaction_that_was_open_for_too_long_is_no_newer_generation(
     pipeline = here.pipeline("a transaction was open for too long")
     run = pipeline.start(1)
     run.write(3)
-    while not here.open_transactions():
-        time.sleep(0.01)
-    while here.open_transactions():
+    while not here.aborted_transactions():
         time.sleep(0.05)
     with pytest.raises(StorageError, match="which was open longer than 1000 ms"):
         run.prepare(pipeline.next_id())
