@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 from tests.store.storing import KEYED, STREAM, database_of, drained, in_a_child, keyed, lose_an_answer
 
+from headgate.environment import SystemThreads
 from headgate.errors import FencedError, StorageError, UsageError
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.memory import MemoryStorage
@@ -253,6 +254,37 @@ def test_an_error_that_will_not_go_away_ends_the_writer(
             verb()
 
 
+def test_a_writer_that_has_ended_writes_nothing_later_of_what_it_refused(
+    faulty: Store, disk: FaultyStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its caller writes that with another writer, so it would be there twice."""
+
+    def denied(path: str, _: object) -> None:
+        raise StorageError("put", path, "Permission denied", is_transient=False)
+
+    writer = faulty.writer(STREAM, linger=None)
+    future = writer.append(keyed(("a", 1)))
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "put", denied)
+        with pytest.raises(StorageError):
+            writer.flush()
+    with pytest.raises(StorageError):
+        future.result(0)
+    with pytest.raises(StorageError):
+        writer.flush()
+    assert drained(faulty) == []
+
+
+def test_what_is_appended_to_a_truncated_stream_is_there(store: Store) -> None:
+    """No file of it is looked for before it is written: it would be taken for one that was truncated, too."""
+    for number in (1, 2):
+        with store.writer(STREAM, linger=None) as writer:
+            future = writer.append(keyed(("a", number)))
+        assert future.result(0).ranges
+        assert drained(store) == [("a", number)]
+        store.truncate(store.tail(STREAM))
+
+
 def test_an_outcome_that_was_unknown_is_looked_up_even_when_the_disk_fails_for_good(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -326,6 +358,29 @@ def test_a_callback_may_append_and_flush(store: Store) -> None:
     assert second.done()
     assert drained(store) == [("a", 1), ("b", 2), ("c", 3)]
     assert store.fsck() == []
+
+
+class Processes(SystemThreads):
+    """Threads that are said to be those of another process."""
+
+    process_id = 1
+
+
+@pytest.mark.parametrize("sees_it_first", ["append", "flush", "close"])
+def test_a_writer_taken_into_another_process_leaves_what_was_buffered_to_the_first(
+    store: Store, sees_it_first: str
+) -> None:
+    processes = Processes()
+    shared = Store(store.root, store._core.catalogue, store._core.storage, threads=processes)
+    writer = shared.writer(STREAM, linger=None)
+    writer.append(keyed(("parent", 1)))
+    processes.process_id = 2
+    if sees_it_first == "append":
+        writer.append(keyed(("child", 1)))
+        writer.flush()
+    else:
+        getattr(writer, sees_it_first)()
+    assert drained(store) == ([("child", 1)] if sees_it_first == "append" else [])
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")

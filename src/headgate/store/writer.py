@@ -469,7 +469,6 @@ class StreamWriter:
             self._failure = error
             items = (self._attempt.items if self._attempt is not None else []) + self._buffer
             self._attempt, self._buffer, self._buffered_bytes = None, [], 0
-            self._unacknowledged.clear()
         if self._linger is not None:
             self._linger.close(wait=False)
         for item in items:
