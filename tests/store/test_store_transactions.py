@@ -19,7 +19,7 @@ from headgate.protocol.watermarks import WATERMARK_MIN_MS
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.local import LocalStorage
 from headgate.storage.memory import MemoryStorage
-from headgate.store import transactions
+from headgate.store import chunks, transactions
 from headgate.store.catalogue import event_times, tables, transaction_rows
 from headgate.store.catalogue.sql import memory_catalogue
 from headgate.store.store import Store
@@ -600,6 +600,19 @@ def test_unusable_owners_and_names_are_refused(store: Store) -> None:
     nameless = store.transactions.begin(STREAM, owner="p", epoch=1)
     with pytest.raises(UsageError, match="name"):
         nameless.prepare()
+
+
+def test_events_of_several_parts_and_chunks_are_committed_in_the_order_in_which_they_were_written(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chunks, "PART_ROWS_MAX", 2)
+    monkeypatch.setattr(transactions, "FLUSH_BYTES", 1)  # each write is a chunk
+    transaction = store.transactions.begin(STREAM, owner="p/sink", epoch=1, name="t")
+    for first in (0, 10):
+        transaction.write(keyed(*(("a", number) for number in range(first, first + 10))))
+    transaction.prepare()
+    commit(store, "t")
+    assert [row for segment in drain(store) for row in segment] == [("a", number) for number in range(20)]
 
 
 def note(store: Store, owner: str, event_ms: int, name: str = "", *pairs: tuple[str, int]) -> None:
