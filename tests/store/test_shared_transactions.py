@@ -24,7 +24,7 @@ from headgate.errors import FencedError, StorageError, UsageError
 from headgate.protocol.store.transactions import Status
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.local import LocalStorage
-from headgate.store import transactions
+from headgate.store import chunks, transactions
 from headgate.store.catalogue import tables, transaction_rows
 from headgate.store.policies import Retention
 from headgate.store.store import Store
@@ -346,6 +346,19 @@ def test_events_are_in_the_order_in_which_they_were_flushed(store: Store) -> Non
     with Store.open(store.root) as other:
         other.transaction(STREAM, transaction.id).commit()
     assert drain(store)[segment_of(store, "k")] == [("k", n) for n in (1, 2, 3, 4)]
+
+
+def test_events_of_several_parts_and_flushes_are_in_the_order_of_their_writes(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chunks, "PART_ROWS_MAX", 2)
+    transaction = store.begin_shared(STREAM)
+    with transaction.writer() as writer:
+        for first in (0, 10):
+            writer.write(keyed(*(("a", number) for number in range(first, first + 10))))
+            writer.flush()
+    transaction.commit()
+    assert [row for segment in drain(store) for row in segment] == [("a", number) for number in range(20)]
 
 
 def test_without_a_routing_key_all_goes_to_one_segment(store: Store) -> None:
