@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import math
 from collections.abc import Sequence
 
 import pyarrow as pa
@@ -100,6 +101,16 @@ def test_a_cut_that_cannot_be_is_refused(store: Store) -> None:  # FW2
     for wrong in ({"start": "latst"}, {"end": "earliest"}):
         with pytest.raises(UsageError, match="a reader of a stream"):
             store.follow(STREAM, **wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [pa.float64(), pa.float32()], ids=str)
+def test_events_whose_key_is_not_a_number_are_those_of_a_key(store: Store, dtype: pa.DataType) -> None:
+    schema = pa.schema({"key": dtype, "value": pa.int64()})
+    store.create_stream("measured", schema, segments=4, routing_key="key")
+    with store.writer("measured") as writer:
+        writer.append(pa.record_batch([pa.array([math.nan, 1.0, math.nan, None], dtype), [1, 2, 3, 4]], schema=schema))
+    found = list(store.follow("measured", key=math.nan, end="latest"))
+    assert [value for one in found for value in one.batch.column("value").to_pylist()] == [1, 3]
 
 
 def test_what_is_truncated_under_a_follower_is_told(store: Store) -> None:  # FW2

@@ -8,6 +8,7 @@ group.
 from __future__ import annotations
 
 import datetime as dt
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -55,7 +56,10 @@ class KeyFilter:
     def of_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the events of ``batch`` with the key."""
         column = batch.column(self.column)
-        return batch.filter(pc.equal(column, self.value.cast(column.type)))
+        value = self.value.cast(column.type)
+        # Not a number is a key as any other, and equal to nothing.
+        is_nan = pa.types.is_floating(column.type) and math.isnan(value.as_py())
+        return batch.filter(pc.is_nan(column) if is_nan else pc.equal(column, value))
 
 
 class StreamFollower:
