@@ -201,6 +201,28 @@ def test_what_the_catalogue_has_lost_at_the_end_of_a_segment_is_an_error(ten: St
     assert any("ends at 24 instead of 30" in problem.what for problem in ten.fsck())
 
 
+def test_a_row_of_the_catalogue_that_makes_no_sense_is_damage_after_everything_before_it(ten: Store) -> None:
+    with database_of(ten).write() as connection:
+        connection.execute(sa.text("UPDATE parts SET offset = 'nowhere' WHERE start = 12"))
+    reader = ten.reader(ONE, 0)
+    assert values(reader) == list(range(12))
+    for _ in range(2):
+        with pytest.raises(CorruptionError, match="from position 12 on"):
+            reader.read()
+
+
+def test_a_segment_that_the_catalogue_has_lost_is_damage_and_a_stream_that_was_deleted_is_not(ten: Store) -> None:
+    ten.create_stream("other", KEYED, segments=1)
+    deleted, lost = ten.reader("other", 0), ten.reader(ONE, 0, 30)
+    ten.delete("other", force=True)
+    with pytest.raises(UsageError, match="stream 'other' was deleted while it was read"):
+        deleted.read()
+    with database_of(ten).write() as connection:
+        connection.execute(t.segments.delete())
+    with pytest.raises(CorruptionError, match="segment 0"):
+        lost.read()
+
+
 def test_a_storage_that_fails_for_a_while_loses_and_repeats_nothing(tmp_path: Path) -> None:
     storage = FaultyStorage(MemoryStorage())
     with Store.open(tmp_path, storage=storage) as store:
