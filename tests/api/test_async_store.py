@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -268,6 +269,8 @@ def test_who_joins_waits_for_a_name_without_a_thread(tmp_path: Path) -> None:
 
 
 def test_closing_waits_for_calls_that_were_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    others = set(threading.enumerate())
+
     async def test(store: hg.AsyncStore) -> None:
         held = Held(hg.Store.list_streams)
         asked = asyncio.create_task(store._calls.run(lambda: held(inner(store))))
@@ -283,7 +286,28 @@ def test_closing_waits_for_calls_that_were_begun(tmp_path: Path, monkeypatch: py
         await store.close()
 
     run(tmp_path, test)
-    assert not [x for x in threading.enumerate() if x.name == "headgate-bell"]
+    assert not [x for x in set(threading.enumerate()) - others if x.name == "headgate-bell"]
+
+
+def test_a_closed_store_has_no_thread_that_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even one that was about to end, and has its last turn late."""
+    thread_run = threading.Thread.run
+
+    def late(self: threading.Thread) -> None:
+        thread_run(self)
+        if self.name == "headgate-bell":
+            time.sleep(1)  # slow work: not a wait for anything
+
+    async def test(store: hg.AsyncStore) -> None:
+        async with store.follow(STREAM) as events:
+            assert await events.read(timeout="300ms") is None
+            await asyncio.sleep(0.1)  # nobody waits: not a wait for anything
+
+    monkeypatch.setattr(threading.Thread, "run", late)
+    monkeypatch.setattr(async_calls, "IDLE_S", 0)
+    others = set(threading.enumerate())
+    run(tmp_path, test)
+    assert not [x for x in set(threading.enumerate()) - others if x.name == "headgate-bell"]
 
 
 def test_a_store_belongs_to_its_loop(tmp_path: Path) -> None:

@@ -235,6 +235,8 @@ class ChangePoller:
         self._changed = threading.Condition()  # never held across a look
         self._waiters: dict[asyncio.Future[None], int] = {}
         self._thread: threading.Thread | None = None
+        self._latest: threading.Thread | None = None
+        """The thread, also when it is about to end: ``_thread`` is None then."""
         self._is_closed = False
 
     async def wait(self, seen: int, timeout_s: float | None) -> None:
@@ -246,6 +248,7 @@ class ChangePoller:
             self._waiters[waiter] = seen
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="headgate-bell", daemon=True)
+                self._latest = self._thread
                 self._thread.start()
             self._changed.notify_all()
         try:
@@ -266,7 +269,7 @@ class ChangePoller:
     def join(self) -> None:
         """Wait for the thread to end. Never call it in the event loop."""
         with self._changed:
-            thread = self._thread
+            thread = self._latest
         if thread is not None:
             thread.join()
 
