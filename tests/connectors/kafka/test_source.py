@@ -496,6 +496,25 @@ def test_an_end_may_be_given_and_taken_away_between_starts(kafka: KafkaBroker, c
     assert read_all(Kafka(kafka.address, topic, end="latest"), bounded) == [b"0", b"1", b"2", b"3"]
 
 
+def test_what_is_added_to_a_bounded_reading_is_read(kafka: KafkaBroker, client: KafkaClient) -> None:
+    """Topics that are named now, and partitions that have an end now; not those that only came meanwhile."""
+    first, second = new_topic(client, 1), new_topic(client, 1)
+    put(client, first, {0: [b"a", b"b"]})
+    put(client, second, {0: [b"c"]})
+    reader = Kafka(kafka.address, first, end={(first, 0): 1}).open(context())
+    positions = reader.positions()
+    reader.close()
+    kafka.add_partitions(first, 2)
+    put(client, first, {1: [b"d"]})
+    assert read_all(Kafka(kafka.address, first, end={(first, 0): 1}), positions) == [b"a"]
+    assert read_all(Kafka(kafka.address, first, end="latest"), positions) == [b"a"]
+    more = {(first, 0): 1, (first, 1): 1}
+    assert sorted(read_all(Kafka(kafka.address, first, end=more), positions)) == [b"a", b"d"]
+    assert sorted(read_all(Kafka(kafka.address, [first, second], end="latest"), positions)) == [b"a", b"c"]
+    more = {(first, 0): 1, (second, 0): 1}
+    assert sorted(read_all(Kafka(kafka.address, [first, second], end=more), positions)) == [b"a", b"c"]
+
+
 def test_subtasks_share_partitions_without_agreement(kafka: KafkaBroker, client: KafkaClient) -> None:
     topic = new_topic(client, 5)
     source = Kafka(kafka.address, topic)

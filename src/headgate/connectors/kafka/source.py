@@ -452,8 +452,24 @@ class KafkaReader(FailStopReader, CheckpointedFunction, CheckpointListener):
                 )
         kept = self._with_ends(topics, kept)
         if self._source.end is not None and any(one.end is not None for one in everything.values()):
-            return kept  # which partitions a bounded reading has was decided at its first start
+            return kept | self._begin_added(topics, everything)
         return kept | self._begin(topics, kept, EARLIEST)
+
+    def _begin_added(
+        self, topics: Mapping[str, Topic], restored: Mapping[Partition, Position]
+    ) -> dict[Partition, Position]:
+        """Return what the program has added to a bounded reading, whose partitions are those of its first start.
+
+        These are topics that it names now, and partitions for which it gives an end.
+        """
+        read, end = {name for name, _ in restored}, self._source.end
+        told = dict(end) if isinstance(end, tuple) else {}
+        added = {}
+        for name, topic in topics.items():
+            is_new = name in self._source.topics and name not in read
+            leaders = {part: node for part, node in topic.leaders.items() if is_new or (name, part) in told}
+            added[name] = Topic(name, topic.id, leaders)
+        return self._begin(added, restored, EARLIEST)
 
     def _with_ends(self, topics: Mapping[str, Topic], kept: Mapping[Partition, Position]) -> dict[Partition, Position]:
         """Return restored positions with the ends that the program gives now.
