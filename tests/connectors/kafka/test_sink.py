@@ -138,6 +138,20 @@ def test_an_id_is_used_again_once_its_transaction_is_committed(place: Callable[.
     pipeline.check_end(1)
 
 
+def test_an_id_that_rested_for_long_is_not_used_again(
+    place: Callable[..., Place], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Brokers forget ids that nothing was written with: a topic for alarms may get nothing for weeks."""
+    here = place()
+    pipeline = here.pipeline("nothing was written for long")
+    run = pipeline.start(1)
+    monkeypatch.setattr("headgate.connectors.kafka.sink_writer.IDLE_MS_MAX", 0)
+    for _ in range(3):
+        committed(run, pipeline)
+    assert len(ids_of(here)) == 3
+    pipeline.check_end(1)
+
+
 def test_a_reused_id_proves_its_former_commits(place: Callable[..., Place]) -> None:
     """FLINK-8132: a commit of an old checkpoint neither fails nor commits what is in the id now."""
     here = place()

@@ -41,6 +41,9 @@ def refusal(what: str, brokers: str, code: ErrorCode, message: str | None = None
         return UsageError(f"cannot {what}: the user has no right to it in Kafka at {brokers} ({reason}); add {acl}")
     if code in _FENCED:
         return FencedError(f"cannot {what}: a newer producer took it over ({reason})")
+    if code is ErrorCode.INVALID_PRODUCER_ID_MAPPING:
+        why = f"the brokers have forgotten its transactional id, see transactional.id.expiration.ms ({reason})"
+        return StorageError(what, f"in Kafka at {brokers}", why, False)
     if code in (ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.INCONSISTENT_TOPIC_ID):
         return UsageError(f"cannot {what}: the topic was deleted, and perhaps created again ({reason})")
     if code is ErrorCode.INVALID_TOPIC_EXCEPTION:

@@ -29,6 +29,10 @@ from headgate.model.ids import CheckpointId
 
 BATCH_SETTING = "max.message.bytes"
 
+IDLE_MS_MAX = 3_600_000
+"""An id that rested for longer is not used again: brokers forget it, a week later if they are not told otherwise
+(``transactional.id.expiration.ms``), and would refuse its next transaction."""
+
 CLOSE_PATIENCE_MS = 2_000
 """How long a writer that ends tries to abort its open transaction; the next generation does it otherwise."""
 
@@ -95,6 +99,7 @@ class _UsedId:
         """``timeout_ms``: after which brokers abort a transaction; None: never."""
         self.name, self.use, self.records_count = name, 1, 0
         self.prepared: Prepared | None = None
+        self.prepared_ms = 0
         self.client = settings.make_client()
         try:
             self.ids = self.client.take_over(name, timeout_ms or ANSWER_MS, has_no_timeout=timeout_ms is None)
@@ -141,7 +146,8 @@ class IdPool:
         """
         while self._prepared and (proof := self._proof(self._prepared[0])) is not None:
             oldest = self._prepared.popleft()
-            if oldest.ids.producer_epoch < EPOCH_LAST and proof != ENDED_AGAIN:
+            rested_ms = self._settings.environment.monotonic_ms() - oldest.prepared_ms
+            if oldest.ids.producer_epoch < EPOCH_LAST and proof != ENDED_AGAIN and rested_ms < IDLE_MS_MAX:
                 oldest.begin_next()
                 return oldest
             oldest.close()
@@ -149,6 +155,7 @@ class IdPool:
 
     def put_back(self, used: _UsedId) -> None:
         """Take an id whose transaction was prepared."""
+        used.prepared_ms = self._settings.environment.monotonic_ms()
         self._prepared.append(used)
 
     def close(self) -> None:
