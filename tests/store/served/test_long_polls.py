@@ -61,6 +61,22 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:  # SS
     assert settling.settle("large", 0) == RequestOutcome(is_over=True), "nobody knows what was answered"
     assert settling.settle("b", 0).data == b"abc"
     assert len(settling._answered) == 2
+    assert settling.settle("a", 0) == RequestOutcome(is_over=True), "it was carried out, so it must not be asked again"
+    with pytest.raises(VoidError), settling.under_way("a"):
+        raise AssertionError("a question that comes twice is carried out once")
+
+
+def test_of_what_was_carried_out_so_many_names_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:  # SS9
+    monkeypatch.setattr(settlings, "ANSWERS_MAX", 1)
+    monkeypatch.setattr(settlings, "CARRIED_OUT_MAX", 2)
+    settling = Deduplication()
+    for name in "abc":
+        with settling.under_way(name) as outcome:
+            outcome.status = 200
+    found = {name: settling.settle(name, 0) for name in "abc"}
+    assert found["c"] == RequestOutcome(is_over=True, status=200)
+    assert found["b"] == RequestOutcome(is_over=True)
+    assert found["a"].is_void
 
 
 def test_news_are_heard_by_who_waits() -> None:

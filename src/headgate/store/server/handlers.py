@@ -47,6 +47,10 @@ ANSWERS_MAX = 1_024
 ANSWER_BYTES_MAX = 1 << 16
 """So many answers are kept, and none that is larger: then its caller hears that the outcome is unknown."""
 
+CARRIED_OUT_MAX = 1 << 18
+"""So many names of questions are kept for longer than their answers: one whose answer is not kept any more must not
+pass for one that never came, which its client asks again. More than a server carries out while a client waits."""
+
 VOID_MAX = 1 << 16
 """Questions that were asked for and had not come; a connection that was cut delivers nothing for longer."""
 
@@ -70,6 +74,7 @@ class Deduplication:
         self._changed = threads.condition()
         self._under_way: set[str] = set()
         self._answered: OrderedDict[str, Outcome] = OrderedDict()
+        self._carried_out: OrderedDict[str, None] = OrderedDict()
         self._void: OrderedDict[str, None] = OrderedDict()
 
     @contextmanager
@@ -81,7 +86,7 @@ class Deduplication:
         """
         outcome = Outcome()
         with self._changed:
-            if name in self._void or name in self._under_way or name in self._answered:
+            if name in self._void or name in self._under_way or name in self._carried_out:
                 raise VoidError
             self._under_way.add(name)
         try:
@@ -92,6 +97,7 @@ class Deduplication:
                 if len(outcome.data) > ANSWER_BYTES_MAX:
                     outcome.status, outcome.data = 0, b""
                 _keep(self._answered, name, outcome, ANSWERS_MAX)
+                _keep(self._carried_out, name, None, CARRIED_OUT_MAX)
                 self._changed.notify_all()
 
     def settle(self, name: str, wait_s: float) -> RequestOutcome:
@@ -103,6 +109,8 @@ class Deduplication:
             outcome = self._answered.get(name)
             if outcome is not None:
                 return RequestOutcome(is_over=True, status=outcome.status, data=outcome.data)
+            if name in self._carried_out:
+                return RequestOutcome(is_over=True)
             _keep(self._void, name, None, VOID_MAX)
             return RequestOutcome(is_over=True, is_void=True)
 
