@@ -11,7 +11,7 @@ from headgate.errors import StorageError
 from headgate.store.client.requests import RequestOutcome
 from headgate.store.fsck import Problem
 from headgate.store.server import handlers as settlings
-from headgate.store.server.handlers import ChangeFeed, CheckJobs, Deduplication, VoidError
+from headgate.store.server.handlers import ChangeFeed, CheckJobs, Deduplication, ServerCounts, ServerMetrics, VoidError
 
 
 def test_an_answer_is_kept_for_who_lost_it() -> None:  # SS9
@@ -96,6 +96,29 @@ def test_news_are_heard_by_who_waits() -> None:
         news.close()
 
 
+def test_what_was_changed_here_wakes_who_waits() -> None:
+    """The look at the store tells nothing: it is the same each time."""
+    waits = threading.Event()
+
+    def look() -> int:
+        waits.set()
+        return 1
+
+    news = ChangeFeed(look)
+    try:
+        first = news.wait(-1, WAIT_S)
+        waits.clear()
+        heard: list[int] = []
+        waiting = threading.Thread(target=lambda: heard.append(news.wait(first, WAIT_S)))
+        waiting.start()
+        assert waits.wait(WAIT_S)
+        news.changed()  # not before the one that looks has come to wait
+        waiting.join(WAIT_S)
+        assert heard == [first + 1]
+    finally:
+        news.close()
+
+
 def test_what_came_between_two_questions_for_news_is_heard() -> None:
     number = [1]
     news = ChangeFeed(lambda: number[0])
@@ -125,6 +148,22 @@ def test_a_check_is_waited_for_and_another_one_is_begun_for_who_asks_anew() -> N
     assert (found.is_over, found.problems) == (True, (Problem("here", "something"),))
     assert checking.ask(0, WAIT_S, verify_events=False).number != first.number
     assert begun == [True, False]
+
+
+def test_findings_are_kept_of_so_many_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settlings, "KEPT_MAX", 2)
+    checking = CheckJobs(lambda verify: [])
+    numbers = [checking.ask(0, WAIT_S, verify_events=True).number for _ in range(4)]
+    assert checking.ask(numbers[3], WAIT_S, verify_events=True).number == numbers[3]
+    assert checking.ask(numbers[0], WAIT_S, verify_events=True).number > numbers[3], "it is begun again"
+
+
+def test_a_server_has_counted_nothing_when_it_begins() -> None:
+    metrics = ServerMetrics()
+    assert metrics.counts == ServerCounts(0, 0, 0, 0, 0, 0, 0)
+    metrics.add(requests=1, bytes_in=5)
+    metrics.add(requests=1)
+    assert metrics.counts == ServerCounts(requests=2, bytes_in=5)
 
 
 def test_a_check_that_fails_says_so() -> None:
