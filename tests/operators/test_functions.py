@@ -89,6 +89,20 @@ def test_a_result_that_does_not_fit_is_a_bad_record(result: object, problem: str
         Harness(spec).send(BATCH)
 
 
+@pytest.mark.parametrize("verb", [RowVerb.MAP, RowVerb.FLAT_MAP])
+def test_the_record_of_a_bad_result_is_the_one_that_came_in(verb: RowVerb) -> None:
+    def function(row: dict[str, Any]) -> Any:
+        n = row.pop("n")
+        if n == 1:
+            raise ValueError("one")
+        made = {"n": "text" if n in (0, 3) else n}
+        return made if verb is RowVerb.MAP else [{"n": n}] * (n % 3) + [made]
+
+    run = Harness(RowFunctionSpec(verb, function, {"n": pa.int64()}, diverts_exceptions=True), diverts=True)
+    run.send(pa.record_batch({"n": [0, 1, 2, 3, 4]}))
+    assert sorted(bad["record"] for bad in run.out.bad if "returned" in bad["problem"]) == ["{'n': 0}", "{'n': 3}"]
+
+
 def test_times_that_datetime_cannot_hold_are_bad_records() -> None:
     late = pa.record_batch([["a", "b"], [1, 2], pa.array([0, 1 << 62]).view(pa.timestamp("us"))], schema=SCHEMA)
     for verb in RowVerb:

@@ -183,6 +183,7 @@ def test_a_result_that_does_not_fit_is_a_bad_record_and_leaves_the_accumulator(
     run.send(batch(("b", 5), ("a", 2), ("a", 100), ("a", 3), ("b", 100), ("b", 1)))
     assert pairs(run) == [("a", 1), ("b", 5), ("a", 3), ("a", 6), ("b", 6)]
     assert [bad["problem"] for bad in run.out.bad] == [problem] * 2
+    assert [bad["record"] for bad in run.out.bad] == ["{'key': 'a', 'n': 100}", "{'key': 'b', 'n': 100}"]
     assert (frozen is not None) == is_snapshot_open
     with pytest.raises(BadRecord, match="refused a record"):
         Harness(ReduceSpec(("key",), function, SCHEMA)).send(batch(("a", 1), ("a", 100)))

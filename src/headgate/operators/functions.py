@@ -10,6 +10,7 @@ import gc
 import inspect
 import traceback
 import typing
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -135,12 +136,17 @@ class RowWriter:
             raise KeyError
         return self._values(row)
 
-    def batch(self, rows: Sequence[Row]) -> tuple[pa.RecordBatch, list[Refused]]:
-        """Return the rows that fit as a batch, and those that do not."""
+    def batch(
+        self, rows: Sequence[Row], input_of: Callable[[int], object] | None = None
+    ) -> tuple[pa.RecordBatch, list[Refused]]:
+        """Return the rows that fit as a batch, and of those that do not, what they were made of.
+
+        ``input_of``: the record that the row with this number was made of; by default a refused row stands for itself.
+        """
         try:
             return self.batch_of_values([self.values(row) for row in rows]), []
         except (KeyError, TypeError, AttributeError, ValueError, OverflowError):
-            return self._slowly(rows)
+            return self._slowly(rows, input_of or rows.__getitem__)
 
     def batch_of_values(self, values: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
         """Return a batch of tuples in the order of the schema's columns.
@@ -152,13 +158,13 @@ class RowWriter:
         arrays = [exact_array(column, field.type) for column, field in zip(columns, self._schema, strict=True)]
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
-    def _slowly(self, rows: Sequence[Row]) -> tuple[pa.RecordBatch, list[Refused]]:
+    def _slowly(self, rows: Sequence[Row], input_of: Callable[[int], object]) -> tuple[pa.RecordBatch, list[Refused]]:
         good: list[tuple[Any, ...]] = []
         refused: list[Refused] = []
-        for row in rows:
+        for number, row in enumerate(rows):
             problem = self.problem(row)
             if problem:
-                refused.append(Refused(problem, shortened(row)))
+                refused.append(Refused(problem, shortened(input_of(number))))
             else:
                 good.append(self.values(row))
         return self.batch_of_values(good), refused
@@ -237,10 +243,11 @@ class RowFunctionOperator(FunctionOperator):
     def process(self, batch: pa.RecordBatch) -> None:
         batch = divert_unreadable(self, batch)
         results: list[Any] = []
+        ends: list[int] = []
         verb = self._spec.verb
         if verb is RowVerb.FILTER:
             with paused_gc():
-                failed = self._call(rows_of(batch), results, results.append)
+                failed = [one for _, one in self._call(rows_of(batch), results, results.append)]
             divert_refused(self, failed)
             keep = [bool(value) for value in results]
             self.output.emit(batch if all(keep) else batch.filter(pa.array(keep)))
@@ -249,25 +256,36 @@ class RowFunctionOperator(FunctionOperator):
             self._writer = RowWriter(self._spec.output_schema(batch.schema, self.context.node))
         # All rows of a flat_map's result, or, if it raises half-way, none.
         taken = self._writer.taken
-        kept: Callable[[Any], None] = (
-            (lambda result: results.append(taken(result)))
-            if verb is RowVerb.MAP
-            else lambda result: results.extend([taken(row) for row in _each(result)])
-        )
+
+        def extend(result: Any) -> None:
+            results.extend([taken(row) for row in _each(result)])
+            ends.append(len(results))
+
+        is_map = verb is RowVerb.MAP
+        kept: Callable[[Any], None] = (lambda result: results.append(taken(result))) if is_map else extend
         with paused_gc():
-            failed = self._call(rows_of(batch), results, kept)
-            result, refused = self._writer.batch(results)
-        divert_refused(self, failed + refused)
+            raised = self._call(rows_of(batch), results if is_map else ends, kept)
+            skipped = [at for at, _ in raised]
+
+            def input_of(number: int) -> object:  # not what the function was given: it may have changed that
+                call = number if is_map else bisect_right(ends, number)
+                return described_rows(batch.slice(call + bisect_right(skipped, call), 1))[0]
+
+            result, refused = self._writer.batch(results, input_of)
+        divert_refused(self, [one for _, one in raised] + refused)
         self.output.emit(result)
 
-    def _call(self, rows: list[Row], results: list[Any], keep: Callable[[Any], None]) -> list[Refused]:
-        """Give ``keep`` what the function returns; return the records for which it raised.
+    def _call(self, rows: list[Row], returned: list[Any], keep: Callable[[Any], None]) -> list[tuple[int, Refused]]:
+        """Give ``keep`` what the function returns, which adds to ``returned`` once for each call.
+
+        Returns:
+            The records for which it raised, with the number of calls before that returned.
 
         Raises:
             UserFunctionError: it raised, and exceptions are not diverted.
         """
         function = self._spec.function
-        failed: list[Refused] = []
+        failed: list[tuple[int, Refused]] = []
         rest = iter(rows)
         row: Row = {}
         while True:
@@ -277,9 +295,9 @@ class RowFunctionOperator(FunctionOperator):
             except Exception as error:
                 if not self._spec.diverts_exceptions:
                     raise user_error(self.context.node, row, error) from None
-                failed.append(failure(row, error))
+                failed.append((len(returned), failure(row, error)))
                 if self._spec.verb is RowVerb.FILTER:
-                    results.append(False)
+                    returned.append(False)
             else:
                 return failed
 

@@ -23,6 +23,7 @@ from headgate.operators.process.timers import TimedOperator
 from headgate.operators.user_functions import (
     FunctionOperator,
     UserFunctionError,
+    described_rows,
     divert_unreadable,
     shortened,
     user_error,
@@ -126,14 +127,14 @@ class ReduceOperator(FunctionOperator, TimedOperator):
             keys = list(map(self._key_of_row, rows))
             before = self._load(dict.fromkeys(keys))
             try:
-                accumulators, results = self._reduce(keys, rows, before, refused, is_checked=False)
+                accumulators, results = self._reduce(batch, keys, rows, before, refused, is_checked=False)
                 reduced = self._writer.batch_of_values(results)
             except (ValueError, TypeError, OverflowError, UserFunctionError):
                 # a value of a wrong type, or what the function made of one later: once more, checking each result
                 refused = []
                 counters.clear()
                 counters.update(counted)
-                accumulators, results = self._reduce(keys, rows_of(batch), before, refused, is_checked=True)
+                accumulators, results = self._reduce(batch, keys, rows_of(batch), before, refused, is_checked=True)
                 reduced = self._writer.batch_of_values(results)
         self._store(accumulators, before)
         if refused:
@@ -163,6 +164,7 @@ class ReduceOperator(FunctionOperator, TimedOperator):
 
     def _reduce(
         self,
+        batch: pa.RecordBatch,
         keys: list[Any],
         rows: list[Row],
         before: Mapping[Any, Record],
@@ -172,8 +174,8 @@ class ReduceOperator(FunctionOperator, TimedOperator):
     ) -> tuple[dict[Any, Record], list[Record]]:
         """Return the accumulators of the batch's keys, and the accumulator after each of its records.
 
-        The loop is inlined: it runs once per record. A result that does not fit goes to ``refused`` and leaves its
-        key's accumulator as it was.
+        The loop is inlined: it runs once per record. A record whose result does not fit goes to ``refused`` and leaves
+        its key's accumulator as it was.
         """
         accumulators = dict(before)
         function, names, nested, count = self._function, self._names, self._nested, len(self._names)
@@ -196,16 +198,16 @@ class ReduceOperator(FunctionOperator, TimedOperator):
                 except (KeyError, TypeError):
                     after = ()
                 if not after or key_of_values(after) != key or (is_checked and self._writer.problem(result)):
-                    refused.append(self._refusal(result))
+                    refused.append(self._refusal(result, batch.slice(len(results) + len(refused), 1)))
                     continue
                 after = kept(after, so_far)
             accumulators[key] = after
             results.append(after)
         return accumulators, results
 
-    def _refusal(self, result: Row) -> Refused:
+    def _refusal(self, result: Row, record: pa.RecordBatch) -> Refused:
         problem = self._writer.problem(result) or f"the function changed the key columns {list(self._keys)}"
-        return Refused(problem, shortened(result))
+        return Refused(problem, shortened(described_rows(record)[0]))
 
     def _fire_some(self, kind: TimeKind, until_ms: int) -> int:
         return 0

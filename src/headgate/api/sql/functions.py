@@ -195,7 +195,16 @@ def _encoded(call: Call, encoding: Any) -> pl.Expr:
 
 
 def _decoded(call: Call, encoding: Any) -> pl.Expr:
-    return call.text(0).str.decode(encoding, strict=False).cast(pl.String, strict=False)
+    found = call.text(0).str.decode(encoding, strict=False)
+    return pl.when(found.bin.encode("hex").str.contains(_UTF_8)).then(found).cast(pl.String)  # the cast raises
+
+
+_NEXT = "[89ab]."
+_UTF_8 = (
+    f"^([0-7].|(c[2-9a-f]|d.){_NEXT}|e0[ab].{_NEXT}|ed[89].{_NEXT}|(e[1-9a-cef])({_NEXT}){{2}}"
+    f"|f0[9ab].({_NEXT}){{2}}|f[1-3]({_NEXT}){{3}}|f48.({_NEXT}){{2}})*$"
+)
+"""Bytes in base 16 that are UTF-8. Source: RFC 3629."""
 
 
 # -- numbers ----------------------------------------------------------------------------------------------------------

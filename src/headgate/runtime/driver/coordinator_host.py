@@ -153,11 +153,16 @@ class CoordinatorHost:
         self.is_started = True
         self.handle(coordinator_events.Started(first_delay_ms))
 
-    def handle(self, event: coordinator_events.Event) -> None:
-        """Give the machine an event; carry out its effects. Ignores everything after ``close``."""
+    def handle(self, event: coordinator_events.Event, cause: str = "") -> None:
+        """Give the machine an event; carry out its effects. Ignores everything after ``close``.
+
+        ``cause``: what the machine does not need to know of the event, but the reader of an error.
+        """
         if self._is_closed:
             return
         for effect in self.machine.handle(event):
+            if cause and isinstance(effect, coordinator_events.FailGeneration):
+                effect = replace(effect, failure=replace(effect.failure, reason=f"{effect.failure.reason}: {cause}"))
             self._run(effect)
 
     def close(self) -> None:
@@ -325,7 +330,7 @@ class CoordinatorHost:
             raise
         except BaseException as error:
             self._note(f"cannot begin checkpoint {checkpoint}: {error}")
-            self._report(coordinator_events.ReserveFailed(checkpoint))
+            self._report(coordinator_events.ReserveFailed(checkpoint), str(error))
             return
         self._report(coordinator_events.IdReserved(checkpoint))
 
@@ -342,7 +347,7 @@ class CoordinatorHost:
                 self._timers.post(lambda: self._completed(manifest))
             case Outcome.FAILED:
                 self._note(f"cannot write the manifest of checkpoint {manifest.checkpoint}: {self._log.problem}")
-                self._report(coordinator_events.ManifestFailed(manifest.checkpoint))
+                self._report(coordinator_events.ManifestFailed(manifest.checkpoint), self._log.problem)
             case Outcome.UNKNOWN:
                 why = f": {self._log.problem}" if self._log.problem else ""
                 self._note(f"it is not known whether the manifest of checkpoint {manifest.checkpoint} was written{why}")
@@ -463,8 +468,8 @@ class CoordinatorHost:
             fault_points.reach("after-commit")
             self._report(coordinator_events.CommitSucceeded(checkpoint))
 
-    def _report(self, event: coordinator_events.Event) -> None:
-        self._timers.post(lambda: self.handle(event))
+    def _report(self, event: coordinator_events.Event, cause: str = "") -> None:
+        self._timers.post(lambda: self.handle(event, cause))
 
     def _note(self, text: str) -> None:
         self._timers.post(lambda: self._reports.note(text))

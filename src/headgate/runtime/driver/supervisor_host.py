@@ -186,7 +186,7 @@ class LiveGeneration:
             case messages.Decline():
                 if message.text:
                     self._note(f"{message.event.subtask} declined: {message.text}")
-                self.coordination.handle(message.event)
+                self.coordination.handle(message.event, message.text)
             case messages.ReadsOn() | messages.Finished():
                 self.coordination.handle(message.event)
             case messages.Ready():
