@@ -284,6 +284,23 @@ QUERIES: dict[str, tuple[str, str | None]] = {
         "SELECT auction, w, SUM(n) OVER (PARTITION BY auction ORDER BY w RANGE BETWEEN INTERVAL '20' SECOND PRECEDING "
         f"AND CURRENT ROW) FROM (SELECT auction, COUNT(*) AS n, {BUCKET} AS w FROM bids GROUP BY ALL)",
     ),
+    "ranks by time": (
+        "SELECT auction, w, n, RANK() OVER (ORDER BY w) AS r, DENSE_RANK() OVER (ORDER BY w) AS d, RANK() OVER "
+        "(PARTITION BY auction ORDER BY w) - SUM(n) OVER (ORDER BY w) AS q FROM (SELECT auction, window_start AS w, "
+        f"COUNT(*) AS n {TUMBLE} auction, window_start, window_end)",
+        "SELECT auction, w, n, RANK() OVER (ORDER BY w), DENSE_RANK() OVER (ORDER BY w), RANK() OVER (PARTITION BY "
+        f"auction ORDER BY w) - SUM(n) OVER (ORDER BY w) FROM (SELECT auction, {BUCKET} AS w, COUNT(*) AS n FROM bids "
+        "GROUP BY ALL)",
+    ),
+    "numbers by time": (
+        "SELECT auction % 3 AS part, ROW_NUMBER() OVER (PARTITION BY auction % 3 ORDER BY ts) AS rn FROM bids",
+        None,
+    ),
+    "numbers by time without the first ones, and around it": (
+        "SELECT auction, COUNT(*) AS n, MAX(rn) AS most FROM (SELECT *, ROW_NUMBER() OVER (PARTITION BY auction ORDER "
+        "BY ts) AS rn FROM bids) WHERE rn > 2 GROUP BY auction",
+        None,
+    ),
     "over all rows so far, and around it": (
         "SELECT auction, COUNT(*) AS n FROM (SELECT *, SUM(price) OVER (PARTITION BY auction ORDER BY ts) AS s, "
         "STDDEV(change) OVER (PARTITION BY auction ORDER BY ts) AS d FROM bids) WHERE s > 900 AND d > 0.2 GROUP BY "
@@ -582,7 +599,10 @@ def test_a_join_near_in_time_has_event_time_and_another_one_has_none() -> None:
         ('SELECT auction, COUNT(*) AS op FROM bids GROUP BY auction', "column 'op' of a result that changes says what"),
         ("SELECT * FROM bids MATCH_RECOGNIZE (ORDER BY ts PATTERN (A B) DEFINE A AS price > 1)", "use key_by"),
         ("SELECT LEAD(price) OVER (ORDER BY ts) AS p FROM bids", "the rows after a row are not known; use LAG"),
-        ("SELECT RANK() OVER (ORDER BY ts) AS p FROM bids", r"RANK\(\) OVER is not there yet; use ROW_NUMBER"),
+        ("SELECT RANK() OVER (ORDER BY price) AS p FROM bids", "order by the event time of the table alone, 'ts'"),
+        ("SELECT RANK() OVER (ORDER BY ts ROWS 2 PRECEDING) AS p FROM bids", "leave the frame out"),
+        ("SELECT NTILE(3) OVER (ORDER BY ts) AS p FROM bids", r"NTILE\(3\) OVER is not there yet; how many rows there"),
+        ("SELECT id, ROW_NUMBER() OVER (ORDER BY ts DESC) AS p FROM bids", "or order by the event time alone"),
         ("SELECT SUM(price) OVER (PARTITION BY id) AS p FROM bids", "needs ORDER BY and the event time"),
         ("SELECT SUM(price) OVER (ORDER BY id) AS p FROM bids", "order by the event time of the table alone, 'ts'"),
         ("SELECT SUM(price) OVER (ORDER BY ts DESC) AS p FROM bids", "leave DESC out"),

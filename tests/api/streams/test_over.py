@@ -127,7 +127,7 @@ REFUSED: dict[str, tuple[Callable[[hg.Stream], Any], str]] = {
     "no aggregate": (lambda s: s.key_by("k").over(rows=2), "over needs at least one column or expression"),
     "no rows": (lambda s: s.key_by("k").over(rows=0, n=pl.len()), "from 1 on, or 'unbounded', not 0"),
     "no number": (lambda s: s.key_by("k").over(rows="ten", n=pl.len()), "not 'ten'"),
-    "no time": (lambda s: s.key_by("k").over(range=0, n=pl.len()), "range= must be longer than zero"),
+    "no time": (lambda s: s.key_by("k").over(range="-1s", n=pl.len()), "range="),
     "no unit": (lambda s: s.key_by("k").over(range=10, n=pl.len()), "range= is 10 without a unit"),
     "no event time": (
         lambda s: s.select("k", "x").key_by("k").over(rows=2, n=pl.len()),

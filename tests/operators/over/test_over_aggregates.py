@@ -65,6 +65,7 @@ OTHERS = [
     (pl.col("x").max() - pl.col("x").min()).alias("spread"),
 ]
 FRAMES = [
+    Frame(True, 0),
     Frame(True, 3),
     Frame(True, 20),
     Frame(True, None),

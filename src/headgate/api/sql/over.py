@@ -81,26 +81,59 @@ def with_overs(
         UsageError: something in them is not there.
     """
     groups: dict[_Over, list[Expression]] = {}
+    ranks: dict[tuple[Expression, ...], list[Expression]] = {}
     for _, output in outputs:
         for node in output.find_all(exp().Window):
             if is_over(node):
-                known = groups.setdefault(_over(relation, node), [])
+                over = _over(relation, node)
+                known = ranks.setdefault(over.keys, []) if _is_rank(node) else groups.setdefault(over, [])
                 if node not in known:
                     known.append(node)
-    stream, results = relation.stream, {}
+    stream = relation.stream
+    results: dict[Expression, pl.Expr] = {}
     for i, (over, nodes) in enumerate(groups.items()):
-        scalars, names, computed = Scalars(stream.schema), [], []
-        for n, node in enumerate(over.keys):
-            is_column = isinstance(node, exp().Column)
-            names.append(node.name if is_column else f"__over{i}_key{n}")
-            computed += [] if is_column else [scalars(node).alias(names[-1])]
         functions = _Functions(f"__over{i}_{{}}", stream)
         for node in nodes:
             results[node] = functions.result(node)
-        keyed = (stream.with_columns(*computed) if computed else stream).key_by(*names)
+        stream, keys = _with_keys(stream, over.keys, f"__over{i}_key")
         named = [expression.alias(name) for name, expression in functions.aggregates.expressions.items()]
-        stream = keyed.over(*named, **dict(over.options))
+        stream = stream.key_by(*keys).over(*named, **dict(over.options))
+    for i, (parts, nodes) in enumerate(ranks.items()):
+        stream, keys = _with_keys(stream, parts, f"__rank{i}_key")
+        is_dense = any(isinstance(node.this, exp().DenseRank) for node in nodes)
+        stream = _ranked(stream, keys, f"__rank{i}", is_dense=is_dense)
+        for node in nodes:
+            results[node] = pl.col(f"__rank{i}_dense" if isinstance(node.this, exp().DenseRank) else f"__rank{i}")
     return stream, results
+
+
+def _with_keys(stream: Stream, parts: Sequence[Expression], name: str) -> tuple[Stream, list[str]]:
+    """Return the stream with the columns that rows are divided by, and what they are called."""
+    scalars, names, computed = Scalars(stream.schema), [], []
+    for n, node in enumerate(parts):
+        is_column = isinstance(node, exp().Column)
+        names.append(node.name if is_column else f"{name}{n}")
+        computed += [] if is_column else [scalars(node).alias(names[-1])]
+    return stream.with_columns(*computed) if computed else stream, names
+
+
+def _is_rank(node: Expression) -> bool:
+    return isinstance(node.this, exp().Rank | exp().DenseRank)
+
+
+def _ranked(stream: Stream, keys: Sequence[str], name: str, *, is_dense: bool) -> Stream:
+    """Return the stream with the rank of each row by event time, which rows of one time have in common.
+
+    It is the number of the first of them. Without gaps it is how many rows were the first of their time.
+    """
+    number = f"{name}_number"
+    stream = stream.key_by(*keys).over(pl.len().alias(number), rows="unbounded")
+    stream = stream.key_by(*keys).over(pl.col(number).min().alias(name), range="0s")
+    if is_dense:
+        first = (pl.col(number) == pl.col(name)).cast(pl.Int64).alias(f"{name}_first")
+        keyed = stream.with_columns(first).key_by(*keys)
+        stream = keyed.over(pl.col(f"{name}_first").sum().alias(f"{name}_dense"), range="unbounded")
+    return stream.with_columns(pl.col(name).cast(pl.Int64))
 
 
 class _Functions:
@@ -172,8 +205,10 @@ def _over(relation: Relation, node: Expression) -> _Over:
         raise unsupported(name, "leave it out: rows with a null count")
     if isinstance(function, e.Lead):
         raise unsupported(name, "the rows after a row are not known; use LAG")
-    if not isinstance(function, e.AggFunc | e.Filter) or isinstance(function, e.Rank | e.DenseRank):
-        raise unsupported(name, "use ROW_NUMBER(), an aggregate, FIRST_VALUE, LAST_VALUE or LAG")
+    if isinstance(function, e.Ntile | e.PercentRank | e.CumeDist):
+        raise unsupported(name, "how many rows there will be is not known; use ROW_NUMBER(), RANK() or DENSE_RANK()")
+    if not isinstance(function, e.AggFunc | e.Filter):
+        raise unsupported(name, "use ROW_NUMBER(), RANK(), DENSE_RANK(), an aggregate, FIRST_VALUE, LAST_VALUE or LAG")
     order = node.args.get("order")
     if order is None:
         raise UsageError(
@@ -189,6 +224,10 @@ def _over(relation: Relation, node: Expression) -> _Over:
     if order.expressions[0].args.get("desc"):
         raise unsupported(f"{name} (... {order.sql()})", "leave DESC out: rows come in the order of their times")
     keys = tuple(node.args.get("partition_by") or [e.Literal.number(0)])
+    if _is_rank(node):
+        if node.args.get("spec") is not None:
+            raise unsupported(f"{name} with ROWS or RANGE", "leave the frame out")
+        return _Over(keys, ())
     if isinstance(function, e.Lag):
         if node.args.get("spec") is not None:
             raise unsupported("LAG with ROWS or RANGE", "leave the frame out")

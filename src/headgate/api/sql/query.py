@@ -437,8 +437,8 @@ class Select:
             others = [other for other in parts if other is not part]
             self._keep_top(top, count, others)
             return others
-        self.relation_in.without_top()
-        raise AssertionError("rows that are to be numbered were taken for others")
+        self.relation_in = self.relation_in.without_top()
+        return parts
 
     def _actual(self, column: Expression) -> str:
         """Return what the stream calls a column; "": it is none of the tables."""
@@ -484,8 +484,7 @@ class Select:
         if how is None or join.args.get("method"):
             raise unsupported(join.sql().split(" ON ")[0], "use JOIN ... ON with equal columns")
         refuse_others(join)
-        for side in (left, right):
-            side.without_top().without_open_windows()
+        left, right = (side.without_top().without_open_windows() for side in (left, right))
         both = Relation(
             left.stream,
             tuple(_moved(column, f"__l{place}_{i}") for i, column in enumerate(left.columns))

@@ -99,15 +99,24 @@ class Relation:
     top: Top | None = None
 
     def without_top(self) -> Relation:
-        """Return the relation.
+        """Return the relation, with the numbers of its rows if these are to be numbered by event time.
+
+        No later row changes such a number.
 
         Raises:
-            UsageError: its rows are to be numbered, which only a bound on the numbers makes possible.
+            UsageError: they are to be numbered in another order, which only a bound on the numbers makes possible.
         """
-        if self.top is not None:
-            name = self.top.name
-            raise unsupported("ROW_NUMBER() without a bound", f"add WHERE {name} <= 10 in a SELECT around it")
-        return self
+        if self.top is None:
+            return self
+        name, time = self.top.name, self.stream._time_column
+        if self.stream._changes is not None or (self.top.by, self.top.descending) != ((time,), (False,)):
+            raise unsupported(
+                "ROW_NUMBER() without a bound",
+                f"add WHERE {name} <= 10 in a SELECT around it, or order by the event time alone, ascending",
+            )
+        stream = self.stream.key_by(*self.top.keys).over(pl.len().alias(name), rows="unbounded")
+        stream = stream.with_columns(pl.col(name).cast(pl.Int64))
+        return replace(self, stream=stream.select(*(column.actual for column in self.columns)), top=None)
 
     def without_open_windows(self) -> Relation:
         """Return the relation.

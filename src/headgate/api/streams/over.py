@@ -71,14 +71,15 @@ def _frame(node: NodeName, range: Duration | None, rows: int | str | None) -> Fr
     if (range is None) == (rows is None):
         raise UsageError(
             f"operator '{node}': over needs range= or rows=, and not both: range='1h' for the records of the last "
-            "hour, rows=10 for the record and the 10 before it, range='unbounded' for all so far"
+            "hour, range='0s' for those of its very time, rows=10 for the record and the 10 before it, "
+            "range='unbounded' for all so far"
         )
     if UNBOUNDED in (range, rows):
         return Frame(range is not None, None)
     if range is not None:
         range_ms = duration_ms(range, f"operator '{node}': range=")
-        if range_ms <= 0:
-            raise UsageError(f"operator '{node}': range= must be longer than zero, such as '1h'")
+        if range_ms < 0:
+            raise UsageError(f"operator '{node}': range= must not be negative; give a duration such as '1h'")
         return Frame(True, range_ms)
     if not isinstance(rows, int) or isinstance(rows, bool) or rows < 1:
         raise UsageError(

@@ -751,7 +751,7 @@ class KeyedStream(Records):
                 ``sum``, ``min``, ``max``, ``mean``, ``std``, ``var``, ``first``, ``last``, ``max_by`` and ``min_by``.
             range: the frame is the records of so much time before the record, both ends included, and all that have its
                 very time: ``RANGE BETWEEN INTERVAL '1' HOUR PRECEDING AND CURRENT ROW``. They are kept for so long in
-                event time. ``"unbounded"``: all records that are not later.
+                event time. ``"0s"``: those of its very time. ``"unbounded"``: all records that are not later.
             rows: the frame is so many records before the record, and the record itself: ``rows=10`` is ``ROWS BETWEEN
                 10 PRECEDING AND CURRENT ROW``. Records of the same time are in the order in which they came.
                 ``"unbounded"``: all records so far.
