@@ -204,6 +204,8 @@ def test_functions_that_duckdb_has_not_are_those_of_python(tmp_path: Path) -> No
     ("expression", "said"),
     [
         ("MD5(text)", "the function MD5 is not there yet; use map with Python's hashlib"),
+        ("JSON_VALUE(text, '$.a')", "the function JSON_VALUE is not there yet; use map with Python's json"),
+        ("JSON_EXISTS(text, '$.a')", "the function JSON_EXISTS is not there yet; use map with Python's json"),
         ("SHA256(text)", "the function SHA256 is not there yet"),
         ("LOG(positive)", "write LN or LOG10"),
         ("NOW()", "the function NOW is not there yet; use PROCTIME"),

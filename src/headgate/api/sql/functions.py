@@ -524,6 +524,7 @@ OF_UNITS = ("TIMESTAMPADD", "TIMESTAMPDIFF")
 """Functions with the name of a unit, such as DAY, as first argument."""
 
 _HASHES = "use map with Python's hashlib"
+_JSON = "use map with Python's json"
 _CLOCK = "use PROCTIME(), or the event time: what the clock says is another result in each run"
 
 REFUSED = {
@@ -531,6 +532,7 @@ REFUSED = {
     **dict.fromkeys(
         ["NOW", "CURRENT_TIMESTAMP", "CURRENT_DATE", "CURRENT_TIME", "LOCALTIMESTAMP", "CURRENT_ROW_TIMESTAMP"], _CLOCK
     ),
+    **dict.fromkeys(["JSON_VALUE", "JSON_QUERY", "JSON_EXISTS", "JSON_EXTRACT", "JSON_EXTRACT_STRING"], _JSON),
     **dict.fromkeys(["RAND", "RANDOM", "RAND_INTEGER", "UUID"], "use map: each run has another result"),
 }
 """Functions that are not there, and what to do instead."""
