@@ -1,4 +1,4 @@
-"""Runs in this process of which workers are killed, while there is input: however slow or fast the machine is."""
+"""Runs in this process with input until a test has done to them what it wants to, on slow and on fast machines."""
 
 from __future__ import annotations
 
@@ -31,12 +31,20 @@ def run_killing(
         gate = Path(directory) / "gate"
         last = kills if isinstance(kills, int) else max(kills)
         watching = _Opening(observer or SilentObserver(), last, gate)
-        held: Any = _HeldPipeline(pipeline, gate)
         result = testing.run(
-            held, kill_worker_after_checkpoint=kills, observer=watching, timeout_s=timeout_s, **options
+            held_pipeline(pipeline, gate),
+            kill_worker_after_checkpoint=kills,
+            observer=watching,
+            timeout_s=timeout_s,
+            **options,
         )
     assert result.restarts >= 1, "no worker was killed"
     return result
+
+
+def held_pipeline(pipeline: hg.Pipeline, gate: Path) -> Any:
+    """Return ``pipeline`` as ``testing`` runs it, but that its sources do not end before ``gate``, a file, is there."""
+    return _HeldPipeline(pipeline, gate)
 
 
 class _Opening(SilentObserver):

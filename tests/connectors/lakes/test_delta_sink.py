@@ -26,6 +26,7 @@ from lake_program import (
     until,
 )
 from tests.conftest import IS_DEEP
+from tests.killing import held_pipeline
 from tests.servers.objects import BUCKET, ObjectServer, object_server
 
 import headgate as hg
@@ -135,11 +136,12 @@ def test_a_server_that_is_gone_between_the_steps_of_a_commit_is_a_passing_error(
 def test_a_killed_server_of_objects_loses_and_repeats_nothing(objects: ObjectServer, tmp_path: Path) -> None:
     url = f"s3://{BUCKET}/killed-server"
     pipeline = program(tmp_path, 2_000, "delta", {"url": url, "create": True})
-    with testing.running(pipeline, parallelism=2) as handle:
+    with testing.running(held_pipeline(pipeline, tmp_path / "gate"), parallelism=2) as handle:
         sink = DeltaSink(url)
         until(lambda: bool(rows_of(sink)))
         objects.fail()
         objects.heal()
+        (tmp_path / "gate").touch()
         result = handle.wait(PATIENCE_S)
     assert result is not None
     assert sorted(row["number"] for row in rows_of(DeltaSink(url))) == list(range(2_000))

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from lake_program import KILLED, PATIENCE_S, ROW, committer, permit, prepared, program, started, until
 from tests.conftest import IS_DEEP
+from tests.killing import held_pipeline
 from tests.servers.objects import BUCKET, KEY, SECRET, ObjectServer, object_server
 
 import headgate as hg
@@ -139,10 +140,11 @@ def test_a_killed_server_of_objects_loses_and_repeats_nothing(
     options = {"table": "shop.killed", "catalog": "objects", "properties": in_objects}
     pipeline = program(tmp_path, 2_000, "iceberg", {**options, "create": True})
     sink = IcebergSink(**options)
-    with testing.running(pipeline, parallelism=2) as handle:
+    with testing.running(held_pipeline(pipeline, tmp_path / "gate"), parallelism=2) as handle:
         until(lambda: bool(rows_of(sink)))
         objects.fail()
         objects.heal()
+        (tmp_path / "gate").touch()
         result = handle.wait(PATIENCE_S)
     assert result is not None
     assert numbers_in(sink) == list(range(2_000))

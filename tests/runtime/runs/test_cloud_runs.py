@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from tests.killing import run_killing
+from tests.killing import held_pipeline, run_killing
 from tests.runtime.runs.test_object_stores import WAIT_S, Watching, numbers_at, pipeline
 from tests.servers.clouds import AzureServer, GoogleServer, cloud_server
 
@@ -45,15 +46,16 @@ def test_a_savepoint_is_begun_from_at_another_parallelism_and_the_output_is_read
 @pytest.mark.deep
 @pytest.mark.deep
 @pytest.mark.xdist_group("azure")
-def test_a_pipeline_goes_on_after_azurite_was_killed() -> None:
+def test_a_pipeline_goes_on_after_azurite_was_killed(tmp_path: Path) -> None:
     with cloud_server("azure") as server:
         assert isinstance(server, AzureServer)
         place, watching = f"{server.url}/killed", Watching()
-        with testing.running(pipeline(place, 2, 3_000), observer=watching) as run:
+        with testing.running(held_pipeline(pipeline(place, 2, 3_000), tmp_path / "gate"), observer=watching) as run:
             watching.wait_checkpoints(3)
             server.fail()
             watching.wait_outage("az://")
             server.heal()
+            (tmp_path / "gate").touch()
             result = run.wait(2 * WAIT_S)
         assert result is not None
         assert result.is_finished

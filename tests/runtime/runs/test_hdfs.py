@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.conftest import few
+from tests.killing import held_pipeline
 from tests.runtime.runs.test_object_stores import WAIT_S, Watching, numbers_at, pipeline
 from tests.servers.hdfs import HdfsCluster, hdfs_pair
 from tests.servers.postgres import postgres_server
@@ -21,14 +22,15 @@ pytestmark = pytest.mark.xdist_group("hdfs")
 
 
 @pytest.mark.parametrize("server", few(["name_node", "data_node"], 1))
-def test_a_pipeline_goes_on_after_a_server_of_hdfs_was_killed(hdfs: HdfsCluster, server: str) -> None:
+def test_a_pipeline_goes_on_after_a_server_of_hdfs_was_killed(hdfs: HdfsCluster, server: str, tmp_path: Path) -> None:
     place, watching = f"{hdfs.url}/killed {server}", Watching()
-    with testing.running(pipeline(place, 2, 5_000), observer=watching) as run:
+    with testing.running(held_pipeline(pipeline(place, 2, 5_000), tmp_path / "gate"), observer=watching) as run:
         watching.wait_checkpoints(2)
         hdfs.kill(server)
         watching.wait(lambda: any("hdfs://" in note for note in watching.notes))
         hdfs.start(server)
         watching.wait_checkpoints(1)
+        (tmp_path / "gate").touch()
         result = run.wait(WAIT_S)
     assert result is not None
     assert result.is_finished
@@ -37,10 +39,10 @@ def test_a_pipeline_goes_on_after_a_server_of_hdfs_was_killed(hdfs: HdfsCluster,
 
 
 @pytest.mark.deep
-def test_a_pipeline_goes_on_with_the_other_name_node_of_a_pair() -> None:
+def test_a_pipeline_goes_on_with_the_other_name_node_of_a_pair(tmp_path: Path) -> None:
     with hdfs_pair() as pair:
         place, watching = f"{pair.url}/failover", Watching()
-        with testing.running(pipeline(place, 2, 10_000), observer=watching) as run:
+        with testing.running(held_pipeline(pipeline(place, 2, 10_000), tmp_path / "gate"), observer=watching) as run:
             for active, other in ((1, 2), (2, 1)):
                 watching.wait_checkpoints(2)
                 watching.notes.clear()
@@ -49,6 +51,7 @@ def test_a_pipeline_goes_on_with_the_other_name_node_of_a_pair() -> None:
                 pair.activate(other)
                 pair.start(f"name_node_{active}")
             watching.wait_checkpoints(2)
+            (tmp_path / "gate").touch()
             result = run.wait(WAIT_S)
         assert result is not None
         assert result.is_finished
@@ -57,9 +60,9 @@ def test_a_pipeline_goes_on_with_the_other_name_node_of_a_pair() -> None:
 
 
 @pytest.mark.deep
-def test_a_savepoint_in_hdfs_is_begun_from_at_another_parallelism(hdfs: HdfsCluster) -> None:
+def test_a_savepoint_in_hdfs_is_begun_from_at_another_parallelism(hdfs: HdfsCluster, tmp_path: Path) -> None:
     place, watching = f"{hdfs.url}/saved", Watching()
-    with testing.running(pipeline(place, 2, 8_000), observer=watching) as run:
+    with testing.running(held_pipeline(pipeline(place, 2, 8_000), tmp_path / "never"), observer=watching) as run:
         watching.wait_checkpoints(1)
         run.stop(savepoint=f"{place}/savepoint")
         assert run.wait(WAIT_S) is not None

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.killing import run_killing
+from tests.killing import held_pipeline, run_killing
 from tests.runtime.launching import Zygote
 from tests.runtime.running import Run, definition_of
 from tests.servers.objects import BUCKET, ObjectServer, object_server
@@ -104,15 +104,16 @@ def numbers_at(place: str) -> list[int]:
     return sorted(read_committed(f"{place}/out")["n"].to_list())
 
 
-def test_a_pipeline_goes_on_after_its_object_store_was_killed(server: ObjectServer) -> None:
+def test_a_pipeline_goes_on_after_its_object_store_was_killed(server: ObjectServer, tmp_path: Path) -> None:
     if not server.keeps:
         pytest.skip("killed, moto would lose its objects; stopped, it keeps each request waiting for half a minute")
     place, watching = f"s3://{BUCKET}/killed", Watching()
-    with testing.running(pipeline(place, 2, 3_000), observer=watching) as run:
+    with testing.running(held_pipeline(pipeline(place, 2, 3_000), tmp_path / "gate"), observer=watching) as run:
         watching.wait_checkpoints(3)
         server.fail()
         watching.wait_outage("s3://")
         server.heal()
+        (tmp_path / "gate").touch()
         result = run.wait(WAIT_S)
     assert result is not None
     assert result.is_finished
@@ -136,9 +137,11 @@ def test_workers_that_are_killed_leave_nothing_twice_in_the_object_store(
 
 
 @pytest.mark.parametrize("parallelism", [1, 3])
-def test_a_restart_at_another_parallelism_goes_on_in_the_object_store(server: ObjectServer, parallelism: int) -> None:
+def test_a_restart_at_another_parallelism_goes_on_in_the_object_store(
+    server: ObjectServer, parallelism: int, tmp_path: Path
+) -> None:
     place, watching = f"s3://{BUCKET}/rescaled-{parallelism}", Watching()
-    with testing.running(pipeline(place, 2, 1_000), observer=watching) as run:
+    with testing.running(held_pipeline(pipeline(place, 2, 1_000), tmp_path / "never"), observer=watching) as run:
         watching.wait_checkpoints(3)
         run.stop()
         assert run.wait(WAIT_S) is not None
@@ -148,9 +151,11 @@ def test_a_restart_at_another_parallelism_goes_on_in_the_object_store(server: Ob
     assert numbers_at(place) == list(range(1_000))
 
 
-def test_a_savepoint_in_the_object_store_is_begun_from_at_another_parallelism(server: ObjectServer) -> None:
+def test_a_savepoint_in_the_object_store_is_begun_from_at_another_parallelism(
+    server: ObjectServer, tmp_path: Path
+) -> None:
     place, watching = f"s3://{BUCKET}/saved", Watching()
-    with testing.running(pipeline(place, 2, 1_000), observer=watching) as run:
+    with testing.running(held_pipeline(pipeline(place, 2, 1_000), tmp_path / "never"), observer=watching) as run:
         watching.wait_checkpoints(3)
         run.stop(savepoint=f"{place}/savepoint")
         assert run.wait(WAIT_S) is not None
@@ -190,12 +195,13 @@ def test_a_process_killed_around_its_commits_leaves_each_record_once(server: Obj
     assert storage.uploads is None or storage.uploads.list("") == []
 
 
-def test_an_older_savepoint_is_gone_back_to_and_later_files_are_named(server: ObjectServer) -> None:
+def test_an_older_savepoint_is_gone_back_to_and_later_files_are_named(server: ObjectServer, tmp_path: Path) -> None:
     place, watching = f"s3://{BUCKET}/older", Watching()
-    with testing.running(pipeline(place, 2, 1_000), observer=watching) as run:
+    with testing.running(held_pipeline(pipeline(place, 2, 1_000), tmp_path / "gate"), observer=watching) as run:
         watching.wait_checkpoints(2)
         saved = run.take_savepoint(f"{place}/savepoint")
         assert saved is not None
+        (tmp_path / "gate").touch()
         assert run.wait(WAIT_S) is not None
     before = committed_files(f"{place}/out")
     newest = max(watching.completed)
