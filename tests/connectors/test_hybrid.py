@@ -13,7 +13,7 @@ from tests.killing import run_killing
 import headgate as hg
 from headgate import testing
 from headgate.connectors.base import HoldContext, PartsReader, SourceContext
-from headgate.model.ids import Generation
+from headgate.model.ids import CheckpointId, Generation
 from headgate.testing import EOF, PAUSE, Collect, FailOnce, ScriptedSource, check_source
 
 ROW = {"x": int, "t": int}
@@ -135,6 +135,34 @@ def test_input_is_held_until_it_was_read() -> None:
     source.hold(context, [{"begun/0": b"1", "1/0": b"d"}])
     assert first.asked == [[], [{"0": b"a"}], [{"0": b"b"}]]
     assert second.asked == [[], [], [], [{"0": b"d"}]]
+
+
+class Published(hg.FromRows):
+    """Remembers what it was asked to publish."""
+
+    publishes = True
+
+    def __init__(self) -> None:
+        super().__init__(rows(0, 1))
+        self.asked: list[tuple[Mapping[str, bytes], bool]] = []
+
+    def publish(
+        self, context: HoldContext, checkpoint: CheckpointId | None, positions: Mapping[str, bytes], *, begins: bool
+    ) -> None:
+        self.asked.append((positions, begins))
+
+
+def test_positions_are_published_for_the_source_that_is_read() -> None:
+    first, second = Published(), Published()
+    source = hg.Hybrid(first, second)
+    context, one = HoldContext("p", "n", "life", Generation(1)), CheckpointId(1)
+    assert source.publishes
+    source.publish(context, None, {}, begins=True)
+    source.publish(context, one, {"begun/0": b"0", "0/0": b"a"}, begins=False)
+    source.publish(context, one, {"begun/0": b"1", "1/0": b"c"}, begins=False)
+    source.publish(context, one, {"begun/0": b"1", "1/0": b"d"}, begins=True)
+    assert first.asked == [({}, True), ({"0": b"a"}, False)]
+    assert second.asked == [({}, True), ({"0": b"c"}, False), ({"0": b"d"}, True)]
 
 
 def scripts(flag: Path | None = None) -> hg.Hybrid:

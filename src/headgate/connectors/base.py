@@ -343,6 +343,32 @@ class Source(ABC):
         """
         raise NotImplementedError
 
+    @property
+    def publishes(self) -> bool:
+        """Whether what it reads is to know how far checkpoints have read."""
+        return False
+
+    def publish(
+        self, context: HoldContext, checkpoint: CheckpointId | None, positions: Mapping[str, bytes], *, begins: bool
+    ) -> None:
+        """Let what it reads know how far a completed checkpoint has read. Only if it ``publishes``.
+
+        Called in the driver: when a generation begins, with what it restores, and for completed checkpoints, of which
+        some may be left out when others follow soon. May be repeated.
+
+        Args:
+            context: the holder.
+            checkpoint: None: a generation begins without one.
+            positions: split → position; empty: nothing was read.
+            begins: a generation begins there.
+
+        Raises:
+            StorageError: the caller repeats it, with a later checkpoint.
+            FencedError: a later generation has published already.
+            UsageError: others use what is published, too; the pipeline ends.
+        """
+        raise NotImplementedError
+
     def coordinator_hook(self) -> CoordinatorHook | None:
         """Return a hook that goes with the source, or None. Called once, when the pipeline is built."""
         return None

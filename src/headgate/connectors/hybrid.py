@@ -23,6 +23,7 @@ from headgate.connectors.base import (
     check_is_source,
 )
 from headgate.errors import UsageError
+from headgate.model.ids import CheckpointId
 from headgate.operators.schemas import canonical_schema, schema_text
 
 _BEGUN = "begun/"
@@ -104,6 +105,19 @@ class Hybrid(Source):
             is_all_needed = not needed or any(at < number for at in begun)
             if own or is_all_needed:
                 source.hold(context, [] if is_all_needed else own)
+
+    @property
+    def publishes(self) -> bool:
+        return any(source.publishes for source in self.sources)
+
+    def publish(
+        self, context: HoldContext, checkpoint: CheckpointId | None, positions: Mapping[str, bytes], *, begins: bool
+    ) -> None:
+        """Publish for the source that is read, and for those to come when a generation begins; see ``Source``."""
+        at = _begun(positions)
+        for number, source in enumerate(self.sources):
+            if source.publishes and (number == at or (begins and number > at)):
+                source.publish(context, checkpoint, _of(positions, number), begins=begins)
 
 
 def _begun(positions: Mapping[str, bytes]) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 from tests.conftest import few
 
-from headgate.connectors.pravega.scaled_stream import Position, cut_before, without_needless
+from headgate.connectors.pravega.scaled_stream import Position, cut_before, ended_beside, without_needless
 
 E1, E2, E3 = 1 << 32, 2 << 32, 3 << 32
 
@@ -156,3 +156,15 @@ def test_nothing_that_a_checkpoint_reads_again_is_in_front_of_the_cut(seed: int)
     assert needed <= behind
     if len(stream.ranges) == 2:
         assert needed == behind, "it is the latest one"
+
+
+def test_a_cut_of_readers_has_the_ends_that_they_keep_no_position_of() -> None:
+    """PV14."""
+    split = {E1 + 2: [0], E1 + 3: [0]}
+    merged = {E2 + 4: [1, E1 + 3]}
+    after: dict[int, dict[int, list[int]]] = {0: split, 1: merged, E1 + 2: {}, E1 + 3: merged, E2 + 4: {}}
+    successors = after.__getitem__
+    assert ended_beside([0, 1], successors) == set(), "segment 3 has not begun"
+    assert ended_beside([E1 + 2, E1 + 3], successors) == {1}
+    assert ended_beside([E1 + 2, 1], successors) == {E1 + 3}
+    assert ended_beside([E1 + 2, E2 + 4], successors) == set()

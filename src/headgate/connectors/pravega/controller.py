@@ -23,7 +23,7 @@ CALL_MS = 30_000
 Cut: TypeAlias = Mapping[int, int]
 """Segment → offset, over all keys."""
 
-_REFRESH_MS, _AUTOMATIC_MS, _CHECKPOINTS_MAX = 3_000, 30_000, 3
+REFRESH_MS, AUTOMATIC_MS, CHECKPOINTS_MAX = 3_000, 30_000, 3
 """What reader groups of Pravega's own client have by default."""
 
 _SILENT_MS = 600_000
@@ -34,7 +34,7 @@ _NONE, _READ, _READ_AND_WRITE = 1, 3, 5
 
 _INTERNAL_ERROR = 3
 
-_BY_HAND = 1
+BY_HAND = 1
 """A reader group whose cuts are released by its user."""
 
 _SERVICE = "/io.pravega.controller.stream.api.grpc.v1.ControllerService/"
@@ -366,15 +366,15 @@ def _cut(stream: StreamName, cut: Cut) -> bytes:
 
 def _config(stream: StreamName, group: ReaderGroup) -> bytes:
     return message(
-        (1, group.scope), (2, group.name), (3, _REFRESH_MS), (4, _AUTOMATIC_MS), (5, _CHECKPOINTS_MAX),
-        (6, _BY_HAND if group.releases_by_hand else 0), (7, group.generation), (8, str(group.id)),
+        (1, group.scope), (2, group.name), (3, REFRESH_MS), (4, AUTOMATIC_MS), (5, CHECKPOINTS_MAX),
+        (6, BY_HAND if group.releases_by_hand else 0), (7, group.generation), (8, str(group.id)),
         (9, _cut(stream, {})),
     )  # fmt: skip
 
 
 def _group(config: bytes) -> ReaderGroup:
     fields = parse(config)
-    by_hand = _number(fields, 6) == _BY_HAND
+    by_hand = _number(fields, 6) == BY_HAND
     return ReaderGroup(_text(fields, 1), _text(fields, 2), UUID(_text(fields, 8)), _number(fields, 7), by_hand)
 
 

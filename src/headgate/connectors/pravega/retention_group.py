@@ -39,14 +39,14 @@ def hold_back(
         UsageError: another pipeline, or a program of its own, has the group.
         StorageError: the caller repeats it.
     """
-    group = _claimed(client, stream, name, owner)
+    group = claim(client, stream, name, owner)
     first = {segment: Position(offset) for segment, offset in begin.items()}
     needed = [positions or first for positions in checkpoints]
     cut = cut_before(needed or [first], lambda segment: client.successors(stream, segment))
     answer = client.release(stream, group, cut)
     if answer is Release.GOES_BACK and not checkpoints:  # started over: what was released is needed again
         client.update_group(stream, group, waits=False)
-        answer = client.release(stream, _claimed(client, stream, name, owner), cut)
+        answer = client.release(stream, claim(client, stream, name, owner), cut)
     if answer not in (Release.DONE, Release.GOES_BACK):  # a generation that was replaced may be late
         where = f"reader group '{name}' of stream '{stream}'"
         raise StorageError("release events for", where, f"Pravega answers {answer.name.lower().replace('_', ' ')}")
@@ -69,10 +69,14 @@ def forget(client: Controller, stream: StreamName, name: str) -> None:
     client.update_group(stream, group, waits=False)
 
 
-def _claimed(client: Controller, stream: StreamName, name: str, owner: str) -> ReaderGroup:
+def claim(client: Controller, stream: StreamName, name: str, owner: str) -> ReaderGroup:
     """Return the group that the stream waits for; create it if it is missing.
 
     The stream does not wait after ``forget``, and if it was deleted and created again.
+
+    Raises:
+        UsageError: another pipeline, or a program of its own, has the group.
+        StorageError
     """
     mine = _id(stream, name, owner)
     group = client.group(stream.scope, name) or client.create_group(stream, name, mine)

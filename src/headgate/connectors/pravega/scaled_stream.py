@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
 
@@ -134,6 +134,29 @@ def cut_before(
     while replaced := next(filter(None, (_replaceable(one, cut, read, after) for one in sorted(cut))), None):
         cut = cut - replaced | {one for segment in replaced for one in after[segment]}
     return {one: ends[one] if read[one] == math.inf else int(read[one]) for one in sorted(cut)}
+
+
+def ended_beside(positions: Collection[int], successors: Callable[[int], Mapping[int, Sequence[int]]]) -> set[int]:
+    """Return the segments that were read to their ends, and that readers keep no position of, but a cut needs.
+
+    They share what follows them with a segment that is not read to its end.
+
+    Args:
+        positions: the segments that are being read.
+        successors: what follows a segment, each with all that it follows.
+
+    Source: PV14.
+    """
+    last_epoch = max(segment >> 32 for segment in positions)
+    before: set[int] = set()
+    todo, later = sorted(positions), set[int]()
+    while todo:
+        for one, all_before in successors(todo.pop()).items():
+            before |= set(all_before)
+            if one not in later and one >> 32 <= last_epoch:
+                todo.append(one)
+            later.add(one)
+    return before - later - set(positions)
 
 
 def _find_between(

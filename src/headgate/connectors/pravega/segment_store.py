@@ -65,6 +65,12 @@ class Command(IntEnum):
     SEGMENT_READ = 10
     GET_STREAM_SEGMENT_INFO = 11
     STREAM_SEGMENT_INFO = 12
+    GET_SEGMENT_ATTRIBUTE = 34
+    SEGMENT_ATTRIBUTE = 35
+    UPDATE_SEGMENT_ATTRIBUTE = 36
+    SEGMENT_ATTRIBUTE_UPDATED = 37
+    TRUNCATE_SEGMENT = 38
+    SEGMENT_TRUNCATED = 39
     WRONG_HOST = 50
     SEGMENT_IS_SEALED = 51
     NO_SUCH_SEGMENT = 53
@@ -302,7 +308,7 @@ def segment_info(connection: Connection, segment: str) -> SegmentInfo:
     if (refused := refusal(kind, data)) is not None:
         raise refused[1]
     if kind != Command.STREAM_SEGMENT_INFO:
-        raise _unexpected(connection, kind, data)
+        raise unexpected(connection, kind, data)
     fields = Fields(data)
     fields.long()
     fields.text()
@@ -360,7 +366,7 @@ def data_in(connection: Connection, kind: int, data: bytes) -> SegmentData | tup
     if (refused := refusal(kind, data)) is not None:
         return refused
     if kind != Command.SEGMENT_READ:
-        raise _unexpected(connection, kind, data)
+        raise unexpected(connection, kind, data)
     fields = Fields(data)
     fields.text()
     offset = fields.long()
@@ -406,7 +412,7 @@ def append_if_at(connection: Connection, segment: str, offset: int, event: bytes
     if (refused := refusal(kind, data)) is not None:
         raise refused[1]
     if kind not in (Command.DATA_APPENDED, Command.CONDITIONAL_CHECK_FAILED):
-        raise _unexpected(connection, kind, data)
+        raise unexpected(connection, kind, data)
     return kind == Command.DATA_APPENDED
 
 
@@ -554,7 +560,7 @@ class Appender:
                 raise StorageError("write to", connection.name, str(refused[1]))
             raise refused[1]
         if kind != Command.DATA_APPENDED:
-            raise _unexpected(connection, kind, data)
+            raise unexpected(connection, kind, data)
         fields = Fields(data)
         one = self._writing.get(fields.id())
         if one is not None:
@@ -565,7 +571,8 @@ class Appender:
             one.sent.popleft()
 
 
-def _unexpected(connection: Connection, kind: int, data: bytes) -> StorageError:
+def unexpected(connection: Connection, kind: int, data: bytes) -> StorageError:
+    """Return the error that says what a store has answered instead."""
     if kind == Command.AUTH_TOKEN_CHECK_FAILED:
         return _refused_token(connection, data)
     text = "".join(sign for sign in data.decode(errors="ignore") if sign.isprintable())

@@ -21,6 +21,7 @@ from headgate.connectors.kafka.formats import RAW, RecordFormat, record_format, 
 from headgate.connectors.kafka.schemas.avro_decoder import AvroDecoder
 from headgate.connectors.kafka.schemas.protobuf_decoder import ProtobufDecoder
 from headgate.connectors.pravega.controller import Controller, Cut, StreamName, require_grpc
+from headgate.connectors.pravega.group_positions import cut_at, cut_of_group, publish
 from headgate.connectors.pravega.reader import PravegaReader, Reading
 from headgate.connectors.pravega.retention_group import forget, hold_back
 from headgate.connectors.pravega.scaled_stream import Position, segment_of
@@ -30,12 +31,15 @@ from headgate.connectors.pravega.time_marks import marks_of
 from headgate.environment import SYSTEM_ENVIRONMENT, Environment
 from headgate.errors import UsageError
 from headgate.model.config import check_switches
+from headgate.model.ids import CheckpointId
 from headgate.model.lineage import Location
 from headgate.model.state_schema import Form
 from headgate.operators.schemas import SchemaLike, canonical_schema
 from headgate.operators.user_functions import bad_records
 
 EARLIEST, LATEST = "earliest", "latest"
+OF_GROUP, OF_CHECKPOINT = "group:", "checkpoint:"
+"""In front of the name of a reader group."""
 
 FORMATS = ("raw", "text", "json", "csv", "avro", "protobuf")
 
@@ -87,12 +91,14 @@ class Pravega(Source):
             metadata: columns beside those of the event, of ``"segment"`` and ``"offset"``. Pravega keeps no routing
                 keys: an event that needs its key must have it inside.
             start: where the first start begins: ``"earliest"``, ``"latest"`` as it is when the program starts, or a
-                stream cut: an offset for each segment, such as ``{0: 1200, 1: 0}``.
+                stream cut: an offset for each segment, such as ``{0: 1200, 1: 0}``. ``"group:billing"``: where the
+                readers of the reader group ``billing`` were closed; ``"checkpoint:billing"``: at its last checkpoint.
             end: where reading ends: ``"latest"`` as it is when the program starts, or a stream cut. None: it ends only
                 when the stream is sealed.
             group: a reader group that Headgate creates in the scope of the stream, for this source alone. A stream
                 with a retention policy keeps its events, up to the maximum of the policy, until no retained
-                checkpoint needs them. Reading never begins from there.
+                checkpoint needs them. Its positions, which Pravega's own client shows, are those of the newest
+                checkpoint. A restart does not begin there, but at its checkpoint.
             noted_time: the writers of the stream note event time, as ``PravegaSink`` and ``noteTime`` of Pravega's
                 client do. The watermark of a segment is that time, whatever its records say, and none before the first
                 time that was noted. Pravega makes it known every ten seconds or so, so it lags by that.
@@ -120,7 +126,7 @@ class Pravega(Source):
                 f"group={group!r} of {where} is no name of a reader group; it has letters, digits, '.', '_' and '-'"
             )
         self.group, self.noted_time = group, noted_time
-        self._begin: dict[int, int] | None = None
+        self._begin: dict[int, int] | str | None = None
         self._until: dict[int, int] | None = None
         require_grpc()
 
@@ -136,8 +142,10 @@ class Pravega(Source):
         self.cuts()
         return self.decoder().schema
 
-    def cuts(self) -> tuple[dict[int, int], dict[int, int] | None]:
+    def cuts(self) -> tuple[dict[int, int] | str, dict[int, int] | None]:
         """Return the cuts at which reading begins, and ends if it does.
+
+        In place of the first, why a reader group does not say it now: only a first start needs to know.
 
         Raises:
             UsageError: the stream is missing, or a cut is none of it.
@@ -152,12 +160,33 @@ class Pravega(Source):
                         f"Pravega at {self.controller} keeps no event time for stream '{self.stream}'; leave "
                         "noted_time= out"
                     )
-                begin = self._cut(client, "start", self.start)
+                begin = self._first_cut(client)
                 self._until = None if self.end is None else self._cut(client, "end", self.end)
                 self._begin = begin
             finally:
                 client.close()
         return self._begin, self._until
+
+    def _first_cut(self, client: Controller) -> dict[int, int] | str:
+        for prefix in (OF_GROUP, OF_CHECKPOINT):
+            if isinstance(self.start, str) and self.start.startswith(prefix):
+                group, is_checkpoint = self.start.removeprefix(prefix), prefix == OF_CHECKPOINT
+                try:
+                    return cut_of_group(client, self.stream, group, self.environment, is_checkpoint=is_checkpoint)
+                except UsageError as error:
+                    return str(error)
+        return self._cut(client, "start", self.start)
+
+    def begin(self) -> dict[int, int]:
+        """Return the cut at which a first start begins.
+
+        Raises:
+            UsageError: the stream is missing, or it has no such cut, or a reader group does not say one.
+        """
+        begin, _ = self.cuts()
+        if isinstance(begin, str):
+            raise UsageError(begin)
+        return begin
 
     def _cut(self, client: Controller, option: str, given: str | tuple[tuple[int, int], ...]) -> dict[int, int]:
         if given == EARLIEST:
@@ -201,10 +230,30 @@ class Pravega(Source):
             {segment_of(split): Position.decode(split, data) for split, data in positions.items()}
             for positions in needed
         ]
-        begin, _ = self.cuts()
+        begin = {} if checkpoints and all(checkpoints) else self.begin()
         with closing(self.client()) as client:
             owner = f"{context.pipeline}/{context.node}"
             hold_back(client, self.stream, self.group, owner, begin, checkpoints)
+
+    @property
+    def publishes(self) -> bool:
+        """See ``Source``: with a reader group."""
+        return bool(self.group)
+
+    def publish(
+        self, context: HoldContext, checkpoint: CheckpointId | None, positions: Mapping[str, bytes], *, begins: bool
+    ) -> None:
+        """See ``Source``: let the reader group be where the checkpoint is.
+
+        Raises:
+            UsageError: the group is of another pipeline or program, or programs with Pravega's own client read by it.
+        """
+        places = {segment_of(split): Position.decode(split, data) for split, data in positions.items()}
+        begin = {} if places else self.begin()
+        with closing(self.client()) as client:
+            cut = cut_at(client, self.stream, places, begin)
+            number = int(checkpoint or 0)
+            publish(client, self.stream, self.group, context, number, cut, self.environment, begins=begins)
 
     def without_hook(self) -> Source:
         """See ``Source``: a run that only looks releases nothing."""
@@ -224,11 +273,14 @@ class Pravega(Source):
 
     def open(self, context: SourceContext) -> PravegaReader:
         """Return a reader of the segments that belong to this subtask."""
+        if context.positions is None:
+            self.begin()
         return PravegaReader(self.reading(), context)
 
     def reading(self) -> Reading:
         """Return what a reader needs to know."""
-        begin, end = self.cuts()
+        found, end = self.cuts()
+        begin = {} if isinstance(found, str) else found
         decoder = self.decoder()
         is_given = isinstance(self.end, tuple)
         return Reading(
@@ -243,8 +295,11 @@ class Pravega(Source):
 
 def _checked(name: str, place: object) -> str | tuple[tuple[int, int], ...]:
     words = (EARLIEST, LATEST) if name == "start" else (LATEST,)
-    if isinstance(place, str) and place in words:
-        return place
+    if isinstance(place, str):
+        prefix, of_group, group = place.partition(":")
+        is_of_group = name == "start" and f"{prefix}{of_group}" in (OF_GROUP, OF_CHECKPOINT)
+        if place in words or (is_of_group and _GROUP.fullmatch(group) is not None):
+            return place
     if (
         isinstance(place, Mapping)
         and place
@@ -252,9 +307,10 @@ def _checked(name: str, place: object) -> str | tuple[tuple[int, int], ...]:
     ):
         return tuple(sorted(place.items()))
     choices = " or ".join(map(repr, words))
+    groups = ", nor a reader group such as 'group:billing' or 'checkpoint:billing'" if name == "start" else ""
     raise UsageError(
         f"{name}={place!r} of a Pravega source is neither {choices} nor a stream cut such as {{0: 1200, 1: 0}}, which "
-        "has an offset for each segment"
+        f"has an offset for each segment{groups}"
     )
 
 

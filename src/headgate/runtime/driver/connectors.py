@@ -429,17 +429,19 @@ Positions = dict[str, bytes]
 
 
 class SourceRetention:
-    """The sources of one pipeline that retain their input, and the positions last given to them."""
+    """The sources of one pipeline that retain their input or publish positions, and what was last given to them."""
 
     def __init__(self, definition: PipelineDefinition, log: CheckpointLog, generation: Generation) -> None:
         self._pipeline = definition.config.name
         self._root = definition.config.checkpoint_root
         self._log, self._generation = log, generation
-        self._sources = {
+        sources = {
             node.name: node.spec
             for node in definition.graph.nodes
-            if node.role is Role.SOURCE and isinstance(node.spec, Source) and node.spec.holds
+            if node.role is Role.SOURCE and isinstance(node.spec, Source)
         }
+        self._sources = {node: source for node, source in sources.items() if source.holds}
+        self._publishing = {node: source for node, source in sources.items() if source.publishes}
         self._held: dict[str, list[Positions]] = {}
 
     def update(self, observed: ObservedLog) -> None:
@@ -456,8 +458,29 @@ class SourceRetention:
             except CorruptionError:  # what it needs stays held as it is: a user may bring its file back
                 continue
             if self._held.get(node) != needed:
-                source.hold(HoldContext(self._pipeline, node, self._log.life_id, self._generation), needed)
+                source.hold(self._context(node), needed)
                 self._held[node] = needed
+
+    @property
+    def publishes(self) -> bool:
+        """Whether any source is to publish positions."""
+        return bool(self._publishing)
+
+    def publish(self, manifest: Manifest | None, *, begins: bool = False) -> None:
+        """Have sources publish what a checkpoint has read. ``begins``: the generation begins with it, or without any.
+
+        Raises:
+            StorageError: a source, or the checkpoint, cannot be reached now; repeating is safe.
+            FencedError: a later generation has published already.
+            UsageError: others use what is published.
+        """
+        for node, source in self._publishing.items():
+            positions = {} if manifest is None else self._positions(manifest, node)
+            checkpoint = None if manifest is None else manifest.checkpoint
+            source.publish(self._context(node), checkpoint, positions, begins=begins)
+
+    def _context(self, node: str) -> HoldContext:
+        return HoldContext(self._pipeline, node, self._log.life_id, self._generation)
 
     def _positions(self, manifest: Manifest, node: str) -> Positions:
         place = manifest.place or Place(self._root, self._pipeline)

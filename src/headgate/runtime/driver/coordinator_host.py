@@ -15,7 +15,7 @@ from headgate import fault_points
 from headgate.codec import messages
 from headgate.dataclass import dataclass
 from headgate.environment import Pool, Queue, Thread, ThreadEnded
-from headgate.errors import FencedError, HeadgateError, OutputDenied, StorageError
+from headgate.errors import FencedError, HeadgateError, OutputDenied, StorageError, UsageError
 from headgate.model.config import CheckpointOptions, Guarantee
 from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import CheckpointId, Generation, NodeName, SubtaskId, VertexId, WorkerIndex
@@ -132,7 +132,11 @@ class CoordinatorHost:
         """What is completed of the checkpoints that carry savepoints."""
         self._is_closed = False
         self._drops_count = 0
-        self._holds = SourceRetention(definition, log, begun.generation)
+        self._sources = SourceRetention(definition, log, begun.generation)
+        self._newest: CheckpointId | None = None
+        """The newest checkpoint that was completed."""
+        self._is_published = True
+        """Whether sources could publish the last one that they were to publish."""
         self.is_started = False
         """Whether every participant runs; what they report before is remembered."""
         plan = definition.plan
@@ -380,6 +384,9 @@ class CoordinatorHost:
             manifest,
         )
         self.handle(coordinator_events.ManifestWritten(manifest.checkpoint))
+        self._newest = manifest.checkpoint
+        if self._sources.publishes:
+            self._pools.savepoint.submit(self._publish, manifest)
 
     def _quietly(self, call: Callable[[], None]) -> None:
         """Removing what is not needed may fail; it is tried again when the next generation sweeps."""
@@ -391,6 +398,34 @@ class CoordinatorHost:
             self._note(f"could not remove old checkpoint files: {error}")
 
     # -- in the thread of savepoints --------------------------------------------------------------------------------
+
+    def _publish(self, manifest: Manifest) -> None:
+        """Let sources publish what a checkpoint has read. What they publish to may not answer: commits do not wait.
+
+        Also for the last one, when the generation is over by then: a later generation is not overtaken.
+        """
+        if manifest.checkpoint != self._newest:
+            return
+        try:
+            self._sources.publish(manifest)
+            self._is_published = True
+        except FencedError as error:
+            self._report(coordinator_events.GenerationReplaced(Generation(error.newest)))
+        except UsageError as error:
+            failure = Failure(FailureKind.DETERMINISTIC, str(error))
+            self._timers.post(lambda: self._publishing_failed(failure))
+        except ThreadEnded:
+            raise
+        except BaseException as error:
+            if self._is_published:
+                self._note(f"what checkpoint {manifest.checkpoint} has read was not published: {error}")
+            self._is_published = False
+
+    def _publishing_failed(self, failure: Failure) -> None:
+        if self._is_closed:
+            self._reports.note(failure.reason)
+        else:
+            self._reports.generation_failed(coordinator_events.FailGeneration(failure))
 
     def _write_savepoint(self, effect: coordinator_events.WriteSavepoint, manifest: Manifest) -> None:
         if self._is_closed:
@@ -431,7 +466,7 @@ class CoordinatorHost:
         if self._is_closed:
             return
         try:
-            self._holds.update(observed)
+            self._sources.update(observed)
         except ThreadEnded:
             raise
         except BaseException as error:

@@ -108,7 +108,9 @@ def begin_generation(
             note(text)
     commits = recover_sinks(definition, log, claimed.next.generation, restored, around, note)
     with _closed_on_failure(commits):
-        retry_transient(lambda: SourceRetention(definition, log, claimed.next.generation).update(claimed.log), around)
+        sources = SourceRetention(definition, log, claimed.next.generation)
+        retry_transient(lambda: sources.update(claimed.log), around)
+        retry_transient(lambda: sources.publish(restored, begins=True), around)
         retained = recovery.retained(claimed.log, restored)
         log.restored(retained)
         for text in commits.left_behind():
