@@ -303,6 +303,23 @@ def test_columns_that_are_added_come_to_the_readers_of_a_group(store: Store) -> 
     assert reader.segments == (("rates", 0),)
 
 
+def test_a_reader_says_when_it_has_to_be_called_again(store: Store, clock: Clock) -> None:
+    write(store, 0, 4)
+    group = store.reader_group("g", STREAM)
+    reader = group.join("a", lease="10s", commit_every="1s")
+    assert reader.read() is not None
+    assert reader.due_in_ms == 1_000, "for its commit"
+    clock.now_ms += 400
+    assert reader.due_in_ms == 600
+    clock.now_ms += 600
+    assert reader.due_in_ms == 0
+    reader.commit()
+    clock.now_ms += 1_000
+    assert reader.due_in_ms == 10_000 // 4 - 2_000, "nothing is to be committed, so for its lease"
+    slow = group.join("b", lease="10s", commit_every=None)
+    assert slow.due_in_ms == 10_000 // 4
+
+
 def test_events_are_taken_back_while_the_store_is_away(store: Store) -> None:
     """Else the next read would count them as processed."""
     failing = Failing(store._core.catalogue)

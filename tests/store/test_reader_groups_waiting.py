@@ -214,6 +214,27 @@ def test_a_thread_says_that_a_busy_reader_lives_for_as_long_as_it_may_be_busy() 
     assert (told, threads) == (["other"], ["main"])
 
 
+def test_a_commit_is_a_call_too_after_which_a_reader_may_be_busy() -> None:
+    inside, told = room(), []
+
+    def work(store: Store) -> None:
+        reader = store.reader_group("g").join("busy", lease=f"{LEASE_MS}ms", commit_every=None, busy_at_most="3s")
+        for _ in range(5):
+            inside.elapse(2 * LEASE_MS)
+            reader.commit()
+        told.extend(store.reader_group("g").readers())
+
+    def watch(store: Store) -> None:
+        reader = store.reader_group("g").join("other", lease=f"{LEASE_MS}ms")
+        while not told:
+            reader.read(timeout="50ms")
+
+    inside.process(work)
+    inside.process(watch)
+    inside.run()
+    assert told == ["busy", "other"]
+
+
 def test_whoever_was_busy_for_too_long_is_refused_and_does_not_come_back() -> None:  # RG12
     inside, told = room(), []
 
