@@ -496,6 +496,52 @@ def test_an_end_may_be_given_and_taken_away_between_starts(kafka: KafkaBroker, c
     assert read_all(Kafka(kafka.address, topic, end="latest"), bounded) == [b"0", b"1", b"2", b"3"]
 
 
+def upsert(client: KafkaClient, topic: str, at: datetime, rows: Sequence[tuple[str, int | None]]) -> None:
+    """Write newest values of keys; None deletes one."""
+    producer = Producer(
+        client, SYSTEM_ENVIRONMENT, client.topics([topic]), client.new_producer(), batch_bytes_max=1_000
+    )
+    values = [None if n is None else json.dumps({"key": key, "n": n}).encode() for key, n in rows]
+    keys = pa.array([key.encode() for key, _ in rows], pa.binary())
+    times = np.full(len(rows), int(at.timestamp() * 1000), np.int64)
+    producer.write((topic, 0), pa.array(values, pa.binary()), times, keys)
+    producer.flush()
+    producer.close()
+
+
+def with_changes(table: dict[str, int], rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    for row in rows:
+        if row["op"] == "delete":
+            table.pop(row["key"], None)
+        else:
+            table[row["key"]] = row["n"]
+    return table
+
+
+def test_a_topic_of_upserts_that_was_compacted_meanwhile_is_read_on(kafka: KafkaBroker, client: KafkaClient) -> None:
+    settings = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01", "segment.ms": "100"}
+    topic = client.create_topic(f"t-{uuid.uuid4().hex}", 1, settings={**settings, "max.compaction.lag.ms": "1"}).name
+    upsert(client, topic, START, [(f"k{n % 10}", n) for n in range(200)])
+    source = Kafka(kafka.address, topic, format="json", schema={"key": str, "n": int}, upsert="key")
+    reader = source.open(context())
+    table = with_changes({}, take(reader, 200))
+    positions = reader.positions()
+    reader.close()
+    upsert(client, topic, START, [(f"k{n % 10}", n) for n in range(200, 400)])
+    upsert(client, topic, START, [("k3", None)])
+    moment, left = START, 401
+    while left > 150:  # until the broker has compacted: all but the segment of the latest time
+        moment += timedelta(seconds=1)
+        upsert(client, topic, moment, [("last", 1)])
+        left = len(read_all(Kafka(kafka.address, topic, end="latest")))
+    upsert(client, topic, moment, [("last", 2)])
+    reader = source.open(context(positions))
+    while table.get("last") != 2:
+        table = with_changes(table, take(reader, 1))
+    reader.close()
+    assert table == {f"k{n % 10}": n for n in range(390, 400) if n % 10 != 3} | {"last": 2}
+
+
 def test_what_is_added_to_a_bounded_reading_is_read(kafka: KafkaBroker, client: KafkaClient) -> None:
     """Topics that are named now, and partitions that have an end now; not those that only came meanwhile."""
     first, second = new_topic(client, 1), new_topic(client, 1)
