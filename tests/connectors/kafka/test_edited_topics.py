@@ -102,3 +102,27 @@ def test_a_group_has_the_last_checkpoint_and_its_reset_by_others_changes_nothing
     write(kafka, topic, b"3")
     assert run(in_group(kafka, topic), tmp_path, 1) == [b"3"]
     assert committed(client, topic) == 3
+
+
+def through(kafka: KafkaBroker, reads: str, writes: str) -> hg.Pipeline:
+    made = hg.Pipeline("through", checkpointing=hg.Checkpointing(interval="1h"), restart=hg.NoRestart())
+    records = made.source(hg.Kafka(kafka.address, reads), name="in").filter(see, name="see")
+    records.select("value").sink(hg.KafkaSink(kafka.address, writes, value="value"), name="out")
+    return made
+
+
+def written(kafka: KafkaBroker, topic: str) -> list[bytes]:
+    made = hg.Pipeline(f"read-{uuid.uuid4().hex}")
+    made.source(hg.Kafka(kafka.address, topic, end="latest"), name="in").filter(see).sink(hg.Discard())
+    SEEN.clear()
+    testing.run(made)
+    return sorted(SEEN)
+
+
+def test_two_pipelines_of_one_name_do_not_write_to_one_topic(kafka: KafkaBroker, topic: str, tmp_path: Path) -> None:
+    target = kafka.create_topic(f"target-{uuid.uuid4().hex}")
+    write(kafka, topic, b"1")
+    run(through(kafka, topic, target), tmp_path / "here", 1)
+    with pytest.raises(hg.PipelineFailed, match=r"belongs to the pipeline of the same name .*/here/through"):
+        testing.run(through(kafka, topic, target), checkpoint_dir=tmp_path / "there")
+    assert written(kafka, target) == [b"1"]
