@@ -60,7 +60,7 @@ def flow(definition: Any, records: int) -> dict[str, float]:
     last: dict[int, tuple[float, int]] = {}
     with running(definition) as handle:
         before = sum(count for _, count in looked(handle.driver.run_progress.reports()).values())
-        meter, progress_s, cpu_s, seconds = CpuMeter(), time.monotonic(), 0.0, 0.0
+        meter, progress_s, cpu_s, idle_s, seconds = CpuMeter(), time.monotonic(), 0.0, 0.0, 0.0
         while sum(count for _, count in last.values()) < records and time.monotonic() < progress_s + STALLED_S:
             handle.wait(LOOK_S)
             for worker, (clock, count) in looked(handle.driver.run_progress.reports()).items():
@@ -68,7 +68,7 @@ def flow(definition: Any, records: int) -> dict[str, float]:
                     first[worker] = (clock, count)
                 if count > last.get(worker, (0.0, 0))[1]:
                     last[worker], progress_s = (clock, count), time.monotonic()
-                    cpu_s, seconds = meter.cpu_seconds(), meter.seconds()
+                    cpu_s, idle_s, seconds = meter.cpu_seconds(), meter.idle_seconds(), meter.seconds()
         handle.wait(END_S)
     rates = [(last[w][1] - first[w][1]) / (last[w][0] - first[w][0]) for w in last if last[w][0] > first[w][0]]
     total = sum(count for _, count in last.values())
@@ -77,6 +77,7 @@ def flow(definition: Any, records: int) -> dict[str, float]:
         "records_per_s": sum(rates),
         "records_per_cpu_s": (total - before) / cpu_s,
         "cpu_cores_used": cpu_s / seconds,
+        "cores_idle": idle_s / seconds,
     }
 
 

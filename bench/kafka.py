@@ -5,9 +5,11 @@ One broker on loopback, topics of four partitions, records of 100 bytes. Three t
 also copied to another topic, with a checkpoint each second: exactly once by Headgate and Flink, at least once by
 Structured Streaming, which has nothing stronger. Each system runs in a process of its own, one after another, on the
 cores that it shares with the broker. ``records_per_s`` is by the clock, ``records_per_cpu_s`` by the processor time of
-all processes of the system, without the broker; both leave the start out. Last, the time from the creation of a record
-until a reader of committed records has it, at checkpoints each 250 ms. Settings: ``records``, ``peer_records``,
-``turns``, ``seconds`` and ``rate`` (of the delays).
+all processes of the system, without the broker; both leave the start out. Each turn also prints ``cores_idle``: how
+many cores of the machine had nothing to do. What is left after that and ``cpu_cores_used`` is mostly the broker's;
+where almost nothing is idle, nothing waits, and the machine limits the rate by the clock. Last, the time from the
+creation of a record until a reader of committed records has it, at checkpoints each 250 ms. Settings: ``records``,
+``peer_records``, ``turns``, ``seconds`` and ``rate`` (of the delays).
 """
 
 from __future__ import annotations

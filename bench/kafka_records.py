@@ -39,6 +39,12 @@ def rate(call: Callable[[], object]) -> float:
     return round(CALLS * RECORDS / (time.process_time() - begun) / 1e6, 2)
 
 
+def decoded(data: bytes, with_headers: bool = False) -> None:
+    """Decode everything, as a source does: some at a time."""
+    for _ in decode_records(data, 0, "bench", with_headers=with_headers):
+        pass
+
+
 def inputs() -> dict[str, tuple[pa.Array, pa.Array | None, pa.Array | None]]:
     """Return values, keys and headers by name."""
     draw = random.Random(1)
@@ -73,12 +79,12 @@ def main() -> None:
                 offset += batch.records_count
             has_headers = headers is not None
             figures[f"read {codec.name.lower()}"] = rate(
-                lambda data=data, has=has_headers: decode_records(data, 0, "bench", with_headers=has)  # type: ignore[misc]
+                lambda data=data, has=has_headers: decoded(data, has)  # type: ignore[misc]
             )
             if codec is Compression.NONE:
                 figures["write none"] = rate(lambda v=value, k=key, h=headers: encode_records(v, times, k, h))  # type: ignore[misc]
                 few, record_decoder.FEW_RECORDS = record_decoder.FEW_RECORDS, 1 << 30
-                figures["read none, lengths in Python"] = rate(lambda data=data: decode_records(data, 0, "bench"))  # type: ignore[misc]
+                figures["read none, lengths in Python"] = rate(lambda data=data: decoded(data))  # type: ignore[misc]
                 record_decoder.FEW_RECORDS = few
         print(json.dumps({"bench": "kafka_records", "records": name, "millions_per_s": figures}), flush=True)
 

@@ -66,6 +66,7 @@ class CpuMeter:
     def __init__(self, pid: int | None = None) -> None:
         self._pid = pid
         self._before = cpu_seconds_of_tree(pid)
+        self._idle_before = _idle_seconds()
         self._started = time.monotonic()
 
     def cpu_seconds(self) -> float:
@@ -75,9 +76,18 @@ class CpuMeter:
         """
         return cpu_seconds_of_tree(self._pid) - self._before
 
+    def idle_seconds(self) -> float:
+        """Return for how long cores of the machine had nothing to do since then, added up: all of them waited."""
+        return _idle_seconds() - self._idle_before
+
     def seconds(self) -> float:
         """Return the wall seconds since the meter was made."""
         return time.monotonic() - self._started
+
+
+def _idle_seconds() -> float:
+    times = psutil.cpu_times()
+    return float(times.idle + getattr(times, "iowait", 0.0))
 
 
 def percentile(values: Iterable[float], share: float) -> float:

@@ -61,12 +61,14 @@ def measure(brokers: str, topic: str, target: str | None, records: int) -> dict[
         monitor.wait_for_source()
         looks: list[tuple[float, int]] = []
         cpu_s: list[float] = []
+        idle_s: list[float] = []
         meter, progress_s = CpuMeter(), time.monotonic()
         while (not looks or looks[-1][1] < records) and time.monotonic() < progress_s + STALLED_S:
             count = monitor.events_generated()
             if count >= records * WARM_UP_SHARE and (not looks or count > looks[-1][1]):
                 looks.append((time.monotonic(), count))
                 cpu_s.append(meter.cpu_seconds())
+                idle_s.append(meter.idle_seconds())
                 progress_s = looks[-1][0]
             time.sleep(LOOK_S)
         return {
@@ -74,6 +76,7 @@ def measure(brokers: str, topic: str, target: str | None, records: int) -> dict[
             "records_per_s": rate_of(looks),
             "records_per_cpu_s": (looks[-1][1] - looks[0][1]) / (cpu_s[-1] - cpu_s[0]),
             "cpu_cores_used": (cpu_s[-1] - cpu_s[0]) / (looks[-1][0] - looks[0][0]),
+            "cores_idle": (idle_s[-1] - idle_s[0]) / (looks[-1][0] - looks[0][0]),
             "checkpoints": float(monitor.checkpoints()["checkpoints"] or 0),
         }
     finally:

@@ -84,7 +84,7 @@ def measure(
         meter = CpuMeter()
         done = done_after(started, batches, begun)
         rows = sum(int(one["numInputRows"]) for one in done[len(warm) :])
-        cpu_s, seconds = meter.cpu_seconds(), meter.seconds()
+        cpu_s, idle_s, seconds = meter.cpu_seconds(), meter.idle_seconds(), meter.seconds()
     finally:
         started.stop()
         shutil.rmtree(directory, ignore_errors=True)
@@ -93,6 +93,7 @@ def measure(
         "records_per_s": figures["events_per_s"],
         "records_per_cpu_s": rows / cpu_s,
         "cpu_cores_used": cpu_s / seconds,
+        "cores_idle": idle_s / seconds,
         "batch_rows": batch_rows,
     }
 

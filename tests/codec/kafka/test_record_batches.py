@@ -28,8 +28,9 @@ from headgate.codec.kafka.record_batch import (
     RECORDS,
     RECORDS_WITH_HEADERS,
     TRANSACTIONAL,
+    BatchHeader,
 )
-from headgate.codec.kafka.record_decoder import DecodedRecords, decode_records, end_of
+from headgate.codec.kafka.record_decoder import decode_records, end_of
 from headgate.codec.kafka.record_encoder import ProducerState, RecordTooLargeError, encode_records
 from headgate.errors import CorruptionError, UsageError
 
@@ -108,12 +109,15 @@ def encoded(records: Sequence[Record], **options: Any) -> bytes:
     return found
 
 
+def batches_of(data: bytes, begin: int = 0, **options: Any) -> list[pa.RecordBatch]:
+    found = [one.records for one in decode_records(data, begin, PLACE, **options)]
+    assert not found or end_of(data, begin)[0] > found[-1].column("offset")[-1].as_py()
+    return found
+
+
 def decoded(data: bytes, begin: int = 0, **options: Any) -> list[tuple[int, Record]]:
-    found = decode_records(data, begin, PLACE, with_headers=True, **options)
-    assert (found.next_offset, found.next_epoch) == end_of(data, begin)
-    assert len(found.epochs) == len(found.batches)
     rows = []
-    for batch in found.batches:
+    for batch in batches_of(data, begin, with_headers=True, **options):
         batch.validate(full=True)
         assert batch.schema == RECORDS_WITH_HEADERS
         times = batch.column("timestamp").cast(pa.int64()).to_pylist()
@@ -142,6 +146,7 @@ def test_what_is_encoded_comes_back(records: list[Record], codec: Compression) -
 
 @given(RECORD_LISTS)
 @example([Record(bytes(63)), Record(bytes(64)), Record(bytes(8191)), Record(bytes(8192))])
+@example([Record(b"a", timestamp_ms=at_ms) for at_ms in (0, 1 << 60, -(1 << 60), 1 << 54, 5)])
 def test_plain_python_writes_the_same_bytes(records: list[Record]) -> None:
     deltas = range(len(records))
     base_ms = records[0].timestamp_ms
@@ -173,9 +178,9 @@ def test_many_records_are_followed_in_compiled_code(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(record_decoder, "_follow", never)
     records = [Record(bytes(size)) for size in range(0, 10_000, 7)]
-    found = decode_records(encoded(records) + plain_batch(records, len(records)), 0, PLACE)
-    assert sum(batch.num_rows for batch in found.batches) == 2 * len(records)
-    assert found.batches[0].schema == RECORDS
+    found = batches_of(encoded(records) + plain_batch(records, len(records)))
+    assert sum(batch.num_rows for batch in found) == 2 * len(records)
+    assert found[0].schema == RECORDS
 
 
 @given(RECORD_LISTS, st.integers(0, 100))
@@ -183,25 +188,34 @@ def test_many_records_are_followed_in_compiled_code(monkeypatch: pytest.MonkeyPa
 def test_a_last_batch_that_is_cut_off_waits_for_the_next_answer(records: list[Record], cut: int) -> None:
     first, second = plain_batch(records), plain_batch(records, len(records))
     cut %= len(second)
-    found = decode_records((first + second)[: -cut - 1], 0, PLACE)
-    assert found.next_offset == len(records)
-    assert sum(batch.num_rows for batch in found.batches) == len(records)
-    assert decode_records(first[: -cut - 1], 5, PLACE) == DecodedRecords([], [], 5, -1)
+    data = (first + second)[: -cut - 1]
+    assert end_of(data, 0)[0] == len(records)
+    assert sum(batch.num_rows for batch in batches_of(data)) == len(records)
+    assert batches_of(first[: -cut - 1], 5) == []
+    assert end_of(first[: -cut - 1], 5) == (5, -1)
 
 
 def test_records_in_front_of_what_was_asked_for_are_left_out() -> None:
     data = plain_batch([Record(b"%d" % number) for number in range(10)], 100)
     assert [offset for offset, _ in decoded(data, 104)] == list(range(104, 110))
     assert decoded(data, 110) == []
-    assert decode_records(data, 110, PLACE).next_offset == 110
+    assert end_of(data, 110)[0] == 110
+
+
+def test_records_are_decoded_as_they_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_decoder, "GROUP_BYTES", 1)
+    sound = plain_batch([Record(b"a")])
+    found = decode_records(sound + plain_batch([Record(b"b")], 1)[:-1] + b"\1", 0, PLACE)
+    assert next(found).records.column("value").to_pylist() == [b"a"]
+    with pytest.raises(CorruptionError, match="checksum"):
+        next(found)
 
 
 def test_gaps_are_read_over() -> None:
     data = plain_batch([Record(b"a", offset_delta=3), Record(b"b", offset_delta=900)], 50)
     data += sealed(951, 0, 48, 0, b"")  # compaction leaves headers of batches without records
-    found = decode_records(data, 50, PLACE)
-    assert found.batches[0].column("offset").to_pylist() == [53, 950]
-    assert found.next_offset == 1_000
+    assert batches_of(data, 50)[0].column("offset").to_pylist() == [53, 950]
+    assert end_of(data, 50)[0] == 1_000
 
 
 # -- transactions ------------------------------------------------------------------------------------------------------
@@ -216,7 +230,7 @@ def test_aborted_transactions_are_left_out_up_to_their_markers() -> None:
     aborted = (AbortedTransaction(2, 8), AbortedTransaction(1, 0))
     assert values(decoded(data, aborted=aborted)) == [b"1", b"3", b"5", b"10"]
     assert values(decoded(data)) == [b"0", b"1", b"2", b"3", b"5", b"8", b"10"]
-    assert decode_records(data, 0, PLACE, aborted).next_offset == 11
+    assert end_of(data, 0)[0] == 11
     # a fetch in the middle of an aborted transaction names the transaction, which began before
     assert values(decoded(of(1, 2) + marker(ABORT, 4, 1), 2, aborted=(AbortedTransaction(1, 0),))) == []
 
@@ -231,7 +245,7 @@ def test_producers_have_sequences_that_go_on_over_batches() -> None:
     data = encoded([Record(bytes(100))] * 6, producer=state, batch_bytes_max=400)
     sequences = []
     while data:
-        header = record_decoder.BatchHeader._make(HEADER.unpack_from(data))
+        header = BatchHeader._make(HEADER.unpack_from(data))
         assert (header.producer_id, header.producer_epoch, header.attributes) == (7, 3, TRANSACTIONAL)
         sequences.append((header.base_sequence, header.records_count))
         data = data[12 + header.batch_length :]
@@ -256,10 +270,10 @@ def test_records_without_a_time_have_none() -> None:
 # -- damage ------------------------------------------------------------------------------------------------------------
 
 
-def outcome(data: bytes) -> DecodedRecords | CorruptionError:
+def outcome(data: bytes) -> list[pa.RecordBatch] | CorruptionError:
     """Return the records, or how they are refused."""
     try:
-        return decode_records(data, 0, PLACE, with_headers=True)
+        return batches_of(data, with_headers=True)
     except CorruptionError as error:
         return error
 
@@ -270,7 +284,7 @@ def test_a_changed_byte_is_found(records: list[Record], data: st.DataObject) -> 
     where = data.draw(st.integers(16, len(raw) - 1))
     raw[where] ^= 1 << data.draw(st.integers(0, 7))
     with pytest.raises(CorruptionError, match="is damaged at byte 0"):
-        decode_records(bytes(raw), 0, PLACE)
+        batches_of(bytes(raw))
 
 
 @given(st.integers(0, 400), st.binary(max_size=2_000), st.integers(0, 7))
@@ -280,7 +294,7 @@ def test_any_bytes_under_a_right_checksum_are_read_or_refused(count: int, record
     if isinstance(found, CorruptionError):
         assert found.path.startswith(PLACE)
     else:
-        assert sum(batch.num_rows for batch in found.batches) == count
+        assert sum(batch.num_rows for batch in found) == count
 
 
 @given(RECORD_LISTS, st.integers(1, 20), st.data())
@@ -294,7 +308,7 @@ def test_damaged_records_under_a_right_checksum_are_read_or_refused(
     whole = sealed(0, 0, len(many) - 1, len(many), bytes(raw))
     found = outcome(whole)
     if not isinstance(found, CorruptionError):
-        for batch in found.batches:
+        for batch in found:
             batch.validate(full=True)
 
 
@@ -323,7 +337,7 @@ def test_runs_of_equal_lengths_are_read_or_refused_as_record_by_record(
     if isinstance(by_run, CorruptionError) or isinstance(one_by_one, CorruptionError):
         assert str(by_run) == str(one_by_one)
     else:
-        assert by_run.batches == one_by_one.batches
+        assert by_run == one_by_one
 
 
 def test_long_runs_of_equal_lengths_are_not_followed_record_by_record(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -366,7 +380,7 @@ def test_many_short_runs_of_equal_lengths_are_not_looked_through_one_by_one(monk
 )
 def test_what_is_wrong_is_said(raw: bytes, problem: str) -> None:
     with pytest.raises(CorruptionError) as caught:
-        decode_records(raw, 0, PLACE)
+        batches_of(raw)
     assert problem in str(caught.value)
     assert str(caught.value).startswith(PLACE)
 

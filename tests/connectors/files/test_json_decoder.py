@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.connectors.files.line_decoders import JsonDecoder
+from headgate.connectors.files.line_decoders import JsonDecoder, TextDecoder
 from headgate.connectors.files.line_file import Lines, RawLines
 
 
@@ -42,6 +42,11 @@ def test_one_bad_line_costs_two_more_passes_over_its_block(at: int) -> None:
     assert decoded.batch.column(0).to_pylist() == [number for number in range(4_096) if number != at]
     assert len(decoded.refused.problems) == 1
     assert decoder.parsed <= 3 * 4_096
+
+
+def test_lines_of_a_slice_are_those_of_the_slice() -> None:
+    values = pa.array(["é", "a", "bc"], pa.large_string()).cast(pa.large_binary()).slice(1)
+    assert TextDecoder("text").decode(Lines(values, np.array([3, 5]))).batch.column(0).to_pylist() == ["a", "bc"]
 
 
 USER = pa.struct([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string())])

@@ -54,9 +54,9 @@ def read(fetcher: Fetcher, ends: Mapping[Partition, int]) -> dict[Partition, lis
     found: dict[Partition, list[int]] = {partition: [] for partition in ends}
     while any(fetcher.positions[partition] < end for partition, end in ends.items()):
         for one in fetcher.poll(PATIENCE_MS):
-            for batch in one.records.batches:
-                found[one.partition] += [int(value) for value in batch.column("value").to_pylist()]
-            assert one.log_end >= one.records.next_offset
+            for batch in one.batches:
+                found[one.partition] += [int(value) for value in batch.records.column("value").to_pylist()]
+            assert one.log_end >= one.next_offset
     return found
 
 
@@ -82,7 +82,7 @@ def test_reading_goes_on_where_it_was(kafka: KafkaBroker, client: KafkaClient, t
     while position < 2_000:
         fetcher = fetcher_of(client, {(topic, 0): position})
         (found,) = fetcher.poll(PATIENCE_MS)
-        batch = pa.Table.from_batches(found.records.batches).slice(0, 300)
+        batch = pa.Table.from_batches([one.records for one in found.batches]).slice(0, 300)
         numbers += [int(value) for value in batch["value"].to_pylist()]
         position = batch["offset"][-1].as_py() + 1
         fetcher.close()
@@ -92,7 +92,7 @@ def test_reading_goes_on_where_it_was(kafka: KafkaBroker, client: KafkaClient, t
 def test_a_poll_without_records_ends_in_time(client: KafkaClient, topic: str) -> None:
     fetcher = fetcher_of(client, {(topic, 0): 0})
     assert fetcher.poll(0) == []
-    assert [one.records.batches for one in fetcher.poll(PATIENCE_MS)] == [[]]
+    assert [list(one.batches) for one in fetcher.poll(PATIENCE_MS)] == [[]]
     fetcher.close()
 
 
@@ -165,7 +165,7 @@ def test_a_topic_that_vanished_keeps_its_position(kafka: KafkaBroker, client: Ka
     while client.topics([topic]):
         continue
     for _ in range(5):
-        assert [one for one in fetcher.poll(100) if one.records.batches] == []
+        assert [one for one in fetcher.poll(100) if list(one.batches)] == []
     assert fetcher.positions == {(topic, 0): 10}
     fetcher.close()
 
@@ -224,8 +224,8 @@ def poll_for_ever(fetcher: Fetcher) -> None:
 
 def take(fetcher: Fetcher, found: dict[Partition, list[int]]) -> None:
     for one in fetcher.poll(PATIENCE_MS):
-        for batch in one.records.batches:
-            found[one.partition] += [int(value) for value in batch.column("value").to_pylist()]
+        for batch in one.batches:
+            found[one.partition] += [int(value) for value in batch.records.column("value").to_pylist()]
 
 
 def write_through_kills(broker: KafkaBroker, numbers: range) -> None:
@@ -242,12 +242,10 @@ def write_through_kills(broker: KafkaBroker, numbers: range) -> None:
 def test_columns_are_as_large_as_their_records(kafka: KafkaBroker, client: KafkaClient, topic: str) -> None:
     produce(kafka, topic, 0, range(1_000))
     fetcher = fetcher_of(client, {(topic, 0): 0}, with_headers=True)
-    tables = []
+    batches: list[pa.RecordBatch] = []
     while fetcher.positions[topic, 0] < 1_000:
-        tables += [
-            pa.Table.from_batches(one.records.batches) for one in fetcher.poll(PATIENCE_MS) if one.records.batches
-        ]
-    whole = pa.concat_tables(tables)
+        batches += [batch.records for one in fetcher.poll(PATIENCE_MS) for batch in one.batches]
+    whole = pa.Table.from_batches(batches)
     assert whole.num_rows == 1_000
     assert np.array_equal(whole["offset"].to_numpy(), np.arange(1_000))
     assert whole["headers"].to_pylist() == [[]] * 1_000

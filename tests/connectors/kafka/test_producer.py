@@ -58,8 +58,8 @@ def written(client: KafkaClient, topic: str) -> dict[int, list[int]]:
     rows: dict[int, list[int]] = {part: [] for part in found.leaders}
     while any(fetcher.positions[topic, part] < end for part, end in ends.items()):
         for one in fetcher.poll(PATIENCE_MS):
-            for batch in one.records.batches:
-                rows[one.partition[1]] += [int(value) for value in batch.column("value").to_pylist()]
+            for batch in one.batches:
+                rows[one.partition[1]] += [int(value) for value in batch.records.column("value").to_pylist()]
     fetcher.close()
     return rows
 

@@ -76,7 +76,7 @@ def test_what_java_writes_is_read(java: Java, kafka: KafkaBroker, topic: str, co
     rows = []
     while fetcher.positions[topic, 0] < COUNT:
         for one in fetcher.poll(PATIENCE_MS):
-            for batch in one.records.batches:
+            for batch in (decoded.records for decoded in one.batches):
                 times = batch.column("timestamp").cast(pa.int64()).to_pylist()
                 for row, time in zip(batch.to_pylist(), times, strict=True):
                     headers = [(one["key"], one["value"]) for one in row["headers"]]

@@ -33,7 +33,7 @@ from headgate.codec.kafka.messages import (
     ProduceTopic,
 )
 from headgate.codec.kafka.record_batch import HEADERS_TYPE
-from headgate.codec.kafka.record_decoder import decode_records
+from headgate.codec.kafka.record_decoder import decode_records, end_of
 from headgate.codec.kafka.record_encoder import NO_PRODUCER, ProducerState, encode_records
 from headgate.connectors.kafka.connection import Connection
 
@@ -139,10 +139,11 @@ def read(
         if begin >= end:
             return records, offsets
         aborted = None if isolation == READ_UNCOMMITTED else found.aborted_transactions or ()
-        decoded = decode_records(found.records or b"", begin, topic, aborted, with_headers=True)
-        assert decoded.next_offset > begin
-        begin = decoded.next_offset
-        for batch in decoded.batches:
+        data, former = found.records or b"", begin
+        begin, _ = end_of(data, former)
+        assert begin > former
+        for decoded in decode_records(data, former, topic, aborted, with_headers=True):
+            batch = decoded.records
             batch.validate(full=True)
             offsets += batch.column("offset").to_pylist()
             times = batch.column("timestamp").cast(pa.int64()).to_pylist()

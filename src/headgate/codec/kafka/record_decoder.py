@@ -66,6 +66,10 @@ HEADERS_MAX = 10_000
 
 _Ints: TypeAlias = npt.NDArray[np.int64]
 _Bytes: TypeAlias = npt.NDArray[np.uint8]
+_Words: TypeAlias = npt.NDArray[np.uint64]
+
+_HIGH_BITS = np.uint64(0x8080808080808080)
+"""Set in each byte of a number but the last one."""
 
 _SYNC = bytes(16)
 _SCHEMA = b'{"type":"record","name":"r","fields":[{"name":"b","type":"bytes"}]}'
@@ -79,20 +83,16 @@ _TIMESTAMP_MS_MAX = (1 << 63) // 1000 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class DecodedRecords:
-    """What one answer holds of one partition.
+class DecodedBatch:
+    """Records of some batches that follow each other.
 
     Attributes:
-        batches: records with columns ``RECORDS``, or ``RECORDS_WITH_HEADERS``, in the order of their offsets.
-        epochs: of each of ``batches``, the epoch of the leader that wrote its last record.
-        next_offset: where to fetch on: after the last whole batch, also if all of its records were left out.
-        next_epoch: of the last whole batch; ``NO_EPOCH``: there is none.
+        records: with columns ``RECORDS``, or ``RECORDS_WITH_HEADERS``, in the order of their offsets.
+        epoch: of the leader that wrote the last of them.
     """
 
-    batches: list[pa.RecordBatch]
-    epochs: list[int]
-    next_offset: int
-    next_epoch: int
+    records: pa.RecordBatch
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +110,11 @@ def decode_records(
     aborted: Sequence[AbortedTransaction] | None = None,
     *,
     with_headers: bool = False,
-) -> DecodedRecords:
-    """Decode the record batches of one partition.
+) -> Iterator[DecodedBatch]:
+    """Decode the record batches of one partition, some at a time, as the caller takes them.
 
-    A last batch that is not whole is left out: a broker cuts an answer off where the client's limit is.
+    So what is decoded is still in the caches when it is used, and its memory is there again for what follows. A last
+    batch that is not whole is left out: a broker cuts an answer off where the client's limit is.
 
     Args:
         begin: the offset that was asked for; batches may begin before it.
@@ -124,41 +125,57 @@ def decode_records(
     Raises:
         CorruptionError: a checksum is wrong, or records contradict themselves.
     """
-    batches: list[pa.RecordBatch] = []
-    epochs: list[int] = []
+    last = -1
+    for group in _groups(memoryview(data), place, None if aborted is None else _Isolation(aborted)):
+        header = group[-1].header
+        records = _columns(group, place, with_headers)
+        group.clear()
+        offsets = records.column("offset").to_numpy()
+        if offsets[0] <= last or (offsets[1:] <= offsets[:-1]).any() or offsets[-1] > _last_offset(header):
+            _refuse(place, 0, "offsets that grow within their batches", f"offset {offsets[0]:,} and others")
+        last = int(offsets[-1])
+        if offsets[0] < begin:  # records in front of it share a batch with later ones
+            records = records.slice(int(np.searchsorted(offsets, begin)))
+        del offsets
+        if records.num_rows:
+            yield DecodedBatch(records, header.partition_leader_epoch)
+        del records
+
+
+def _groups(data: memoryview, place: str, isolation: _Isolation | None) -> Iterator[list[_Section]]:
+    """Yield batches with records that are to be read, as many as are decoded together."""
     group: list[_Section] = []
-    size, next_offset, next_epoch = 0, begin, NO_EPOCH
-    isolation = None if aborted is None else _Isolation(aborted)
-    for header, records in _whole_batches(memoryview(data), place):
-        next_offset = max(next_offset, header.base_offset + header.last_offset_delta + 1)
-        next_epoch = header.partition_leader_epoch
+    size = 0
+    for header, records in _whole_batches(data, place):
         is_left_out = isolation is not None and isolation.leaves_out(header, records)
         if is_left_out or header.attributes & CONTROL or header.records_count == 0:
             continue
         group.append(_Section(_decompressed(header, records, place), header))
         size += len(group[-1].data)
         if size >= GROUP_BYTES:
-            batches.append(_columns(group, place, with_headers))
-            epochs.append(next_epoch)
+            yield group
             group, size = [], 0
     if group:
-        batches.append(_columns(group, place, with_headers))
-        epochs.append(group[-1].header.partition_leader_epoch)
-    if batches:
-        batches = _from(begin, batches, next_offset, place)
-    return DecodedRecords(batches, epochs[len(epochs) - len(batches) :], next_offset, next_epoch)
+        yield group
 
 
 def end_of(data: Buffer, begin: int) -> tuple[int, int]:
-    """Return ``next_offset`` and ``next_epoch`` of the same bytes, without a look at the records."""
+    """Return where to fetch on, after the last whole batch, and its epoch, without a look at the records.
+
+    It is after that batch also if all of its records are left out. ``NO_EPOCH``: there is none.
+    """
     view, position, epoch = memoryview(data), 0, NO_EPOCH
     while len(view) - position >= HEADER.size:
         header = BatchHeader._make(HEADER.unpack_from(view, position))
         position += LENGTH_BEGIN + header.batch_length
         if position > len(view) or header.batch_length <= 0:
             break
-        begin, epoch = max(begin, header.base_offset + header.last_offset_delta + 1), header.partition_leader_epoch
+        begin, epoch = max(begin, _last_offset(header) + 1), header.partition_leader_epoch
     return begin, epoch
+
+
+def _last_offset(header: BatchHeader) -> int:
+    return header.base_offset + header.last_offset_delta
 
 
 class _Isolation:
@@ -170,7 +187,7 @@ class _Isolation:
         """Producers whose open transaction is one of the aborted ones."""
 
     def leaves_out(self, header: BatchHeader, records: memoryview) -> bool:
-        last = header.base_offset + header.last_offset_delta
+        last = _last_offset(header)
         while self._coming and self._coming[-1].first_offset <= last:
             self._aborted.add(self._coming.pop().producer_id)
         if header.attributes & CONTROL and _control_type(records) == ABORT:
@@ -253,27 +270,19 @@ def _columns(group: Sequence[_Section], place: str, with_headers: bool) -> pa.Re
     if any(header.attributes & APPEND_TIME for header in headers):
         by_broker = np.repeat([bool(header.attributes & APPEND_TIME) for header in headers], counts)
         times = np.where(by_broker, np.repeat([header.max_timestamp for header in headers], counts), times)
-    no_time = (times == NO_TIMESTAMP) | (times > _TIMESTAMP_MS_MAX) | (times < -_TIMESTAMP_MS_MAX)
     columns[2] = pa.array(offsets)
-    columns[3] = pa.array(times * 1000, mask=no_time if no_time.any() else None).cast(RECORDS.field("timestamp").type)
+    columns[3] = _moments(times)
     if not with_headers:
         return pa.RecordBatch.from_arrays(columns, schema=RECORDS)
     return pa.RecordBatch.from_arrays([*columns, cursor.headers_column(raw)], schema=RECORDS_WITH_HEADERS)
 
 
-def _from(begin: int, batches: list[pa.RecordBatch], next_offset: int, place: str) -> list[pa.RecordBatch]:
-    """Check that offsets only grow; leave out records in front of ``begin``, which share a batch with later ones."""
-    last = -1
-    kept = []
-    for batch in batches:
-        offsets = batch.column("offset").to_numpy()
-        if offsets[0] <= last or offsets[-1] >= next_offset or (offsets[1:] <= offsets[:-1]).any():
-            _refuse(place, 0, "offsets that grow within their batches", f"offset {offsets[0]:,} and others")
-        last = int(offsets[-1])
-        first = int(np.searchsorted(offsets, begin)) if offsets[0] < begin else 0
-        if first < len(offsets):
-            kept.append(batch.slice(first))
-    return kept
+def _moments(times_ms: _Ints) -> pa.Array:
+    """Return timestamps, null where there is none, or one that is no date."""
+    no_time = None
+    if times_ms.min() < 0 or times_ms.max() > _TIMESTAMP_MS_MAX:
+        no_time = (times_ms == NO_TIMESTAMP) | (times_ms > _TIMESTAMP_MS_MAX) | (times_ms < -_TIMESTAMP_MS_MAX)
+    return pa.array(times_ms * 1000, mask=no_time).cast(RECORDS.field("timestamp").type)
 
 
 def _record_bounds(
@@ -404,32 +413,75 @@ class _Cursor:
 
     def __init__(self, data: _Bytes, position: _Ints, end: _Ints, place: str) -> None:
         self._data, self._end, self._place = data, end, place
+        self._words = np.ndarray((len(data) - 7,), "<u8", data, strides=(1,))
+        """At each place the eight bytes from there on. To index it copies only what is asked for."""
         self.position = position
+        self._word, self._bytes_left = np.empty(0, np.uint64), 0
+        """What stands at ``position`` of each record, the first byte lowest, and how many bytes of it are there."""
         self._check()
 
     def numbers(self) -> _Ints:
         """Return the next number of each record, and advance past it."""
+        value = self._short_numbers() if self._bytes_left else None
+        if value is None:
+            self._word, self._bytes_left = self._words[self.position], 8
+            value = self._short_numbers()
+        if value is None:
+            self._bytes_left = 0
+            value = self._long_numbers()
+        self._check()
+        return (value >> np.uint64(1)).view(np.int64) ^ -(value & np.uint64(1)).view(np.int64)
+
+    def _short_numbers(self) -> _Words | None:
+        """Return the next numbers, read from the bytes at hand; None: some go on after these."""
+        word = self._word
+        byte = word & np.uint64(0xFF)
+        if int(byte.max(initial=0)) <= 0x7F:
+            self._advance(np.uint64(8), 1, 1)
+            return byte
+        last = ~word & _HIGH_BITS
+        last &= ~last + np.uint64(1)  # the bit that is not set in the last byte of the number
+        least, most = int(last.min()), int(last.max())
+        if least == 0 or most >= 1 << 8 * self._bytes_left:
+            return None
+        bytes_max = most.bit_length() // 8
+        bits = word & (last - np.uint64(1))
+        value = bits & np.uint64(0x7F)
+        for at in range(1, bytes_max):
+            value |= (bits >> np.uint64(at)) & np.uint64(0x7F << 7 * at)
+        if least == most:
+            self._advance(np.uint64(8 * bytes_max), bytes_max, bytes_max)
+            return value
+        size = np.ones(len(word), np.int64)
+        for at in range(1, bytes_max):
+            size += last > np.uint64(1 << 8 * at)
+        self._advance((size << 3).view(np.uint64), size, bytes_max)
+        return value
+
+    def _advance(self, bits: np.uint64 | _Words, size: int | _Ints, bytes_max: int) -> None:
+        """Advance by ``size`` bytes, which are ``bits``: at most ``bytes_max`` bytes."""
+        self.position = self.position + size
+        self._bytes_left -= bytes_max
+        if self._bytes_left:
+            self._word = self._word >> bits
+
+    def _long_numbers(self) -> _Words:
+        """Return the next numbers, of which some may have ten bytes."""
         byte = self._data[self.position]
         self.position = self.position + 1
         value = (byte & 0x7F).astype(np.uint64)
-        rows: npt.NDArray[np.intp] | None = None  # those whose number goes on; None: all
+        rows = np.arange(len(byte))
         shift = 7
         while (goes_on := byte > 0x7F).any():
             if shift > 63:
                 _refuse(self._place, 0, "numbers of at most ten bytes", "a longer one")
-            if rows is None and goes_on.all():
-                byte = self._data[self.position]
-                value |= (byte & 0x7F).astype(np.uint64) << np.uint64(shift)
-                self.position += 1
-            else:
-                rows = np.flatnonzero(goes_on) if rows is None else rows[goes_on]
-                at = self.position[rows]
-                byte = self._data[at]
-                value[rows] |= (byte & 0x7F).astype(np.uint64) << np.uint64(shift)
-                self.position[rows] = at + 1
+            rows = rows[goes_on]
+            at = self.position[rows]
+            byte = self._data[at]
+            value[rows] |= (byte & 0x7F).astype(np.uint64) << np.uint64(shift)
+            self.position[rows] = at + 1
             shift += 7
-        self._check()
-        return (value >> np.uint64(1)).astype(np.int64) ^ -(value & np.uint64(1)).astype(np.int64)
+        return value
 
     def bytes_column(self, raw: bytes) -> pa.Array:
         """Return the next bytes of each record, null where their length is -1, and advance past them."""
@@ -442,13 +494,15 @@ class _Cursor:
         """Return begin and size of the next bytes of each record, and whether they are null; advance past them."""
         size = self.numbers()
         is_null = size == -1
+        if is_null.all():
+            return self.position, np.zeros(len(size), np.int64), is_null
         if (size < -1).any():
             _refuse(self._place, 0, "a length of bytes", f"{size.min()}")
         size[is_null] = 0
         begin = self.position
         if (size > self._end - begin).any():
             _refuse(self._place, 0, "bytes within their record", f"a length of {size.max()}")
-        self.position = begin + size
+        self.position, self._bytes_left = begin + size, 0
         return begin, size, is_null
 
     def headers_column(self, raw: bytes) -> pa.Array:

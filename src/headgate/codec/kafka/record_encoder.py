@@ -34,7 +34,11 @@ from headgate.errors import UsageError
 BATCH_BYTES_MAX = 1_048_588
 """What brokers and topics take by default (``max.message.bytes``)."""
 
+WORD_BYTES = 8
+_MARKS = np.uint64(0x8080808080808080)
+
 _Ints = npt.NDArray[np.int64]
+_Words = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +126,7 @@ def encode_records(
         body += field.width
     length = _Number(body)
     if keys is None:
-        front = _written([length, None, *fields, value_length])
-        columns = [front, values]
+        columns = [_written([length, None, *fields, value_length]), values]
     else:
         columns = [_written([length, None, *fields]), keys, _written([value_length]), values]
     columns.append(pa.scalar(b"\0", pa.large_binary()) if tails is None else tails)
@@ -162,44 +165,82 @@ def encode_records(
 
 
 class _Number:
-    """A column of numbers as Kafka writes them: small ones in few bytes, whatever their sign."""
+    """A column of numbers as Kafka writes them: small ones in few bytes, whatever their sign.
+
+    Attributes:
+        width: how many bytes each takes.
+        width_max: at least one, at most ten.
+    """
 
     def __init__(self, values: _Ints) -> None:
-        self.bits = ((values << 1) ^ (values >> 63)).view(np.uint64)
+        self._bits = ((values << 1) ^ (values >> 63)).view(np.uint64)
         self.width = np.ones(len(values), np.int64)
-        limit, largest = 1 << 7, int(self.bits.max(initial=0))
-        while limit <= largest:
-            self.width += self.bits >= np.uint64(limit)
-            limit <<= 7
+        largest = int(self._bits.max(initial=0))
+        self.width_max = max(1, -(-largest.bit_length() // 7))
+        for at in range(1, self.width_max):
+            self.width += self._bits >= np.uint64(1 << 7 * at)
 
-    def write(self, data: npt.NDArray[np.uint8], position: _Ints) -> None:
-        """Write each number where ``position`` says."""
-        shortest, longest = int(self.width.min(initial=1)), int(self.width.max(initial=0))
-        bits, width = self.bits, self.width
-        for index in range(longest):
-            if index >= shortest:
-                rows = np.flatnonzero(width > index)
-                bits, width, position = bits[rows], width[rows], position[rows]
-                shortest = int(width.min())
-            byte = (bits >> np.uint64(7 * index)).astype(np.uint8) & 0x7F
-            byte |= (width > index + 1).astype(np.uint8) << 7
-            data[position + index] = byte
+    def words(self) -> list[_Word]:
+        """Return the bytes of each number, eight at a time."""
+        if self.width_max <= WORD_BYTES:
+            return [_Word(_spread(self._bits, self.width, self.width_max), self.width, self.width_max)]
+        first = np.minimum(self.width, WORD_BYTES)
+        rest = self.width - first
+        last = self._bits >> np.uint64(7 * WORD_BYTES)
+        goes_on = (rest > 0).astype(np.uint64) << np.uint64(63)
+        return [
+            _Word(_spread(self._bits, first, WORD_BYTES) | goes_on, first, WORD_BYTES),
+            _Word(_spread(last, rest, self.width_max - WORD_BYTES), rest, self.width_max - WORD_BYTES),
+        ]
+
+
+@dataclass(slots=True)
+class _Word:
+    """At most eight bytes of each record, the first one lowest: zeros follow the ``width`` bytes that count."""
+
+    bits: _Words
+    width: _Ints
+    width_max: int
+
+
+def _spread(bits: _Words, width: _Ints, width_max: int) -> _Words:
+    """Return seven bits of each number in a byte, with the mark of those that another one follows."""
+    found = bits & np.uint64(0x7F)
+    for at in range(1, width_max):
+        found |= (bits << np.uint64(at)) & np.uint64(0x7F << 8 * at)
+    if width_max > 1:
+        found |= _MARKS >> ((9 - width) << 3).view(np.uint64)
+    return found
 
 
 def _written(fields: Sequence[_Number | None]) -> pa.Array:
-    """Return the bytes of all numbers, joined, as a column; None is a byte 0, the attributes of a record."""
+    """Return the bytes of all numbers, joined, as a column; None is a byte 0, the attributes of a record.
+
+    Words are written in the order of their places, each over the zeros that the one in front of it has too many.
+    """
+    words: list[_Word] = []
     count = len(next(field for field in fields if field is not None).width)
-    size = sum(1 if field is None else field.width for field in fields)
-    offsets = np.zeros(count + 1, np.int64)
-    np.cumsum(size, out=offsets[1:])
-    data = np.zeros(int(offsets[-1]), np.uint8)
-    position = offsets[:-1].copy()
     for field in fields:
-        if field is None:
-            position += 1
+        if field is None:  # a zero follows every word
+            words[-1].width, words[-1].width_max = words[-1].width + 1, words[-1].width_max + 1
             continue
-        field.write(data, position)
-        position += field.width
+        for word in field.words():
+            if words and words[-1].width_max + word.width_max <= WORD_BYTES:
+                last = words[-1]
+                last.bits |= word.bits << (last.width << 3).view(np.uint64)
+                last.width, last.width_max = last.width + word.width, last.width_max + word.width_max
+            else:
+                words.append(word)
+    offsets = np.zeros(count + 1, np.int64)
+    np.cumsum(sum(word.width for word in words), out=offsets[1:])
+    places, bits = np.empty((count, len(words)), np.int64), np.empty((count, len(words)), np.uint64)
+    place = offsets[:-1]
+    for number, word in enumerate(words):
+        places[:, number], bits[:, number] = place, word.bits
+        place = place + word.width
+    data = np.zeros(int(offsets[-1]) + 2 * WORD_BYTES, np.uint8)
+    at_any_place = np.ndarray((len(data) - WORD_BYTES + 1,), "<u8", data.data, strides=(1,))
+    at_any_place[places.reshape(-1)] = bits.reshape(-1)
     return pa.Array.from_buffers(pa.large_binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
 
 

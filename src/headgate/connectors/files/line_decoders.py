@@ -80,6 +80,8 @@ class TextDecoder:
 
 def valid_text(lines: Lines, refused: Refused) -> tuple[pa.LargeStringArray, Starts]:
     """Return the lines that are valid UTF-8, and where they begin."""
+    if _is_ascii(lines.values):
+        return _as_text(lines.values), lines.starts
     good = np.ones(len(lines.values), np.bool_)
     parts: list[pa.LargeStringArray] = []
 
@@ -94,6 +96,23 @@ def valid_text(lines: Lines, refused: Refused) -> tuple[pa.LargeStringArray, Sta
     if len(parts) == 1 and good.all():
         return parts[0], lines.starts
     return pa.concat_arrays(parts or [pa.array([], pa.large_string())]), lines.starts[good]
+
+
+def _is_ascii(values: pa.LargeBinaryArray) -> bool:
+    """Whether there is nothing but ASCII in ``values``: that is seen at once, where a cast looks at each value."""
+    _, offsets, data = values.buffers()
+    if len(values) == 0 or data is None:
+        return True
+    bounds = np.frombuffer(offsets, np.int64)
+    begin, end = bounds[values.offset], bounds[values.offset + len(values)]
+    return bool(np.frombuffer(data, np.int8)[begin:end].min(initial=0) >= 0)
+
+
+def _as_text(values: pa.LargeBinaryArray) -> pa.LargeStringArray:
+    """Return the same bytes as text, which they are known to be."""
+    return pa.Array.from_buffers(
+        pa.large_string(), len(values), values.buffers(), null_count=values.null_count, offset=values.offset
+    )
 
 
 def isolate(

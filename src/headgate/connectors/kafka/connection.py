@@ -19,7 +19,7 @@ import numpy as np
 from headgate import __version__
 from headgate.codec.kafka.error_codes import ErrorCode
 from headgate.codec.kafka.messages import ApiVersions, ApiVersionsAnswer, SaslAuthenticate, SaslHandshake
-from headgate.codec.kafka.wire import Answer, Request, correlation_id_of, decode_answer, encode_request
+from headgate.codec.kafka.wire import Answer, Parts, Request, correlation_id_of, decode_answer, encode_request
 from headgate.connectors.kafka.security import KafkaSecurity, LoginError
 from headgate.environment import Environment
 from headgate.errors import ProtocolViolation, StorageError, UsageError
@@ -30,6 +30,9 @@ ANSWER_BYTES_MAX = 512 << 20
 
 SEND_MS = 30_000
 """How long a broker may leave the bytes of a request in the network."""
+
+LARGE_BYTES = 64 << 10
+"""A piece of a request with so many bytes is sent from where it stands."""
 
 SMALL_ANSWER_BYTES_MAX = 1 << 20
 """The longest answer before the broker is known."""
@@ -97,23 +100,10 @@ class Connection:
         """Send ``request``; ``receive`` returns its answer in its turn."""
         version = self.version_of(request)
         self._next_id = (self._next_id + 1) & 0x7FFFFFFF
-        data = b"".join(encode_request(request, version, self._next_id, self._client_id))
+        pieces = _joined(encode_request(request, version, self._next_id, self._client_id))
         self._sent.append((self._next_id, request, version))
-        view = memoryview(data)
-        deadline_ms = self._environment.monotonic_ms() + SEND_MS
-        while view:
-            try:
-                view = view[self._socket.send(view) :]
-                deadline_ms = self._environment.monotonic_ms() + SEND_MS
-                continue
-            except (BlockingIOError, ssl.SSLWantWriteError):
-                self._wait(select.POLLOUT, SEND_MS)
-            except ssl.SSLWantReadError:
-                self._wait(select.POLLIN, SEND_MS)
-            except OSError as error:
-                raise self._failed(_reason(error)) from error
-            if self._environment.monotonic_ms() >= deadline_ms:
-                raise self._failed(f"it has taken no bytes for {SEND_MS} ms")
+        for piece in pieces:
+            self._send(memoryview(piece))
 
     @property
     def in_flight(self) -> int:
@@ -227,6 +217,22 @@ class Connection:
             who = f"user '{security.user}'" if security.user else "the client"
             raise UsageError(f"the Kafka broker {self.address} does not log {who} in: {error}") from error
 
+    def _send(self, view: memoryview) -> None:
+        deadline_ms = self._environment.monotonic_ms() + SEND_MS
+        while view:
+            try:
+                view = view[self._socket.send(view) :]
+                deadline_ms = self._environment.monotonic_ms() + SEND_MS
+                continue
+            except (BlockingIOError, ssl.SSLWantWriteError):
+                self._wait(select.POLLOUT, SEND_MS)
+            except ssl.SSLWantReadError:
+                self._wait(select.POLLIN, SEND_MS)
+            except OSError as error:
+                raise self._failed(_reason(error)) from error
+            if self._environment.monotonic_ms() >= deadline_ms:
+                raise self._failed(f"it has taken no bytes for {SEND_MS} ms")
+
     def _next_message(self, timeout_ms: int) -> memoryview | None:
         """Return the next message whole, or None; what has come of it is kept."""
         deadline_ms = self._environment.monotonic_ms() + timeout_ms
@@ -276,6 +282,19 @@ def wait_any(connections: Iterable[Connection], timeout_ms: int) -> None:
     for connection in connections:
         poll.register(connection.fileno(), select.POLLIN)
     poll.poll(timeout_ms)
+
+
+def _joined(parts: Parts) -> Parts:
+    """Return the same bytes in few pieces, without copying the large ones."""
+    found: Parts = []
+    small: Parts = []
+    for part in parts:
+        if len(part) < LARGE_BYTES:
+            small.append(part)
+            continue
+        found += [b"".join(small), part]
+        small = []
+    return [*found, b"".join(small)]
 
 
 def _space(size: int) -> memoryview:

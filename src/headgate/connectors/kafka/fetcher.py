@@ -1,13 +1,14 @@
 """Reads partitions of Kafka on behalf of one subtask: one request to each leader at a time, the next one ahead.
 
-The request for what follows goes out before records are decoded, so that the broker works meanwhile. One answer per
+The request for what follows goes out before records are decoded, so that the broker works meanwhile. Records are
+decoded as the caller takes them. One answer per
 leader is in memory or in the socket, which bounds what is read ahead: ``BYTES_MAX`` for each leader. While brokers are
 away it may block as long as ``KafkaClient`` is patient: a source runs it in a thread of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 from uuid import UUID
 
@@ -21,7 +22,7 @@ from headgate.codec.kafka.messages import (
     FetchTopic,
 )
 from headgate.codec.kafka.record_batch import NO_EPOCH
-from headgate.codec.kafka.record_decoder import DecodedRecords, decode_records, end_of
+from headgate.codec.kafka.record_decoder import DecodedBatch, decode_records, end_of
 from headgate.connectors.kafka.client import ANSWER_MS, BACKOFF_MS_MAX, BACKOFF_MS_MIN, KafkaClient, Topic
 from headgate.connectors.kafka.connection import Connection, wait_any
 from headgate.connectors.kafka.refusal import refusal
@@ -45,12 +46,17 @@ class Fetched:
     """Records of one partition, and how far its log goes.
 
     Attributes:
+        batches: records as they are decoded, once: a damaged batch is noticed when its turn comes.
+        next_offset: where reading goes on after all of them, also after what was left out.
+        next_epoch: of the leader that wrote what is in front of that; ``NO_EPOCH``: nothing came.
         log_end: the last stable offset of read-committed fetches, else the high watermark.
         undecided: offsets from ``log_end`` to the high watermark, which cannot be read until an open transaction ends.
     """
 
     partition: Partition
-    records: DecodedRecords
+    batches: Iterator[DecodedBatch]
+    next_offset: int
+    next_epoch: int
     log_begin: int
     log_end: int
     undecided: int = 0
@@ -116,7 +122,6 @@ class Fetcher:
 
         Raises:
             UsageError: a topic is not there any more, or another one has its name; a position is not in the log.
-            CorruptionError: records are damaged.
         """
         deadline_ms = self._environment.monotonic_ms() + timeout_ms
         while True:
@@ -212,7 +217,7 @@ class Fetcher:
                 self._lost(node, StorageError("read", f"from broker {node} of Kafka", "it does not answer"))
             return []
         asked = self._asked.pop(node)
-        whole: list[tuple[Partition, int, FetchedPartition]] = []
+        found: list[Fetched] = []
         code = ErrorCode(answer.error_code)
         if code and code not in RETRIABLE:
             raise refusal("read", self._connections[node].address, code)
@@ -220,10 +225,10 @@ class Fetcher:
             for part in of_topic.partitions:
                 name = (self._names.get(of_topic.topic_id, ""), part.partition_index)
                 if name in asked and self._is_sound(name, part, asked[name]):
-                    whole.append((name, asked[name], part))
-                    self._move(name, *end_of(part.records or b"", asked[name]))
+                    found.append(self._fetched(name, asked[name], part))
+                    self._move(name, found[-1].next_offset, found[-1].next_epoch)
         self._ask(node)
-        return [self._decoded(name, begin, part) for name, begin, part in whole]
+        return found
 
     def _move(self, name: Partition, offset: int, epoch: int) -> None:
         """Move a position; what brought records is asked for last, because a broker fills answers in that order."""
@@ -257,17 +262,19 @@ class Fetcher:
         self._leaders[name] = -1
         return False
 
-    def _decoded(self, name: Partition, begin: int, part: FetchedPartition) -> Fetched:
+    def _fetched(self, name: Partition, begin: int, part: FetchedPartition) -> Fetched:
         is_committed = self._isolation == READ_COMMITTED
-        records = decode_records(
-            part.records or b"",
+        data = part.records or b""
+        batches = decode_records(
+            data,
             begin,
             f"partition {name[1]} of topic '{name[0]}'",
             (part.aborted_transactions or ()) if is_committed else None,
             with_headers=self._with_headers,
         )
         end = part.last_stable_offset if is_committed else part.high_watermark
-        return Fetched(name, records, part.log_start_offset, end, max(part.high_watermark - end, 0))
+        undecided = max(part.high_watermark - end, 0)
+        return Fetched(name, batches, *end_of(data, begin), part.log_start_offset, end, undecided)
 
     def _lost(self, node: int, error: StorageError) -> None:
         if not error.is_transient:

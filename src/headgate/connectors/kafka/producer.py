@@ -48,8 +48,8 @@ IN_FLIGHT_MAX = 5
 REQUEST_BYTES_MAX = 16 << 20
 NAMED_BYTES_MAX = 60
 """Of a record in an error."""
-BUFFERED_BYTES_MAX = 32 << 20
-"""What waits for acknowledgements before ``write`` waits, too."""
+BUFFERED_BYTES_MAX = 16 << 20
+"""What waits for acknowledgements before ``write`` waits, too. A barrier waits until all of it is acknowledged."""
 
 _AGAIN = RETRIABLE | {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
 """A topic that was just created may be unknown to its leader."""

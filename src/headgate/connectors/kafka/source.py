@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import ClassVar, TypeAlias
@@ -46,8 +46,8 @@ Offsets: TypeAlias = Mapping[Partition, int] | tuple[tuple[Partition, int], ...]
 Place: TypeAlias = str | datetime | Offsets
 """Where reading begins or ends: a word, a moment, or an offset for each (topic, partition)."""
 
-ANSWERS_AHEAD = 2
-"""Decoded answers that wait to be polled."""
+DELIVERIES_AHEAD = 4
+"""Decoded batches that wait to be polled."""
 
 CLOSE_PATIENCE_MS = 2_000
 """How long a reader that ends tries to commit to the group what its last checkpoint has."""
@@ -315,7 +315,7 @@ class Delivery:
     epoch: int
 
 
-_Found: TypeAlias = list[Delivery] | dict[Partition, Position]
+_Found: TypeAlias = Delivery | dict[Partition, Position]
 """What the thread found: records, or new partitions."""
 
 
@@ -422,7 +422,7 @@ class KafkaReader(FailStopReader, CheckpointedFunction, CheckpointListener):
         if isinstance(found, dict):
             self._places |= found
         else:
-            self._ready.extend(found)
+            self._ready.append(found)
             self._work.pause({delivery.partition for delivery in self._ready} & self._paused)
 
     def _move(self, part: Partition, offset: int, epoch: int) -> None:
@@ -658,9 +658,7 @@ class _FetchThread:
             self._client.close()
 
     def _round(self) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_closed or len(self._found) < ANSWERS_AHEAD, None)
-        if self._is_closed:
+        if not self._wait_for_room():
             return
         self._commit()
         if self._environment.monotonic_ms() >= self._look_at_ms and self._source.end is None:
@@ -673,41 +671,48 @@ class _FetchThread:
         self.log_ends.update({found.partition: found.log_end for found in fetched if found.log_end >= 0})
         self.undecided.update({found.partition: found.undecided for found in fetched if found.log_end >= 0})
         for found in fetched:
-            if self._is_closed:
-                return
-            if deliveries := self._decoded(found):
-                self._put(deliveries)
+            for delivery in self._decoded(found):
+                self._put(delivery)
+                if not self._wait_for_room():
+                    return
         if self._fetcher.is_idle:
             with self._changed:
                 self._changed.wait_for(lambda: self._is_closed or self._waiting != waiting, FETCH_WAIT_MS / 1000)
 
-    def _decoded(self, found: Fetched) -> list[Delivery]:
+    def _wait_for_room(self) -> bool:
+        """Wait until more may be decoded; return whether there is any use in it."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_closed or len(self._found) < DELIVERIES_AHEAD, None)
+        return not self._is_closed
+
+    def _decoded(self, found: Fetched) -> Iterator[Delivery]:
         """Decode records up to the end of a bounded reading; what comes after it was asked for too early."""
         part, split = found.partition, split_name(found.partition)
         if part in self._over:
-            return []
-        end = self._ends.get(part)
-        deliveries = []
-        for records, epoch in zip(found.records.batches, found.records.epochs, strict=True):
-            offsets = records.column("offset").to_numpy()
+            return
+        end, delivered = self._ends.get(part), 0
+        for one in found.batches:
+            records, offsets = one.records, one.records.column("offset").to_numpy()
             if end is not None and offsets[-1] >= end:
                 records = records.slice(0, int(np.searchsorted(offsets, end)))
             if records.num_rows:
-                batch = self._decoder.decode(part, split, records, self._node)
-                is_empty = batch.batch.num_rows == 0 and batch.bad is None
-                last = int(offsets[records.num_rows - 1])
-                times = pc.max(records.column("timestamp")).cast(pa.int64()).as_py()
-                batch = replace(batch, written_ms=None if times is None else times // 1_000)
-                deliveries.append(Delivery(part, None if is_empty else batch, last + 1, epoch))
-        if end is not None and found.records.next_offset >= end:
+                delivered = int(offsets[records.num_rows - 1]) + 1
+                yield self._delivery(part, split, records, delivered, one.epoch)
+        if end is not None and found.next_offset >= end:
             self._fetcher.pause(part)
             self._over.add(part)
             empty = pa.RecordBatch.from_pylist([], schema=self._decoder.schema)
-            deliveries.append(Delivery(part, SourceBatch(split, empty, is_split_finished=True), end, NO_EPOCH))
-        elif found.records.next_offset > (deliveries[-1].next_offset if deliveries else 0):
-            left_out = Delivery(part, None, found.records.next_offset, found.records.next_epoch)
-            deliveries.append(left_out)  # markers and aborted records
-        return deliveries
+            yield Delivery(part, SourceBatch(split, empty, is_split_finished=True), end, NO_EPOCH)
+        elif found.next_offset > delivered:
+            yield Delivery(part, None, found.next_offset, found.next_epoch)  # markers and aborted records
+
+    def _delivery(self, part: Partition, split: str, records: pa.RecordBatch, next_offset: int, epoch: int) -> Delivery:
+        batch = self._decoder.decode(part, split, records, self._node)
+        if batch.batch.num_rows == 0 and batch.bad is None:
+            return Delivery(part, None, next_offset, epoch)
+        times = pc.max(records.column("timestamp")).cast(pa.int64()).as_py()
+        batch = replace(batch, written_ms=None if times is None else times // 1_000)
+        return Delivery(part, batch, next_offset, epoch)
 
     def _discover(self) -> None:
         try:
