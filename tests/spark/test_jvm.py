@@ -315,6 +315,8 @@ def spark_home(directory: Path, script: str) -> Path:
     [
         ("echo 'Exception in thread \"main\" a.B: no room' >&2; exit 1", "session started: no room; 'headgate doctor'"),
         ("kill -9 $$", "session started, and left no word; it may have been killed"),
+        ("kill -15 $$", "session started: SIGTERM ended it, as it ends all processes"),
+        ("exit 143", "session started: SIGTERM ended it, as it ends all processes"),
     ],
 )
 def test_a_jvm_that_dies_while_it_starts_is_one_sentence(

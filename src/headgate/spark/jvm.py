@@ -483,7 +483,7 @@ def ensure_jvm(settings: Mapping[str, str]) -> None:
             importlib.import_module(name)
     address = jvm.address()
     if address is None:
-        raise _not_started(reason_line(listener.heard()))
+        raise _not_started(reason_line(listener.heard()), jvm.process.poll())
     SparkContext._ensure_initialized(gateway=_gateway_of(jvm, *address))
     logging.getLogger().addFilter(is_no_py4j_traceback)
     listener.pass_on()
@@ -551,24 +551,33 @@ def startup_errors() -> Iterator[None]:
     except HeadgateError:
         raise
     except Exception as error:
-        if _jvm_ended():
+        status = _status_of_dead_jvm()
+        if status is not None:
             forget_dead_jvm()
-            raise _not_started("") from None  # py4j's pages say no more
+            raise _not_started("", status) from None  # py4j's pages say no more
         why = cause_of(str(error)) or type(error).__name__
         raise PipelineFailed(f"Spark could not start the session: {why}") from None
 
 
-def _jvm_ended() -> bool:
+def _status_of_dead_jvm() -> int | None:
     from pyspark import SparkContext
 
     process = getattr(SparkContext._gateway, "proc", None)
     if process is None:
-        return False
+        return None
     with suppress(Exception):  # what talked to it noticed a moment before its parent can
         process.wait(2.0)
-    return process.poll() is not None
+    status: int | None = process.poll()
+    return status
 
 
-def _not_started(why: str) -> PipelineFailed:
+_ENDED_BY_SIGTERM = (-signal.SIGTERM, 128 + signal.SIGTERM)
+"""Statuses of a process, and of a JVM, which ends in order."""
+
+
+def _not_started(why: str, status: int | None) -> PipelineFailed:
+    said = "Spark's JVM ended while the session started"
+    if not why and status in _ENDED_BY_SIGTERM:
+        return PipelineFailed(f"{said}: SIGTERM ended it, as it ends all processes of a service that is stopped")
     cause = f": {why.rstrip('.')}" if why else ", and left no word; it may have been killed, perhaps for want of memory"
-    return PipelineFailed(f"Spark's JVM ended while the session started{cause}; 'headgate doctor' checks this machine")
+    return PipelineFailed(f"{said}{cause}; 'headgate doctor' checks this machine")
