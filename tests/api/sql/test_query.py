@@ -292,6 +292,13 @@ QUERIES: dict[str, tuple[str, str | None]] = {
         f"auction ORDER BY w) - SUM(n) OVER (ORDER BY w) FROM (SELECT auction, {BUCKET} AS w, COUNT(*) AS n FROM bids "
         "GROUP BY ALL)",
     ),
+    "over rows of the same time": (
+        "SELECT auction, w, SUM(n) OVER (ORDER BY w RANGE BETWEEN CURRENT ROW AND CURRENT ROW) AS s, COUNT(*) OVER "
+        "(ORDER BY w RANGE BETWEEN INTERVAL '0' SECOND PRECEDING AND CURRENT ROW) AS c FROM (SELECT auction, "
+        f"window_start AS w, COUNT(*) AS n {TUMBLE} auction, window_start, window_end)",
+        "SELECT auction, w, SUM(n) OVER (PARTITION BY w), COUNT(*) OVER (PARTITION BY w) FROM (SELECT auction, "
+        f"{BUCKET} AS w, COUNT(*) AS n FROM bids GROUP BY ALL)",
+    ),
     "numbers by time": (
         "SELECT auction % 3 AS part, ROW_NUMBER() OVER (PARTITION BY auction % 3 ORDER BY ts) AS rn FROM bids",
         None,

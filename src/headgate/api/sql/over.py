@@ -241,6 +241,8 @@ def _frame(spec: Any) -> tuple[str, Any]:
         return "range", "unbounded"
     kind, start, side = str(spec.args.get("kind") or "").upper(), spec.args.get("start"), spec.args.get("start_side")
     end = spec.args.get("end")
+    if (kind, start, end or start) == ("RANGE", "CURRENT ROW", "CURRENT ROW") and not spec.args.get("exclude"):
+        return "range", "0s"
     if kind not in ("RANGE", "ROWS") or spec.args.get("exclude") or side != "PRECEDING":
         raise unsupported(f"a frame {spec.sql()}", _FRAMES)
     if end is not None and end != "CURRENT ROW":
