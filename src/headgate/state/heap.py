@@ -47,13 +47,18 @@ class Growing:
 
     def append(self, values: Array) -> None:
         """Add ``values``."""
-        end = self._size + len(values)
+        self.added(len(values))[:] = values
+
+    def added(self, count: int) -> Array:
+        """Add so many values; return the place to write them to, at once."""
+        end = self._size + count
         if end > len(self._data):
             grown = np.empty(max(end + end // 4, 2 * len(self._data)), self._data.dtype)
             grown[: self._size] = self._data[: self._size]
             self._data = grown
-        self._data[self._size : end] = values
+        place = self._data[self._size : end]
         self._size = end
+        return place
 
     def take(self, refs: Slots) -> Array:
         """Return the values with these numbers."""
@@ -154,20 +159,24 @@ class _TextColumn:
             values = values.take(pa.array(np.arange(len(values))))
         found = values.cast(self._view_type)
         _, views, *buffers = found.buffers()
-        words = np.frombuffer(views, np.int32).reshape(-1, 4)[found.offset : found.offset + len(found)].copy()
+        words = self._views.added(len(found)).view(np.int32).reshape(-1, 4)
+        words[:] = np.frombuffer(views, np.int32).reshape(-1, 4)[found.offset : found.offset + len(found)]
         is_long = words[:, 0] > _INLINE
         if found.null_count:
             is_valid = found.is_valid().to_numpy(zero_copy_only=False)
             words[~is_valid] = 0
             is_long &= is_valid
+        blocks: list[tuple[Mask, int]] = []
         for i, buffer in enumerate(buffers):
-            rows = np.flatnonzero(is_long & (words[:, 2] == i) if len(buffers) > 1 else is_long)
-            if len(rows):
-                starts, lengths = words[rows, 3], words[rows, 0]
-                low, high = int(starts.min()), int((starts.astype(np.int64) + lengths).max())
-                at = self._added(np.frombuffer(buffer, np.uint8)[low:high])
-                words[rows, 2], words[rows, 3] = len(self._blocks) - 1, starts + (at - low)
-        self._views.append(words.view(np.complex128)[:, 0])
+            chosen = is_long & (words[:, 2] == i) if len(buffers) > 1 else is_long
+            if chosen.any():
+                starts, ends = words[:, 3], words[:, 0] + words[:, 3].astype(np.int64)
+                low = int(starts.min(where=chosen, initial=_PLACE_MAX))
+                at = self._added(np.frombuffer(buffer, np.uint8)[low : int(ends.max(where=chosen, initial=0))])
+                np.add(starts, np.int32(at - low), out=starts, where=chosen)
+                blocks.append((chosen, len(self._blocks) - 1))
+        for chosen, block in blocks:  # numbers of buffers are looked at until here
+            np.copyto(words[:, 2], block, where=chosen)
 
     def _added(self, data: npt.NDArray[np.uint8]) -> int:
         """Copy bytes into the last block; return where they begin there."""
