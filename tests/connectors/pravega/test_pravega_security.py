@@ -22,12 +22,15 @@ from tests.servers.pravega import (
 
 import headgate as hg
 from headgate import testing
+from headgate.connectors.base import HoldContext
 from headgate.connectors.pravega.access import Access
 from headgate.connectors.pravega.controller import StreamName
+from headgate.connectors.pravega.scaled_stream import Position
 from headgate.connectors.pravega.security import PravegaSecurity
 from headgate.connectors.pravega.source import Pravega
 from headgate.environment import SYSTEM_ENVIRONMENT
 from headgate.errors import HeadgateError, StorageError, UsageError
+from headgate.model.ids import CheckpointId, Generation
 
 pytestmark = pytest.mark.xdist_group("secure-pravega")
 """They share a server."""
@@ -172,3 +175,17 @@ def test_an_authority_of_pravega_that_is_not_there_is_named(tmp_path: Path) -> N
     for look in (security.context, security.authority):
         with pytest.raises(UsageError, match=r"cannot use .*/ca.pem: No such file"):
             look()
+
+
+@pytest.mark.deep
+@pytest.mark.long
+def test_the_positions_of_a_group_are_written_with_a_login_and_read_with_less(secure: PravegaServer) -> None:
+    """PV14, PV15."""
+    stream, name = new_stream(secure), f"g-{uuid.uuid4().hex[:12]}"
+    source = Pravega(secure.address, stream, format="text", group=name, security=secure.security)
+    holder = HoldContext("p", "in", "life", Generation(1))
+    source.publish(holder, None, {}, begins=True)
+    source.publish(holder, CheckpointId(1), {f"{stream}/0": Position(20).encode()}, begins=False)
+    reader = replace(secure.security, user=READER)
+    beginning = Pravega(secure.address, stream, format="text", start=f"group:{name}", security=reader)
+    assert beginning.begin() == {0: 20}
