@@ -42,6 +42,7 @@ def test_what_a_start_names_reaches_the_driver(monkeypatch: pytest.MonkeyPatch, 
     assert started(monkeypatch, tmp_path, restore="taken").restore == str(tmp_path / "taken")
     moved = started(monkeypatch, tmp_path, moved={"in": tmp_path / "new", "s3://b/old": "s3://b/new"}).moved  # EV15
     assert {(str(tmp_path / "in"), str(tmp_path / "new")), ("s3://b/old", "s3://b/new"), ("b/old", "b/new")} == {*moved}
+    assert ("kafka:old", "kafka:new") in started(monkeypatch, tmp_path, moved={"kafka:old": "kafka:new"}).moved
     own = started(monkeypatch, tmp_path, restore=41, go_back_past=43)
     assert own == StartConfig(str(tmp_path / "checkpoints" / "p" / "chk-41"), 43)  # type: ignore[arg-type]
 

@@ -274,7 +274,9 @@ def _moves(moved: object) -> Moves:
         )
     moves = [(_place(before), _place(now)) for before, now in moved.items()]
     bare = [(before.partition("://")[2], now.partition("://")[2]) for before, now in moves if "://" in before]
-    return (*moves, *((before, now) for before, now in bare if now))  # files below a URL are listed without its scheme
+    named = [(str(before), str(now)) for before, now in moved.items() if ":" in str(before)]
+    # files below a URL are listed without its scheme; what is no file has a name such as kafka:orders
+    return (*moves, *((before, now) for before, now in bare if now), *(one for one in named if one not in moves))
 
 
 def _both(moved: Mapping[object, object]) -> list[object]:

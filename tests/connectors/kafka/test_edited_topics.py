@@ -6,6 +6,7 @@ import threading
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.servers.kafka import KafkaBroker
@@ -56,10 +57,10 @@ def read(kafka: KafkaBroker, root: Path, topics: Sequence[str], count: int) -> l
     return run(reading(kafka, topics), root, count)
 
 
-def run(pipeline: hg.Pipeline, root: Path, count: int) -> list[bytes]:
+def run(pipeline: hg.Pipeline, root: Path, count: int, **begins: Any) -> list[bytes]:
     """Read ``count`` values, then stop; return them."""
     SEEN.clear()
-    with testing.running(pipeline, checkpoint_dir=root) as handle:
+    with testing.running(pipeline, checkpoint_dir=root, **begins) as handle:
         with CHANGED:
             assert CHANGED.wait_for(lambda: len(SEEN) >= count, PATIENCE_S)
         handle.stop()
@@ -117,6 +118,19 @@ def written(kafka: KafkaBroker, topic: str) -> list[bytes]:
     SEEN.clear()
     testing.run(made)
     return sorted(SEEN)
+
+
+def test_a_sink_goes_on_in_another_topic_once_the_program_says_so(
+    kafka: KafkaBroker, topic: str, tmp_path: Path
+) -> None:
+    one, two = (kafka.create_topic(f"{name}-{uuid.uuid4().hex}") for name in ("one", "two"))
+    write(kafka, topic, b"1")
+    run(through(kafka, topic, one), tmp_path, 1)
+    write(kafka, topic, b"2")
+    with pytest.raises(hg.PipelineFailed, match=rf"'out' wrote to kafka:{one} when .*moved="):
+        testing.run(through(kafka, topic, two), checkpoint_dir=tmp_path)
+    run(through(kafka, topic, two), tmp_path, 1, moved={f"kafka:{one}": f"kafka:{two}"})
+    assert (written(kafka, one), written(kafka, two)) == ([b"1"], [b"2"])
 
 
 def test_two_pipelines_of_one_name_do_not_write_to_one_topic(kafka: KafkaBroker, topic: str, tmp_path: Path) -> None:

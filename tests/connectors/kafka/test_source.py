@@ -472,6 +472,16 @@ def test_a_topic_that_the_program_no_longer_names_is_no_longer_read(kafka: Kafka
         assert read_all(source, positions) == [b"yes"]
 
 
+def test_positions_of_other_topics_are_refused(kafka: KafkaBroker, client: KafkaClient) -> None:
+    """Also if the program says that one topic is another one now."""
+    former, now = new_topic(client, 1), new_topic(client, 1)
+    reader = Kafka(kafka.address, former).open(context())
+    positions = reader.positions()
+    reader.close()
+    with pytest.raises(UsageError, match=f"reads none of the topics of its checkpoint, which are {former}: positions"):
+        Kafka(kafka.address, now).open(context(positions))
+
+
 def test_an_end_may_be_given_and_taken_away_between_starts(kafka: KafkaBroker, client: KafkaClient) -> None:
     topic = new_topic(client, 1)
     put(client, topic, {0: [b"%d" % n for n in range(4)]})

@@ -443,6 +443,13 @@ class KafkaReader(FailStopReader, CheckpointedFunction, CheckpointListener):
         if restored is None:
             return self._begin(topics, {}, self._source.start)
         everything = {partition_of(split): Position.decode(split, data) for split, data in restored.items()}
+        names = sorted({name for name, _ in everything})
+        if names and not any(map(self._source.reads, names)):
+            raise UsageError(
+                f"{self._source!r} reads none of the topics of its checkpoint, which are {', '.join(names)}: positions "
+                "mean nothing in other topics; name one of these too, or give the source another name, and it begins "
+                "at the beginning"
+            )
         kept = {part: one for part, one in everything.items() if self._owns(part) and self._source.reads(part[0])}
         for (name, _), position in kept.items():
             if name in topics and topics[name].id != UUID(position.topic):
