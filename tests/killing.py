@@ -18,28 +18,22 @@ from headgate.model.progress import Progress, RunResult, SilentObserver
 RUN_S_MAX = 300.0
 
 
-def run_killing(
-    pipeline: hg.Pipeline,
-    kills: int | Sequence[int],
-    *,
-    observer: Any = None,
-    timeout_s: float = RUN_S_MAX,
-    **options: Any,
-) -> RunResult:
+def run_killing(pipeline: hg.Pipeline, kills: int | Sequence[int], **options: Any) -> RunResult:
     """Run a pipeline and kill a worker after so many checkpoints: ``testing.run``, whose input ends only after that."""
-    with tempfile.TemporaryDirectory(prefix="headgate-test-") as directory:
-        gate = Path(directory) / "gate"
-        last = kills if isinstance(kills, int) else max(kills)
-        watching = _Opening(observer or SilentObserver(), last, gate)
-        result = testing.run(
-            held_pipeline(pipeline, gate),
-            kill_worker_after_checkpoint=kills,
-            observer=watching,
-            timeout_s=timeout_s,
-            **options,
-        )
+    last = kills if isinstance(kills, int) else max(kills)
+    result = run_long(pipeline, last, kill_worker_after_checkpoint=kills, **options)
     assert result.restarts >= 1, "no worker was killed"
     return result
+
+
+def run_long(
+    pipeline: hg.Pipeline, checkpoints: int, *, observer: Any = None, timeout_s: float = RUN_S_MAX, **options: Any
+) -> RunResult:
+    """Run a pipeline whose input ends only after more checkpoints than ``checkpoints``: ``testing.run``."""
+    with tempfile.TemporaryDirectory(prefix="headgate-test-") as directory:
+        gate = Path(directory) / "gate"
+        watching = _Opening(observer or SilentObserver(), checkpoints, gate)
+        return testing.run(held_pipeline(pipeline, gate), observer=watching, timeout_s=timeout_s, **options)
 
 
 def held_pipeline(pipeline: hg.Pipeline, gate: Path) -> Any:
@@ -48,7 +42,7 @@ def held_pipeline(pipeline: hg.Pipeline, gate: Path) -> Any:
 
 
 class _Opening(SilentObserver):
-    """Opens the gate when the last worker was killed."""
+    """Opens the gate after the last checkpoint that matters, and what it led to."""
 
     def __init__(self, inner: Any, last: int, gate: Path) -> None:
         self._inner, self._last, self._gate, self._checkpoints_count = inner, last, gate, 0

@@ -16,9 +16,10 @@ from typing import Any
 
 import polars as pl
 import pyarrow as pa
+from tests.killing import run_long
 
 import headgate as hg
-from headgate import fault_points, testing
+from headgate import fault_points
 from headgate.connectors.base import SinkContext
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable
@@ -45,7 +46,9 @@ def program(root: Path, rows: int, kind: str, options: dict[str, Any]) -> hg.Pip
 
 def started(root: Path, rows: int, kind: str, options: dict[str, Any], kill_at: str | None = None) -> int:
     """Run the program in a process of its own; return how that ended."""
-    environment = {**os.environ} if kill_at is None else {**os.environ, fault_points.VARIABLE: kill_at}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    if kill_at is not None:
+        environment[fault_points.VARIABLE] = kill_at
     words = [sys.executable, __file__, str(root), str(rows), kind, json.dumps(options)]
     return subprocess.run(words, env=environment, timeout=600, check=False).returncode
 
@@ -96,4 +99,4 @@ KILLED = -signal.SIGKILL
 
 if __name__ == "__main__":
     what = program(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], json.loads(sys.argv[4]))
-    testing.run(what, timeout_s=300, parallelism=2)
+    run_long(what, 2, parallelism=2)  # it is killed in the second one
