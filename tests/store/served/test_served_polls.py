@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import pytest
 from tests.store.served.serving import WAIT_S
@@ -119,6 +120,47 @@ def test_what_was_changed_here_wakes_who_waits() -> None:
         news.close()
 
 
+class NobodyWaitsError(Exception):
+    pass
+
+
+class Idle:
+    """Threads that the test runs, with a condition at which waiting for ever ends it."""
+
+    def __init__(self) -> None:
+        self.run: Callable[[], None] = lambda: None
+
+    def condition(self) -> Idle:
+        return self
+
+    def thread(self, run: Callable[[], None], name: str) -> Idle:
+        self.run = run
+        return self
+
+    def start(self) -> None:
+        pass
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def wait_for(self, is_so: Callable[[], bool], timeout_s: float | None = None) -> bool:
+        if timeout_s is None and not is_so():
+            raise NobodyWaitsError
+        return is_so()
+
+
+def test_a_store_is_not_looked_at_while_nobody_waits() -> None:
+    looks: list[int] = []
+    threads = Idle()
+    ChangeFeed(lambda: looks.append(1) or 1, threads)  # type: ignore[arg-type, func-returns-value]
+    with pytest.raises(NobodyWaitsError):
+        threads.run()
+    assert looks == []
+
+
 def test_what_came_between_two_questions_for_news_is_heard() -> None:
     number = [1]
     news = ChangeFeed(lambda: number[0])
@@ -171,4 +213,13 @@ def test_a_check_that_fails_says_so() -> None:
         raise StorageError("read", "catalogue", "disk I/O error")
 
     with pytest.raises(StorageError, match="disk I/O error"):
+        CheckJobs(check).ask(0, WAIT_S, verify_events=True)
+
+
+def test_a_check_that_ends_in_a_mistake_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(verify: bool) -> list[Problem]:
+        raise TypeError("a mistake")
+
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    with pytest.raises(StorageError, match="cannot check the store: the server made a mistake: TypeError"):
         CheckJobs(check).ask(0, WAIT_S, verify_events=True)
