@@ -73,6 +73,14 @@ def test_a_hot_stream_gets_segments_and_a_cold_one_loses_them(store: Store, cloc
     assert store.fsck() == []
 
 
+def test_a_sealed_stream_is_not_scaled_by_its_policy(store: Store, clock: Clock) -> None:
+    rounds(store, clock, minutes=2, per_minute=1)
+    store.seal(STREAM)
+    clock.now_ms += 60 * MINUTE
+    assert not store.autoscale(STREAM)
+    assert store.find(STREAM).segments_count == 2
+
+
 def test_by_data_rate_bytes_are_counted(store: Store, clock: Clock) -> None:  # S79
     store.set_scaling(STREAM, Scaling(bytes_per_second="1MB"))
     rounds(store, clock, minutes=11, per_minute=20)

@@ -401,6 +401,29 @@ def test_files_of_those_who_died_go_with_the_end(store: Store) -> None:
 # -- the lease -------------------------------------------------------------------------------------------------------
 
 
+def test_files_of_a_transaction_that_expired_are_removed(store: Store, clock: Clock) -> None:  # TX8
+    """Also those that its writer had no time to record."""
+    left = begin(store)
+    write(left, "a", ("x", 1))
+    died = left.writer("b")
+    died.write(keyed(("x", 2)))
+    flush = died._begin_flush()
+    assert flush.encoded is not None
+    store._core.storage.put(flush.path, flush.encoded.chunk.buffers)
+    assert len(files(store)) == 2
+    assert leave_silent(store, clock) == [left.id]
+    assert files(store) == []
+
+
+def test_a_look_at_a_stream_looks_at_its_leases(store: Store, clock: Clock) -> None:  # TX8
+    left = begin(store)
+    for _ in range(2):
+        clock.now_ms += 60_000
+        store.look_after(STREAM)
+    with pytest.raises(FencedError, match="was aborted"):
+        left.ping()
+
+
 def test_whoever_uses_the_store_next_aborts_what_nobody_writes(store: Store, clock: Clock) -> None:  # TX8
     def by_beginning(other: Store) -> None:
         begin(other).abort()

@@ -414,6 +414,27 @@ def grow_old(store: Store, clock: Clock) -> None:
     store.set_retention(STREAM, Retention(age="5s"))
 
 
+def test_files_that_are_gone_are_not_remembered_as_to_be_deleted(store: Store) -> None:
+    fill(store)
+    store.truncate(store.tail(STREAM))
+    assert files(store) == []
+    assert store._core.catalogue.sweep(store.find(STREAM), 10) == Swept((), is_done=True)
+
+
+def test_a_look_that_could_not_forget_all_is_followed_by_another_one_at_once(
+    store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maintenance, "SWEEP_PARTS_MAX", 2)
+    grow_old(store, clock)  # five parts in each of two segments
+    clock.now_ms += maintenance.MAINTENANCE_INTERVAL_MS
+    left = []
+    for _ in range(6):
+        store.look_after(STREAM)
+        left.append(len(files(store)))
+    assert left[0] > 0
+    assert left[-1] == 0, "no minute has passed"
+
+
 def behind_the_look(store: Store, monkeypatch: pytest.MonkeyPatch, happens: Callable[[], object]) -> None:
     """Something happens when a look knows what goes, before it goes."""
     real = store._core.catalogue.retention_cut
