@@ -20,7 +20,7 @@ from headgate.store.client.connection import (
     UnreachableError,
 )
 from headgate.store.client.messages import decode, encode, encode_failure
-from headgate.store.client.requests import SETTLE, Client, RequestOutcome
+from headgate.store.client.requests import SETTLE, Client, RequestOutcome, request_of
 
 LOST = "the answer is lost"
 QUESTION = Request("POST", "/verb", [b"append"])
@@ -103,7 +103,7 @@ def outcome(*, is_over: bool = True, is_void: bool = False, status: int = 0, dat
 def test_an_answer_that_was_lost_is_asked_for_and_not_the_question(network: Network, client: Client) -> None:  # SS9
     network.steps = [LOST, outcome(status=200, data=b"done")]
     assert client.ask(QUESTION, is_once=True) == b"done"
-    assert network.paths == ["/verb", SETTLE]
+    assert [(question.method, question.path) for question in network.asked] == [("POST", "/verb"), ("POST", SETTLE)]
     assert decode(bytes(network.asked[1].parts[0]), str) == network.names()[0]
 
 
@@ -122,6 +122,7 @@ def test_a_question_that_is_void_is_asked_again_under_another_name(network: Netw
     first, _, again = network.names()
     assert None not in (first, again)
     assert first != again
+    assert len(network.made) == 2, "the connection that settled it is used again"
 
 
 def test_a_question_with_an_unknown_outcome_is_its_callers(network: Network, client: Client) -> None:  # SS9
@@ -149,6 +150,16 @@ def test_another_process_of_the_server_knows_nothing_of_a_question(network: Netw
     network.steps = [ok()]
     assert client.ask(QUESTION) == b"done"
     assert SETTLE not in network.paths
+
+
+def test_the_outcome_is_not_asked_of_another_store(network: Network, client: Client) -> None:
+    network.steps = [ok()]
+    client.ask(QUESTION)
+    network.steps = [LOST]
+    network.facts = ServerFacts("second", "another store", "/srv")
+    with pytest.raises(StorageError, match="the answer was lost"):
+        client.ask(QUESTION, is_once=True)
+    assert network.slept == [], "waiting does not help"
 
 
 def test_a_question_under_way_is_waited_for(network: Network, client: Client) -> None:  # SS9
@@ -202,9 +213,14 @@ def test_a_server_that_is_away_is_waited_for_with_longer_and_longer_pauses(netwo
     assert away.value.is_transient
     assert network.slept == [0.05, 0.1, 0.2, 0.4, 0.8] + [1.0] * 8
     assert network.now_ms < client.patience_s * 1_000
+    network.slept, client.patience_s = [], 0.2
+    with pytest.raises(StorageError, match="it is down"):
+        client.ask(QUESTION)
+    assert network.slept == [0.05, 0.1]
 
 
 def test_a_connection_is_used_again_unless_it_was_idle_for_long(network: Network, client: Client) -> None:
+    network.now_ms = 1_000_000
     network.steps = [ok(), ok(), ok()]
     for pause_s in (0, asking.IDLE_S - 1, asking.IDLE_S):
         network.now_ms += round(pause_s * 1_000)
@@ -244,7 +260,12 @@ def test_a_child_makes_connections_of_its_own(network: Network, client: Client) 
     client.ask(QUESTION)
     network.process_id = 2
     client.ask(QUESTION)
-    assert len(network.made) == 2
+    assert [made.is_open for made in network.made] == [False, True], "what it has of its parent's is closed here"
+
+
+def test_a_request_has_one_value_or_none() -> None:
+    assert request_of("/date").parts == ()
+    assert request_of("/settle", "name").parts == [encode("name")]
 
 
 def test_another_store_in_its_place_is_refused(network: Network, client: Client) -> None:
