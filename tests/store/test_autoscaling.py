@@ -81,6 +81,17 @@ def test_a_sealed_stream_is_not_scaled_by_its_policy(store: Store, clock: Clock)
     assert store.find(STREAM).segments_count == 2
 
 
+def test_what_came_to_one_segment_is_not_counted_for_another(store: Store, clock: Clock) -> None:  # S79
+    with store.writer(STREAM) as writer:
+        writer.append(keyed(*(("a", number) for number in range(5))))
+    stream = store.find(STREAM)
+    observed = store._core.catalogue.observe(stream, clock.wall_ms())
+    assert observed is not None
+    assert {number: set(amounts) for number, amounts in observed.amounts.items()} == {
+        number: {end} for number, end in enumerate(store.describe(STREAM).ends)
+    }
+
+
 def test_by_data_rate_bytes_are_counted(store: Store, clock: Clock) -> None:  # S79
     store.set_scaling(STREAM, Scaling(bytes_per_second="1MB"))
     rounds(store, clock, minutes=11, per_minute=20)

@@ -150,6 +150,10 @@ def test_of_verdicts_that_race_one_wins(store: Store) -> None:
     assert len(files(store)) == 0
 
 
+def test_an_open_transaction_without_events_has_no_bytes(store: Store) -> None:
+    assert begin(store).status().size_bytes == 0
+
+
 def test_an_empty_transaction_is_committed(store: Store) -> None:
     transaction = begin(store)
     transaction.commit()
