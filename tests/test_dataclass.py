@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 import math
 import pickle  # noqa: TID251 - what Spark does with what a pipeline holds
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from dataclasses import FrozenInstanceError, field
 from typing import Any, ClassVar
 
 import pytest
+from pyspark import cloudpickle
 
 import headgate as hg
 from headgate.dataclass import dataclass
@@ -268,3 +270,19 @@ def test_objects_and_classes_with_a_constructor_of_their_own_have_their_own_sign
 
     assert list(inspect.signature(Called(1)).parameters) == ["other"]
     assert list(inspect.signature(Child).parameters) == ["two"]
+
+
+def test_a_class_that_is_pickled_by_value_makes_its_defaults() -> None:
+    @dataclass
+    class Local:
+        number: int
+        names: list[str] = field(default_factory=list)
+        last: int = 3
+
+    program = (
+        "import inspect, pickle, sys; found = pickle.load(sys.stdin.buffer); "
+        "print(found(1) == found(1, [], 3), *inspect.signature(found).parameters)"
+    )
+    command = [sys.executable, "-c", program]  # a process of its own: this one knows the class
+    done = subprocess.run(command, input=cloudpickle.dumps(Local), capture_output=True, check=True)
+    assert done.stdout.decode().split() == ["True", "number", "names", "last"]

@@ -98,21 +98,27 @@ def _constructor(kind: type, is_frozen: bool) -> Source:
 
 
 def _parameter(field: Field[Any], scope: dict[str, Any]) -> str:
-    if field.default is MISSING and field.default_factory is MISSING:
+    is_missing = _is_missing(field.default)
+    if is_missing and _is_missing(field.default_factory):
         return field.name
-    scope[f"_default_{field.name}"] = field.default  # missing if it is made for each object
+    scope[f"_default_{field.name}"] = MISSING if is_missing else field.default  # missing if made for each object
     return f"{field.name}=_default_{field.name}"
 
 
 def _value(field: Field[Any], scope: dict[str, Any]) -> str | None:
     """Return the expression for the value of a field; None: it is not set by the constructor."""
-    if field.default_factory is not MISSING:
+    if not _is_missing(field.default_factory):
         scope[f"_make_{field.name}"] = field.default_factory
         made = f"_make_{field.name}()"
         return f"{made} if {field.name} is _MISSING else {field.name}" if field.init else made
     if field.init:
         return field.name
-    return None if field.default is MISSING else f"_default_{field.name}"
+    return None if _is_missing(field.default) else f"_default_{field.name}"
+
+
+def _is_missing(value: object) -> bool:
+    """Whether it is ``MISSING``, or a copy of it, as a class that was pickled by value has."""
+    return isinstance(value, type(MISSING))
 
 
 def _add_comparisons(kind: type, is_frozen: bool, is_ordered: bool) -> None:
@@ -146,8 +152,8 @@ class _Signature:
         for field in sorted(fields(kind), key=lambda field: bool(field.kw_only)):
             if field.init:
                 how = Parameter.KEYWORD_ONLY if field.kw_only else Parameter.POSITIONAL_OR_KEYWORD
-                default = field.default if field.default_factory is MISSING else field.default_factory
-                default = Parameter.empty if default is MISSING else default
+                default = field.default if _is_missing(field.default_factory) else field.default_factory
+                default = Parameter.empty if _is_missing(default) else default
                 parameters.append(Parameter(field.name, how, default=default, annotation=field.type))
         return Signature(parameters, return_annotation=None)
 
