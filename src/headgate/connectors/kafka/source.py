@@ -46,8 +46,8 @@ Offsets: TypeAlias = Mapping[Partition, int] | tuple[tuple[Partition, int], ...]
 Place: TypeAlias = str | datetime | Offsets
 """Where reading begins or ends: a word, a moment, or an offset for each (topic, partition)."""
 
-DELIVERIES_AHEAD = 4
-"""Decoded batches that wait to be polled."""
+DELIVERIES_AHEAD = 2
+"""Decoded batches that wait to be polled: more of them leave the caches."""
 
 CLOSE_PATIENCE_MS = 2_000
 """How long a reader that ends tries to commit to the group what its last checkpoint has."""
