@@ -209,7 +209,7 @@ OF_THE_SOURCE = ("Fetch", "ApiVersions", "FindCoordinator", "ListOffsets", "Meta
 
 
 def put(client: KafkaClient, topic: str, partition: int, numbers: range, *, commit: bool = True) -> None:
-    """Write numbers in a transaction of their own."""
+    """Write numbers in a transaction of their own, which is over when it returns: it would hang, see KAFKA-20734."""
     name = uuid.uuid4().hex
     ids = client.take_over(name, 600_000)
     producer = Producer(client, SYSTEM_ENVIRONMENT, client.topics([topic]), ids, name)
@@ -218,6 +218,8 @@ def put(client: KafkaClient, topic: str, partition: int, numbers: range, *, comm
     producer.flush()
     producer.close()
     client.end_transaction(name, ids, commit=commit)
+    while client.describe_transaction(name).transaction_state.startswith("Prepare"):  # type: ignore[union-attr]
+        continue
 
 
 def take(reader: KafkaReader, count: int) -> list[int]:
