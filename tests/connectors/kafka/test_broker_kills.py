@@ -166,12 +166,11 @@ OF_THE_SINK = (
     "ListOffsets",
     "ListTransactions",
     "Metadata",
-    "OffsetCommit",
     "OffsetFetch",
     "Produce",
     "TxnOffsetCommit",
 )
-"""All kinds of requests that a sink makes, in its workers and in the driver."""
+"""All kinds of requests that a sink makes, in its workers and in the driver, but for those of rare renewals."""
 
 REPEATS = (1, 2, 4, 8, 16)
 """Which of the requests of a kind; there may be less of them."""
