@@ -83,6 +83,7 @@ SPECS: dict[str, ExpressionsSpec] = {
     "not a number": select_spec(
         (URL.str.len_bytes() + pl.lit(float("nan"))).is_nan().alias("x"), (URL + "é").alias("y")
     ),
+    "a struct": select_spec(pl.struct(URL.str.to_uppercase(), (KIND + "!").alias("loud"), N).alias("x")),
     "names that parts have": select_spec((URL.str.len_chars() + N).alias("value0"), N.alias("value")),
 }
 
@@ -135,6 +136,15 @@ def test_a_value_that_no_row_has_does_not_fail() -> None:
     assert [row for one in found for row in one.to_pylist()] == [{"number": 1}, {"number": 3}]
     with pytest.raises(UserFunctionError, match="x"):
         results(select_spec(number), [as_lazy(encoded(batch, pa.large_string()))])
+
+
+def test_other_columns_may_be_encoded_in_each_batch() -> None:
+    spec = select_spec(KIND.str.to_lowercase().alias("kind"), URL.str.to_uppercase().alias("url"), N)
+    batch = batch_of([("a", "X", 1), ("b", "X", 2)])
+    both = encoded(batch, pa.large_string())
+    without_kind = both.set_column(1, "kind", batch.column("kind"))
+    found = results(spec, [as_lazy(both), as_lazy(without_kind), as_lazy(both)])
+    assert found == results(spec, [batch, batch, batch])
 
 
 def test_what_needs_one_encoded_column_is_computed_for_its_values() -> None:

@@ -87,10 +87,15 @@ def _divided(tree: Any, encoded: Collection[str], take_out: Callable[[str, Any],
     if name == "Alias":
         return {name: [_divided(inner[0], encoded, take_out), *inner[1:]]}
     if name == "Function":
-        return {name: inner | {"input": [_divided(one, encoded, take_out) for one in inner["input"]]}}
+        return {name: inner | {"input": [_named(one, _divided(one, encoded, take_out)) for one in inner["input"]]}}
     if name in _PARTS:
         return {name: inner | {part: _divided(inner[part], encoded, take_out) for part in _PARTS[name]}}
     return tree
+
+
+def _named(tree: Any, divided: Any) -> Any:
+    """Return a divided expression with the name that it had: ``struct`` calls its fields by the names of its inputs."""
+    return divided if divided == tree else {"Alias": [divided, _expression(tree).meta.output_name()]}
 
 
 def _only_column(tree: Any, encoded: Collection[str]) -> str | None:

@@ -116,7 +116,7 @@ class Query:
         self._steps = steps
         self._layout: _Layout | None = None
         self._divided: dict[frozenset[str], ByValue | None] = {}
-        self._computed: dict[str, tuple[pa.Array, pl.DataFrame]] = {}
+        self._computed: dict[str, tuple[Sequence[pl.Expr], pa.Array, pl.DataFrame]] = {}
         self._one_by_one = [Query([step]) for step in steps] if len(steps) > 1 else []
 
     def run(self, rows: LazyRows) -> LazyRows:
@@ -202,11 +202,11 @@ class Query:
     def _of_values(self, column: str, values: pa.Array, expressions: Sequence[pl.Expr]) -> pl.DataFrame:
         """Return what expressions make of the values of a column; those of the batch before are often the same."""
         before = self._computed.get(column)
-        if before is not None and before[0].equals(values):
-            return before[1]
+        if before is not None and before[0] is expressions and before[1].equals(values):
+            return before[2]
         frame = pl.DataFrame([pl.Series(column, values)])
         found = _of_height(_collected(frame.lazy().select(expressions)), len(values))
-        self._computed[column] = values, found
+        self._computed[column] = expressions, values, found  # with other columns encoded, expressions are other ones
         return found
 
 
