@@ -752,6 +752,21 @@ def test_a_writer_taken_through_a_fork_leaves_the_time_of_its_parent(store: Stor
     parent.close()
 
 
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_time_that_was_noted_after_a_fork_holds_until_the_child_closes_its_writer(store: Store) -> None:  # S93
+    parent = store.writer(STREAM)
+    parent.note_time(at(10))
+
+    def child() -> None:
+        parent.note_time(at(20))
+        parent.close()
+
+    in_a_child(child)
+    parent.note_time(at(50))
+    assert event_time(store) == 50_000
+    parent.close()
+
+
 def test_a_writer_holds_event_time_back_until_it_is_closed(store: Store) -> None:  # S93
     slow = store.writer(STREAM, writer_id="slow", epoch=1)
     slow.note_time(at(10))

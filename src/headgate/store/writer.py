@@ -348,6 +348,7 @@ class StreamWriter:
         if not isinstance(time, datetime):
             raise UsageError(f"note_time takes a datetime, not {type(time).__name__}")
         known = time if time.tzinfo is not None else time.replace(tzinfo=UTC)
+        self._notice_fork()
         self._check_open()
         self._is_timed = True
         self.flush()
