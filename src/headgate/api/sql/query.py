@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 
 _OWN_NAMES = re.compile(
-    r"__(count|time[lr]?|(value|kind|key[lr]?|result|link|in|part|order)_\d+|over\d+_\w+|[lrun]\d+(_\d+)?)"
+    r"__(count|time[lr]?|(value|kind|key[lr]?|result|link|in|part|order)_\d+|(over|rank)\d+(_\w+)?|[lrun]\d+(_\d+)?)"
 )
 """What a query calls columns that it makes for itself, here and in the modules beside."""
 
