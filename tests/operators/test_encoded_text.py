@@ -170,6 +170,14 @@ def test_what_needs_one_encoded_column_is_computed_for_its_values() -> None:
     assert divide(expressions, ["n2"], []) is None
 
 
+@pytest.mark.parametrize("depth", [20, 40])
+def test_parts_are_taken_out_of_deep_expressions(depth: int) -> None:
+    deep = URL.str.to_uppercase() + KIND
+    for _ in range(depth):
+        deep = deep.str.strip_chars("!")
+    assert divide({"x": deep}, ["url", "kind"], []) is not None
+
+
 def test_a_text_that_stays_encoded_is_decoded_where_it_is_asked_for() -> None:
     batch = batch_of([("a/b", "x", 1), (None, "y", 2), ("c", None, 3)])
     rows = as_lazy(encoded(batch, pa.string()))

@@ -95,7 +95,10 @@ def _divided(tree: Any, encoded: Collection[str], take_out: Callable[[str, Any],
 
 def _named(tree: Any, divided: Any) -> Any:
     """Return a divided expression with the name that it had: ``struct`` calls its fields by the names of its inputs."""
-    return divided if divided == tree else {"Alias": [divided, _expression(tree).meta.output_name()]}
+    if divided == tree:
+        return tree
+    name = _expression(tree).meta.output_name()
+    return divided if _expression(divided).meta.output_name() == name else {"Alias": [divided, name]}
 
 
 def _only_column(tree: Any, encoded: Collection[str]) -> str | None:
