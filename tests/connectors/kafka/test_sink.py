@@ -152,6 +152,38 @@ def test_an_id_that_rested_for_long_is_not_used_again(
     pipeline.check_end(1)
 
 
+def test_ids_with_forgotten_proofs_are_released(place: Callable[..., Place], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Brokers forget offsets, too (``offsets.retention.minutes``): such an id would never count as committed."""
+    open_clients: set[KafkaClient] = set()
+
+    class CountedClient(KafkaClient):
+        def close(self) -> None:
+            open_clients.discard(self)
+            super().close()
+
+    class CountedSink(KafkaSink):
+        def client(self) -> KafkaClient:
+            client = CountedClient([self.brokers], patience_ms=1_000 * PATIENCE_S)
+            open_clients.add(client)
+            return client
+
+    here = place(kind=CountedSink)
+    pipeline = here.pipeline("nothing was written for so long that the proof was forgotten")
+    run = pipeline.start(1)
+    committed(run, pipeline)
+    count = len(open_clients)
+    admin = here.broker.admin()
+    for deleted in admin.delete_consumer_groups(sorted(ids_of(here))).values():
+        deleted.result(PATIENCE_S)
+    monkeypatch.setattr("headgate.connectors.kafka.sink_writer.IDLE_MS_MAX", 0)
+    for _ in range(3):
+        done = pipeline.prepare(run)
+        pipeline.complete(done)
+        run.commit(done)
+    assert len(open_clients) == count
+    pipeline.check_end(1)
+
+
 def test_a_reused_id_proves_its_former_commits(place: Callable[..., Place]) -> None:
     """FLINK-8132: a commit of an old checkpoint neither fails nor commits what is in the id now."""
     here = place()

@@ -144,10 +144,14 @@ class IdPool:
         Raises:
             FencedError: a newer generation has claimed the topic.
         """
-        while self._prepared and (proof := self._proof(self._prepared[0])) is not None:
-            oldest = self._prepared.popleft()
-            rested_ms = self._settings.environment.monotonic_ms() - oldest.prepared_ms
-            if oldest.ids.producer_epoch < EPOCH_LAST and proof != ENDED_AGAIN and rested_ms < IDLE_MS_MAX:
+        while self._prepared:
+            oldest = self._prepared[0]
+            has_rested = self._settings.environment.monotonic_ms() - oldest.prepared_ms >= IDLE_MS_MAX
+            proof = "" if has_rested else self._proof(oldest)  # brokers forget proofs, too
+            if proof is None:
+                break
+            self._prepared.popleft()
+            if not has_rested and oldest.ids.producer_epoch < EPOCH_LAST and proof != ENDED_AGAIN:
                 oldest.begin_next()
                 return oldest
             oldest.close()
