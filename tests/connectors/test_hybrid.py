@@ -165,6 +165,19 @@ def test_positions_are_published_for_the_source_that_is_read() -> None:
     assert second.asked == [({}, True), ({"0": b"c"}, False), ({"0": b"d"}, True)]
 
 
+class Hooked(Held):
+    """Changes nothing outside in a run that only looks."""
+
+    def without_hook(self) -> hg.FromRows:
+        return hg.FromRows(rows(0, 1))
+
+
+def test_a_run_that_only_looks_changes_nothing_outside() -> None:
+    source = hg.Hybrid(hg.FromRows(rows(0, 1)), Hooked())
+    assert not source.without_hook().holds
+    assert source.holds
+
+
 def scripts(flag: Path | None = None) -> hg.Hybrid:
     failing = [] if flag is None else [FailOnce(flag)]
     first = ScriptedSource([*rows(0, 3), EOF], [*rows(3, 6), PAUSE, PAUSE, *rows(6, 9), EOF], schema=ROW, pause_ms=50)

@@ -6,6 +6,7 @@ it between the same two checkpoints (docs/spec/connectors.md). Modelled on Flink
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
@@ -118,6 +119,12 @@ class Hybrid(Source):
         for number, source in enumerate(self.sources):
             if source.publishes and (number == at or (begins and number > at)):
                 source.publish(context, checkpoint, _of(positions, number), begins=begins)
+
+    def without_hook(self) -> Hybrid:
+        """See ``Source``: of each source."""
+        look = copy.copy(self)
+        look.sources = tuple(source.without_hook() for source in self.sources)
+        return look
 
 
 def _begun(positions: Mapping[str, bytes]) -> int:
