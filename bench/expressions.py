@@ -20,6 +20,7 @@ from bench.outputs import Nowhere
 from headgate.environment import SYSTEM_CLOCK
 from headgate.operators.base import OperatorContext
 from headgate.operators.expressions import ExpressionsSpec, filter_spec, fuse, with_columns_spec
+from headgate.operators.lazy_rows import LazyRows, as_batch
 
 NAME = "expressions"
 
@@ -36,9 +37,9 @@ class Last(Nowhere):
     def __init__(self) -> None:
         self.batch: pa.RecordBatch | None = None
 
-    def emit(self, batch: pa.RecordBatch) -> None:
-        """See ``Output``."""
-        self.batch = batch
+    def emit(self, batch: pa.RecordBatch | LazyRows) -> None:
+        """See ``Output``: all columns are made, as a sink needs them."""
+        self.batch = as_batch(batch)
 
 
 def run(options: Options) -> Result:
