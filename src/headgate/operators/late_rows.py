@@ -1,4 +1,4 @@
-"""Operators with timers that drop late rows: for ``over``, ``joins`` and ``top_rows``.
+"""Operators with timers that drop late rows: for ``over``, ``joins``, ``top_rows`` and windows with triggers.
 
 Watermarks of subtasks may differ at a barrier: where channels become idle and active again, each subtask merges them in
 the order in which it heard of it. After a restore with another parallelism a subtask goes on with the lowest of the

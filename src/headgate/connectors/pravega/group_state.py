@@ -143,7 +143,7 @@ def record_of(stream: StreamName, group: ReaderGroup, mark: GroupMark, cut: Mapp
     name = str(mark)
     first, ranges, last = JavaOutput(), JavaOutput(), JavaOutput()
     first.buffer(_config(stream, group)).buffer(_checkpoints(name, positions))
-    first.longs({})  # how far readers are behind
+    first.longs({})  # unread bytes of each reader
     first.size(0)  # segments for later
     first.size(0)  # those of readers
     first.longs(positions).longs({})  # those of no reader; where reading ends

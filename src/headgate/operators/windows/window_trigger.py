@@ -8,8 +8,8 @@ without content. Modelled on Flink's ``Trigger``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import field
 from enum import Enum
 from typing import Any, ClassVar
 
@@ -20,9 +20,10 @@ import pyarrow as pa
 
 from headgate.dataclass import dataclass
 from headgate.model.graph import MAIN, MAIN_INPUT, InputName, OutputTag
-from headgate.operators.base import WATERMARK_MAX_MS, Operator, OperatorContext, Output, RestoredState, key_columns
+from headgate.operators.base import WATERMARK_MAX_MS, Operator, OperatorContext, Output, key_columns
 from headgate.operators.functions import Row, paused_gc, rows_of
 from headgate.operators.keys import check_keys
+from headgate.operators.late_rows import InTimeOperator
 from headgate.operators.process.row_process import ProcessOperator, StateHandle, timer_text
 from headgate.operators.process.row_state import CurrentKey, NoKey, RowHandleFactory, ValueState
 from headgate.operators.process.state_declaration import StatefulFunctionSpec, declare_states
@@ -30,9 +31,8 @@ from headgate.operators.process.timers import Timer, Timers, milliseconds
 from headgate.operators.schemas import frame_of
 from headgate.operators.user_functions import UserFunctionError, copied, divert_unreadable, shortened, user_traceback
 from headgate.operators.windows.assigned_windows import BOUNDS, END_MS, IS_LAST
-from headgate.operators.windows.fired_groups import FiredGroups
 from headgate.operators.windows.lateness import count_late
-from headgate.state.backend import TimeKind, TimersMeta
+from headgate.state.backend import TimeKind
 from headgate.state.ttl import StateTime
 from headgate.state.worker_backends import MemoryStates
 
@@ -243,7 +243,7 @@ def trigger_spec(
     )
 
 
-class TriggerOperator(ProcessOperator):
+class TriggerOperator(InTimeOperator, ProcessOperator):
     """Calls the trigger once for each key and window of a batch."""
 
     _spec: TriggerSpec  # type: ignore[assignment]
@@ -252,8 +252,6 @@ class TriggerOperator(ProcessOperator):
 
     def __init__(self, spec: TriggerSpec) -> None:
         super().__init__(spec)  # type: ignore[arg-type]
-        self._fired = FiredGroups()
-        self._former: list[tuple[RestoredState, bytes]] = []
 
     def open(self, context: OperatorContext, output: Output) -> None:
         """See ``Operator``. Opens a copy of the user's trigger."""
@@ -267,25 +265,6 @@ class TriggerOperator(ProcessOperator):
         handle = super()._handle(maker)
         self._closing = handle.value(_CLOSING, pa.bool_())
         return handle
-
-    def restore(self, states: Sequence[RestoredState]) -> None:
-        """See ``Operator``. What was late before is late again, whichever subtask had its key."""
-        super().restore(states)
-        former, self._former = self._former, []
-        if former:
-            self._watermark_ms = self._fired.restore(self.context, former)
-
-    def _restore_backend(
-        self, states: Sequence[RestoredState]
-    ) -> Iterator[tuple[RestoredState, Mapping[str, memoryview]]]:
-        for state, sections in super()._restore_backend(states):
-            meta = TimersMeta.found_in(sections, f"state of '{self.context.node}'")
-            if meta is not None and meta.fired:
-                self._former.append((state, meta.fired.encode()))
-            yield state, sections
-
-    def _timers_meta(self) -> TimersMeta:
-        return replace(super()._timers_meta(), fired=self._fired.encode(self._watermark_ms).decode())
 
     # -- input ------------------------------------------------------------------------------------------------------
 
@@ -359,8 +338,8 @@ class TriggerOperator(ProcessOperator):
             return batch
         ends = batch.column(END_MS).to_numpy() + self._spec.lateness_ms
         late = ends - 1 <= self._watermark_ms
-        if self._fired.is_any_ahead:
-            late = late | self._fired.late(batch, self._spec.keys, ends)
+        if self._passed.is_any_ahead:
+            late = late | self._passed.late(batch, self._spec.keys, ends)
         if not late.any():
             return batch
         is_counted = late & batch.column(IS_LAST).to_numpy(zero_copy_only=False)
@@ -379,7 +358,7 @@ class TriggerOperator(ProcessOperator):
         self._fire_until(watermark_ms)
         if watermark_ms < WATERMARK_MAX_MS:
             self._watermark_ms = max(self._watermark_ms, watermark_ms)
-        self._fired.advance(watermark_ms)
+        self._passed.advance(watermark_ms)
         self.output.emit_watermark(watermark_ms)
 
     def _call_timer(self, timer: Timer, keys: list[Any], results: list[Any]) -> None:
