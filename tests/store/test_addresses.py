@@ -19,6 +19,7 @@ from headgate.store.store import Store, store_root
         ("https://store.example.com:4060", "headgate://store.example.com:4060", True),
         ("https://store.example.com", "headgate://store.example.com:443", True),
         ("http://store.example.com:4060", "http://store.example.com:4060", False),
+        ("http://store.example.com", "http://store.example.com:80", False),
         ("https://localhost:1", "https://localhost:1", True),
         ("headgate://[::1]:7", "headgate://[::1]:7", False),
     ],
@@ -31,7 +32,7 @@ def test_a_served_store_has_one_spelling(given: str, named: str, is_tls: bool) -
 
 @pytest.mark.parametrize("url", ["headgate://me:secret@h:1", "https://secret@h", "headgate://:secret@h"])
 def test_a_token_in_a_url_is_refused_and_not_shown(url: str) -> None:
-    with pytest.raises(UsageError, match="HEADGATE_STORE_TOKEN") as caught:
+    with pytest.raises(UsageError, match=r"\$HEADGATE_STORE_TOKEN or .* \$HEADGATE_STORE_TOKEN_FILE names") as caught:
         store_root(url)
     assert "secret" not in str(caught.value)
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.clocks import HandClock
+from tests.store.room import Room
 from tests.store.storing import KEYED, STREAM, Failing, keyed
 
 from headgate.errors import StorageError, TruncatedError, UsageError
@@ -263,6 +264,22 @@ def test_who_waits_asks_the_catalogue_only_when_something_has_changed(
     check_order(rows(follower.read(timeout="10s")), [1])
 
 
+def test_who_waits_rests_until_there_is_more() -> None:  # FW6
+    """In the room time passes only while everybody waits."""
+    room, found = Room(), list[tuple[list[tuple[str, int]], int]]()
+
+    def read(store: Store) -> None:
+        store.create_stream(STREAM, KEYED, segments=2, routing_key="key")
+        found.append((rows(store.follow(STREAM).read(timeout="1 hour")), room.now_ms))
+
+    room.process(read, "reader")
+    room.process(lambda store: write(store, 1), "writer", after_ms=30_000)
+    room.run()
+    ((events, read_ms),) = found
+    assert events == [("k1", 1)]
+    assert 30_000 <= read_ms < 60_000
+
+
 def test_one_key_is_read_from_its_segments_only(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:  # FW7
     write(store, *range(20))
     store.resize(STREAM, 6)
@@ -288,9 +305,11 @@ def test_one_key_is_read_from_its_segments_only(store: Store, monkeypatch: pytes
     assert all_of(bounded) == [("k3", number) for number in mine]
     assert bounded.has_ended
     check_order(all_of(store.follow(STREAM, start=follower.cut(), key="k3")), [])
+    write(store, *range(60, 65))
     store.seal(STREAM)
-    assert all_of(follower) == []
+    assert all_of(follower) == [("k3", 63)]
     assert follower.has_ended
+    assert follower.cut() == store.tail(STREAM), "also in segments without the key"
 
 
 def test_a_key_that_cannot_be_is_refused(store: Store) -> None:  # FW7

@@ -9,7 +9,16 @@ import pyarrow as pa
 import pytest
 
 from headgate.errors import UsageError
-from headgate.store.routing import NULL_HASH, check_key_type, hash_column, hash_text, segments_of
+from headgate.protocol.store.layouts import first_layout
+from headgate.store.routing import (
+    NULL_HASH,
+    check_key_type,
+    hash_column,
+    hash_text,
+    places_of,
+    ranges_of,
+    segments_of,
+)
 
 
 def hashes(values: list[object], dtype: pa.DataType) -> list[str]:
@@ -87,6 +96,16 @@ def test_keys_spread_evenly() -> None:
     assert max(counts) < 2_700
 
 
+def test_the_places_of_keys_lie_in_the_ranges_of_their_segments() -> None:
+    column = pa.array([f"k{i}" for i in range(16)], pa.large_string())
+    lows = [segment.key_low for segment in first_layout(7).segments]
+    assert ranges_of(column, lows).tolist() == SEGMENTS_7
+    place = int(places_of(column)[0])
+    assert ranges_of(column.slice(0, 1), [0, place, place + 1]).tolist() == [1], "a range begins with its first place"
+
+
 def test_types_without_a_frozen_hash_are_refused() -> None:
+    for dtype in (pa.string(), pa.large_binary(), pa.int8(), pa.bool_(), pa.date32(), pa.timestamp("us"), pa.float32()):
+        check_key_type(dtype, "key")
     with pytest.raises(UsageError, match="cannot be a routing key"):
         check_key_type(pa.large_list(pa.int64()), "tags")

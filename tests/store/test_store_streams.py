@@ -13,7 +13,7 @@ from headgate.errors import CorruptionError, UsageError
 from headgate.store.catalogue import stream_rows as sql_streams
 from headgate.store.catalogue import tables as t
 from headgate.store.store import Store, store_root
-from headgate.store.streams import TEXT_SCHEMA
+from headgate.store.streams import TEXT_SCHEMA, check_takes, encode_schema
 
 ENCODED = pa.dictionary(pa.int8(), pa.string())
 
@@ -32,8 +32,17 @@ def test_creating_twice_is_an_error_unless_it_fits_and_is_allowed(store: Store) 
     assert store.create_stream(STREAM, KEYED, if_not_exists=True).segments_count == 3
     with pytest.raises(UsageError, match=r"'value' is int64 instead of int32|'value' is int32 instead of int64"):
         store.create_stream(STREAM, KEYED.set(1, pa.field("value", pa.int32())), if_not_exists=True)
+    with pytest.raises(UsageError, match="the order must be key, value"):
+        store.create_stream(STREAM, pa.schema([*KEYED][::-1]), if_not_exists=True)
     with pytest.raises(UsageError, match="routing key"):
         store.create_stream(STREAM, KEYED, routing_key="value", if_not_exists=True)
+
+
+def test_a_stream_is_found_without_its_counts(store: Store) -> None:
+    with store.writer(STREAM) as writer:
+        writer.append(keyed(("a", 1)))
+    found = store.find(STREAM)
+    assert (found.heads, found.ends, found.chunks_count, found.size_bytes, found.prepared_count) == ((), (), 0, 0, 0)
 
 
 @pytest.mark.parametrize("name", ["", "/a", "a/", "a//b", "a b", "../a", ".a", "a" * 201])
@@ -175,11 +184,22 @@ def test_a_damaged_catalogue_is_named(tmp_path: Path) -> None:
         Store.open(tmp_path)
 
 
-def test_a_schema_that_is_damaged_is_named(store: Store) -> None:
+@pytest.mark.parametrize("data", [b"\xff\xff\xff\xff\x10\0\0\0garbage", encode_schema(KEYED).replace(b"key", b"kez")])
+def test_a_schema_that_is_damaged_is_named(store: Store, data: bytes) -> None:
     with database_of(store).write() as connection:
-        connection.execute(sa.update(t.streams).values(schema=b"\xff\xff\xff\xff\x10\0\0\0garbage"))
+        connection.execute(sa.update(t.streams).values(schema=data))
     with pytest.raises(CorruptionError, match="Arrow schema"):
         store.describe(STREAM)
+
+
+def test_a_stream_takes_events_of_its_own_routing_key_until_it_is_sealed(store: Store) -> None:
+    check_takes(store.find(STREAM), "key")
+    check_takes(store.find(STREAM), None)
+    with pytest.raises(UsageError, match="has the routing key 'key', not 'value'"):
+        check_takes(store.find(STREAM), "value")
+    store.seal(STREAM)
+    with pytest.raises(UsageError, match="is sealed"):
+        check_takes(store.find(STREAM), "key")
 
 
 def test_the_root_is_absolute_and_comes_from_argument_environment_or_default(

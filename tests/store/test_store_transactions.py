@@ -735,6 +735,37 @@ def test_a_writer_notes_time_that_holds_after_what_it_appended(store: Store) -> 
     assert store.fsck() == []
 
 
+def test_a_writer_notes_time_when_its_stream_was_scaled_meanwhile(store: Store) -> None:  # S93
+    with store.writer(STREAM) as writer:
+        writer.append(keyed(("a", 1)))
+        writer.flush()
+        store.split(STREAM, 0)
+        store.merge(STREAM, [1, 2])
+        writer.note_time(at(70))
+        segments = [segment.segment_id for segment in store.layout(STREAM).present]
+        assert [event_time(store, segment) for segment in segments] == [70_000] * len(segments)
+
+
+def test_a_time_that_is_noted_after_one_event_holds_behind_it(store: Store) -> None:  # S93
+    store.create_stream("single", KEYED, segments=1)
+    with store.writer("single") as writer:
+        writer.append(keyed(("a", 1)))
+        writer.note_time(at(70))
+        reader = store.reader("single", 0)
+        reader.read()
+        assert reader.event_ms == 70_000
+
+
+@pytest.mark.parametrize("end", ["seal", "delete"])
+def test_no_time_is_noted_where_nothing_can_be_appended(store: Store, end: str) -> None:  # S93
+    writer = store.writer(STREAM)
+    store.seal(STREAM)
+    if end == "delete":
+        store.delete(STREAM)
+    with pytest.raises(UsageError, match=r"is sealed|was deleted"):
+        writer.note_time(at(10))
+
+
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_a_writer_taken_through_a_fork_leaves_the_time_of_its_parent(store: Store) -> None:  # S93
     parent = store.writer(STREAM)

@@ -41,7 +41,7 @@ def check_at(where: str, check: Callable[_P, Iterable[str]], *of: _P.args, **nam
 
 
 def check_or_report(where: str, check: Callable[_P, Findings], *of: _P.args, **named: _P.kwargs) -> Findings:
-    """Do what ``checked`` does, where ``check`` says itself where each problem is."""
+    """Do what ``check_at`` does, where ``check`` says itself where each problem is."""
     try:
         return check(*of, **named)
     except HeadgateError as error:

@@ -73,7 +73,7 @@ def _hash_text(column: pa.Array) -> Hashes:
     table[:-1] = [xxhash.xxh3_64_intdigest(value) for value in distinct]
     table[-1] = NULL_HASH
     indices = pc.fill_null(encoded.indices, len(distinct)) if column.null_count else encoded.indices
-    return np.asarray(table[indices.to_numpy(zero_copy_only=False)], dtype=np.uint64)
+    return np.asarray(table[indices.to_numpy()], dtype=np.uint64)
 
 
 def _integer_bits(column: pa.Array) -> Hashes:
@@ -86,14 +86,14 @@ def _integer_bits(column: pa.Array) -> Hashes:
         plain = column
     else:
         plain = column.view(pa.int64())  # timestamps and durations
-    values = pc.fill_null(plain, 0).to_numpy(zero_copy_only=False)
+    values = pc.fill_null(plain, 0).to_numpy()
     if values.dtype == np.uint64:
         return np.asarray(values, dtype=np.uint64)
     return np.asarray(values.astype(np.int64).view(np.uint64), dtype=np.uint64)
 
 
 def _float_bits(column: pa.Array) -> Hashes:
-    values = pc.fill_null(pc.cast(column, pa.float64()), 0.0).to_numpy(zero_copy_only=False)
+    values = pc.fill_null(pc.cast(column, pa.float64()), 0.0).to_numpy()
     bits = (values + 0.0).view(np.uint64)  # -0.0 + 0.0 is 0.0
     return np.where(np.isnan(values), np.uint64(NAN_BITS), bits)
 

@@ -13,7 +13,7 @@ from sqlalchemy.engine import Connection
 from headgate.errors import FencedError
 from headgate.store.catalogue import tables as t
 from headgate.store.catalogue.base import Catalogue
-from headgate.store.catalogue.stream_rows import check_writable
+from headgate.store.catalogue.stream_rows import check_takes_events
 from headgate.store.streams import StreamInfo
 
 EVENT_MS_MIN = -(1 << 62)
@@ -34,7 +34,7 @@ def note_time(
     writer: tuple[str, int] | None,
 ) -> None:
     """Record how far ``owner`` has come with what is in the stream by now."""
-    check_writable(connection, stream)
+    check_takes_events(connection, stream)
     if writer is not None:
         writer_id, epoch = writer
         where = (t.writers.c.stream_id == stream.stream_id, t.writers.c.writer_id == writer_id)

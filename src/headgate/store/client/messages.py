@@ -162,12 +162,6 @@ version of the catalogue's tables: a release that does not know what is in them 
 
 OF_THE_CATALOGUE, OF_THE_STORAGE = "catalogue", "storage"
 
-"""Of the catalogue, what is no verb. The server checks its store by itself."""
-
-"""Verbs that change nothing: asked again when an answer is lost."""
-
-"""Verbs that change something, and nothing more when they are asked again: their callers need not know of a loss."""
-
 STORAGE_VERBS = ("list", "delete", "rename_if_absent", "sweep_unfinished")
 """What is said of chunks beside their bytes."""
 
@@ -178,9 +172,6 @@ Named: TypeAlias = tuple[str, Any]
 
 Judged: TypeAlias = list[tuple[Owner, bool]]
 """Owners that a pipeline was asked about, and whether what they wrote is its own."""
-
-
-"""Questions are answered where they come from: what is sent instead."""
 
 
 @dataclass(frozen=True, slots=True)
