@@ -7,7 +7,8 @@ Structured Streaming, which has nothing stronger. Each system runs in a process 
 cores that it shares with the broker. ``records_per_s`` is by the clock, ``records_per_cpu_s`` by the processor time of
 all processes of the system, without the broker; both leave the start out. Each turn also prints ``cores_idle``: how
 many cores of the machine had nothing to do. What is left after that and ``cpu_cores_used`` is mostly the broker's;
-where almost nothing is idle, nothing waits, and the machine limits the rate by the clock. Last, the time from the
+where almost nothing is idle, nothing waits, and the machine limits the rate by the clock. Before the first turn
+some records are copied, so that the first system does not meet a broker that still compiles. Last, the time from the
 creation of a record until a reader of committed records has it, at checkpoints each 250 ms. Settings: ``records``,
 ``peer_records``, ``turns``, ``seconds`` and ``rate`` (of the delays).
 """
@@ -76,6 +77,9 @@ def measured(broker: KafkaBroker, records: int, peer_records: int, turns: int) -
     for name in TOPICS:
         fill(broker.address, f"{name}-long", name, records)
         fill(broker.address, name, name, peer_records)
+    warm = broker.create_topic("warm", PARTITIONS)
+    mine(broker.address, "--topic", TOPICS[0], "--records", str(peer_records), "--target", warm)
+    broker.delete_topic(warm)
     for turn in range(turns):
         for name in (*TOPICS, COPY):
             topic = TOPICS[0] if name == COPY else name
