@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 from tests.mutants.harness import patched
 
-from headgate.storage import fsync as fsync_module
+from headgate.storage import local_files
 
 Act = Callable[[], object]
 
 
 def another_process() -> AbstractContextManager[None]:
     """Know nothing, for the time of the block, of what this process has synced."""
-    return patched(fsync_module, "SYNCED", fsync_module.SyncedDirectories())
+    return patched(local_files, "SYNCED", local_files.SyncedDirectories())
 
 
 class PowerCut:

@@ -107,8 +107,8 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     assert in_a_circle(imports) == set()
 
 
-FOR_TESTS = {"FaultyStorage", "forget_memory_storage"}
-"""What only tests use: a storage that fails, and a way to begin with an empty one."""
+FOR_TESTS = {"forget_memory_storage"}
+"""What only tests use: a way to begin with an empty storage."""
 
 
 def names_of_a_module(tree: ast.Module) -> set[str]:

@@ -15,7 +15,7 @@ import headgate as hg
 from headgate.api import pipeline_registry
 from headgate.api.collect import SCRATCH, Bound, _Watcher, temporary_directory
 from headgate.model.progress import PipelineState, Progress
-from headgate.storage import local_directories
+from headgate.storage import local_files
 from headgate.store.store import Store
 
 
@@ -91,7 +91,7 @@ def test_nobody_waits_for_rows_of_a_run_that_has_ended(tmp_path: Path, state: Pi
 
 @pytest.mark.parametrize("times", [1, 3])
 def test_others_may_remove_the_directory_of_all_looks_at_any_time(tmp_path: Path, times: int) -> None:
-    opening, left = local_directories.open_lock, [times]
+    opening, left = local_files.open_lock, [times]
 
     def removed_before(path: Path) -> int:
         if left[0]:
@@ -100,7 +100,7 @@ def test_others_may_remove_the_directory_of_all_looks_at_any_time(tmp_path: Path
         return opening(path)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(local_directories, "open_lock", removed_before)
+        patch.setattr(local_files, "open_lock", removed_before)
         mine = temporary_directory(str(tmp_path))
     assert not left[0]
     assert mine.path.is_dir()

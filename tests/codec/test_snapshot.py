@@ -20,7 +20,7 @@ from headgate.errors import CorruptionError
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
 from headgate.protocol.checkpoints.retention import StoredFile
 from headgate.state.snapshot import decode_batches, encode_batches
-from headgate.storage.object_names import checked_path
+from headgate.storage.base import checked_path
 
 
 def joined(sections: dict[str, list[bytes]]) -> bytes:

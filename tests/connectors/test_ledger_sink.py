@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.storage.faulty import Fault, FaultKind, FaultyStorage
 
 import headgate as hg
 from headgate.connectors import ledger_sink
@@ -25,7 +26,6 @@ from headgate.runtime.checkpoints import snapshot_writer
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.checkpoints.snapshot_writer import SnapshotDestination, SnapshotWriter, SubtaskSnapshot
 from headgate.runtime.driver.connectors import SinkCommits
-from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.memory import MemoryStorage
 
 SCHEMA = pa.schema([("number", pa.int64())])

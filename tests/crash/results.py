@@ -12,7 +12,7 @@ from crash import pipelines
 from headgate.connectors.files.file_committer import read_committed
 from headgate.model.manifest import Manifest
 from headgate.runtime.checkpoints.log import CheckpointLog
-from headgate.storage.object_names import TEMP_PREFIX
+from headgate.storage.base import TEMP_PREFIX
 from headgate.storage.urls import open_storage
 from headgate.store.store import Store
 

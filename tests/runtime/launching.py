@@ -257,7 +257,8 @@ class WorkerCall:
         if self.prepare is not None:
             self.prepare()
         if self.faults:
-            from headgate.storage.faulty import FaultyStorage
+            from tests.storage.faulty import FaultyStorage
+
             from headgate.storage.urls import open_storage
 
             worker.open_storage = lambda url: FaultyStorage(open_storage(url), self.faults)  # type: ignore[assignment]

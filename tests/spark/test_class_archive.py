@@ -27,7 +27,7 @@ from headgate.spark.class_archive import (
 from headgate.spark.class_dump import make_archive
 from headgate.spark.jvm import launch_of
 from headgate.spark.prerequisites import JVM_OPTIONS
-from headgate.storage.local_directories import ProcessDirectory
+from headgate.storage.local_files import ProcessDirectory
 
 WHOLE = b"all classes"
 

@@ -15,9 +15,8 @@ from typer.testing import CliRunner
 from headgate.cli.app import app
 from headgate.errors import StorageError, UsageError
 from headgate.storage import hdfs
-from headgate.storage.base import AlreadyExists, NotFound
+from headgate.storage.base import TEMP_PREFIX, AlreadyExists, NotFound
 from headgate.storage.hdfs import HdfsStorage
-from headgate.storage.object_names import TEMP_PREFIX
 from headgate.storage.urls import absolute_location, is_missing, open_storage
 
 pytestmark = pytest.mark.xdist_group("hdfs")

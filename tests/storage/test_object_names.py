@@ -17,8 +17,8 @@ from headgate.model.manifest import KeyGroups, SnapshotPart
 from headgate.runtime.checkpoints.snapshot_files import read_part
 from headgate.state.rocksdb.database_snapshot import Description, decode_description
 from headgate.state.snapshot import OwnedKeys
+from headgate.storage.base import read_name, read_path
 from headgate.storage.local import LocalStorage
-from headgate.storage.object_names import read_name, read_path
 
 PIECES = [
     "..",

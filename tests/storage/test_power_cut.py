@@ -14,9 +14,10 @@ from tests.powercut import PowerCut, another_process
 
 from headgate.errors import StorageError
 from headgate.model.config import Access
-from headgate.storage import fsync, local
+from headgate.storage import local_files
 from headgate.storage.base import AlreadyExists
-from headgate.storage.local import LocalStorage, make_directories
+from headgate.storage.local import LocalStorage
+from headgate.storage.local_files import make_directories
 
 
 def test_what_exists_already_is_durable(tmp_path: Path) -> None:
@@ -85,13 +86,13 @@ def test_a_directory_that_was_removed_and_made_again_is_synced_by_the_first_look
 
 def test_only_so_many_directories_are_remembered(tmp_path: Path) -> None:
     with PowerCut().watching() as power, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fsync, "SEEN_MAX", 8)
-        patch.setattr(fsync, "PLACED_MAX", 4)
-        patch.setattr(fsync, "SYNCED", fsync.SyncedDirectories())
+        patch.setattr(local_files, "SEEN_MAX", 8)
+        patch.setattr(local_files, "PLACED_MAX", 4)
+        patch.setattr(local_files, "SYNCED", local_files.SyncedDirectories())
         storage = LocalStorage(tmp_path / "objects")
         for number in range(30):
             storage.put(f"chk-{number}/file", [b"1"])
-        assert (len(fsync.SYNCED.seen), len(fsync.SYNCED.placed)) == (8, 4)
+        assert (len(local_files.SYNCED.seen), len(local_files.SYNCED.placed)) == (8, 4)
         (tmp_path / "b").write_bytes(b"content")
         os.link(tmp_path / "b", tmp_path / "objects" / "chk-0" / "b")
         assert storage.list("chk-0") == ["chk-0/b", "chk-0/file"], "which was forgotten, so it is synced again"
@@ -232,12 +233,12 @@ def test_a_directory_that_could_not_be_made_durable_is_not_taken_for_durable(tmp
 
 
 def test_only_so_many_directories_are_held_open(tmp_path: Path) -> None:
-    with another_process(), patched(fsync, "PLACED_MAX", 8):
+    with another_process(), patched(local_files, "PLACED_MAX", 8):
         storage = LocalStorage(tmp_path / "objects")
         for number in range(20):
             storage.put(f"chk-{number}/a", [b"1"])
-        assert held_open(tmp_path) == len(fsync.SYNCED.placed) == 8
-        assert str(tmp_path / "objects") in fsync.SYNCED.placed, "what is used is not forgotten"
+        assert held_open(tmp_path) == len(local_files.SYNCED.placed) == 8
+        assert str(tmp_path / "objects") in local_files.SYNCED.placed, "what is used is not forgotten"
         for number in range(20):
             storage.delete(f"chk-{number}/a")
         assert held_open(tmp_path) == 1, "what was removed is held no longer"
@@ -269,4 +270,4 @@ def test_a_directory_whose_parent_is_not_ours_to_sync_is_written_to(
     storage.put("a", [b"content"])
     assert storage.get("a") == b"content"
     with pytest.raises(PermissionError):
-        local.make_directories(tmp_path / "made")
+        make_directories(tmp_path / "made")

@@ -13,16 +13,15 @@ import obstore
 import pytest
 from tests.servers.clouds import cloud_server
 from tests.servers.hdfs import HdfsCluster
+from tests.storage.faulty import Fault, FaultKind, FaultyStorage
 from typer.testing import CliRunner
 
 import headgate as hg
 from headgate.cli.app import app
 from headgate.errors import StorageError, UsageError
-from headgate.storage.base import AlreadyExists, NotFound, Storage
-from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
+from headgate.storage.base import TEMP_PREFIX, AlreadyExists, NotFound, Storage
 from headgate.storage.local import LocalStorage
 from headgate.storage.memory import MemoryStorage, forget_memory_storage
-from headgate.storage.object_names import TEMP_PREFIX
 from headgate.storage.object_store import ObjectStorage
 from headgate.storage.urls import absolute_location, open_storage
 

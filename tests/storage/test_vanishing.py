@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 from tests.mutants.harness import patched
 
-from headgate.storage import fsync, local
-from headgate.storage.base import AlreadyExists, NotFound
+from headgate.storage import local, local_files
+from headgate.storage.base import TEMP_PREFIX, AlreadyExists, NotFound
 from headgate.storage.local import LocalStorage
-from headgate.storage.object_names import TEMP_PREFIX
 
 
 def before_first(call: Callable[..., Any], act: Callable[[], object]) -> Callable[..., Any]:
@@ -34,7 +33,7 @@ def test_a_directory_that_goes_while_it_is_listed_has_nothing(tmp_path: Path) ->
     """Another process takes the last object out of it."""
     LocalStorage(tmp_path).put("staged/a", [b"1"])
     LocalStorage(tmp_path).put("kept", [b"2"])
-    fsync.SYNCED.forget(tmp_path / "staged")
+    local_files.SYNCED.forget(tmp_path / "staged")
     another = LocalStorage(tmp_path)
     with patched(local, "sync_before_reading", before_first_in("staged", lambda: another.delete("staged/a"))):
         assert LocalStorage(tmp_path).list("") == ["kept"]
@@ -105,8 +104,8 @@ def test_a_source_that_goes_meanwhile_is_not_found(tmp_path: Path) -> None:
 def test_a_put_makes_its_directory_as_often_as_it_goes(tmp_path: Path) -> None:
     """Somebody removes what was just made of it."""
     storage = LocalStorage(tmp_path)
-    sync = before_first(fsync.sync_directory, lambda: shutil.rmtree(tmp_path / "run"))
-    with patched(fsync, "sync_directory", sync):
+    sync = before_first(local_files.sync_directory, lambda: shutil.rmtree(tmp_path / "run"))
+    with patched(local_files, "sync_directory", sync):
         storage.put("run/7/a", [b"1"])
     assert storage.list("") == ["run/7/a"]
 

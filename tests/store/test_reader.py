@@ -13,12 +13,12 @@ import pyarrow as pa
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
+from tests.storage.faulty import Fault, FaultKind, FaultyStorage
 from tests.store.storing import KEYED, chunks_of, database_of, keyed
 
 from headgate.codec.chunk import ALIGNMENT, PART_BYTES_MAX
 from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.protocol.watermarks import WATERMARK_MIN_MS
-from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.memory import MemoryStorage
 from headgate.store import reader as reader_module
 from headgate.store import reader as readers

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from tests.storage.faulty import Fault, FaultKind, FaultyStorage
 from tests.store.storing import database_of, in_a_child, lose_an_answer
 
 from headgate.errors import CorruptionError, StorageError, UsageError
-from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.local import LocalStorage
 from headgate.storage.memory import MemoryStorage
 from headgate.store.catalogue import tables as t

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from tests.storage.faulty import Fault, FaultKind, FaultyStorage
 from tests.store.storing import (
     KEYED,
     STREAM,
@@ -22,7 +23,6 @@ from tests.store.storing import (
 
 from headgate.errors import FencedError, StorageError, UsageError
 from headgate.protocol.store.transactions import Status
-from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.local import LocalStorage
 from headgate.store import chunks, transactions
 from headgate.store.catalogue import tables, transaction_rows

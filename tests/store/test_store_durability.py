@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from sqlalchemy import event
+from tests.storage.faulty import Fault, FaultKind, FaultyStorage
 from tests.store.storing import KEYED, STREAM, database_of, drained, keyed
 
 from headgate.errors import StorageError
-from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.memory import MemoryStorage
 from headgate.store.store import Store
 

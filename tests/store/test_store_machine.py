@@ -19,10 +19,10 @@ from hypothesis.stateful import (
     multiple,
     rule,
 )
+from tests.storage.faulty import Fault, FaultKind, FaultyStorage
 from tests.store.storing import KEYED, STREAM, drain, keyed
 
 from headgate.errors import CorruptionError, FencedError, StorageError
-from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.local import LocalStorage
 from headgate.store.store import Store
 from headgate.store.transactions import Transaction

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.storage.faulty import Fault, FaultKind, FaultyStorage
 from tests.store.storing import KEYED, STREAM, chunks_of, database_of, drain, drained, in_a_child, keyed, lose_an_answer
 
 from headgate.environment import SYSTEM_CLOCK, SystemClock, SystemThreads
@@ -16,7 +17,6 @@ from headgate.model.ids import Generation
 from headgate.model.pipeline_identity import OtherSink, Owner, PipelineIdentity
 from headgate.protocol.store.transactions import Status
 from headgate.protocol.watermarks import WATERMARK_MIN_MS
-from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.local import LocalStorage
 from headgate.storage.memory import MemoryStorage
 from headgate.store import chunks, transactions

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.storage.faulty import Fault, FaultKind, FaultyStorage
 from tests.store.storing import KEYED, STREAM, database_of, drain, keyed, lose_an_answer
 
 from headgate.connectors.streams import StreamCommitter, owner_of
@@ -16,7 +17,6 @@ from headgate.errors import CorruptionError, FencedError, StorageError, Truncate
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable
 from headgate.protocol.checkpoints.commit import CommitPermit
-from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.local import LocalStorage
 from headgate.store import chunks, maintenance
 from headgate.store.catalogue import chunk_index, tables, truncation

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from tests.storage.faulty import Fault, FaultKind, FaultyStorage
 from tests.store.storing import KEYED, STREAM, database_of, drain, drained, keyed
 
 from headgate.environment import SYSTEM_CLOCK
 from headgate.errors import FencedError, StorageError, UsageError
-from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.memory import MemoryStorage
 from headgate.store import writer as writer_module
 from headgate.store.chunks import EVENT_BYTES_MAX, PART_ROWS_MAX, value_sizes

@@ -11,11 +11,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.storage.faulty import Fault, FaultKind, FaultyStorage
 from tests.store.storing import KEYED, STREAM, database_of, drained, in_a_child, keyed, lose_an_answer
 
 from headgate.environment import SystemThreads
 from headgate.errors import FencedError, StorageError, UsageError
-from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.memory import MemoryStorage
 from headgate.store import writer as writers
 from headgate.store.catalogue.sqlite import FileDatabase

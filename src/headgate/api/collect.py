@@ -30,8 +30,7 @@ from headgate.model.graph import Role
 from headgate.model.ids import NodeName
 from headgate.model.progress import PipelineHandle, PipelineState
 from headgate.plain_text import printable
-from headgate.storage.local_directories import ProcessDirectory
-from headgate.storage.permissions import access_in
+from headgate.storage.local_files import ProcessDirectory, access_in
 from headgate.storage.urls import local_directory
 
 SCRATCH = ".explored"

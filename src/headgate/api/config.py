@@ -28,7 +28,7 @@ from headgate.model.config import (
 )
 from headgate.operators import user_functions
 from headgate.operators.schemas import canonical_schema
-from headgate.storage.local_directories import checked_access
+from headgate.storage.local_files import checked_access
 from headgate.storage.urls import absolute_location
 
 CHECKPOINT_DIR_DEFAULT = ".headgate/checkpoints"

@@ -23,7 +23,7 @@ from headgate.model.plan import PipelineDefinition, make_plan
 from headgate.model.progress import Observer
 from headgate.runtime.driver.reset import Reset, ResetPlan
 from headgate.spark.prerequisites import read_master
-from headgate.storage.local_directories import make_root
+from headgate.storage.local_files import make_root
 from headgate.storage.urls import absolute_location, local_directory
 
 Restorable: TypeAlias = str | os.PathLike[str] | int

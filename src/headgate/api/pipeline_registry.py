@@ -28,9 +28,7 @@ from headgate.protocol.checkpoints.recovery import candidates
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.driver.pipeline_lock import LOCK_NAME, read_holder
 from headgate.runtime.driver.remote_control import is_running_here
-from headgate.storage.local import make_directories
-from headgate.storage.local_directories import user_state_directory
-from headgate.storage.permissions import write_created
+from headgate.storage.local_files import make_directories, user_state_directory, write_created
 from headgate.storage.urls import local_directory, open_storage
 
 

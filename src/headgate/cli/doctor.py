@@ -31,9 +31,7 @@ from headgate.spark.class_archive import archive_file, is_trusted, tried_mark
 from headgate.spark.class_dump import make_archive
 from headgate.spark.prerequisites import read_master, spark_home_problem
 from headgate.spark.session import Executor
-from headgate.storage.local import make_directories
-from headgate.storage.local_directories import user_state_directory
-from headgate.storage.permissions import is_open_to_others
+from headgate.storage.local_files import is_open_to_others, make_directories, user_state_directory
 from headgate.storage.urls import absolute_location
 from headgate.store.store import Store, store_root
 

@@ -19,8 +19,7 @@ from pathlib import Path
 
 from headgate.environment import SYSTEM_CLOCK
 from headgate.spark.prerequisites import JVM_OPTIONS, spark_home
-from headgate.storage.local import make_directories
-from headgate.storage.local_directories import user_cache_directory
+from headgate.storage.local_files import make_directories, user_cache_directory
 
 BEGINNING = "spark-classes-"
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH

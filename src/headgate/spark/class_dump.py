@@ -15,10 +15,7 @@ from headgate.errors import HeadgateError, PipelineFailed, UsageError
 from headgate.model.config import Access
 from headgate.spark.class_archive import BEGINNING, archive_file, stamp
 from headgate.spark.prerequisites import JVM_OPTIONS
-from headgate.storage.fsync import sync_directory
-from headgate.storage.local import make_directories
-from headgate.storage.local_directories import ProcessDirectory
-from headgate.storage.permissions import FILE_MODES
+from headgate.storage.local_files import FILE_MODES, ProcessDirectory, make_directories, sync_directory
 
 OTHERS_MAX = 2
 """Archives of other Javas and Sparks that stay beside the newest; each has about 150 MB."""

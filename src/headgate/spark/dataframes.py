@@ -31,9 +31,8 @@ from pyspark.sql.types import (
 from headgate.errors import StorageError, UsageError
 from headgate.operators.schemas import carried
 from headgate.spark.columns import spark_schema, with_leaves
-from headgate.storage.fsync import sync_directory, sync_file
-from headgate.storage.local import LocalStorage, make_directories
-from headgate.storage.permissions import access_in, restrict
+from headgate.storage.local import LocalStorage
+from headgate.storage.local_files import access_in, make_directories, restrict, sync_directory, sync_file
 
 _EXACT = {
     "ignoreMissingFiles": "false",

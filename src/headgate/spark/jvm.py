@@ -38,7 +38,7 @@ from headgate.plain_text import printable
 from headgate.spark.class_archive import java_options
 from headgate.spark.early_daemon import ADDRESS, MODULE, EarlyDaemon
 from headgate.spark.prerequisites import JVM_OPTIONS, SUBMITTED, read_master, spark_home
-from headgate.storage.local_directories import ProcessDirectory
+from headgate.storage.local_files import ProcessDirectory
 
 _PARENT = f"headgate-spark-{os.getuid()}"
 """Of this user: all users share the directory for temporary files, and only this one may read what is below (0700)."""

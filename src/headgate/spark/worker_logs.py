@@ -18,8 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
-from headgate.storage.local import make_directories
-from headgate.storage.local_directories import user_state_directory
+from headgate.storage.local_files import make_directories, user_state_directory
 
 FILE_BYTES_MAX = 10 << 20
 FILES_KEPT = 4

@@ -21,8 +21,17 @@ from hdfs_native import Client, WriteOptions
 
 from headgate import fault_points
 from headgate.errors import StorageError, UsageError
-from headgate.storage.base import AlreadyExists, Bytes, NotFound, Replaced, RequestStorage, StoredFile
-from headgate.storage.object_names import TEMP_PREFIX, checked_path, checked_prefix
+from headgate.storage.base import (
+    TEMP_PREFIX,
+    AlreadyExists,
+    Bytes,
+    NotFound,
+    Replaced,
+    RequestStorage,
+    StoredFile,
+    checked_path,
+    checked_prefix,
+)
 
 RPC_S = 60.0
 """So long may the NameNode take for an answer; the client itself would wait for ever."""

@@ -1,6 +1,6 @@
 """Objects as files below a local (or mounted) directory.
 
-Counterparts: ``storage.Storage``, ``fsync``. Source: docs/spec/storage.md.
+Counterparts: ``storage.Storage``, ``local_files``. Source: docs/spec/storage.md.
 Never shows a file that is not complete and durable: data goes to a hidden temporary file, is synced, and gets
 its name by rename or link; then the directory is synced.
 """
@@ -18,11 +18,25 @@ from typing import NoReturn
 from headgate import fault_points
 from headgate.errors import StorageError, UsageError
 from headgate.model.config import Access
-from headgate.storage import fsync
-from headgate.storage.base import AlreadyExists, BasicStorage, Bytes, NotFound
-from headgate.storage.fsync import PERMANENT, sync_before_reading, sync_directory, sync_names, sync_path
-from headgate.storage.object_names import TEMP_PREFIX, checked_path, checked_prefix
-from headgate.storage.permissions import access_in, make_directory, open_created
+from headgate.storage import local_files
+from headgate.storage.base import (
+    TEMP_PREFIX,
+    AlreadyExists,
+    BasicStorage,
+    Bytes,
+    NotFound,
+    checked_path,
+    checked_prefix,
+)
+from headgate.storage.local_files import (
+    PERMANENT,
+    access_in,
+    make_directories,
+    open_created,
+    sync_before_reading,
+    sync_directory,
+    sync_names,
+)
 
 _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
@@ -40,19 +54,6 @@ def _unless_gone(sync: Callable[[Path], None], directory: Path) -> None:
     """Call ``sync``; where there is no directory any more, no name is left to make durable."""
     with contextlib.suppress(FileNotFoundError):
         sync(directory)
-
-
-def make_directories(path: Path, access: Access = Access.OWNER) -> None:
-    """Create ``path`` and its missing parents for ``access``, durably.
-
-    One that is there stays as it is, durable or not: each writer syncs its path.
-    """
-    if path.is_dir():
-        return
-    make_directories(path.parent, access)
-    with contextlib.suppress(FileExistsError):
-        make_directory(path, access)
-    sync_path(path, is_new=True)
 
 
 def write_fully(descriptor: int, parts: Iterable[Bytes]) -> None:
@@ -199,7 +200,7 @@ class LocalStorage(BasicStorage):
                 os.rmdir(parent)
             except OSError:
                 return
-            fsync.SYNCED.forget(parent)
+            local_files.SYNCED.forget(parent)
 
     def rename_if_absent(self, source: str, target: str) -> None:
         """Move an object. Repeating it after a crash half-way finishes it.

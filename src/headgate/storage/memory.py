@@ -9,8 +9,7 @@ import secrets
 import threading
 from collections.abc import Sequence
 
-from headgate.storage.base import AlreadyExists, BasicStorage, Bytes, NotFound
-from headgate.storage.object_names import checked_path, checked_prefix
+from headgate.storage.base import AlreadyExists, BasicStorage, Bytes, NotFound, checked_path, checked_prefix
 
 _named: dict[str, MemoryStorage] = {}
 _named_lock = threading.Lock()

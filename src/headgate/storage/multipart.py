@@ -19,9 +19,7 @@ from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, 
 from botocore.session import Session
 
 from headgate.errors import StorageError
-from headgate.storage.base import AlreadyExists, Bytes, NotFound, Upload
-from headgate.storage.object_answers import REFUSALS, WRITER
-from headgate.storage.object_names import checked_path, checked_prefix
+from headgate.storage.base import REFUSALS, WRITER, AlreadyExists, Bytes, NotFound, Upload, checked_path, checked_prefix
 
 _UNTRANSLATED = (
     "AWS_ALLOW_INVALID_CERTIFICATES",

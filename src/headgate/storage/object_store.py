@@ -23,9 +23,20 @@ from obstore import exceptions as problems
 from obstore.store import AzureStore, LocalStore, from_url
 
 from headgate.errors import StorageError, UsageError
-from headgate.storage.base import AlreadyExists, Bytes, NotFound, Replaced, RequestStorage, StoredFile, Uploads
-from headgate.storage.object_answers import NO_SUCH_STORE, REFUSALS, WRITER
-from headgate.storage.object_names import checked_path, checked_prefix
+from headgate.storage.base import (
+    NO_SUCH_STORE,
+    REFUSALS,
+    WRITER,
+    AlreadyExists,
+    Bytes,
+    NotFound,
+    Replaced,
+    RequestStorage,
+    StoredFile,
+    Uploads,
+    checked_path,
+    checked_prefix,
+)
 
 _PERMANENT = (
     problems.PermissionDeniedError,

@@ -27,8 +27,7 @@ from headgate.protocol.store.transactions import LEASE_MS_MAX, LEASE_MS_MIN
 from headgate.protocol.store.truncation import Extent, Hold, is_of_group, needed_by
 from headgate.storage.base import Storage
 from headgate.storage.local import LocalStorage
-from headgate.storage.local_directories import checked_access, make_root
-from headgate.storage.permissions import access_in
+from headgate.storage.local_files import access_in, checked_access, make_root
 from headgate.storage.urls import absolute_location
 from headgate.store.catalogue.base import Catalogue
 from headgate.store.catalogue.records import Shared, TransactionInfo

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from tests.connectors.files.test_file_sink import context, faulty_committer, numbers_in, permit, prepared
 from tests.mutants.harness import around
+from tests.storage.faulty import Fault, FaultKind
 
 from headgate.connectors.files import file_committer as file_commit
 from headgate.connectors.files import publish_log as file_ledger
@@ -24,7 +25,6 @@ from headgate.errors import CorruptionError, FencedError, StorageError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable
 from headgate.model.pipeline_identity import PipelineIdentity
-from headgate.storage.faulty import Fault, FaultKind
 from headgate.storage.urls import open_storage
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "filesink_1"

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.storage.faulty import Fault, FaultKind, FaultyStorage
 from tests.storage.looked import Looked
 
 from headgate.connectors.files.file_sink import FileSink
@@ -15,7 +16,6 @@ from headgate.errors import CorruptionError, StorageError
 from headgate.model.ids import Generation
 from headgate.model.pipeline_identity import OtherSink, Owner, PipelineIdentity
 from headgate.storage.base import AlreadyExists, Bytes
-from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.memory import MemoryStorage
 
 SINK = SinkIdentity("p.q", "out/1")

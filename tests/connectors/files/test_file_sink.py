@@ -15,6 +15,7 @@ import pyarrow.dataset as pads
 import pytest
 from pyspark import cloudpickle
 from tests.conftest import few
+from tests.storage.faulty import Fault, FaultKind, FaultyStorage
 
 from headgate.connectors.base import SinkContext
 from headgate.connectors.encode import encode
@@ -30,7 +31,6 @@ from headgate.model.manifest import Committable
 from headgate.model.pipeline_identity import Owner, PipelineIdentity
 from headgate.protocol.checkpoints.commit import CommitPermit
 from headgate.storage.base import Storage
-from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.local import LocalStorage
 from headgate.storage.memory import MemoryStorage
 from headgate.storage.urls import open_storage

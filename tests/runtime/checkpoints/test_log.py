@@ -11,6 +11,7 @@ import pytest
 from tests.powercut import PowerCut
 from tests.runtime.checkpoints.test_log_takeover import Life, numbers
 from tests.runtime.checkpoints.writing import write_snapshot
+from tests.storage.faulty import Fault, FaultKind, FaultyStorage
 
 from headgate.codec.json_files import encode_log_entry
 from headgate.errors import FencedError, StorageError, UsageError
@@ -20,7 +21,6 @@ from headgate.protocol.checkpoints.recovery import Damage, Gap, candidates, life
 from headgate.protocol.checkpoints.restore_selection import KeptAside
 from headgate.runtime.checkpoints.log import CheckpointLog, Outcome
 from headgate.storage.base import AlreadyExists, Storage, is_probe
-from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.local import LocalStorage
 from headgate.storage.memory import MemoryStorage
 from headgate.storage.object_store import ObjectStorage

@@ -9,12 +9,12 @@ from collections.abc import Callable
 
 import pytest
 from tests.runtime.checkpoints.test_log_takeover import Life
+from tests.storage.faulty import Fault, FaultKind, FaultyStorage
 
 from headgate.errors import FencedError, StorageError
 from headgate.model.manifest import Manifest
 from headgate.protocol.checkpoints.recovery import candidates
 from headgate.runtime.checkpoints.log import CheckpointLog, Outcome
-from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.memory import MemoryStorage
 
 Step = Callable[[Life], object]

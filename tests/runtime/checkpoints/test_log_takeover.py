@@ -6,13 +6,13 @@ The sleeper is a driver that was stopped at some point while its heir took over,
 from __future__ import annotations
 
 import pytest
+from tests.storage.faulty import Fault, FaultKind, FaultyStorage
 
 from headgate.errors import FencedError, StorageError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Claim, Manifest
 from headgate.protocol.checkpoints import recovery
 from headgate.runtime.checkpoints.log import CheckpointLog, Outcome
-from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.memory import MemoryStorage
 
 RETAINED = 2

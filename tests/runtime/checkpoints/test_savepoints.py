@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.runtime.checkpoints.writing import write_snapshot
+from tests.storage.faulty import Fault, FaultKind, FaultyStorage
 
 from headgate.codec.json_files import decode_savepoint, encode_savepoint
 from headgate.errors import CorruptionError, StorageError, UsageError
@@ -26,7 +27,6 @@ from headgate.runtime.checkpoints.savepoints import (
 )
 from headgate.runtime.checkpoints.snapshot_files import SnapshotFiles
 from headgate.storage.base import NotFound, Storage
-from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.memory import MemoryStorage, forget_memory_storage
 from headgate.storage.urls import open_storage
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from tests.runtime.checkpoints.frozen_cases import CASES, Live, joined, small
 from tests.runtime.checkpoints.frozen_cases import made as made_faults
+from tests.storage.faulty import Fault, FaultKind, FaultyStorage
 
 from headgate.codec.snapshot import UNION_PREFIX, Buffer, output_path
 from headgate.connectors.base import SealedTransaction
@@ -36,7 +37,6 @@ from headgate.state.rocksdb import database_snapshot
 from headgate.state.snapshot import FrozenState, OwnedKeys, StoredFiles
 from headgate.state.worker_backends import portable_rows
 from headgate.storage.base import Bytes
-from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.memory import MemoryStorage
 
 

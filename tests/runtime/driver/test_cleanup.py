@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.runtime.driver.test_restart import CALLS, Place
 from tests.runtime.driver.test_restart_damaged import found_in
+from tests.storage.faulty import Fault, FaultKind, FaultyStorage
 
 from headgate.codec.json_files import beat_path
 from headgate.environment import ThreadEnded
@@ -25,7 +26,6 @@ from headgate.runtime.driver.cleanup import remove_checkpoints
 from headgate.runtime.driver.restart import NewGeneration, begin_generation
 from headgate.runtime.driver.takeover import HeartbeatReader, Takeover
 from headgate.runtime.surroundings import PROCESS
-from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.memory import MemoryStorage
 
 PREVIOUS = DamagedCheckpoint.PREVIOUS

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from tests.protocol.checkpoints.test_recovery import TORN, claim, log
 from tests.runtime.checkpoints.writing import write_snapshot
+from tests.storage.faulty import Fault, FaultKind, FaultyStorage
 from tests.testing.staged import ForgettingSink
 from tests.testing.staged import Place as Target
 
@@ -29,7 +30,6 @@ from headgate.runtime.checkpoints.sink_registry import LostOutput
 from headgate.runtime.driver import restart
 from headgate.runtime.driver.connectors import SinkCommits
 from headgate.runtime.driver.restart import NewGeneration, begin_generation
-from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.memory import MemoryStorage
 from headgate.storage.urls import open_storage
 from headgate.store.store import Store

@@ -13,6 +13,7 @@ import pytest
 from tests.runtime.checkpoints.writing import write_snapshot
 from tests.runtime.driver.test_connectors_ownership import begin
 from tests.runtime.running import definition_of, pipeline_at
+from tests.storage.faulty import Fault, FaultKind, FaultyStorage
 
 import headgate as hg
 from headgate.codec.json_files import decode_log_entry
@@ -41,7 +42,6 @@ from headgate.runtime.driver.driver import error_of
 from headgate.runtime.driver.hook_calls import HookCalls
 from headgate.runtime.driver.restart import Finished, NewGeneration, begin_generation
 from headgate.runtime.surroundings import PROCESS
-from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.memory import MemoryStorage
 
 CALLS: list[tuple[str, list[int]]] = []

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 from tests.runtime.checkpoints.writing import write_snapshot
+from tests.storage.faulty import Fault, FaultKind, FaultyStorage
 
 import headgate as hg
 from headgate.errors import FencedError
@@ -19,7 +20,6 @@ from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.driver import restart
 from headgate.runtime.driver.coordinator_host import CoordinatorHost, Pools
 from headgate.runtime.driver.restart import NewGeneration, begin_generation
-from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.memory import MemoryStorage
 
 

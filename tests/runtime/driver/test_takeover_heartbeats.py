@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from tests.runtime.running import definition_of, pipeline_at
+from tests.storage.faulty import Fault, FaultKind, FaultyStorage
 
 import headgate as hg
 from headgate.codec.json_files import (
@@ -46,7 +47,6 @@ from headgate.runtime.driver.takeover import (
 )
 from headgate.runtime.surroundings import PROCESS, Process
 from headgate.storage.base import NotFound, Storage
-from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.memory import MemoryStorage
 from headgate.storage.urls import open_storage
 

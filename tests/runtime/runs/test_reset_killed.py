@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 from tests import sqlite_sinks
 from tests.runtime.runs.test_reset import World, reset
+from tests.storage.faulty import FaultyStorage
 
 from headgate.api import launch
 from headgate.codec.json_files import beat_path, encode_beat
@@ -32,7 +33,6 @@ from headgate.runtime.driver import reset as reset_module
 from headgate.runtime.driver import restart
 from headgate.runtime.driver.reset import Reset, refuse_if_alive
 from headgate.runtime.surroundings import Process
-from headgate.storage.faulty import FaultyStorage
 from headgate.storage.memory import MemoryStorage
 from headgate.storage.urls import open_storage
 from headgate.store.catalogue.sql import SqlCatalogue

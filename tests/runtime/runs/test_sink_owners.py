@@ -17,6 +17,7 @@ from tests import sqlite_sinks
 from tests.conftest import few
 from tests.runtime.running import Run, definition_of, pipeline_at
 from tests.sqlite_sinks import SqliteLedgerSink, SqliteSink, connect
+from tests.storage.faulty import Fault, FaultKind, FaultyStorage
 from typer.testing import CliRunner
 
 import headgate as hg
@@ -25,7 +26,6 @@ from headgate.connectors.files.file_committer import read_committed
 from headgate.errors import CorruptionError, PipelineFailed, StorageError
 from headgate.model.plan import PipelineDefinition
 from headgate.runtime.checkpoints.log import CheckpointLog
-from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.local import LocalStorage
 from headgate.storage.memory import MemoryStorage
 from headgate.store.store import Store

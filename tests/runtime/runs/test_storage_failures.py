@@ -10,11 +10,11 @@ import pytest
 from tests.conftest import few
 from tests.runtime.running import definition_of
 from tests.runtime.runs.test_results import generator, recounted, same, windowed
+from tests.storage.faulty import Fault, FaultKind, FaultyStorage
 
 from headgate.connectors.files.file_committer import FileCommitter, read_committed
 from headgate.errors import CorruptionError, PipelineFailed, StorageError
 from headgate.runtime.driver import driver as driver_module
-from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 
 Start = Any
 SOURCE = generator(2_500, 2_500, batch=50)

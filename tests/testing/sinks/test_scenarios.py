@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 import pytest
+from tests.storage.faulty import Fault, FaultKind, FaultyStorage
 from tests.testing.staged import ForgettingSink, Place, StagedLedger, StagedSink, at, number_of
 
 import headgate as hg
@@ -19,7 +20,6 @@ from headgate.connectors.fenced_sink import OutputName
 from headgate.connectors.files.file_sink import FileSink
 from headgate.connectors.files.file_writer import FileWriter
 from headgate.connectors.ledger_sink import LedgerOutput
-from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.memory import MemoryStorage, memory_storage
 from headgate.storage.urls import OPENERS
 from headgate.testing import Target

@@ -41,10 +41,10 @@ from headgate.storage.base import (
     Storage,
     Uploads,
     is_probe,
+    list_numbered,
     read_with_retries,
     refuse_unless_exclusive,
 )
-from headgate.storage.object_names import list_numbered
 from headgate.storage.urls import open_storage
 
 _GENERATION = re.compile(r"-\d{10}-\d{5}-(\d{10})-\d{5}\.")

@@ -27,8 +27,7 @@ from headgate.model.ids import Generation
 from headgate.model.lineage import Location
 from headgate.model.pipeline_identity import Mine, Owner, PipelineIdentity, Target, TargetKind
 from headgate.storage.base import Storage
-from headgate.storage.local_directories import checked_access
-from headgate.storage.permissions import access_in, why_not_writable
+from headgate.storage.local_files import access_in, checked_access, why_not_writable
 from headgate.storage.urls import absolute_location, is_missing, local_directory, open_storage
 
 BUFFER_BYTES = 16 << 20

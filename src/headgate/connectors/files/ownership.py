@@ -21,8 +21,14 @@ from headgate.errors import StorageError
 from headgate.model.ids import Generation
 from headgate.model.pipeline_identity import NO_GENERATION, OtherSink, Owner, PipelineIdentity
 from headgate.protocol.supervision import ownership
-from headgate.storage.base import AlreadyExists, Storage, read_with_retries
-from headgate.storage.object_names import list_numbered, list_numbered_below, number_name
+from headgate.storage.base import (
+    AlreadyExists,
+    Storage,
+    list_numbered,
+    list_numbered_below,
+    number_name,
+    read_with_retries,
+)
 
 TRIES_MAX = 16
 """Each lost race means that another process wrote an ownership record; more in a row have another cause."""

@@ -29,8 +29,16 @@ from headgate.connectors.files.partitions import is_partition
 from headgate.dataclass import dataclass
 from headgate.errors import CorruptionError
 from headgate.model.ids import CheckpointId, Generation
-from headgate.storage.base import AlreadyExists, Bytes, NotFound, Storage, read_with_retries
-from headgate.storage.object_names import NAME_CHARS_MAX, number_name, read_name
+from headgate.storage.base import (
+    NAME_CHARS_MAX,
+    AlreadyExists,
+    Bytes,
+    NotFound,
+    Storage,
+    number_name,
+    read_name,
+    read_with_retries,
+)
 
 STAGING = "_staging"
 PUBLISHING = "_publishing"

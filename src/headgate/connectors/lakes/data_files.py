@@ -24,7 +24,7 @@ from headgate.environment import SYSTEM_ENVIRONMENT, Environment
 from headgate.errors import CorruptionError, StorageError
 from headgate.model.ids import CheckpointId
 from headgate.model.manifest import Committable
-from headgate.storage.fsync import sync_directory, sync_file
+from headgate.storage.local_files import sync_directory, sync_file
 
 _VERSION = b"1\n"
 

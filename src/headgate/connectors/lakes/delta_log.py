@@ -29,7 +29,7 @@ from headgate.connectors.lakes.types import delta_type, new_columns
 from headgate.distribution import install_command
 from headgate.errors import HeadgateError, StorageError, UsageError
 from headgate.model.lineage import Location
-from headgate.storage.fsync import sync_directory, sync_file
+from headgate.storage.local_files import sync_directory, sync_file
 from headgate.storage.urls import is_secret_name, local_directory
 
 RETENTION = "delta.setTransactionRetentionDuration"

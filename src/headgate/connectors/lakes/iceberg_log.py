@@ -24,7 +24,7 @@ from headgate.connectors.lakes.types import iceberg_type, new_columns
 from headgate.distribution import install_command
 from headgate.environment import SYSTEM_ENVIRONMENT
 from headgate.errors import HeadgateError, StorageError, UsageError
-from headgate.storage.fsync import sync_directory, sync_file
+from headgate.storage.local_files import sync_directory, sync_file
 from headgate.storage.urls import is_secret_name, refuse_secrets
 
 NAMES_KEY = "headgate.outputs"

@@ -46,8 +46,15 @@ from headgate.protocol.checkpoints.recovery import (
 )
 from headgate.runtime.checkpoints.sink_registry import LostOutput, PipelineIdentities, SinkRegistry
 from headgate.runtime.checkpoints.snapshot_files import SnapshotFiles
-from headgate.storage.base import AlreadyExists, NotFound, Storage, read_with_retries, refuse_unless_exclusive
-from headgate.storage.object_names import list_numbered, number_name
+from headgate.storage.base import (
+    AlreadyExists,
+    NotFound,
+    Storage,
+    list_numbered,
+    number_name,
+    read_with_retries,
+    refuse_unless_exclusive,
+)
 
 READ_TRIES_MAX = 8
 """An entry may be pruned between the listing and its reading; more often in a row it counts as damage."""

@@ -32,8 +32,7 @@ from headgate.codec.json_files import (
 from headgate.errors import CorruptionError
 from headgate.model.manifest import Committable
 from headgate.model.pipeline_identity import PipelineIdentity, ResetOrder, Target
-from headgate.storage.base import AlreadyExists, NotFound, Storage, read_with_retries
-from headgate.storage.object_names import number_name
+from headgate.storage.base import AlreadyExists, NotFound, Storage, number_name, read_with_retries
 
 _NUMBER = re.compile(r"[0-9]{10,}")
 

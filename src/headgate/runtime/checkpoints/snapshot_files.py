@@ -21,8 +21,7 @@ from headgate.model.manifest import BUNDLE, Manifest, Place, SnapshotPart, Subta
 from headgate.protocol.checkpoints.recovery import Damage, Gap, ObservedLog
 from headgate.protocol.checkpoints.restore_selection import KeptAside
 from headgate.protocol.checkpoints.retention import FileRetention, StoredFile
-from headgate.storage.base import AlreadyExists, NotFound, Storage, is_probe, read_with_retries
-from headgate.storage.object_names import read_path
+from headgate.storage.base import AlreadyExists, NotFound, Storage, is_probe, read_path, read_with_retries
 from headgate.storage.urls import is_missing, open_storage
 
 READ_BYTES_MAX = 8 << 20

@@ -51,7 +51,7 @@ from headgate.runtime.driver.takeover import HeartbeatWriter, ReplacementWatch, 
 from headgate.runtime.driver.workers import Workers
 from headgate.runtime.surroundings import PROCESS, Surroundings
 from headgate.runtime.worker.deployment import is_window_of_windows, late_output
-from headgate.storage.local_directories import make_root
+from headgate.storage.local_files import make_root
 from headgate.storage.urls import absolute_location, local_directory, open_storage
 
 LATE_FACTOR = 10

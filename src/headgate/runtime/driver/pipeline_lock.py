@@ -25,10 +25,8 @@ from headgate.codec.json_files import Ending, LockHolder, decode_holder, encode_
 from headgate.errors import UsageError
 from headgate.model.config import Access
 from headgate.runtime.driver.takeover import current_takeover
-from headgate.storage.local import make_directories
-from headgate.storage.local_directories import user_state_directory
-from headgate.storage.object_names import TEMP_PREFIX
-from headgate.storage.permissions import access_in, open_lock
+from headgate.storage.base import TEMP_PREFIX
+from headgate.storage.local_files import access_in, make_directories, open_lock, user_state_directory
 from headgate.storage.urls import is_remote, local_directory
 
 LOCK_NAME = "lock"

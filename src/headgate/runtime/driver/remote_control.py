@@ -23,7 +23,7 @@ from headgate.errors import StorageError, UsageError
 from headgate.model.progress import CheckpointOutcome, ControlRequest
 from headgate.runtime.driver.pipeline_lock import LOCK_NAME, lock_directory, read_holder
 from headgate.runtime.driver.takeover import record_stop_of_dead_driver
-from headgate.storage.permissions import access_in, write_created
+from headgate.storage.local_files import access_in, write_created
 from headgate.storage.urls import is_remote, open_storage
 
 if TYPE_CHECKING:

@@ -40,8 +40,7 @@ from headgate.protocol.checkpoints.recovery import candidates
 from headgate.runtime.checkpoints.savepoints import NamedLog, named_log, refuse_unless_newest_is_known, savepoint_at
 from headgate.runtime.checkpoints.snapshot_files import part_location, read_part, storage_at
 from headgate.state.snapshot import is_description
-from headgate.storage.base import NotFound, Storage, read_with_retries
-from headgate.storage.object_names import read_path
+from headgate.storage.base import NotFound, Storage, read_path, read_with_retries
 from headgate.storage.urls import absolute_location, local_directory
 
 _PLACES = (

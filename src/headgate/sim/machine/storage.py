@@ -17,8 +17,7 @@ from headgate.errors import StorageError
 from headgate.sim.machine.surroundings import SimThreads
 from headgate.sim.machine.tasks import Tasks
 from headgate.sim.machine.world import Fault, Faults
-from headgate.storage.base import AlreadyExists, Bytes, NotFound
-from headgate.storage.object_names import checked_path, checked_prefix
+from headgate.storage.base import AlreadyExists, Bytes, NotFound, checked_path, checked_prefix
 from headgate.store.catalogue.base import Catalogue
 from headgate.store.catalogue.sql import memory_catalogue
 from headgate.store.store import Store

@@ -48,7 +48,7 @@ from headgate.state.rocksdb.local_databases import LocalDatabase
 from headgate.state.rocksdb.row_encoding import group_start, runs
 from headgate.state.rocksdb.tables import PackedTable
 from headgate.state.snapshot import LocalDamage, OwnedKeys, StoredFiles, UnsoundFiles
-from headgate.storage.local_directories import ProcessDirectory
+from headgate.storage.local_files import ProcessDirectory
 
 _BLOCK_BYTES = 32 << 10
 _HEADER = Struct("<IHB")

@@ -50,7 +50,7 @@ from headgate.state.snapshot import (
     encode_batches,
 )
 from headgate.state.ttl import TTL
-from headgate.storage.object_names import read_name
+from headgate.storage.base import read_name
 
 VERSION = 1
 

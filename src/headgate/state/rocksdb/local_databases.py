@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from headgate.state.rocksdb.database import Database, SharedMemory, Use, directory_error
-from headgate.storage.local_directories import ProcessDirectory, remove_abandoned
+from headgate.storage.local_files import ProcessDirectory, remove_abandoned
 
 _PARENT = f"headgate-state-{os.getuid()}"
 """Of this user: the directory for temporary files is shared, and no other user may read what is below (0700)."""

@@ -23,7 +23,7 @@ from sqlalchemy.engine import Connection
 
 from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.storage.local import storage_error
-from headgate.storage.permissions import access_in, has_access, open_created, open_lock
+from headgate.storage.local_files import access_in, has_access, open_created, open_lock
 from headgate.store.catalogue import (
     audit,
     chunk_index,

@@ -17,8 +17,7 @@ from headgate.dataclass import dataclass
 from headgate.environment import SYSTEM_ENVIRONMENT, Clock, Environment
 from headgate.errors import HeadgateError, StorageError, UsageError
 from headgate.model.pipeline_identity import Mine
-from headgate.storage.base import Bytes, RequestStorage, Storage
-from headgate.storage.object_names import checked_path
+from headgate.storage.base import Bytes, RequestStorage, Storage, checked_path
 from headgate.store.addresses import parse_server_url
 from headgate.store.catalogue.base import Audit, Catalogue, Verb
 from headgate.store.client import requests as clients

@@ -26,10 +26,9 @@ from headgate.dataclass import dataclass
 from headgate.environment import SYSTEM_ENVIRONMENT, Environment
 from headgate.errors import UsageError
 from headgate.model.config import SecurityConfig
-from headgate.storage.base import AlreadyExists, NotFound, Storage
+from headgate.storage.base import TEMP_PREFIX, AlreadyExists, NotFound, Storage
 from headgate.storage.local import LocalStorage
-from headgate.storage.object_names import TEMP_PREFIX
-from headgate.storage.permissions import access_in, open_lock, write_created
+from headgate.storage.local_files import access_in, open_lock, write_created
 from headgate.store.addresses import TOKEN_FILE_VARIABLE, TOKEN_VARIABLE, ServerAddress, server_address
 from headgate.store.catalogue.base import Catalogue
 from headgate.store.client.connection import ServerFacts

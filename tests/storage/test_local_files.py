@@ -15,9 +15,17 @@ import pytest
 
 from headgate.errors import UsageError
 from headgate.model.config import Access
+from headgate.storage import local_files
 from headgate.storage.local import LocalStorage
-from headgate.storage.local_directories import make_root
-from headgate.storage.permissions import access_in, is_open_to_others, make_directory, open_lock, restrict
+from headgate.storage.local_files import (
+    ProcessDirectory,
+    access_in,
+    is_open_to_others,
+    make_directory,
+    make_root,
+    open_lock,
+    restrict,
+)
 from headgate.store.store import Store
 
 NOBODY = 65534
@@ -191,3 +199,55 @@ def test_what_goes_while_a_tree_is_restricted_needs_no_mode(tmp_path: Path, monk
     monkeypatch.setattr(os, "chmod", gone_before)
     restrict(tmp_path / "rows")
     assert modes(tmp_path / "rows")["part/b"] == 0o600
+
+
+def test_the_place_may_be_removed_by_another_process_that_ends_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, times = tmp_path / "place", iter([True, True, False])
+    refuse = local_files.refuse_foreign_directory
+
+    def removed_before(directory: Path) -> None:
+        if next(times):
+            directory.rmdir()
+        refuse(directory)
+
+    monkeypatch.setattr(local_files, "refuse_foreign_directory", removed_before)
+    made = ProcessDirectory(place, is_users=True)
+    assert made.path.is_dir()
+    made.remove()
+    assert not place.exists()
+
+
+def test_the_place_may_be_removed_before_it_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, times = tmp_path / "place", iter([True])
+    sync = local_files.sync_path
+
+    def removed_before(path: Path, *, is_new: bool = False) -> None:
+        if path == place and next(times, False):
+            path.rmdir()
+        sync(path, is_new=is_new)
+
+    monkeypatch.setattr(local_files, "sync_path", removed_before)
+    assert ProcessDirectory(place, is_users=True).path.is_dir()
+
+
+@pytest.mark.parametrize("where", ["link", "link/place", "gone"])
+def test_a_place_that_can_never_be_made_is_an_error(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "removed").mkdir()
+    monkeypatch.chdir(tmp_path / "removed")
+    (tmp_path / "removed").rmdir()
+    with pytest.raises(FileNotFoundError):
+        ProcessDirectory(Path("gone") if where == "gone" else tmp_path / where)
+
+
+def test_what_dead_processes_left_is_removed_and_what_living_ones_have_is_not(tmp_path: Path) -> None:
+    living, dead = ProcessDirectory(tmp_path), ProcessDirectory(tmp_path, keeps_abandoned=True)
+    dead.leave()
+    made = ProcessDirectory(tmp_path)
+    assert living.path.is_dir()
+    assert made.path.is_dir()
+    assert not dead.path.exists()
