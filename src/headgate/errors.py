@@ -203,6 +203,10 @@ class UnknownFormat(CorruptionError):
         )
 
 
+GO_ON_WITHOUT_IT = "go on without it (Pipeline(..., on_denied_output='lose') in the program)"
+"""What to do about output that is gone for good."""
+
+
 class OutputDenied(HeadgateError):
     """A target says *aborted* or *unknown* about output that a completed checkpoint promised, or refuses it for good.
 
@@ -232,9 +236,10 @@ class OutputDenied(HeadgateError):
         if self.checkpoint:
             named = f"--restore PLACE --go-back-past {self.checkpoint}"
             back = f", restore another checkpoint (headgate run PROGRAM {named})"
+        lose = f", {GO_ON_WITHOUT_IT}" if self.is_output_gone else ""
         return (
             f"sink '{self.sink}' cannot {what}: {self.cause}; starting again cannot help: bring back what is missing "
-            f"there{back}, or start over, which deletes all output: headgate run PROGRAM --fresh"
+            f"there{lose}{back}, or start over, which deletes all output: headgate run PROGRAM --fresh"
         )
 
 

@@ -239,7 +239,7 @@ def test_an_outage_that_was_too_long_stops_the_pipeline(place: Callable[..., Pla
     pipeline.complete(done)
     while here.open_transactions():  # the broker aborts them
         time.sleep(0.05)
-    lost = r"output of checkpoint 1 cannot be committed: 4 records for topic '.*' are lost: Kafka aborted transaction"
+    lost = r"output of checkpoint 1 cannot be committed: 8 records for topic '.*' are lost: Kafka aborted transaction"
     for attempt in (lambda: run.commit(done), lambda: pipeline.start(1), lambda: pipeline.start(2)):
         with pytest.raises(UsageError, match=lost) as found:
             attempt()

@@ -92,4 +92,9 @@ def test_what_is_lost_is_named() -> None:
         "aborted transaction 'headgate:p:out:1:0:1', by hand or by another program, or after its timeout, if the sink "
         "had one when it was prepared"
     )
+    several = why_not_committed(Outcome.ABORTED, what, "15m", [what, what])
+    assert several.startswith(
+        "3,600 records for topic 'orders' are lost: Kafka aborted transaction 'headgate:p:out:1:0:1'"
+    )
+    assert "and 2 more, most likely" in several
     assert "does not know any more whether 1,200 records" in why_not_committed(Outcome.UNKNOWN, what, "15m")

@@ -112,8 +112,12 @@ class KafkaCommitter(Committer):
         if self._owner is not None:
             self._owner.refuse_if_replaced(self._fence)
         everything = [(committable, prepared_in(committable)) for committable in ordered]
-        for committable, what in everything:
-            self._commit(committable, what)
+        for number, (committable, what) in enumerate(everything):
+            outcome = self._commit(what)
+            if outcome is not Outcome.COMMITTED:
+                more = [other for one, other in everything[number + 1 :] if self.denial(one)]
+                why = why_not_committed(outcome, what, self._timeout, more)
+                raise gone(UsageError(f"output of checkpoint {committable.checkpoint} cannot be committed: {why}"))
         decided = {what.transactional_id: what for _, what in everything}
         self._client.wait_for_markers(sorted(decided))
         for name, partitions in hanging_partitions(self._client, [what for _, what in everything]).items():
@@ -178,19 +182,20 @@ class KafkaCommitter(Committer):
         """Abort the open transaction of an id, if there is one, and fence who has it."""
         self._client.take_over(name, FENCED_TIMEOUT_MS)
 
-    def _commit(self, committable: Committable, what: Prepared) -> None:
+    def _commit(self, what: Prepared) -> Outcome:
+        """Commit a transaction; return whether it is, or why not."""
         producer = ProducerIds(what.producer_id, what.producer_epoch)
         code = self._client.end_transaction(what.transactional_id, producer, commit=True).code
         if code is ErrorCode.NONE:
-            return
+            return Outcome.COMMITTED
         if code not in UNCERTAIN:
             raise refusal(f"commit transaction '{what.transactional_id}'", self._client.name, code)
         outcome = outcome_of_commit(code, what.use, self._proof(what))
         if outcome is Outcome.COMMITTED:
-            return
-        if not ending_again(self._client, what, self._client.describe_transaction(what.transactional_id)):
-            why = why_not_committed(outcome, what, self._timeout)
-            raise gone(UsageError(f"output of checkpoint {committable.checkpoint} cannot be committed: {why}"))
+            return outcome
+        if ending_again(self._client, what, self._client.describe_transaction(what.transactional_id)):
+            return Outcome.COMMITTED
+        return outcome
 
     def _proof(self, what: Prepared) -> int | None:
         return proof_of(self._client, what.transactional_id, what.topic)

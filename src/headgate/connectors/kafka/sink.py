@@ -27,6 +27,7 @@ from headgate.connectors.kafka.schemas.schema_values import SCHEMA_FORMATS, Sche
 from headgate.connectors.kafka.security import NO_SECURITY, KafkaSecurity
 from headgate.connectors.kafka.sink_writer import IdPool, KafkaWriter, PlainKafkaWriter, Topics, WriterSettings
 from headgate.connectors.kafka.transactions import SinkIds
+from headgate.display.text import duration_text
 from headgate.environment import SYSTEM_ENVIRONMENT, Environment
 from headgate.errors import UsageError
 from headgate.model.config import Duration, check_switches, duration_ms
@@ -259,7 +260,7 @@ class KafkaSink(FencedSink):
         client, owner = self.client(), owner_of(pipeline, node)
         fence, ids = Fence(owner, int(generation)), SinkIds(self.prefix, owner)
         topic_owner = self._owner(client) if self.is_transactional else None
-        timeout = "" if self.two_phase else f"{self._timeout_ms()} ms"
+        timeout = "" if self.two_phase else duration_text(self._timeout_ms())
         return KafkaCommitter(client, self.topic, topic_owner, ids, fence, timeout, self.environment)
 
     def locations(self) -> tuple[Location, ...]:

@@ -9,6 +9,7 @@ was committed, also when Kafka has forgotten it or the id has been used again.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from enum import Enum
 
 import msgspec
@@ -169,19 +170,25 @@ def outcome_in_state(
     return Outcome.ABORTED
 
 
-def why_not_committed(outcome: Outcome, what: Prepared, timeout: str) -> str:
-    """Return what is lost and why, as a clause. ``timeout``: "" if brokers keep transactions for ever."""
-    count = f"{what.records_count:,} records for topic '{what.topic}'"
+def why_not_committed(outcome: Outcome, what: Prepared, timeout: str, more: Sequence[Prepared] = ()) -> str:
+    """Return what is lost and why, as a clause.
+
+    Args:
+        timeout: for people; "" if brokers keep transactions for ever.
+        more: further transactions of which the same is true.
+    """
+    records_count = sum(one.records_count for one in (what, *more))
+    count = f"{records_count:,} records for topic '{what.topic}'"
+    names = f"'{what.transactional_id}'" + (f" and {len(more):,} more" if more else "")
     if outcome is Outcome.UNKNOWN:
         return (
-            f"Kafka does not know any more whether {count} were committed: the transactional id "
-            f"'{what.transactional_id}' expired (transactional.id.expiration.ms, offsets.retention.minutes), or the "
-            "brokers are those of another cluster"
+            f"Kafka does not know any more whether {count} were committed: transactional id {names} expired "
+            "(transactional.id.expiration.ms, offsets.retention.minutes), or the brokers are those of another cluster"
         )
     why = "by hand or by another program, or after its timeout, if the sink had one when it was prepared"
     if timeout:
         why = (
-            f"most likely because it waited for its commit longer than {timeout}; give the sink a longer "
-            "transaction_timeout"
+            f"most likely because it waited for its commit longer than {timeout}; a longer transaction_timeout of the "
+            "sink prevents that"
         )
-    return f"{count} are lost: Kafka aborted transaction '{what.transactional_id}', {why}"
+    return f"{count} are lost: Kafka aborted transaction {names}, {why}"

@@ -19,6 +19,7 @@ from headgate import fault_points
 from headgate.connectors.base import Committer, HoldContext, Sink, Source
 from headgate.environment import close_all
 from headgate.errors import (
+    GO_ON_WITHOUT_IT,
     CorruptionError,
     FencedError,
     HeadgateError,
@@ -144,18 +145,23 @@ class SinkCommits:
             StorageError: a transient one; repeating is safe.
             FencedError
         """
+        denied: list[str] = []
         for one in committables:
             committer = self._committers.get(one.sink)
             if committer is None:
                 continue
-            if committer.knows_outcomes and not may_lose:
-                why = self._denial(committer, one)
-                if why:
-                    return f"sink '{one.sink}' denies output that it promised for checkpoint {one.checkpoint}: {why}"
-            why = "" if one in remembered else self._doubt(committer, one)
+            why = self._denial(committer, one) if committer.knows_outcomes and not may_lose else ""
+            if why:
+                denied.append(
+                    f"sink '{one.sink}' denies output that it promised for checkpoint {one.checkpoint}: {why}"
+                )
+            why = "" if denied or one in remembered else self._doubt(committer, one)
             if why:
                 return why
-        return ""
+        if not denied:
+            return ""
+        more = f"; {len(denied):,} pieces of output are denied in all" if len(denied) > 1 else ""
+        return f"{denied[0]}{more}; {GO_ON_WITHOUT_IT}"
 
     def _denial(self, committer: Committer, committable: Committable) -> str:
         try:
@@ -287,7 +293,8 @@ def _denials(sink: str, checkpoint: int) -> Iterator[None]:
             raise
         raise OutputDenied(sink, checkpoint, str(error), is_refused=True) from error
     except HeadgateError as error:
-        raise OutputDenied(sink, checkpoint, str(error)) from error
+        denied = OutputDenied(sink, checkpoint, str(error))
+        raise (gone(denied) if error.is_output_gone else denied) from error
 
 
 def _refuse_listening(name: str, sink: object, committer: object) -> None:

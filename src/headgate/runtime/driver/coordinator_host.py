@@ -15,7 +15,7 @@ from headgate import fault_points
 from headgate.codec import messages
 from headgate.dataclass import dataclass
 from headgate.environment import Pool, Queue, Thread, ThreadEnded
-from headgate.errors import FencedError, HeadgateError, OutputDenied, StorageError, UsageError
+from headgate.errors import GO_ON_WITHOUT_IT, FencedError, HeadgateError, OutputDenied, StorageError, UsageError
 from headgate.model.config import CheckpointOptions, Guarantee
 from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import CheckpointId, Generation, NodeName, SubtaskId, VertexId, WorkerIndex
@@ -488,8 +488,11 @@ class CoordinatorHost:
             self._note(f"commit of checkpoint {checkpoint} failed: {error}")
             self._report(coordinator_events.CommitFailed(checkpoint, str(error), error.is_transient))
         except OutputDenied as error:
+            lose = f"; {GO_ON_WITHOUT_IT}" if error.is_output_gone else ""
             self._report(
-                coordinator_events.CommitFailed(checkpoint, f"sink '{error.sink}': {error.cause}", is_transient=False)
+                coordinator_events.CommitFailed(
+                    checkpoint, f"sink '{error.sink}': {error.cause}{lose}", is_transient=False
+                )
             )
         except HeadgateError as error:
             self._report(coordinator_events.CommitFailed(checkpoint, str(error), is_transient=False))
