@@ -3,32 +3,37 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
+import socketserver
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.servers.proxy import Wire
 from tests.store.served.serving import SPEAKS, TOKEN, WAIT_S, serving
 from tests.store.storing import KEYED, STREAM, drained, keyed
 
+from headgate.environment import SystemEnvironment
 from headgate.errors import StorageError, UsageError
 from headgate.model.config import SecurityConfig
 from headgate.store import addresses
 from headgate.store.addresses import ServerAddress
 from headgate.store.client import connection as asking
 from headgate.store.client import requests as clients
-from headgate.store.client.connection import Request, read_tokens
+from headgate.store.client.connection import Request, ServerFacts, UnreachableError, read_tokens
 from headgate.store.client.messages import PROTOCOL_VERSION
 from headgate.store.client.requests import Client
 from headgate.store.server import connections
 from headgate.store.server import server as desks
 from headgate.store.server import server as servers
-from headgate.store.server.server import ServerOptions, StoreServer
+from headgate.store.server.handlers import ServerMetrics
+from headgate.store.server.server import ServerOptions, ServerState, StoreServer, own_token_file
 from headgate.store.store import Store
 
 
@@ -68,8 +73,11 @@ def test_a_token_that_is_too_short_is_refused(tmp_path: Path, monkeypatch: pytes
         with pytest.raises(UsageError, match=problem) as caught:
             read_tokens(str(file))
         assert "short\n" not in str(caught.value)
-    with pytest.raises(UsageError, match="cannot be read"):
+    with pytest.raises(UsageError, match="cannot be read: No such file"):
         read_tokens(str(tmp_path / "missing"))
+    file.write_bytes(b"\xff" * 20)
+    with pytest.raises(UsageError, match="cannot be read: it is no text"):
+        read_tokens(str(file))
     file.write_text(f"{TOKEN}\n  another one that is long enough\n")
     assert read_tokens(str(file)) == [TOKEN.encode(), b"another one that is long enough"]
     monkeypatch.setenv(addresses.TOKEN_FILE_VARIABLE, str(file))
@@ -78,6 +86,15 @@ def test_a_token_that_is_too_short_is_refused(tmp_path: Path, monkeypatch: pytes
     assert read_tokens() == []
     monkeypatch.setenv(addresses.TOKEN_VARIABLE, TOKEN)
     assert read_tokens() == [TOKEN.encode()]
+
+
+def test_a_store_has_one_token_of_its_own(tmp_path: Path) -> None:
+    file = own_token_file(tmp_path)
+    (token,) = read_tokens(str(file))
+    assert read_tokens(str(own_token_file(tmp_path))) == [token]
+    assert list(tmp_path.iterdir()) == [file]
+    with pytest.raises(UsageError, match="cannot be written: No such file"):
+        own_token_file(tmp_path / "missing")
 
 
 def test_a_wrong_token_is_refused_in_one_sentence(
@@ -280,6 +297,161 @@ def test_a_stranger_that_takes_too_long_is_closed(server: StoreServer, monkeypat
     monkeypatch.setattr(desks, "HANDSHAKE_TIMEOUT_S", WAIT_S)  # who greets may be as slow as the machine
     with Store.open(server.address.url) as store:
         assert store.find(STREAM)
+
+
+def test_a_known_client_that_says_nothing_is_closed(server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections.Connection, "timeout", 2 * WAIT_S)
+    monkeypatch.setattr(connections, "IDLE_S", 0.05)
+    before = server.counts.connections
+    with closing(Client(server.address).connect()):
+        deadline_s = time.monotonic() + WAIT_S
+        while server.counts.connections > before and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        assert server.counts.connections == before
+
+
+@pytest.mark.parametrize("length", ["Content-Type: x", "Transfer-Encoding: chunked\r\nContent-Length: 0"])
+def test_a_question_says_how_long_it_is(server: StoreServer, length: str) -> None:
+    with closing(Client(server.address).connect()) as connection:
+        stream = connection._http.sock
+        stream.sendall(f"POST /date HTTP/1.1\r\n{SPEAKS}\r\n{length}\r\n\r\n".encode())
+        found = stream.recv(4_096)
+    assert found.startswith(b"HTTP/1.1 411 ")
+    assert b"\r\nConnection: close\r\n" in found, "what follows may be the rest of the question"
+
+
+class Unlimited(SystemEnvironment):
+    """Its sockets wait for ever, until they are told how long; and the last one is kept."""
+
+    def connect(self, host: str, port: int, timeout_seconds: float) -> socket.socket:
+        self.stream = super().connect(host, port, timeout_seconds)
+        self.stream.settimeout(None)
+        return self.stream
+
+
+def test_a_server_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking, "CONNECT_S", 0.1)
+    with closing(socket.create_server(("127.0.0.1", 0))) as silent:
+        client = Client(ServerAddress("headgate://here", "127.0.0.1", silent.getsockname()[1], False), Unlimited())
+        with pytest.raises(UnreachableError, match="it does not answer"):
+            client.connect()
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the system cannot be asked")
+def test_a_client_notices_that_the_machine_of_its_server_is_gone(server: StoreServer) -> None:
+    around = Unlimited()
+    with closing(Client(server.address, around).connect()):
+        assert around.stream.gettimeout() == asking.ANSWER_S
+        assert around.stream.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        names = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT", "TCP_USER_TIMEOUT", "TCP_NODELAY")
+        found = [around.stream.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in names]
+    idle_s, pause_s, count, timeout_ms, no_delay = found
+    assert idle_s + pause_s * count == timeout_ms / 1_000 == asking.SILENCE_S
+    assert no_delay
+
+
+class Guest:
+    """A connection that the server may end."""
+
+    def __init__(self, *, is_busy: bool = False) -> None:
+        self.is_busy, self.is_over = is_busy, False
+
+    def interrupt(self) -> None:
+        self.is_over = True
+
+
+class Waiting(SystemEnvironment):
+    """Time passes only in pauses, and each is as long as the test says."""
+
+    def __init__(self) -> None:
+        self.now_ms, self.pause_ms = 50_000, 1_000
+        self.on_pause: Callable[[], None] = lambda: None
+
+    def monotonic_ms(self) -> int:
+        return self.now_ms
+
+    def sleep(self, seconds: float) -> None:
+        self.on_pause()
+        self.now_ms += self.pause_ms
+
+
+def state(around: Waiting, tokens: Callable[[], list[bytes]] = list, close: Callable[[], None] = list) -> ServerState:
+    return ServerState(
+        tokens,
+        SimpleNamespace(close=close),
+        ServerFacts("i", "s", "r"),
+        ServerMetrics(),
+        around=around,  # type: ignore[arg-type]
+    )
+
+
+def test_strangers_are_closed_when_their_time_is_over_or_the_oldest_makes_room() -> None:
+    around = Waiting()
+    desk, first, second = state(around), Guest(), Guest()
+    for guest in (first, second):
+        desk.came(guest)  # type: ignore[arg-type]
+        around.now_ms += 1
+    desk.close_unauthenticated(oldest=False)
+    assert not first.is_over
+    desk.close_unauthenticated(oldest=True)
+    assert (first.is_over, second.is_over) == (True, False)
+    desk.went(first)  # type: ignore[arg-type]
+    around.now_ms += int(connections.HANDSHAKE_TIMEOUT_S * 1_000) - 1
+    desk.close_unauthenticated(oldest=False)
+    assert not second.is_over
+    around.now_ms += 1
+    desk.close_unauthenticated(oldest=False)
+    assert second.is_over
+    assert desk.counts.connections == 1
+
+
+def test_the_tokens_are_looked_at_once_a_second() -> None:
+    around, looks = Waiting(), list[int]()
+    desk = state(around, lambda: looks.append(around.now_ms) or [TOKEN.encode()])  # type: ignore[func-returns-value]
+    for _ in range(5):
+        assert desk.tokens() == [TOKEN.encode()]
+        around.now_ms += 500
+    assert looks == [50_000, 51_000, 52_000]
+
+
+def test_a_server_that_ends_waits_so_long_for_questions_under_way() -> None:
+    around, steps = Waiting(), list[object]()
+    desk = state(around, close=lambda: steps.append(desk.is_closing))
+    idle, busy = Guest(), Guest(is_busy=True)
+    for guest in (idle, busy):
+        desk.came(guest)  # type: ignore[arg-type]
+        desk.greeted(guest)  # type: ignore[arg-type]
+
+    def leave() -> None:
+        steps.append((idle.is_over, busy.is_over))
+        for guest in (idle, busy):
+            if guest.is_over:
+                desk.went(guest)  # type: ignore[arg-type]
+
+    around.on_pause = leave
+    desk.end(grace_s=2)
+    assert steps == [True, (True, False), (True, False), (True, True)]
+
+
+def test_where_no_more_connections_can_be_taken_the_oldest_stranger_makes_room(
+    server: StoreServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(desks, "HANDSHAKE_TIMEOUT_S", 2 * WAIT_S)
+    came = threading.Event()
+    monkeypatch.setattr(server, "came", lambda connection: (StoreServer.came(server, connection), came.set()))
+    with closing(socket.create_connection(("127.0.0.1", server.address.port), WAIT_S)) as stranger:
+        assert came.wait(WAIT_S)
+        real, left = socketserver.ThreadingTCPServer.get_request, [1]
+
+        def get_request(self: socketserver.ThreadingTCPServer) -> object:
+            if left and not left.clear():
+                raise OSError(errno.EMFILE, "Too many open files")
+            return real(self)
+
+        monkeypatch.setattr(socketserver.ThreadingTCPServer, "get_request", get_request)
+        with Store.open(server.address.url) as store:
+            assert store.find(STREAM)
+        assert stranger.recv(10) == b""
 
 
 def test_a_flood_of_strangers_keeps_no_client_out(server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:

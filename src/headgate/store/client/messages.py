@@ -141,7 +141,7 @@ def decode_failure(data: bytes, root: str, url: str) -> Exception:
         ProtocolViolation: it is none.
     """
     failure = decode(data, Failure)
-    if failure.kind == UnjudgedError.__name__ and failure.owner is not None:
+    if failure.owner is not None:
         return UnjudgedError(failure.owner)
     kind = _KINDS.get(failure.kind)
     if kind is None:
