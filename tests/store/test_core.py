@@ -1,12 +1,15 @@
-"""The date of a store that machines share."""
+"""The date of a store that machines share, and how its changes are heard of."""
 
 from __future__ import annotations
+
+import threading
+from collections.abc import Callable
 
 import pytest
 from tests.clocks import HandClock
 
 from headgate.errors import StorageError
-from headgate.store.core import ASK_EVERY_MS, ServerClock
+from headgate.store.core import ASK_EVERY_MS, PAUSES_S, POLL_MS, ChangeListener, ServerClock
 
 
 class Server:
@@ -56,3 +59,92 @@ def test_a_date_that_cannot_be_asked_for_goes_on() -> None:
     asked = server.asked
     assert [date.wall_ms() - began_ms for _ in range(3)] == [3 * ASK_EVERY_MS] * 3
     assert server.asked == asked + 1, "a server that is gone is not asked each time"
+
+
+class Still(HandClock):
+    """Surroundings in which nothing happens beside the test: what waits goes on at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.threads: list[Callable[[], None]] = []
+        self.pauses_s: list[float] = []
+        self.on_pause: Callable[[], None] = lambda: None
+
+    def lock(self) -> threading.Lock:
+        return threading.Lock()
+
+    def event(self) -> Still:
+        return self
+
+    def clear(self) -> None:
+        self.is_closing = False
+
+    def set(self) -> None:
+        pass
+
+    def is_set(self) -> bool:
+        return self.is_closing
+
+    def wait(self, timeout_s: float) -> None:
+        self.pauses_s.append(timeout_s)
+        self.on_pause()
+
+    def thread(self, run: Callable[[], None], name: str) -> Still:
+        self.threads.append(run)
+        return self
+
+    def start(self) -> None:
+        pass
+
+
+class Deaf(ChangeListener):
+    """Hears nothing but what the test says; ``connects``: whether it is connected for a while, try by try."""
+
+    def __init__(self, around: Still, *connects: bool) -> None:
+        super().__init__("deaf", 7, around)  # type: ignore[arg-type]
+        self.connects = list(connects)
+
+    def hear(self, hears: bool) -> None:
+        self._set_hearing(hears)
+
+    def _listen(self) -> bool:
+        return self.connects.pop(0)
+
+    def _interrupt(self) -> None:
+        raise AssertionError("nothing is interrupted")
+
+
+def test_while_nothing_is_heard_readers_look_now_and_then() -> None:
+    around = Still()
+    listener = Deaf(around)
+    first = listener.changes()
+    assert first > 7
+    around.advance(POLL_MS - 1)
+    assert listener.changes() == first
+    around.advance(1)
+    second = listener.changes()
+    assert second > first
+    listener.hear(True)
+    third = listener.changes()
+    assert third > second, "what came before it heard"
+    around.advance(10 * POLL_MS)
+    assert listener.changes() == third
+    listener.hear(False)
+    assert listener.changes() > third
+    assert len(around.threads) == 1
+
+
+def test_who_cannot_listen_tries_again_less_and_less_often() -> None:
+    around, count = Still(), 9
+    listener = Deaf(around, *[False] * (count - 2), True, False)
+    listener.changes()
+    around.pauses_s.clear()
+
+    def pause() -> None:
+        around.is_closing = len(around.pauses_s) == count
+
+    around.on_pause = pause
+    around.threads[0]()
+    first, longest = PAUSES_S
+    slower = [min(first * 2**number, longest) for number in range(count - 2)]
+    assert around.pauses_s == [*slower, first, 2 * first]

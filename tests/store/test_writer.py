@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from tests.storage.faulty import Fault, FaultKind, FaultyStorage
 from tests.store.storing import KEYED, STREAM, database_of, drain, drained, keyed
@@ -16,6 +17,7 @@ from tests.store.storing import KEYED, STREAM, database_of, drain, drained, keye
 from headgate.environment import SYSTEM_CLOCK
 from headgate.errors import FencedError, StorageError, UsageError
 from headgate.storage.memory import MemoryStorage
+from headgate.store import chunks
 from headgate.store import writer as writer_module
 from headgate.store.chunks import EVENT_BYTES_MAX, PART_ROWS_MAX, value_sizes
 from headgate.store.store import Store
@@ -260,6 +262,24 @@ def test_sizes_of_every_type_that_streams_store(values: list[object], dtype: pa.
     column = pa.array(values, dtype)
     assert value_sizes(column).tolist() == sizes
     assert value_sizes(column.slice(1)).tolist() == sizes[1:]
+
+
+def test_sizes_of_values_that_are_encoded_as_runs() -> None:
+    runs = pc.run_end_encode(pa.array(["ab", "ab", None, "c"]))
+    assert value_sizes(runs).tolist() == [2, 2, 0, 1]
+    assert value_sizes(runs.slice(1)).tolist() == [2, 0, 1]
+
+
+def test_parts_have_a_size_that_a_reader_can_hold(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunks, "PART_BYTES_TARGET", 10_000)
+    store.create_stream("large", KEYED, segments=1)
+    with store.writer("large") as writer:
+        writer.append(keyed(*(("x" * 1_000, number) for number in range(24))))
+        writer.append(keyed(("y" * 30_000, 24)))
+    with database_of(store).read() as connection:
+        counts = connection.exec_driver_sql("SELECT events_count FROM parts ORDER BY start").scalars().all()
+    assert counts == [5, 5, 5, 5, 2, 2, 1], "and an event is never cut"
+    assert drained(store, "large") == sorted([("x" * 1_000, number) for number in range(24)] + [("y" * 30_000, 24)])
 
 
 def test_large_batches_of_maps_and_views_are_appended(store: Store) -> None:

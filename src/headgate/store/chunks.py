@@ -278,7 +278,6 @@ def _parts(segment: int, batch: pa.RecordBatch, encoder: BatchEncoder | None) ->
     pieces = max(-(-batch.num_rows // PART_ROWS_MAX), -(-batch.nbytes // PART_BYTES_TARGET))
     if pieces > 1 and batch.num_rows > 1:
         rows = -(-batch.num_rows // pieces)
-        rows = min(rows, batch.num_rows - 1)
         pieces_of = (batch.slice(at, rows) for at in range(0, batch.num_rows, rows))
         return [part for piece in pieces_of for part in _parts(segment, piece, encoder)]
     payload = [batch.serialize()] if encoder is None else encoder.encode(batch)
