@@ -18,9 +18,8 @@ import pyarrow as pa
 from bench.harness import Options, Result, at_most, median
 from bench.outputs import Nowhere
 from headgate.environment import SYSTEM_CLOCK
-from headgate.operators.base import OperatorContext
+from headgate.operators.base import LazyRows, OperatorContext, as_batch
 from headgate.operators.expressions import ExpressionsSpec, filter_spec, fuse, with_columns_spec
-from headgate.operators.lazy_rows import LazyRows, as_batch
 
 NAME = "expressions"
 

@@ -65,7 +65,6 @@ PUBLIC_NAMES = {
     ),
     "headgate.model.progress": "PipelineHandle PipelineState Progress RunResult",
     "headgate.operators.async_map": "AsyncFunction",
-    "headgate.operators.counters": "Counter",
     "headgate.operators.checkpoint_listeners": (
         "CheckpointListener CheckpointedFunction OperatorList PublishOnCheckpoint RestoreContext SnapshotContext "
         "UnionList"
@@ -75,17 +74,18 @@ PUBLIC_NAMES = {
     ),
     "headgate.operators.process.batch_process": "BatchContext BatchProcessFunction BatchTimers FiredTimers",
     "headgate.operators.process.batch_state": "BatchListState BatchMapState BatchValueState Keys",
-    "headgate.operators.process.co_process": "BatchCoProcessFunction CoProcessFunction",
-    "headgate.operators.process.broadcast_process": (
-        "BatchBroadcastProcessFunction BroadcastContext BroadcastProcessFunction"
-    ),
     "headgate.operators.process.broadcast_state": "BatchBroadcastState BroadcastState",
+    "headgate.operators.process.connected_process": (
+        "BatchBroadcastProcessFunction BatchCoProcessFunction BroadcastContext BroadcastProcessFunction "
+        "CoProcessFunction"
+    ),
     "headgate.operators.process.row_process": "ProcessContext ProcessFunction StateHandle",
     "headgate.operators.process.row_state": (
         "AggregateFunction AggregatingState ListState MapState ReducingState ValueState"
     ),
     "headgate.operators.process.timers": "Timer Timers",
     "headgate.operators.timestamps": "WatermarkGenerator",
+    "headgate.operators.user_functions": "Counter",
     "headgate.operators.windows.window_trigger": "Trigger TriggerContext TriggerResult",
     "headgate.spark.state_source": "register_state_source",
     "headgate.spark.stream_format": "register_streams",
@@ -207,7 +207,6 @@ if TYPE_CHECKING:
     from headgate.operators.checkpoint_listeners import RestoreContext as RestoreContext
     from headgate.operators.checkpoint_listeners import SnapshotContext as SnapshotContext
     from headgate.operators.checkpoint_listeners import UnionList as UnionList
-    from headgate.operators.counters import Counter as Counter
     from headgate.operators.process.batch_aggregation import BatchAggregateFunction as BatchAggregateFunction
     from headgate.operators.process.batch_aggregation import BatchAggregatingState as BatchAggregatingState
     from headgate.operators.process.batch_aggregation import BatchReducingState as BatchReducingState
@@ -220,15 +219,15 @@ if TYPE_CHECKING:
     from headgate.operators.process.batch_state import BatchMapState as BatchMapState
     from headgate.operators.process.batch_state import BatchValueState as BatchValueState
     from headgate.operators.process.batch_state import Keys as Keys
-    from headgate.operators.process.broadcast_process import (
-        BatchBroadcastProcessFunction as BatchBroadcastProcessFunction,
-    )
-    from headgate.operators.process.broadcast_process import BroadcastContext as BroadcastContext
-    from headgate.operators.process.broadcast_process import BroadcastProcessFunction as BroadcastProcessFunction
     from headgate.operators.process.broadcast_state import BatchBroadcastState as BatchBroadcastState
     from headgate.operators.process.broadcast_state import BroadcastState as BroadcastState
-    from headgate.operators.process.co_process import BatchCoProcessFunction as BatchCoProcessFunction
-    from headgate.operators.process.co_process import CoProcessFunction as CoProcessFunction
+    from headgate.operators.process.connected_process import (
+        BatchBroadcastProcessFunction as BatchBroadcastProcessFunction,
+    )
+    from headgate.operators.process.connected_process import BatchCoProcessFunction as BatchCoProcessFunction
+    from headgate.operators.process.connected_process import BroadcastContext as BroadcastContext
+    from headgate.operators.process.connected_process import BroadcastProcessFunction as BroadcastProcessFunction
+    from headgate.operators.process.connected_process import CoProcessFunction as CoProcessFunction
     from headgate.operators.process.row_process import ProcessContext as ProcessContext
     from headgate.operators.process.row_process import ProcessFunction as ProcessFunction
     from headgate.operators.process.row_process import StateHandle as StateHandle
@@ -241,6 +240,7 @@ if TYPE_CHECKING:
     from headgate.operators.process.timers import Timer as Timer
     from headgate.operators.process.timers import Timers as Timers
     from headgate.operators.timestamps import WatermarkGenerator as WatermarkGenerator
+    from headgate.operators.user_functions import Counter as Counter
     from headgate.operators.windows.window_trigger import Trigger as Trigger
     from headgate.operators.windows.window_trigger import TriggerContext as TriggerContext
     from headgate.operators.windows.window_trigger import TriggerResult as TriggerResult

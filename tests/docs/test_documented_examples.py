@@ -19,8 +19,7 @@ from tests.docs.documentation import PREAMBLE, ROOT, example_with, examples, gui
 
 import headgate as hg
 from headgate.api.foreground import RunRequested, loading_only
-from headgate.operators.base import OperatorContext
-from headgate.operators.lazy_rows import LazyRows, as_batch
+from headgate.operators.base import LazyRows, OperatorContext, as_batch
 
 pytest_plugins = ["pytester"]
 

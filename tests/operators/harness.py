@@ -1,8 +1,12 @@
-"""Runs one operator by hand: what a runtime would do, with a clock that the test sets."""
+"""Runs operators by hand: one, one in several subtasks, or the two of a windowed aggregation with the shuffle between.
+
+What a runtime would do, with a clock that the test sets.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -11,8 +15,9 @@ from tests.state.moved import Moved
 
 from headgate.errors import BadRecord
 from headgate.model.graph import OutputTag
-from headgate.operators.base import Operator, OperatorContext, OperatorSpec, RestoredState
-from headgate.operators.lazy_rows import LazyRows, as_batch
+from headgate.operators.base import LazyRows, Operator, OperatorContext, OperatorSpec, RestoredState, as_batch
+from headgate.operators.keys import partition
+from headgate.operators.windows.aligned_windows import WindowOperators
 from headgate.state.worker_backends import WorkerStates
 
 BORN_MS = 1_700_000_000_000
@@ -116,3 +121,116 @@ def encoded(operator: Operator, context: OperatorContext) -> Any:
         return Moved(frozen, context.subtask_index, context.parallelism, context.max_parallelism)
     payload = b"".join(bytes(memoryview(buffer)) for buffer in frozen.encode())
     return RestoredState(context.subtask_index, context.parallelism, memoryview(payload))
+
+
+EACH_PAIR = (1, 1, 2, 2, 3, 3, 5, 5, 1, 3, 1, 5, 2, 5, 3, 2, 1)
+"""Each of these numbers of subtasks follows on each."""
+
+assert len(set(pairwise(EACH_PAIR))) == 16
+
+
+class Subtasks:
+    """As many harnesses as ``parallelism`` says; ``states`` are snapshots of any number of former ones."""
+
+    def __init__(
+        self,
+        spec: OperatorSpec,
+        keys: Sequence[str],
+        parallelism: int,
+        states: Sequence[Any] = (),
+        *,
+        begun_ms: int = 1_000,
+    ) -> None:
+        self._keys = keys
+        self.harnesses = [
+            Harness(spec, states, subtask=(i, parallelism), worker=Chosen.worker, begun_ms=begun_ms)
+            for i in range(parallelism)
+        ]
+
+    def send(self, batch: pa.RecordBatch) -> None:
+        for harness, part in zip(self.harnesses, partition(batch, self._keys, 128, len(self.harnesses)), strict=True):
+            if part is not None:
+                harness.send(part)
+
+    def watermark(self, watermark_ms: int) -> None:
+        for harness in self.harnesses:
+            harness.operator.on_watermark(watermark_ms)
+
+    def owner(self, batch: pa.RecordBatch) -> int:
+        """Return which of them gets the first row of ``batch``."""
+        parts = partition(batch.slice(0, 1), self._keys, 128, len(self.harnesses))
+        return next(i for i, part in enumerate(parts) if part is not None)
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [row for harness in self.harnesses for row in harness.out.rows()]
+
+    def take(self) -> list[dict[str, Any]]:
+        """Return the results since the last call."""
+        found = self.rows()
+        for harness in self.harnesses:
+            harness.out.batches.clear()
+        return found
+
+    def snapshot(self) -> list[Any]:
+        return [harness.snapshot() for harness in self.harnesses]
+
+
+class Shuffled:
+    """Operators before (if there is one) and after the shuffle, in ``parallelism`` subtasks."""
+
+    def __init__(
+        self, operators: WindowOperators, parallelism: int, states: Sequence[Any] = (), *, begun_ms: int = 1_000
+    ) -> None:
+        self._operators = operators
+        self.parallelism = parallelism
+        places = [(i, parallelism) for i in range(parallelism)]
+        self._before = [Harness(operators.combine, subtask=at) for at in places] if operators.combine else []
+        self.windows = [
+            Harness(operators.window, states, subtask=at, worker=Chosen.worker, begun_ms=begun_ms) for at in places
+        ]
+
+    def send(self, sender: int, batch: pa.RecordBatch) -> None:
+        if not self._before:
+            self._deliver([batch])
+            return
+        self._before[sender].send(batch)
+        self._shuffle(sender)
+
+    def _shuffle(self, sender: int) -> None:
+        out = self._before[sender].out
+        batches, out.batches = out.batches, []
+        self._deliver(batches)
+
+    def _deliver(self, batches: Sequence[pa.RecordBatch]) -> None:
+        for one in batches:
+            for window, part in zip(
+                self.windows, partition(one, self._operators.keys, 128, self.parallelism), strict=True
+            ):
+                if part is not None:
+                    window.send(part)
+
+    def watermark(self, watermark_ms: int) -> None:
+        for sender, before in enumerate(self._before):
+            before.operator.on_watermark(watermark_ms)
+            self._shuffle(sender)
+        for one in self.windows:
+            one.operator.on_watermark(watermark_ms)
+
+    def flush(self) -> None:
+        """Send what the operators before the shuffle hold, as a barrier does."""
+        for sender, combine in enumerate(self._before):
+            combine.operator.before_barrier()
+            self._shuffle(sender)
+
+    def snapshot(self) -> list[Any]:
+        return [encoded(one.operator, one.context) for one in self.windows]
+
+    def take(self) -> list[dict[str, Any]]:
+        """Return the results since the last call."""
+        rows = [row for one in self.windows for row in one.out.rows()]
+        for one in self.windows:
+            one.out.batches.clear()
+        return rows
+
+    def late(self) -> int:
+        return sum(one.context.metrics.counters.get("late", 0) for one in self.windows)

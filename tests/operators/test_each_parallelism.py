@@ -11,18 +11,15 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 import pytest
-from tests.operators.harness import Harness
-from tests.operators.subtasks import EACH_PAIR, Subtasks
-from tests.operators.window_harness import Shuffled
+from tests.operators.harness import EACH_PAIR, Harness, Shuffled, Subtasks
 from tests.state.backends import IN_FILES, choose
 
 from headgate.operators.base import WATERMARK_MAX_MS
 from headgate.operators.changes import DELETE, UPDATE_BEFORE
 from headgate.operators.reduction import ReduceSpec
-from headgate.operators.row_order import order_of
+from headgate.operators.row_order import LEFT_OUT, WindowCandidatesSpec, order_of
 from headgate.operators.timestamps import event_time
 from headgate.operators.top_rows import WindowTopSpec
-from headgate.operators.window_candidates import LEFT_OUT, WindowCandidatesSpec
 from headgate.operators.windows.session_windows import session_operators
 from headgate.operators.windows.window_assigner import FixedWindows, tumbling
 from headgate.operators.windows.window_function import WindowFunctionSpec, rows_of_window

@@ -17,10 +17,9 @@ from tests.state.backends import states
 
 from headgate.errors import BadRecord, UsageError
 from headgate.operators.base import RestoredState
-from headgate.operators.counters import Counter
 from headgate.operators.keys import partition
 from headgate.operators.reduction import ReduceSpec
-from headgate.operators.user_functions import UserFunctionError
+from headgate.operators.user_functions import Counter, UserFunctionError
 from headgate.state.ttl import TTL
 
 SCHEMA = pa.schema([("key", pa.large_string()), ("n", pa.int64())])

@@ -12,37 +12,43 @@ from headgate.errors import UsageError
 from headgate.model.graph import MAIN, MAIN_INPUT, InputName, OutputTag
 from headgate.model.schema_evolution import NO_OPERATOR_RULES, OperatorRules
 from headgate.model.state_schema import StateIdentity
-from headgate.operators.async_map import AsyncMapSpec
-from headgate.operators.base import OperatorSpec
-from headgate.operators.changes import ChangeCheckSpec
-from headgate.operators.changing_top import ChangingTopSpec
-from headgate.operators.checkpoint_listeners import CheckpointListener, lists_rules, lists_text
-from headgate.operators.deduplication import DeduplicateSpec
-from headgate.operators.exploded_rows import ExplodeSpec
-from headgate.operators.expressions import ExpressionsSpec, filter_spec, fuse, select_spec, with_columns_spec
-from headgate.operators.functions import MapBatchesSpec, RowFunctionSpec, RowVerb
-from headgate.operators.keys import KeyCheckSpec
-from headgate.operators.process.batch_process import BatchProcessFunction, BatchProcessSpec, batch_process_spec
-from headgate.operators.process.broadcast_process import (
-    BatchBroadcastProcessFunction,
-    BroadcastProcessFunction,
-    batch_broadcast_spec,
-    row_broadcast_spec,
-)
-from headgate.operators.process.co_process import BatchCoProcessFunction, CoProcessFunction, co_process_spec
-from headgate.operators.process.row_process import ProcessFunction, ProcessSpec, row_process_spec
-from headgate.operators.reduction import ReduceSpec
-from headgate.operators.row_order import Order, order_of
-from headgate.operators.running_aggregate import (
+from headgate.operators.aggregation.running_aggregate import (
     RunningAggregate,
     RunningAggregateSpec,
     needed_columns,
     running_aggregate_spec,
 )
+from headgate.operators.async_map import AsyncMapSpec
+from headgate.operators.base import OperatorSpec
+from headgate.operators.changes import ChangeCheckSpec
+from headgate.operators.checkpoint_listeners import CheckpointListener, lists_rules, lists_text
+from headgate.operators.deduplication import DeduplicateSpec
+from headgate.operators.expressions import (
+    ExplodeSpec,
+    ExpressionsSpec,
+    filter_spec,
+    fuse,
+    select_spec,
+    with_columns_spec,
+)
+from headgate.operators.functions import MapBatchesSpec, RowFunctionSpec, RowVerb
+from headgate.operators.keys import KeyCheckSpec
+from headgate.operators.process.batch_process import BatchProcessFunction, BatchProcessSpec, batch_process_spec
+from headgate.operators.process.connected_process import (
+    BatchBroadcastProcessFunction,
+    BatchCoProcessFunction,
+    BroadcastProcessFunction,
+    CoProcessFunction,
+    batch_broadcast_spec,
+    co_process_spec,
+    row_broadcast_spec,
+)
+from headgate.operators.process.row_process import ProcessFunction, ProcessSpec, row_process_spec
+from headgate.operators.reduction import ReduceSpec
+from headgate.operators.row_order import LEFT_OUT, Order, WindowCandidatesSpec, order_of
 from headgate.operators.timestamps import WithTimestampsSpec
-from headgate.operators.top_rows import TopSpec, WindowTopSpec
+from headgate.operators.top_rows import ChangingTopSpec, TopSpec, WindowTopSpec
 from headgate.operators.user_functions import UserFunctionError, shortened
-from headgate.operators.window_candidates import LEFT_OUT, WindowCandidatesSpec
 from headgate.operators.windows.aligned_windows import (
     WindowBufferSpec,
     WindowCombineSpec,

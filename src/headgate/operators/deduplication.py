@@ -11,8 +11,16 @@ from headgate.dataclass import dataclass
 from headgate.errors import UsageError
 from headgate.model.state_schema import name_text
 from headgate.operators.base import Operator, OperatorContext, Output, key_columns
-from headgate.operators.changes import INSERT, OP, OP_FIELD, OPS, UPDATE_AFTER, UPDATE_BEFORE
-from headgate.operators.keyed_rows import ChangeOperator, DistinctSlots
+from headgate.operators.changes import (
+    INSERT,
+    OP,
+    OP_FIELD,
+    OPS,
+    UPDATE_AFTER,
+    UPDATE_BEFORE,
+    ChangeOperator,
+    DistinctSlots,
+)
 from headgate.operators.keys import check_keys
 from headgate.operators.row_order import Order, are_whole_numbers, first_rows
 from headgate.operators.schemas import require_columns

@@ -26,7 +26,6 @@ from headgate.dataclass import dataclass
 from headgate.errors import UsageError
 from headgate.operators.base import Operator, OperatorContext, OperatorMetrics, Output
 from headgate.operators.checkpoint_listeners import own_function_of
-from headgate.operators.counters import bind_counters, has_counters
 from headgate.operators.schemas import (
     SchemaLike,
     as_schema,
@@ -42,9 +41,11 @@ from headgate.operators.user_functions import (
     UserFunctionError,
     bad_records,
     batch_error,
+    bind_counters,
     copied,
     described_rows,
     divert_unreadable,
+    has_counters,
     has_life_cycle,
     shortened,
     user_error,

@@ -10,8 +10,7 @@ import pyarrow.compute as pc
 
 from headgate.dataclass import dataclass
 from headgate.errors import UsageError
-from headgate.operators.base import Operator
-from headgate.operators.lazy_rows import LazyRows, as_batch
+from headgate.operators.base import LazyRows, Operator, as_batch
 from headgate.operators.schemas import require_columns
 from headgate.operators.user_functions import bad_records, described_rows, shortened
 from headgate.state.arrays import Mask

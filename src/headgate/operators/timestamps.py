@@ -22,8 +22,7 @@ from headgate.codec.snapshot import Buffer, decode_sections, encode_sections
 from headgate.dataclass import dataclass
 from headgate.errors import UsageError
 from headgate.model.ids import ChannelIndex
-from headgate.operators.base import WATERMARK_MAX_MS, Operator, RestoredState
-from headgate.operators.lazy_rows import LazyRows, as_batch
+from headgate.operators.base import WATERMARK_MAX_MS, LazyRows, Operator, RestoredState, as_batch
 from headgate.operators.schemas import require_columns
 from headgate.operators.user_functions import bad_records, described_rows, shortened
 from headgate.protocol.watermarks import (

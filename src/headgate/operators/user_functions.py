@@ -1,7 +1,8 @@
-"""Functions of users: their errors, their copies, what in them cannot be sent to the workers; and bad records.
+"""Functions of users: their errors, copies and counters, what of them cannot be sent to the workers; and bad records.
 
 A bad record either fails the pipeline (the default) or goes to the dead-letter sink, within the same checkpoint as
-the records around it, so that it is counted exactly once, too.
+the records around it, so that it is counted exactly once, too. Times of Arrow that Python's datetime cannot hold make
+a record a bad one: they reach further than datetime, and some are finer.
 """
 
 from __future__ import annotations
@@ -19,15 +20,17 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from headgate.errors import HeadgateError, UsageError
 from headgate.model.plan import PipelineDefinition
-from headgate.operators.base import Operator
-from headgate.operators.counters import bind_counters, has_counters
-from headgate.operators.python_times import as_numbers, unreadable_rows, why_unreadable
+from headgate.model.progress import LATE_RECORDS, OF_EVERY_NODE, NodeProgress
+from headgate.operators.base import Operator, OperatorMetrics
 from headgate.plain_text import encodable, printable
+from headgate.state.key_hash import column_words
 
 DEPTH_MAX = 8
 """Objects in objects: deeper ones are named by what they are in."""
@@ -369,3 +372,150 @@ def divert_unreadable(operator: Operator, batch: pa.RecordBatch) -> pa.RecordBat
         )
         batch = batch.filter(pa.array(np.logical_not(unreadable)))
     return batch
+
+
+_DAY_US = 86_400_000_000
+_YEAR_1_DAY, _YEAR_10000_DAY = -719_162, 2_932_897
+"""Days from 1970-01-01 to 0001-01-01 and to 10000-01-01."""
+
+_TIMEDELTA_DAYS_MAX = 999_999_999
+_DAY_MS = 86_400_000
+_MICROSECOND_NS = 1_000
+
+
+def unreadable_rows(column: pa.Array) -> npt.NDArray[np.bool_] | None:
+    """Return which rows have a time that Python's datetime cannot hold, or None where all can be held."""
+    dtype = column.type
+    if not _has_times(dtype):
+        return None
+    if dtype.num_fields:
+        return _rows_around(column)
+    unreadable = _unreadable(column)
+    return unreadable if unreadable.any() else None
+
+
+def why_unreadable(dtype: pa.DataType) -> str:
+    """Return what a time of this type is when ``unreadable_rows`` names it."""
+    if _is_fine(dtype):
+        return "has a part of a microsecond, which Python's datetime cannot hold; cast it to microseconds before"
+    if pa.types.is_duration(dtype):
+        return "is longer than Python's timedelta can hold"
+    if dtype.num_fields:
+        return "has a time or duration that Python's datetime cannot hold"
+    return "is outside the years 1 to 9999, which Python's datetime can hold"
+
+
+def as_numbers(column: pa.Array) -> pa.Array:
+    """Return the column with its times as the integers that stand for them."""
+    return column.cast(_numbers(column.type))
+
+
+def _unreadable(column: pa.Array) -> npt.NDArray[np.bool_]:
+    words, dtype = column_words(as_numbers(column)), column.type
+    if _is_fine(dtype):
+        has_part: npt.NDArray[np.bool_] = words % _MICROSECOND_NS != 0
+        return has_part
+    if pa.types.is_duration(dtype):
+        limit = _TIMEDELTA_DAYS_MAX * _DAY_MS
+        return (words < -limit) | (words > limit) if dtype.unit == "ms" else np.zeros(len(words), np.bool_)
+    day = _DAY_US if pa.types.is_timestamp(dtype) else 1
+    return (words < _YEAR_1_DAY * day) | (words >= _YEAR_10000_DAY * day)
+
+
+def _is_fine(dtype: pa.DataType) -> bool:
+    return bool(pa.types.is_time64(dtype) or pa.types.is_duration(dtype)) and dtype.unit == "ns"
+
+
+def _rows_around(column: pa.Array) -> npt.NDArray[np.bool_] | None:
+    """Return in which rows of lists or structs something is unreadable."""
+    if pa.types.is_struct(column.type):
+        parts = [unreadable_rows(part) for part in column.flatten()]
+        found = [part for part in parts if part is not None]
+        return np.logical_or.reduce(found) if found else None
+    inner = unreadable_rows(column.flatten())
+    if inner is None:
+        return None
+    unreadable = np.zeros(len(column), np.bool_)
+    lengths = pc.list_value_length(column).fill_null(0).to_numpy()
+    unreadable[np.repeat(np.arange(len(column)), lengths)[inner]] = True
+    return unreadable
+
+
+def _has_times(dtype: pa.DataType) -> bool:
+    if dtype.num_fields:
+        return any(_has_times(dtype.field(at).type) for at in range(dtype.num_fields))
+    return bool(pa.types.is_timestamp(dtype) or pa.types.is_date32(dtype) or pa.types.is_duration(dtype)) or _is_fine(
+        dtype
+    )
+
+
+def _numbers(dtype: pa.DataType) -> pa.DataType:
+    if pa.types.is_struct(dtype):
+        return pa.struct([pa.field(field.name, _numbers(field.type)) for field in dtype])
+    if pa.types.is_large_list(dtype):
+        return pa.large_list(_numbers(dtype.value_type))
+    if pa.types.is_date32(dtype):
+        return pa.int32()
+    return pa.int64() if _has_times(dtype) else dtype
+
+
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
+_OF_OPERATORS = {LATE_RECORDS, "late_versions", "timed_out", "retried"}
+_TAKEN = _OF_OPERATORS | OF_EVERY_NODE | {field.name for field in fields(NodeProgress)}
+"""What Headgate itself calls its numbers of an operator."""
+
+
+class Counter:
+    """A number that a function counts up: ``self.rejected = hg.Counter("rejected")``, then ``self.rejected.add()``.
+
+    It is an attribute of a function object or process function, and counts once that is open. The numbers of all
+    subtasks are added up, and shown with the operator's own: in the progress as ``counters``, to Prometheus as
+    ``headgate_operator_events_total``. Totals of the pipeline are as exact as its guarantee: what a restart processes
+    again is counted once.
+    """
+
+    def __init__(self, name: str) -> None:
+        """Make a counter that begins at 0.
+
+        Args:
+            name: lower-case letters, digits and ``_``, as in ``"rejected"``. Counters of one name in one operator are
+                one counter.
+
+        Raises:
+            UsageError: the name has other characters, or Headgate has a number of that name.
+        """
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise UsageError(
+                f"a counter is named with 1 to 63 lower-case letters, digits or '_', a letter first, not {name!r}"
+            )
+        if name in _TAKEN:
+            raise UsageError(f"a counter cannot be named '{name}': each operator has a number of that name already")
+        self.name = name
+        self._metrics: OperatorMetrics | None = None
+
+    def add(self, amount: int = 1) -> None:
+        """Count ``amount`` more.
+
+        Raises:
+            UsageError: it is not an attribute of a function object, or ``amount`` is negative or no whole number.
+        """
+        if not isinstance(amount, int) or isinstance(amount, bool) or amount < 0:
+            raise UsageError(f"counter '{self.name}' adds a whole number from 0 on, not {amount!r}")
+        if self._metrics is None:
+            raise UsageError(
+                f"counter '{self.name}' belongs to no operator; make it an attribute of the function object in "
+                "__init__ or open, such as self.rejected = headgate.Counter('rejected')"
+            )
+        self._metrics.add(self.name, amount)
+
+
+def has_counters(function: object) -> bool:
+    """Whether ``function`` is an object with counters among its attributes."""
+    return any(isinstance(value, Counter) for value in getattr(function, "__dict__", {}).values())
+
+
+def bind_counters(function: Any, metrics: OperatorMetrics) -> None:
+    """Have the counters of ``function``, which no other subtask uses, count in ``metrics``."""
+    for value in getattr(function, "__dict__", {}).values():
+        if isinstance(value, Counter):
+            value._metrics = metrics

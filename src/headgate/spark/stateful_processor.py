@@ -17,10 +17,10 @@ from headgate.operators.base import key_columns
 from headgate.operators.checkpoint_listeners import CheckpointedFunction, CheckpointListener
 from headgate.operators.functions import Refused, RowWriter
 from headgate.operators.keys import check_keys
+from headgate.operators.process.declarations import declare_states
 from headgate.operators.process.key_process import KeyContext, KeyFunction, KeyFunctionSpec
 from headgate.operators.process.row_process import StateHandle
 from headgate.operators.process.row_state import CurrentKey, RowHandleFactory
-from headgate.operators.process.state_declaration import declare_states
 from headgate.operators.process.timers import Timer
 from headgate.operators.schemas import canonical_schema, fitted, frame_of, to_canonical
 from headgate.operators.timestamps import event_time

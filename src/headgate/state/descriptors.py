@@ -2,7 +2,7 @@
 
 And their evolution (docs/spec/evolution.md).
 
-Counterpart: ``operators.process.state_declaration`` makes descriptors from what a user's ``open`` asks for; backends
+Counterpart: ``operators.process.declarations`` makes descriptors from what a user's ``open`` asks for; backends
 hold the state; both forms of process functions write the same snapshot sections, so a function may change its form.
 Operators of Headgate itself name the section that they want (``Section``).
 

@@ -13,7 +13,7 @@ from tests.connectors.source_reading import context
 from headgate.connectors.base import EncodingReader, SourceBatch
 from headgate.connectors.files.parquet import ParquetFiles
 from headgate.errors import StorageError
-from headgate.operators.lazy_rows import as_batch, with_encoded_text
+from headgate.operators.base import as_batch, with_encoded_text
 
 FEW = ["", None, "a/b", "Ä\U0001f600", "a\u0000b"]
 ROWS = 240

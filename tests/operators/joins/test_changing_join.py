@@ -15,7 +15,7 @@ from tests.state.backends import EACH, IN_FILES, Chosen, choose
 from headgate.model.graph import InputName
 from headgate.operators.changes import DELETE, INSERT, OP, OP_FIELD, UPDATE_AFTER, UPDATE_BEFORE
 from headgate.operators.joins.changing_join import ChangingJoinSpec
-from headgate.operators.joins.stream_joins import (
+from headgate.operators.joins.join_plan import (
     HOWS,
     LEFT_INPUT,
     NULL_KEYS,

@@ -17,7 +17,7 @@ from tests.state.backends import EACH, IN_FILES, Chosen, choose
 from headgate.model.graph import InputName
 from headgate.operators.base import WATERMARK_MAX_MS
 from headgate.operators.changes import OP
-from headgate.operators.joins.stream_joins import (
+from headgate.operators.joins.join_plan import (
     HOWS,
     LEFT_INPUT,
     NULL_KEYS,
@@ -27,11 +27,11 @@ from headgate.operators.joins.stream_joins import (
     JoinInputSpec,
     JoinPlan,
     JoinSide,
-    JoinSpec,
     SameWindow,
     Unbounded,
     Within,
 )
+from headgate.operators.joins.stream_joins import JoinSpec
 from headgate.operators.keys import partition
 from headgate.operators.timestamps import event_time
 from headgate.operators.windows.window_assigner import FixedWindows, tumbling

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.operators.window_harness import Shuffled
+from tests.operators.harness import Shuffled
 from tests.state.backends import EACH, IN_FILES, choose
 
 from headgate.errors import UsageError

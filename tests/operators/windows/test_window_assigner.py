@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 
 from headgate.operators.base import WATERMARK_MAX_MS, WATERMARK_MIN_MS
 from headgate.operators.timestamps import TIME_MAX_MS, EventTime
-from headgate.operators.windows.window_assigner import AlignedWindows, CalendarWindows, FixedWindows
+from headgate.operators.windows.window_assigner import (
+    AlignedWindows,
+    CalendarWindows,
+    FixedWindows,
+    lacking_ms,
+    tumbling,
+)
 
 ZONES = ["UTC", "Europe/Berlin", "America/New_York", "Asia/Kolkata", "America/Sao_Paulo", "Pacific/Apia"]
 HOUR_MS = 3_600_000
@@ -114,3 +120,37 @@ def test_days_are_as_long_as_clocks_make_them(zone: str, day: str, start: str, h
     start_ms = windows.start_ms(window)
     each_hour = np.arange(start_ms - HOUR_MS, start_ms + length_ms + HOUR_MS, HOUR_MS)
     assert (windows.panes(TIMES[0], each_hour) == window).tolist() == [False, *[True] * hours, False]
+
+
+@st.composite
+def windows(draw: st.DrawFn) -> FixedWindows:
+    slide = draw(st.integers(1, 12))
+    size = draw(st.sampled_from([slide, slide, slide + draw(st.integers(0, 20))]))
+    return FixedWindows(size, slide, draw(st.integers(0, slide - 1)))
+
+
+@given(windows(), windows())
+def test_what_windows_lack_is_what_counting_finds(first: FixedWindows, second: FixedWindows) -> None:
+    found = 0
+    for window in range(-200, 200):
+        start, end = first.start_ms(window), first.end_ms(window)
+        pane = int(second.panes(EventTime("", 1, 1), np.array([start]))[0])
+        found = max(found, *(end - second.end_ms(over) for over in second.windows_of(pane)))
+    assert lacking_ms(first, second) == found
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        (tumbling(HOUR_MS), CalendarWindows("d", 1, "Europe/Berlin"), 0),
+        (tumbling(HOUR_MS), CalendarWindows("mo", 1, "Asia/Kolkata"), HOUR_MS // 2),
+        (tumbling(24 * HOUR_MS), CalendarWindows("d", 1, "UTC"), 0),
+        (tumbling(24 * HOUR_MS), CalendarWindows("d", 1, "Europe/Berlin"), 2 * HOUR_MS),
+        (CalendarWindows("d", 1, "Europe/Berlin"), CalendarWindows("w", 1, "Europe/Berlin"), 0),
+        (CalendarWindows("d", 1, "Europe/Berlin"), CalendarWindows("mo", 1, "Europe/Berlin"), 0),
+        (CalendarWindows("w", 1, "UTC"), CalendarWindows("mo", 1, "UTC"), 6 * 24 * HOUR_MS),
+        (CalendarWindows("d", 1, "Europe/Berlin"), tumbling(24 * HOUR_MS), 23 * HOUR_MS),
+    ],
+)
+def test_windows_of_the_calendar(first: object, second: object, expected: int) -> None:
+    assert lacking_ms(first, second) == expected  # type: ignore[arg-type]

@@ -10,8 +10,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.operators.harness import Harness
-from tests.operators.window_harness import Shuffled
+from tests.operators.harness import Harness, Shuffled
 from tests.state.backends import EACH, IN_FILES, Chosen, choose
 
 from headgate.errors import UsageError
@@ -22,12 +21,23 @@ from headgate.operators.process.row_process import StateHandle
 from headgate.operators.timestamps import EventTime
 from headgate.operators.user_functions import UserFunctionError
 from headgate.operators.windows.aligned_windows import window_operators
-from headgate.operators.windows.assigned_windows import BOUNDS, AssignWindowsSpec
-from headgate.operators.windows.commanded_windows import commanded_window
 from headgate.operators.windows.triggered_windows import Firing, triggered_operators
-from headgate.operators.windows.window_assigner import AlignedWindows, CalendarWindows, FixedWindows, tumbling
+from headgate.operators.windows.window_assigner import (
+    BOUNDS,
+    AlignedWindows,
+    AssignWindowsSpec,
+    CalendarWindows,
+    FixedWindows,
+    tumbling,
+)
 from headgate.operators.windows.window_plan import Emission, WindowedAggregate
-from headgate.operators.windows.window_trigger import Trigger, TriggerContext, TriggerResult, trigger_spec
+from headgate.operators.windows.window_trigger import (
+    Trigger,
+    TriggerContext,
+    TriggerResult,
+    commanded_window,
+    trigger_spec,
+)
 
 SCHEMA = pa.schema([("key", pa.int64()), ("name", pa.large_string()), ("v", pa.int64()), ("ts", pa.int64())])
 DECOMPOSED = (pl.len().alias("n"), pl.col("v").sum().alias("total"), pl.col("v").is_null().sum().alias("missing"))

@@ -16,36 +16,40 @@ import headgate
 from headgate.codec.snapshot import decode_sections, section_views
 from headgate.codec.snapshot_rows import stored_rows
 from headgate.errors import StorageError
+from headgate.operators.aggregation.over_aggregates import OverOperator, OverSpec
+from headgate.operators.aggregation.running_aggregate import RunningAggregateOperator, RunningAggregateSpec
 from headgate.operators.async_map import AsyncMapSpec
 from headgate.operators.base import Operator
 from headgate.operators.catalog import StatefulSpec
-from headgate.operators.changing_top import ChangingTopOperator, ChangingTopSpec
 from headgate.operators.deduplication import DeduplicateOperator, DeduplicateSpec
 from headgate.operators.joins.broadcast_join import BroadcastJoinSpec
 from headgate.operators.joins.changing_join import ChangingJoinOperator, ChangingJoinSpec
 from headgate.operators.joins.stream_joins import AsOfJoinOperator, JoinSpec, PairJoinOperator, WindowJoinOperator
 from headgate.operators.loop_head import LoopHeadSpec
-from headgate.operators.over.over_aggregates import OverOperator, OverSpec
 from headgate.operators.process.batch_process import BatchProcessOperator
-from headgate.operators.process.broadcast_process import (
+from headgate.operators.process.connected_process import (
     BatchBroadcastOperator,
     BatchBroadcastProcessSpec,
-    BroadcastOperator,
-    BroadcastProcessSpec,
-)
-from headgate.operators.process.co_process import (
     BatchCoProcessOperator,
     BatchCoProcessSpec,
+    BroadcastOperator,
+    BroadcastProcessSpec,
     CoProcessOperator,
     CoProcessSpec,
 )
 from headgate.operators.process.key_process import KeyFunctionOperator, KeyFunctionSpec
 from headgate.operators.process.row_process import ProcessOperator
-from headgate.operators.running_aggregate import RunningAggregateOperator, RunningAggregateSpec
-from headgate.operators.top_rows import TopOperator, TopSpec, WindowTopOperator, WindowTopSpec
-from headgate.operators.windows.commanded_windows import CommandedWindowOperator, CommandedWindowSpec
+from headgate.operators.top_rows import (
+    ChangingTopOperator,
+    ChangingTopSpec,
+    TopOperator,
+    TopSpec,
+    WindowTopOperator,
+    WindowTopSpec,
+)
 from headgate.operators.windows.session_windows import SessionMergeOperator, SessionMergeSpec
 from headgate.operators.windows.triggered_windows import TriggeredWindowOperator, TriggeredWindowSpec
+from headgate.operators.windows.window_trigger import CommandedWindowOperator, CommandedWindowSpec
 from headgate.runtime.savepoint_writer.rows import WrittenRows
 from headgate.state import vectors as vectors_module
 from headgate.state.descriptors import StateKind

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 from tests.killing import run_killing
-from tests.operators.process.test_co_process import Balance, BatchBalance, model
+from tests.operators.process.test_connected_process import Balance, BatchBalance, model
 from tests.runtime.running import taken
 
 import headgate as hg
 from headgate import testing
 from headgate.errors import UsageError
 from headgate.model.graph import MAIN_INPUT
-from headgate.operators.process.co_process import RIGHT_INPUT
+from headgate.operators.process.connected_process import RIGHT_INPUT
 from headgate.testing import EOF, PAUSE, Collect, FailOnce, ScriptedSource
 
 Row = dict[str, Any]

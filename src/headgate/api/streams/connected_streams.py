@@ -18,12 +18,14 @@ from headgate.model.config import StateConfig
 from headgate.model.graph import BROADCAST_INPUT, MAIN_INPUT, Edge, Partitioner, Role
 from headgate.model.ids import NodeName
 from headgate.operators import catalog
-from headgate.operators.process.broadcast_process import (
+from headgate.operators.process.connected_process import (
+    RIGHT_INPUT,
     BatchBroadcastProcessFunction,
+    BatchCoProcessFunction,
     BroadcastOrderSpec,
     BroadcastProcessFunction,
+    CoProcessFunction,
 )
-from headgate.operators.process.co_process import RIGHT_INPUT, BatchCoProcessFunction, CoProcessFunction
 
 S = TypeVar("S", bound=Records)
 

@@ -28,7 +28,7 @@ from headgate.operators.changes import OP
 from headgate.operators.joins.broadcast_join import HOWS as BROADCAST_HOWS
 from headgate.operators.joins.broadcast_join import BroadcastJoinSpec, TableOrderSpec
 from headgate.operators.joins.changing_join import ChangingJoinSpec
-from headgate.operators.joins.stream_joins import (
+from headgate.operators.joins.join_plan import (
     HOWS,
     LEFT_INPUT,
     NULL_KEYS,
@@ -41,11 +41,11 @@ from headgate.operators.joins.stream_joins import (
     JoinInputSpec,
     JoinPlan,
     JoinSide,
-    JoinSpec,
     SameWindow,
     Unbounded,
     Within,
 )
+from headgate.operators.joins.stream_joins import JoinSpec
 from headgate.operators.schemas import schema_text
 from headgate.operators.timestamps import EventTime, event_time
 from headgate.state.ttl import TTL

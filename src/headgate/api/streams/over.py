@@ -15,8 +15,8 @@ from headgate.errors import UsageError
 from headgate.model.config import Duration, duration_ms
 from headgate.model.graph import Edge
 from headgate.model.ids import NodeName
-from headgate.operators.over.frame import Frame
-from headgate.operators.over.over_aggregates import over_spec
+from headgate.operators.aggregation.frame import Frame
+from headgate.operators.aggregation.over_aggregates import over_spec
 from headgate.operators.timestamps import event_time
 from headgate.state.ttl import TTL
 

@@ -59,7 +59,7 @@ from headgate.model.ids import NodeName
 from headgate.operators import catalog
 from headgate.operators.async_map import AsyncFunction, Result
 from headgate.operators.changes import OP
-from headgate.operators.joins.stream_joins import How
+from headgate.operators.joins.join_plan import How
 from headgate.operators.process.batch_process import BatchProcessFunction
 from headgate.operators.process.row_process import ProcessFunction
 from headgate.operators.reduction import ReduceSpec

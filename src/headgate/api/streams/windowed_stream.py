@@ -27,15 +27,20 @@ from headgate.operators.functions import Row
 from headgate.operators.schemas import SchemaLike, as_schema
 from headgate.operators.timestamps import WithTimestampsSpec, event_time
 from headgate.operators.windows.aligned_windows import WindowOperators, window_operators
-from headgate.operators.windows.assigned_windows import BOUNDS, AssignWindowsSpec
-from headgate.operators.windows.commanded_windows import commanded_window
-from headgate.operators.windows.nested_windows import lacking_ms
 from headgate.operators.windows.session_windows import SessionMergeSpec, session_operators
 from headgate.operators.windows.triggered_windows import Firing, triggered_operators
-from headgate.operators.windows.window_assigner import AlignedWindows, CalendarWindows, FixedWindows, tumbling
+from headgate.operators.windows.window_assigner import (
+    BOUNDS,
+    AlignedWindows,
+    AssignWindowsSpec,
+    CalendarWindows,
+    FixedWindows,
+    lacking_ms,
+    tumbling,
+)
 from headgate.operators.windows.window_function import WindowFunctionSpec, rows_of_window
 from headgate.operators.windows.window_plan import END_COLUMN, START_COLUMN, Emission, WindowedAggregate
-from headgate.operators.windows.window_trigger import Trigger, trigger_spec
+from headgate.operators.windows.window_trigger import Trigger, commanded_window, trigger_spec
 
 S = TypeVar("S", bound=Records)
 

@@ -22,8 +22,8 @@ from headgate.model.state_schema import StateIdentity
 from headgate.operators.base import Operator, OperatorContext, Output, RestoredState
 from headgate.operators.changes import DELETE, OP, UPDATE_BEFORE
 from headgate.operators.keys import whole_keys
-from headgate.operators.process.broadcast_process import BroadcastOrderOperator, BroadcastOrderSpec
 from headgate.operators.process.broadcast_state import BroadcastMap, BroadcastSide
+from headgate.operators.process.connected_process import BroadcastOrderOperator, BroadcastOrderSpec
 from headgate.operators.schemas import frame_of, schema_text
 from headgate.state.descriptors import (
     KeyColumns,

@@ -13,21 +13,9 @@ import pyarrow as pa
 
 from headgate.dataclass import dataclass
 from headgate.operators.base import Operator
-from headgate.operators.changes import OP, Signs, signs
-from headgate.operators.joins.stream_joins import (
-    LEFT_INPUT,
-    PAIRS_MAX,
-    Changing,
-    Columns,
-    Input,
-    JoinOperator,
-    JoinSpec,
-    Side,
-    pair_slices,
-    taken,
-    with_op,
-)
-from headgate.operators.keyed_rows import counted, keep_elements
+from headgate.operators.changes import OP, Signs, counted, keep_elements, signs
+from headgate.operators.joins.join_plan import LEFT_INPUT, Changing, Columns, Input, with_op
+from headgate.operators.joins.stream_joins import PAIRS_MAX, JoinOperator, JoinSpec, Side, pair_slices, taken
 from headgate.state.arrays import Mask
 from headgate.state.backend import ListColumns
 from headgate.state.key_index import Slots

@@ -17,7 +17,7 @@ from headgate.errors import UsageError
 from headgate.operators.expressions import elementwise_problem
 from headgate.operators.process.batch_state import BatchListState, BatchMapState, BatchValueState, How, Keys
 from headgate.operators.process.broadcast_state import BatchBroadcastState
-from headgate.operators.process.state_declaration import Declarations
+from headgate.operators.process.declarations import Declarations
 from headgate.operators.schemas import empty_frame, fitted
 from headgate.state.descriptors import NO_EVOLUTION, Evolution
 from headgate.state.ttl import TTL

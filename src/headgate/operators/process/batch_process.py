@@ -14,23 +14,20 @@ import pyarrow as pa
 from headgate.errors import UsageError
 from headgate.model.graph import MAIN
 from headgate.operators.base import Operator, OperatorContext, Output, key_columns, owner_of
-from headgate.operators.counters import bind_counters
 from headgate.operators.functions import divert_misfits
 from headgate.operators.keys import check_keys
 from headgate.operators.process.batch_aggregation import BatchStateHandle
 from headgate.operators.process.batch_state import BatchHandleFactory, CurrentKeys, Keys
-from headgate.operators.process.side_outputs import (
+from headgate.operators.process.declarations import (
     BatchSideOutputs,
     SideOutputs,
     SideOutputsLike,
-    emit_in_parts,
-    side_schemas,
-)
-from headgate.operators.process.state_declaration import (
     StatefulFunction,
     StatefulFunctionSpec,
     declare_states,
+    emit_in_parts,
     learned_states,
+    side_schemas,
 )
 from headgate.operators.process.timers import (
     CallContext,
@@ -43,7 +40,14 @@ from headgate.operators.process.timers import (
     not_a_time,
 )
 from headgate.operators.schemas import SchemaLike, batch_of, columns_of_frame, frame_of, schema_text
-from headgate.operators.user_functions import FunctionOperator, UserFunctionError, batch_error, copied, user_traceback
+from headgate.operators.user_functions import (
+    FunctionOperator,
+    UserFunctionError,
+    batch_error,
+    bind_counters,
+    copied,
+    user_traceback,
+)
 from headgate.state.backend import DATES_MS, ColumnBackend, ColumnTimers, TimeKind, TimersByKind
 from headgate.state.descriptors import KeyColumns
 from headgate.state.key_hash import Words, owned_rows

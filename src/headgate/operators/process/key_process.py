@@ -18,14 +18,13 @@ import pyarrow as pa
 from headgate.dataclass import dataclass
 from headgate.operators.base import WATERMARK_MAX_MS, Operator, OperatorContext, Output, RestoredState, owner_of
 from headgate.operators.functions import Refused, divert_refused, paused_gc, rows_of
+from headgate.operators.lateness import count_late
+from headgate.operators.process.declarations import RowSideOutputs, StatefulFunctionSpec
 from headgate.operators.process.row_process import ProcessOperator, StateHandle, timer_text
 from headgate.operators.process.row_state import CurrentKey, NoKey
-from headgate.operators.process.side_outputs import RowSideOutputs
-from headgate.operators.process.state_declaration import StatefulFunctionSpec
 from headgate.operators.process.timers import CallContext, OperatorTime, Timer, milliseconds
 from headgate.operators.timestamps import EventTime
 from headgate.operators.user_functions import UserFunctionError, divert_unreadable, shortened, user_traceback
-from headgate.operators.windows.lateness import count_late
 from headgate.state.backend import RowTimers, TimeKind
 from headgate.state.key_hash import owned_rows
 from headgate.state.ttl import StateTime

@@ -14,10 +14,20 @@ import pyarrow as pa
 from headgate.dataclass import dataclass
 from headgate.errors import UsageError
 from headgate.operators.base import Operator, OperatorContext, Output, key_columns
-from headgate.operators.counters import bind_counters
 from headgate.operators.functions import Row, RowWriter, divert_refused, paused_gc, rows_of
 from headgate.operators.keys import check_keys
 from headgate.operators.process.broadcast_state import BroadcastState
+from headgate.operators.process.declarations import (
+    Declarations,
+    RowSideOutputs,
+    SideOutputs,
+    SideOutputsLike,
+    StatefulFunction,
+    StatefulFunctionSpec,
+    declare_states,
+    learned_states,
+    side_schemas,
+)
 from headgate.operators.process.row_state import (
     AggregateFunction,
     AggregatingState,
@@ -29,19 +39,12 @@ from headgate.operators.process.row_state import (
     RowHandleFactory,
     ValueState,
 )
-from headgate.operators.process.side_outputs import RowSideOutputs, SideOutputs, SideOutputsLike, side_schemas
-from headgate.operators.process.state_declaration import (
-    Declarations,
-    StatefulFunction,
-    StatefulFunctionSpec,
-    declare_states,
-    learned_states,
-)
 from headgate.operators.process.timers import CallContext, OperatorTime, TimedOperator, Timer, Timers
 from headgate.operators.schemas import SchemaLike
 from headgate.operators.user_functions import (
     FunctionOperator,
     UserFunctionError,
+    bind_counters,
     copied,
     divert_unreadable,
     shortened,

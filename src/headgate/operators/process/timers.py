@@ -27,8 +27,8 @@ from headgate.operators.base import (
     Output,
     RestoredState,
 )
+from headgate.operators.process.declarations import SideOutputs
 from headgate.operators.process.row_state import CurrentKey, NoKey
-from headgate.operators.process.side_outputs import SideOutputs
 from headgate.state.backend import (
     DATES_MS,
     TIMERS,

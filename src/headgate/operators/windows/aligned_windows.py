@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 from headgate.dataclass import dataclass
 from headgate.model.graph import MAIN_INPUT, InputName, OutputTag
 from headgate.model.state_schema import Form
-from headgate.operators.aggregates import stable
+from headgate.operators.aggregation.aggregates import RecordAggregates, stable
 from headgate.operators.base import (
     WATERMARK_MAX_MS,
     WATERMARK_MIN_MS,
@@ -38,10 +38,8 @@ from headgate.operators.base import (
     Output,
     RestoredState,
 )
+from headgate.operators.lateness import FiredGroups, count_late
 from headgate.operators.schemas import batch_of, columns_of
-from headgate.operators.windows.fired_groups import FiredGroups
-from headgate.operators.windows.kept_records import RecordAggregates
-from headgate.operators.windows.lateness import count_late
 from headgate.operators.windows.window_assigner import AlignedWindows
 from headgate.operators.windows.window_plan import (
     InputReader,

@@ -34,7 +34,7 @@ from headgate.dataclass import dataclass
 from headgate.errors import UsageError
 from headgate.model.graph import MAIN, MAIN_INPUT, InputName, OutputTag
 from headgate.model.state_schema import StateIdentity, name_text
-from headgate.operators.aggregates import stable
+from headgate.operators.aggregation.aggregates import RecordAggregates, stable
 from headgate.operators.base import (
     WATERMARK_MAX_MS,
     WATERMARK_MIN_MS,
@@ -45,11 +45,9 @@ from headgate.operators.base import (
     RestoredState,
 )
 from headgate.operators.changes import DELETE, INSERT, OP_FIELD, OPS, UPDATE_AFTER, UPDATE_BEFORE, Codes, op_column
+from headgate.operators.lateness import FiredGroups, count_late
 from headgate.operators.schemas import batch_of
 from headgate.operators.windows.aligned_windows import WindowOperators, kept_columns
-from headgate.operators.windows.fired_groups import FiredGroups
-from headgate.operators.windows.kept_records import RecordAggregates
-from headgate.operators.windows.lateness import count_late
 from headgate.operators.windows.partial_sessions import (
     END,
     START,

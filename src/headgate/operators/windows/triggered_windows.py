@@ -2,7 +2,7 @@
 
 They are count windows, tumbling windows of processing time, and the global window, which is all records of a key and
 fires by a trigger. Without partial results the records since the window began are kept in a list. Counterpart:
-``commanded_windows``, for triggers of the user.
+``window_trigger``, for triggers of the user.
 
 State: a value per key with the state of its trigger and the partial results, and timers. A key with a ``due`` time has
 a timer for it.
@@ -20,7 +20,7 @@ import pyarrow as pa
 from headgate.dataclass import dataclass
 from headgate.errors import UsageError
 from headgate.model.state_schema import StateIdentity
-from headgate.operators.aggregates import stable
+from headgate.operators.aggregation.aggregates import RecordAggregates, stable
 from headgate.operators.base import WATERMARK_MAX_MS, Operator, OperatorContext, Output
 from headgate.operators.expressions import elementwise_problem
 from headgate.operators.keys import check_keys
@@ -29,7 +29,6 @@ from headgate.operators.schemas import batch_of, describe, empty_frame, frame_of
 from headgate.operators.timestamps import EventTime, event_time
 from headgate.operators.user_functions import batch_error
 from headgate.operators.windows.aligned_windows import WindowOperators, kept_columns
-from headgate.operators.windows.kept_records import RecordAggregates
 from headgate.operators.windows.partial_sessions import measure_columns, merged, whole_values
 from headgate.operators.windows.window_assigner import tumbling
 from headgate.operators.windows.window_plan import (

@@ -3,6 +3,10 @@
 Windows have numbers, in the order of their ends. State is kept by *pane*: a stretch of time that lies in the same
 windows everywhere. A pane of tumbling windows is a window. Sliding windows overlap, and share their panes, so that a
 record is kept once however many windows it lies in.
+
+``AssignWindowsOperator`` gives records their windows as columns, for triggers of the user. ``lacking_ms`` is about
+windows over the results of windows: such a result has the start of its window as event time, and comes when event time
+has passed the end.
 """
 
 from __future__ import annotations
@@ -16,8 +20,10 @@ from zoneinfo import ZoneInfo
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from headgate.dataclass import dataclass
+from headgate.operators.base import Operator
 from headgate.operators.timestamps import EventTime
 from headgate.state.vectors import ranges
 
@@ -282,3 +288,70 @@ def _start_ms(unit: str, count: int, zone: str, offset_ms: int, window: int) -> 
         first = (_EPOCH if unit == "d" else _MONDAY) + timedelta(days=window * count * _DAYS[unit])
     # fold=0: the offset from before clocks are moved
     return ((first + offset_ms * _MS).replace(tzinfo=ZoneInfo(zone)) - _UTC_EPOCH) // _MS
+
+
+START_MS, END_MS, IS_LAST = "__window_start_ms", "__window_end_ms", "__is_last"
+"""Of a window; and whether it is the last one that its record lies in, with which the record is late."""
+
+BOUNDS = (START_MS, END_MS)
+_FIELDS = (pa.field(START_MS, pa.int64()), pa.field(END_MS, pa.int64()), pa.field(IS_LAST, pa.bool_()))
+
+
+@dataclass(frozen=True)
+class AssignWindowsSpec:
+    """Add the columns ``START_MS``, ``END_MS`` (excluded) and ``IS_LAST``."""
+
+    windows: AlignedWindows
+    time: EventTime
+
+    def build(self) -> Operator:
+        """See ``OperatorSpec``."""
+        return AssignWindowsOperator(self)
+
+    def output_schema(self, schema: pa.Schema, node: str) -> pa.Schema:
+        """Return the schema with the columns of the window (internal: only ``TriggerSpec`` reads them)."""
+        return pa.schema([*schema, *_FIELDS])
+
+
+class AssignWindowsOperator(Operator):
+    """Holds nothing."""
+
+    def __init__(self, spec: AssignWindowsSpec) -> None:
+        self._windows, self._time = spec.windows, spec.time
+
+    def process(self, batch: pa.RecordBatch) -> None:
+        panes = self._windows.panes(self._time, self._time.values(batch))
+        rows, windows = rows_in_windows(self._windows, panes)
+        records = batch if len(rows) == batch.num_rows else batch.take(pa.array(rows))
+        bounds = starts_ms(self._windows, windows), ends_ms(self._windows, windows)
+        columns = [*map(pa.array, bounds), pa.array(windows == self._windows.last_windows(panes)[rows])]
+        schema = pa.schema([*batch.schema, *_FIELDS])
+        self.output.emit(pa.RecordBatch.from_arrays([*records.columns, *columns], schema=schema))
+
+
+_IN_MS = EventTime("", 1, 1)
+_SAMPLED_MS = (946_684_800_000, 2_208_988_800_000)
+"""From 2000 to 2040: how windows of the calendar lie to others is looked up for these years."""
+
+
+def lacking_ms(first: AlignedWindows, second: AlignedWindows) -> int:
+    """Return by how much a window of ``second`` may end before the result of one of ``first`` comes that lies in it.
+
+    It is 0 if all windows of ``second`` that the start of a window of ``first`` lies in end no sooner than that window.
+    """
+    if isinstance(first, FixedWindows) and isinstance(second, FixedWindows):
+        step_ms = math.gcd(first.slide_ms, second.slide_ms)
+        to_end_ms = (second.offset_ms + second.size_ms - first.offset_ms - 1) % step_ms + 1
+        return max(first.size_ms - to_end_ms, 0)
+    low_ms, high_ms = _SAMPLED_MS
+    if isinstance(first, CalendarWindows):
+        windows = range(first.ended(low_ms), first.ended(high_ms) + 1)
+        starts = np.array([first.start_ms(window) for window in windows])
+        ends = np.array([first.end_ms(window) for window in windows])
+        panes = second.panes(_IN_MS, starts)
+        reached = np.array([second.end_ms(second.windows_of(int(pane)).start) for pane in panes])
+        return max(int((ends - reached).max()), 0)
+    assert isinstance(first, FixedWindows)
+    bounds = np.array([second.end_ms(window) for window in range(second.ended(low_ms), second.ended(high_ms) + 1)])
+    last_starts = (bounds - 1 - first.offset_ms) // first.slide_ms * first.slide_ms + first.offset_ms
+    return max(int((last_starts + first.size_ms - bounds).max()), 0)

@@ -21,7 +21,7 @@ from headgate.dataclass import dataclass
 from headgate.errors import UsageError
 from headgate.model.graph import MAIN, OutputTag
 from headgate.model.state_schema import Form, StateIdentity
-from headgate.operators.aggregates import Aggregate, Order, Recognised, recognise
+from headgate.operators.aggregation.aggregates import Aggregate, Order, Recognised, recognise
 from headgate.operators.expressions import expression_text, group_problem
 from headgate.operators.keys import check_keys
 from headgate.operators.schemas import batch_of, describe, empty_frame, frame_of, schema_of_frame

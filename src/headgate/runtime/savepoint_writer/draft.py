@@ -20,7 +20,7 @@ from headgate.model.manifest import Manifest, SnapshotPart
 from headgate.model.plan import PipelineDefinition, Vertex
 from headgate.model.state_schema import StateIdentity, declared
 from headgate.operators.base import key_columns
-from headgate.operators.process.state_declaration import StatefulFunctionSpec
+from headgate.operators.process.declarations import StatefulFunctionSpec
 from headgate.operators.reduction import ReduceSpec
 from headgate.operators.timestamps import WithTimestampsSpec
 from headgate.runtime.checkpoints.snapshot_files import part_location

@@ -25,10 +25,18 @@ from headgate.model.manifest import Totals
 from headgate.model.plan import Plan, PlanEdge, Vertex
 from headgate.model.progress import BAD_RECORDS as BAD_RECORDS_COUNTED
 from headgate.model.progress import RECORDS_IN, RECORDS_OUT
-from headgate.operators.base import WATERMARK_MAX_MS, WATERMARK_MIN_MS, Operator, OperatorContext, RestoredState
+from headgate.operators.base import (
+    WATERMARK_MAX_MS,
+    WATERMARK_MIN_MS,
+    LazyRows,
+    Operator,
+    OperatorContext,
+    RestoredState,
+    as_batch,
+    with_encoded_text,
+)
 from headgate.operators.expressions import ExpressionsOperator
 from headgate.operators.keys import partition
-from headgate.operators.lazy_rows import LazyRows, as_batch, with_encoded_text
 from headgate.operators.timestamps import WithTimestampsOperator
 from headgate.protocol.watermarks import Origin
 from headgate.runtime.wire.channels import OutputChannel

@@ -7,8 +7,6 @@ value is there.
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -19,11 +17,19 @@ import pyarrow as pa
 
 from headgate.dataclass import dataclass
 from headgate.errors import UsageError
-from headgate.operators.aggregates import Aggregate, Recognised, argument, filtered, is_of_one_record, recognise
+from headgate.operators.aggregation.aggregates import (
+    Aggregate,
+    Distinct,
+    Ranked,
+    distinct_aggregate,
+    numbers_of_ranks,
+    ranked_aggregate,
+    ranked_results,
+    text_name,
+)
 from headgate.operators.base import Operator, OperatorContext, Output, key_columns
-from headgate.operators.changes import OP, OP_FIELD, signs
+from headgate.operators.changes import OP, OP_FIELD, ChangeOperator, DistinctSlots, change_rows, signs
 from headgate.operators.expressions import expression_text, group_problem
-from headgate.operators.keyed_rows import ChangeOperator, DistinctSlots, change_rows
 from headgate.operators.keys import check_keys
 from headgate.operators.schemas import batch_of, describe, empty_frame, frame_of, require_columns, schema_of_frame
 from headgate.operators.windows.window_plan import (
@@ -38,7 +44,6 @@ from headgate.operators.windows.window_plan import (
 from headgate.state.arrays import Mask
 from headgate.state.backend import ColumnBackend, MapColumns
 from headgate.state.descriptors import StateDescriptor, StateKind, state_identity
-from headgate.state.key_hash import is_key_type
 from headgate.state.key_index import Slots
 from headgate.state.ttl import TTL
 from headgate.state.window_aggregates import (
@@ -56,59 +61,6 @@ ROWS = "rows"
 
 _FAMILY_MAX = 62
 """So many columns can share a set: each has a bit."""
-
-_INT_MIN, _INT_MAX = -(1 << 63), (1 << 63) - 1
-
-
-@dataclass(frozen=True)
-class Distinct:
-    """An output column that counts the distinct values of ``inner``; null is one, as in Polars, if ``has_nulls``.
-
-    Attributes:
-        values, condition: ``inner`` is ``values``, or what ``values`` are where ``condition`` is true.
-    """
-
-    name: str
-    inner: pl.Expr
-    values: pl.Expr
-    condition: pl.Expr | None
-    dtype: pa.DataType
-    value_type: pa.DataType
-    has_nulls: bool
-
-    @cached_property
-    def state_name(self) -> str:
-        """The name of ``inner`` in state."""
-        return _text_name(expression_text(self.inner))
-
-
-@dataclass(frozen=True)
-class Ranked:
-    """An output column that is computed of how often each value of a number is there: what ``found`` says."""
-
-    name: str
-    found: Recognised
-    dtype: pa.DataType
-    value_type: pa.DataType
-
-    @property
-    def inner(self) -> pl.Expr:
-        """The number."""
-        assert self.found.inner is not None
-        return self.found.inner
-
-    @cached_property
-    def state_name(self) -> str:
-        """The name of ``inner`` in state."""
-        return _text_name(expression_text(self.inner))
-
-    @cached_property
-    def result_name(self) -> str:
-        """The name of the result in state."""
-        found = self.found
-        of = expression_text(self.inner)
-        text = f"{found.aggregate.value} {found.ddof} {found.quantile} {found.interpolation} {of}"
-        return f"{found.aggregate.value}_{_text_name(text)}"
 
 
 @dataclass(frozen=True)
@@ -202,7 +154,7 @@ class RunningAggregateSpec:
             return []
         return [
             StateDescriptor(
-                f"set_{_text_name(' '.join(one.state_name for one in family))}",
+                f"set_{text_name(' '.join(one.state_name for one in family))}",
                 StateKind.MAP,
                 pa.int64(),
                 family[0].value_type,
@@ -245,13 +197,7 @@ def measure_name(plan: Decomposed, i: int) -> str:
     """Return the name of a measure in state: of its kind, and of the expression that it is about."""
     measure = plan.measures[i]
     kind = "count" if measure.given is Input.VALIDITY else measure.accumulator.kind.value
-    return f"{kind}_{measure.accumulator.dtype}_{_text_name(measure_text(plan, i))}"
-
-
-def _text_name(text: str) -> str:
-    """Return a name of an expression, as text, for state, without anything that could not be in one."""
-    words = "_".join(re.findall(r"[A-Za-z0-9]+", text))[:40]
-    return f"{words}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    return f"{kind}_{measure.accumulator.dtype}_{text_name(measure_text(plan, i))}"
 
 
 @dataclass(frozen=True)
@@ -278,8 +224,12 @@ def running_aggregate_spec(aggregate: RunningAggregate, schema: pa.Schema, node:
     output = _output(aggregate, schema, node)
     distincts, ranked, others = [], [], []
     for expression in aggregate.aggregates:
-        distinct = _distinct(expression, schema, output)
-        one = _ranked(expression, schema, output, has_changes=aggregate.has_changes) if distinct is None else None
+        distinct = distinct_aggregate(expression, schema, output)
+        one = (
+            ranked_aggregate(expression, schema, output, has_changes=aggregate.has_changes)
+            if distinct is None
+            else None
+        )
         if distinct is not None:
             distincts.append(distinct)
         elif one is not None:
@@ -339,52 +289,6 @@ def _output(aggregate: RunningAggregate, schema: pa.Schema, node: str) -> pa.Sch
             f"{describe(output)}"
         )
     return output
-
-
-def _ranked(expression: pl.Expr, schema: pa.Schema, output: pa.Schema, *, has_changes: bool) -> Ranked | None:
-    """Return a quantile, or over changes a variance or a standard deviation; None: it is none, or not of a number."""
-    frame = empty_frame(schema)
-    name, found = expression.meta.output_name(raise_if_undetermined=False), recognise(expression, frame)
-    if found is None or found.inner is None or name is None:
-        return None
-    if found.aggregate is not Aggregate.QUANTILE and not (
-        has_changes and found.aggregate in (Aggregate.VAR, Aggregate.STD)
-    ):
-        return None
-    dtype = schema_of_frame(frame.select(found.inner.alias("x"))).field(0).type
-    is_number = pa.types.is_floating(dtype) or pa.types.is_integer(dtype) or pa.types.is_boolean(dtype)
-    made = output.field(name).type  # no quantile of booleans is one
-    return Ranked(name, found, made, dtype) if is_number and not pa.types.is_boolean(made) else None
-
-
-def _distinct(expression: pl.Expr, schema: pa.Schema, output: pa.Schema) -> Distinct | None:
-    """Return ``x.n_unique()`` and ``x.drop_nulls().n_unique()`` as what counts distinct values; None: it is neither."""
-    name = expression.meta.output_name(raise_if_undetermined=False)
-    inner = argument(expression.meta.undo_aliases(), "n_unique")
-    if inner is None or name is None:
-        return None
-    condition: pl.Expr | None = None
-    has_nulls = True
-    bare = argument(inner, "drop_nulls")
-    if bare is not None:
-        inner, has_nulls = bare, False
-    of_some = filtered(inner)
-    if of_some is not None:
-        values, condition = of_some
-        if has_nulls:
-            bare = argument(values, "drop_nulls")
-            if bare is None:
-                return None
-            values, has_nulls = bare, False
-        inner = pl.when(condition).then(values)
-    else:
-        values = inner
-    if not is_of_one_record(inner, empty_frame(schema)):
-        return None
-    value_type = schema_of_frame(empty_frame(schema).select(inner.alias("x"))).field(0).type
-    if not is_key_type(value_type) or pa.types.is_floating(value_type):
-        return None
-    return Distinct(name, inner, values, condition, output.field(name).type, value_type, has_nulls)
 
 
 @dataclass(slots=True)
@@ -711,57 +615,6 @@ class RunningAggregateOperator(ChangeOperator):
 def _not_finite(values: Array) -> tuple[Mask, Mask, Mask]:
     """Return which numbers are NaN, which inf and which -inf."""
     return np.isnan(values), np.isposinf(values), np.isneginf(values)
-
-
-def numbers_of_ranks(found: npt.NDArray[np.int64], dtype: pa.DataType) -> npt.NDArray[np.float64]:
-    """Return the numbers of type ``dtype`` that have these ranks (``window_plan.ranks``)."""
-    if pa.types.is_floating(dtype):
-        return np.where(found < 0, found ^ _INT_MAX, found).view(np.float64)
-    return (found ^ _INT_MIN).view(np.uint64).astype(np.float64) if pa.types.is_uint64(dtype) else found.astype(float)
-
-
-def ranked_results(
-    found: Recognised, size: int, of: Slots, values: npt.NDArray[np.float64], counts: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.float64], Mask]:
-    """Return a quantile or a variance of each key, and which keys have one.
-
-    Args:
-        found: which.
-        size: how many keys there are.
-        of: the key of each value.
-        values: distinct ones of each key.
-        counts: how often each is there.
-    """
-    total = np.bincount(of, counts, size).astype(np.int64)
-    if found.aggregate is not Aggregate.QUANTILE:
-        with np.errstate(invalid="ignore", over="ignore"):
-            mean = np.bincount(of, values * counts, size) / np.maximum(total, 1)
-            squares = np.bincount(of, counts * (values - mean[of]) ** 2, size)
-            variance = squares / np.maximum(total - found.ddof, 1)
-        return (np.sqrt(variance) if found.aggregate is Aggregate.STD else variance), total > found.ddof
-    order = np.lexsort((values, of))  # NaN is the last
-    values, ends = values[order], np.cumsum(counts[order])
-    starts = np.cumsum(total) - total
-    is_there = total > 0
-
-    def at(places: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        chosen = np.searchsorted(ends, starts + np.clip(places, 0, total - 1).astype(np.int64), side="right")
-        return values[np.minimum(chosen, max(len(values) - 1, 0))] if len(values) else np.zeros(size)
-
-    place = found.quantile * (total - 1)
-    low, high = at(np.floor(place)), at(np.ceil(place))
-    match found.interpolation:
-        case "nearest":
-            return at(np.floor(place + 0.5)), is_there
-        case "lower":
-            return low, is_there
-        case "higher":
-            return high, is_there
-        case "equiprobable":
-            return at(np.ceil(found.quantile * total) - 1), is_there
-    share = 0.5 if found.interpolation == "midpoint" else place - np.floor(place)
-    with np.errstate(invalid="ignore"):
-        return np.where(np.ceil(place) == np.floor(place), low, low + share * (high - low)), is_there
 
 
 def needed_columns(aggregates: Sequence[pl.Expr], schema: pa.Schema, others: Sequence[str]) -> list[str]:

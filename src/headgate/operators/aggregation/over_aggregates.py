@@ -19,6 +19,9 @@ import pyarrow.compute as pc
 from headgate.errors import UsageError
 from headgate.model.graph import MAIN, InputName, OutputTag
 from headgate.model.state_schema import name_text
+from headgate.operators.aggregation.aggregates import RecordAggregates
+from headgate.operators.aggregation.frame import Frame, frame_totals, joined, single_rows, taken
+from headgate.operators.aggregation.running_aggregate import measure_name
 from headgate.operators.base import (
     WATERMARK_MAX_MS,
     WATERMARK_MIN_MS,
@@ -27,15 +30,11 @@ from headgate.operators.base import (
     Output,
     key_columns,
 )
+from headgate.operators.changes import keep_elements
 from headgate.operators.joins.stream_joins import pair_slices
-from headgate.operators.keyed_rows import keep_elements
-from headgate.operators.late_rows import InTimeOperator
-from headgate.operators.over.frame import Frame
-from headgate.operators.over.frame_totals import frame_totals, joined, single_rows, taken
-from headgate.operators.running_aggregate import measure_name
+from headgate.operators.lateness import InTimeOperator
 from headgate.operators.schemas import batch_of, columns_of, describe, frame_of
 from headgate.operators.timestamps import EventTime
-from headgate.operators.windows.kept_records import RecordAggregates
 from headgate.operators.windows.window_plan import Decomposed, InputReader, aggregated_schema, decomposed, results
 from headgate.state.arrays import Mask
 from headgate.state.backend import ColumnBackend, TimeKind

@@ -13,16 +13,15 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.operators.harness import Harness
-from tests.operators.subtasks import EACH_PAIR, Subtasks
+from tests.operators.harness import EACH_PAIR, Harness, Subtasks
 from tests.state.backends import EACH, IN_FILES, choose
 
 import headgate as hg
 from headgate.errors import UsageError
 from headgate.model.graph import OutputTag
+from headgate.operators.aggregation.frame import Frame
+from headgate.operators.aggregation.over_aggregates import OverSpec, over_spec
 from headgate.operators.base import WATERMARK_MAX_MS
-from headgate.operators.over.frame import Frame
-from headgate.operators.over.over_aggregates import OverSpec, over_spec
 from headgate.operators.timestamps import event_time
 
 Rows = list[dict[str, Any]]

@@ -12,8 +12,7 @@ import pytest
 from polars.testing import assert_frame_equal
 from tests.conftest import IS_DEEP, pairs
 from tests.operators.changes_model import applied
-from tests.operators.harness import Harness
-from tests.operators.window_harness import Shuffled
+from tests.operators.harness import Harness, Shuffled
 from tests.state.backends import IN_FILES, choose
 
 from headgate.errors import UsageError

@@ -8,13 +8,16 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from tests.operators.changes_model import applied
-from tests.operators.harness import Harness
-from tests.operators.subtasks import Subtasks
+from tests.operators.harness import Harness, Subtasks
 from tests.state.backends import Chosen, choose
 
 import headgate as hg
+from headgate.operators.aggregation.running_aggregate import (
+    RunningAggregate,
+    RunningAggregateSpec,
+    running_aggregate_spec,
+)
 from headgate.operators.changes import OP_FIELD
-from headgate.operators.running_aggregate import RunningAggregate, RunningAggregateSpec, running_aggregate_spec
 
 SCHEMA = pa.schema(
     [("k", pa.int64()), ("g", pa.large_string()), ("n", pa.int64()), ("x", pa.float64()), ("t", pa.large_string())]

@@ -1,0 +1,1 @@
+"""Aggregates: which there are, running ones, and those of the records before each record (OVER)."""

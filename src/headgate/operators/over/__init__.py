@@ -1,1 +1,0 @@
-"""OVER aggregates: for each record an aggregate of the records of its key before it (docs/spec/over.md)."""
