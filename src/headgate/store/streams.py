@@ -56,9 +56,9 @@ class StreamInfo:
     routing_key: str | None
     is_sealed: bool
     created_ms: int
-    retention: RetentionPolicy | None
-    schema_version: int
-    scaling: ScalingPolicy | None
+    retention: RetentionPolicy | None = None
+    schema_version: int = 0
+    scaling: ScalingPolicy | None = None
     segments: tuple[Segment, ...] = ()
     heads: tuple[int, ...] = ()
     ends: tuple[int, ...] = ()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from tests.servers.proxy import Wire
 from tests.store.catalogue import test_sql as verbs
@@ -19,7 +20,15 @@ from tests.store.served.serving import over
 from tests.store.storing import KEYED, STREAM, drained, in_a_child, keyed
 
 from headgate import errors
-from headgate.errors import CorruptionError, FencedError, StorageError, TruncatedError, UsageError, gone
+from headgate.errors import (
+    CorruptionError,
+    FencedError,
+    ProtocolViolation,
+    StorageError,
+    TruncatedError,
+    UsageError,
+    gone,
+)
 from headgate.model.pipeline_identity import Owner, PipelineIdentity
 from headgate.storage.local import LocalStorage
 from headgate.store.addresses import parse_server_url
@@ -33,6 +42,7 @@ from headgate.store.client.messages import (
     CATALOGUE_SIGNATURES,
     PROTOCOL_VERSION,
     STORAGE_SIGNATURES,
+    Failure,
     decode,
     decode_failure,
     encode,
@@ -189,6 +199,18 @@ def test_errors_are_the_same_from_afar(error: errors.HeadgateError) -> None:  # 
     assert str(found) == str(error)
     assert isinstance(found, errors.HeadgateError)
     assert found.is_output_gone is error.is_output_gone
+
+
+@pytest.mark.parametrize("failure", [Failure("Unknown"), Failure("StorageError", ("what",)), Failure("FencedError")])
+def test_an_error_that_cannot_be_is_refused(failure: Failure) -> None:  # SS18
+    with pytest.raises(ProtocolViolation, match="an error"):
+        decode_failure(encode(failure), "/srv/store", "headgate://h:1")
+
+
+def test_numbers_of_every_kind_are_sent_and_nothing_that_is_no_value() -> None:
+    assert encode(np.int64(5)) == encode(5)
+    with pytest.raises(NotImplementedError, match="a object cannot be sent"):
+        encode({"a": object()})
 
 
 def test_a_user_is_told_of_the_store_by_the_name_that_he_knows(server: StoreServer) -> None:  # SS18
