@@ -18,7 +18,7 @@ import xxhash
 from tests.codec.test_arrow import BATCH, message, wild
 from tests.conftest import IS_DEEP
 from tests.store.catalogue.damaging import Damaged, columns, damages
-from tests.store.storing import KEYED, STREAM, database_of, keyed
+from tests.store.storing import KEYED, STREAM, chunks_of, database_of, keyed
 
 from headgate.codec.chunk import END_MAGIC, Part, encode_chunk
 from headgate.errors import CorruptionError, HeadgateError, UsageError
@@ -26,6 +26,7 @@ from headgate.storage.memory import MemoryStorage
 from headgate.store.catalogue import tables as t
 from headgate.store.catalogue.records import StoredPart
 from headgate.store.chunks import read_part
+from headgate.store.fsck import check_at
 from headgate.store.store import Store
 
 CATALOGUE = "catalogue.sqlite"
@@ -290,6 +291,40 @@ def test_a_check_tells_of_a_chunk_that_is_damaged_anywhere_and_goes_on(
             found = store.fsck()
             assert {problem.where for problem in found} > before, f"nothing is wrong from byte {at} on"
             assert all("\n" not in problem.what and not problem.is_harmless for problem in found)
+
+
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        ("UPDATE parts SET events_count = 2 WHERE chunk_id = 1", "its footer and the catalogue disagree"),
+        ("DELETE FROM parts WHERE chunk_id = 1", "holds no event that can still be read or committed"),
+        ("UPDATE chunks SET schema_version = 7 WHERE id = 1", "has schema 7, which is none"),
+    ],
+    ids=["footer", "no events", "schema"],
+)
+def test_a_check_goes_on_behind_a_chunk_that_is_recorded_wrongly(store: Store, damage: str, problem: str) -> None:
+    for number in range(3):
+        with store.writer(STREAM) as writer:
+            writer.append(keyed(("a", number)))
+    for path in sorted(chunks_of(store).rglob("*.chunk")):
+        data = path.read_bytes()
+        path.write_bytes(data[:70] + bytes([data[70] ^ 1]) + data[71:])
+    before = {found.where for found in store.fsck()}
+    assert len(before) == 3
+    with database_of(store).write() as connection:
+        connection.exec_driver_sql(damage)
+    found = store.fsck()
+    assert any(one.what.endswith(problem) for one in found)
+    assert len(before & {one.where for one in found}) >= 2, "those of the other chunks"
+
+
+def test_what_a_check_trips_over_is_a_problem_and_not_its_end() -> None:
+    def check(error: Exception) -> list[str]:
+        raise error
+
+    problem = "cannot be checked, what is recorded makes no sense (TypeError: no number)"
+    assert check_at("here", check, TypeError("no number")) == [("here", problem)]
+    assert check_at("here", check, UsageError("is wrong")) == [("here", "is wrong")]
 
 
 FOOTERS = [
