@@ -22,9 +22,10 @@ from headgate.storage.local import LocalStorage
 from headgate.storage.memory import MemoryStorage
 from headgate.store import chunks, transactions
 from headgate.store.catalogue import event_times, tables, transaction_rows
+from headgate.store.catalogue.records import Contents
 from headgate.store.catalogue.sql import memory_catalogue
 from headgate.store.store import Store
-from headgate.store.streams import TEXT_SCHEMA
+from headgate.store.streams import TEXT_SCHEMA, StreamReset
 from headgate.store.transactions import Transaction
 
 
@@ -555,6 +556,72 @@ def test_a_stream_knows_who_else_of_a_pipeline_has_written_to_it(store: Store) -
     assert store.pipelines.owner("p/renamed", "no-such-stream", "p/") == Owner()
     store.delete(STREAM, force=True)
     assert store.pipelines.owner("p/renamed", STREAM, "p/") == Owner()
+
+
+def test_an_underscore_in_the_name_of_a_pipeline_stands_for_itself(store: Store) -> None:
+    for owner in ("a_b/out", "axb/out"):
+        prepared(store, owner, ("a", 1), owner=owner)
+        commit(store, owner, owner=owner)
+    assert [other.sink for other in store.pipelines.owner("a_b/new", STREAM, "a_b/").others] == ["out"]
+
+
+def is_life(owner: Owner) -> bool:
+    return owner.life == LIFE
+
+
+def test_a_stream_tells_what_its_pipeline_and_others_have_written(store: Store) -> None:
+    def contents(stream: str = STREAM) -> Contents:
+        return store.pipelines.contents(stream, "p/", is_life)
+
+    store.create_stream("elsewhere", KEYED)
+    with store.writer("elsewhere") as writer:
+        writer.append(keyed(("a", 1)))
+    assert (contents("no-such-stream"), contents()) == (Contents(), Contents())
+    assert contents("elsewhere") == Contents(1, others=True)
+    store.pipelines.own("p/sink", LIFE)
+    prepared(store, "t", ("a", 1))
+    assert contents() == Contents(), "what is prepared is aborted in any case"
+    commit(store, "t")
+    assert contents() == Contents(1, ours=True)
+    store.pipelines.own("p/old", OTHER)
+    prepared(store, "u", ("b", 2), owner="p/old")
+    assert contents() == Contents(1, ours=True, others=True)
+    store.transactions.abort_all("p/old")
+    store.pipelines.forget_owner("p/sink")
+    assert contents() == Contents(1, others=True, forgotten=True)
+    store.truncate(store.tail(STREAM))
+    assert contents() == Contents(0, others=True, forgotten=True)
+
+
+def test_a_reset_takes_a_stream_from_its_former_life_unless_others_wrote_to_it(store: Store) -> None:  # SO5
+    store.pipelines.own("p/sink", LIFE)
+    for name in ("t", "u"):
+        prepared(store, name, ("a", 1))
+    commit(store, "t")
+    prepared(store, "other", ("b", 2), owner="q/sink")
+    reset = StreamReset({STREAM: (3, "key", None), "no-such-stream": None}, "p/sink", 5, OTHER, "p/")
+    assert store.pipelines.start_over(reset, is_life) == STREAM
+    assert store.pipelines.owner("p/sink") == Owner(LIFE, Generation(1))
+    assert statuses(store) == {"t": "committed", "u": "prepared", "other": "prepared"}
+    store.transactions.abort_all("q/sink")
+    assert store.pipelines.start_over(reset, is_life) is None
+    assert store.pipelines.owner("p/sink") == Owner(OTHER, Generation(5))
+    assert store.list_streams() == [], "the sink makes it again"
+    assert LocalStorage(chunks_of(store)).list("") == []
+    store.create_stream(STREAM, KEYED, segments=3, routing_key="key")
+    prepared(store, "t", ("c", 3), epoch=5)
+    commit(store, "t", epoch=5)
+    assert store.pipelines.start_over(reset, is_life) is None
+    assert drained(store) == [("c", 3)], "it was done before"
+
+
+def test_a_reset_leaves_a_stream_to_others_and_aborts_what_it_has_prepared_there(store: Store) -> None:  # SO5
+    prepared(store, "other", ("b", 2), owner="q/sink")
+    commit(store, "other", owner="q/sink")
+    prepared(store, "t", ("a", 1))
+    reset = StreamReset({STREAM: (3, "key", None)}, "p/sink", 5, OTHER, "p/")
+    assert store.pipelines.start_over(reset, is_life) is None
+    assert (drained(store), statuses(store)["t"]) == ([("b", 2)], "aborted")
 
 
 def test_forgetting_an_owner_removes_nothing_and_keeps_its_fence(store: Store) -> None:  # LV4, S18
