@@ -141,6 +141,8 @@ class Runner:
         works = [(partial(measured, session, share, list(self._sources)), MEASURING_S) for share in shares if share]
         lines: Lines = {}
         for _, found in run_all(works, self._jobs):
+            if "error" in found:
+                raise RuntimeError(f"the tests could not be measured:\n{found['error']}")
             lines.update(found)
         usable = {name: found for name, found in lines.items() if found[0] <= self._slowest_s}
         print(f"left out: {len(session.items) - len(usable)} that fail or are slow", flush=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib.metadata
 import socket
 import socketserver
 import threading
@@ -26,7 +27,13 @@ from headgate.store import addresses
 from headgate.store.addresses import ServerAddress
 from headgate.store.client import connection as asking
 from headgate.store.client import requests as clients
-from headgate.store.client.connection import Request, ServerFacts, UnreachableError, read_tokens
+from headgate.store.client.connection import (
+    ConnectionLostError,
+    Request,
+    ServerFacts,
+    UnreachableError,
+    read_tokens,
+)
 from headgate.store.client.messages import PROTOCOL_VERSION
 from headgate.store.client.requests import Client
 from headgate.store.server import connections
@@ -279,6 +286,20 @@ def test_who_is_not_known_is_told_nothing(guarded: StoreServer, sent: bytes, sta
     assert b"guarded" not in found
 
 
+def test_a_client_of_another_version_is_told_both_releases(
+    server: StoreServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_version(distribution: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(distribution)
+
+    monkeypatch.setattr(importlib.metadata, "version", no_version)  # code that was sent and not installed
+    asking.release.cache_clear()
+    found = raw(server, b"POST /hello HTTP/1.1\r\nHeadgate-Protocol: 0\r\nHeadgate-Release: 9.9\r\n\r\n")
+    asking.release.cache_clear()
+    assert b"the server is Headgate of unknown release and speaks version" in found
+    assert b"this is Headgate 9.9 and speaks version 0;" in found
+
+
 def test_a_stranger_that_takes_too_long_is_closed(server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(desks, "HANDSHAKE_TIMEOUT_S", 0.3)
     with closing(socket.create_connection(("127.0.0.1", server.address.port), WAIT_S)) as stream:
@@ -303,11 +324,14 @@ def test_a_known_client_that_says_nothing_is_closed(server: StoreServer, monkeyp
     monkeypatch.setattr(connections.Connection, "timeout", 2 * WAIT_S)
     monkeypatch.setattr(connections, "IDLE_S", 0.05)
     before = server.counts.connections
-    with closing(Client(server.address).connect()):
+    with closing(Client(server.address).connect()) as connection:
         deadline_s = time.monotonic() + WAIT_S
         while server.counts.connections > before and time.monotonic() < deadline_s:
             time.sleep(0.01)
         assert server.counts.connections == before
+        with pytest.raises(ConnectionLostError):
+            connection.ask(Request("POST", "/date"))
+        assert not connection.is_open
 
 
 @pytest.mark.parametrize("length", ["Content-Type: x", "Transfer-Encoding: chunked\r\nContent-Length: 0"])
@@ -332,9 +356,13 @@ class Unlimited(SystemEnvironment):
 def test_a_server_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asking, "CONNECT_S", 0.1)
     with closing(socket.create_server(("127.0.0.1", 0))) as silent:
-        client = Client(ServerAddress("headgate://here", "127.0.0.1", silent.getsockname()[1], False), Unlimited())
+        around = Unlimited()
+        client = Client(ServerAddress("headgate://here", "127.0.0.1", silent.getsockname()[1], False), around)
         with pytest.raises(UnreachableError, match="it does not answer"):
             client.connect()
+        assert around.stream.fileno() < 0, "it is closed"
+    with pytest.raises(UnreachableError, match="Connection refused"):
+        client.connect()
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the system cannot be asked")

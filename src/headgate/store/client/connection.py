@@ -151,7 +151,14 @@ class ServerConnection:
         self._http = http.client.HTTPConnection(address.host, address.port)
         self._http.auto_open = 0  # a connection that opened itself would not be greeted
         try:
-            stream = self._http.sock = around.connect(address.host, address.port, CONNECT_S)
+            self._open(address, token, context)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, address: ServerAddress, token: bytes | None, context: ssl.SSLContext | None) -> None:
+        try:
+            stream = self._http.sock = self._around.connect(address.host, address.port, CONNECT_S)
             stream.settimeout(CONNECT_S)  # of the greeting, too
             _tune(stream)
             if context is not None:
@@ -159,14 +166,9 @@ class ServerConnection:
             self.facts = self._greet(token, is_tls=address.is_tls)
             stream.settimeout(ANSWER_S)
         except ssl.SSLError as error:
-            self.close()
             raise RefusedError(f"no encrypted connection can be made: {error.reason or error}") from error
         except (OSError, http.client.HTTPException, ConnectionLostError) as error:
-            self.close()
             raise UnreachableError(_said(error)) from error
-        except BaseException:
-            self.close()
-            raise
 
     @property
     def is_open(self) -> bool:
@@ -181,11 +183,10 @@ class ServerConnection:
         """
         try:
             return self._asked(question)
-        except (OSError, http.client.HTTPException) as error:
-            self.close()
-            raise ConnectionLostError(_said(error)) from error
-        except BaseException:
-            self.close()  # after an interrupt an answer would be left on it
+        except BaseException as error:
+            self.close()  # an answer may be left on it
+            if isinstance(error, (OSError, http.client.HTTPException)):
+                raise ConnectionLostError(_said(error)) from error
             raise
 
     def interrupt(self) -> None:
@@ -202,7 +203,6 @@ class ServerConnection:
         parts = [view for part in question.parts if len(view := memoryview(part).cast("B"))]
         headers = {
             VERSION_HEADER: str(PROTOCOL_VERSION),
-            "Content-Type": "application/octet-stream",
             "Content-Length": str(sum(map(len, parts))),
             CHECKSUM_HEADER: checksum_of(*parts),
             **(question.headers or {}),
