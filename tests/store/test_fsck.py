@@ -318,6 +318,32 @@ def test_a_check_goes_on_behind_a_chunk_that_is_recorded_wrongly(store: Store, d
     assert len(before & {one.where for one in found}) >= 2, "those of the other chunks"
 
 
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        ("DELETE FROM chunks WHERE id = 1", "its chunk is not in the catalogue"),
+        ("DELETE FROM prepared_parts", "prepared with 0 hidden events, not 1"),
+        ("UPDATE prepared_parts SET transaction_id = 99", "1 hidden parts belong to no transaction"),
+        ("DELETE FROM shared_transactions", "open, and its lease is None"),
+        (
+            "UPDATE shared_transactions SET transaction_id = 99",
+            "1 rows of shared_transactions belong to no transaction",
+        ),
+    ],
+)
+def test_what_the_tables_say_of_each_other_is_checked(store: Store, damage: str, problem: str) -> None:
+    with store.writer(STREAM) as writer:
+        writer.append(keyed(("a", 1)))
+    transaction = store.transactions.begin(STREAM, owner="p", epoch=1, name="t")
+    transaction.write(keyed(("a", 2)))
+    transaction.prepare()
+    store.begin_shared(STREAM)
+    assert store.fsck() == []
+    with database_of(store).write() as connection:
+        connection.exec_driver_sql(damage)
+    assert problem in [found.what for found in store.fsck(verify_events=False)]
+
+
 def test_what_a_check_trips_over_is_a_problem_and_not_its_end() -> None:
     def check(error: Exception) -> list[str]:
         raise error

@@ -118,6 +118,14 @@ def test_what_a_group_holds_is_checked_and_mended(store: Store) -> None:  # RG17
     assert store.holds(STREAM) == before
 
 
+def test_a_group_is_repaired_although_one_before_it_cannot_be_read(store: Store) -> None:
+    before = store.holds(STREAM)
+    damage(store, "g", b'"format":1', b'"format":9')
+    store.release(STREAM, holder="reader group h")
+    assert store.repair() == [f"what reader group 'h' needs of stream '{STREAM}' is held again"]
+    assert store.holds(STREAM) == before
+
+
 def test_a_repair_leaves_alone_what_it_cannot_know(store: Store) -> None:
     damage(store, "g", b'"format":1', b'"format":9')
     damage(store, "h", b"[[0,0]", b"[[7,0]")

@@ -553,6 +553,31 @@ def test_a_client_on_the_servers_machine_may_do_without_encryption(
                 assert store.list_streams() == []
 
 
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="needs sockets for addresses of both kinds")
+def test_a_client_on_the_machine_of_a_server_on_all_addresses_may_do_without_encryption(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(addresses.TOKEN_VARIABLE, TOKEN)
+    with (
+        Store._open_directory(str(tmp_path), None, "owner") as own,
+        own.serve(ServerOptions("::", 0, lambda: [TOKEN.encode()])) as server,
+    ):
+        assert server.tls is not None
+        with Store.open(f"headgate://127.0.0.1:{server.server_address[1]}") as store:
+            assert store.list_streams() == []
+
+
+def test_small_answers_are_sent_at_once(server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[int] = []
+
+    def greeted(connection: connections.Connection) -> None:
+        found.append(connection.request.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+
+    monkeypatch.setattr(server, "greeted", greeted)
+    Client(server.address).connect().close()
+    assert found == [1]
+
+
 def test_a_server_on_all_addresses_says_the_name_of_its_machine(tmp_path: Path) -> None:
     options = ServerOptions("127.0.0.1", 0, lambda: [TOKEN.encode()])
     with serving(tmp_path, tokens=options.tokens) as server:

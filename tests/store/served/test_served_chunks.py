@@ -56,6 +56,16 @@ def test_chunks_come_back(storage: RemoteStorage, monkeypatch: pytest.MonkeyPatc
         storage.get_range("1/a b%2F/c.chunk", 0, 1)
 
 
+def test_what_is_given_whole_is_durable(storage: RemoteStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage.put("a", [b"abc"])
+    synced: list[str] = []
+    monkeypatch.setattr(LocalStorage, "make_durable", lambda self, path: synced.append(path))
+    assert storage.get_range("a", 0, 3) == b"abc"
+    assert synced == []
+    assert storage.get("a") == b"abc"
+    assert synced == ["a"], "a process that was killed may have written it"
+
+
 def test_what_is_there_is_not_replaced(storage: RemoteStorage) -> None:  # SS9, SS18
     storage.put_if_absent("a", [b"first"])
     with pytest.raises(AlreadyExists):

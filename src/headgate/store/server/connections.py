@@ -62,7 +62,6 @@ class IncompleteError(Exception):
     """
 
     def __init__(self, problem: str, *, is_whole: bool) -> None:
-        super().__init__(problem, is_whole)
         self.problem = problem
         self.is_whole = is_whole
 
@@ -232,13 +231,15 @@ class Connection(BaseHTTPRequestHandler):
             raise
 
     def _begin_tls(self, tls: TlsServer) -> None:
-        """Encrypt, unless the client's first byte says that it does not: it is answered in plain words."""
+        """Encrypt from the first read on, unless the client's first byte says that it does not.
+
+        It is answered in plain words then.
+        """
         self.request.settimeout(HANDSHAKE_TIMEOUT_S)
         if self.request.recv(1, socket.MSG_PEEK) != TLS_HANDSHAKE:
             self._tls = None
             return
         self.request = tls.context.wrap_socket(self.request, server_side=True, do_handshake_on_connect=False)
-        self.request.do_handshake()
 
     def finish(self) -> None:
         """End."""
