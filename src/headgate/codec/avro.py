@@ -7,6 +7,7 @@ cannot be decoded is marked and stands still; all others go on. Never does I/O.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
@@ -16,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from headgate.codec import connect_types
 from headgate.codec.arrow import LOCAL_TIME, MOMENT
 from headgate.dataclass import dataclass
 from headgate.errors import UsageError
@@ -70,6 +72,7 @@ class AvroType:
         inner: the type of the items of an array and of the values of a map; the branches of a union.
         scale: what numbers of a logical type are multiplied with and divided by.
         is_uuid: whether texts are UUIDs.
+        is_scaled_decimal: whether records are decimals, each with a scale of its own, which become texts.
         problem: why values cannot be a column, of this type or within it; "": they can.
         definitions: of a reference: named types.
     """
@@ -84,6 +87,7 @@ class AvroType:
     size: int = 0
     scale: tuple[int, int] | None = None
     is_uuid: bool = False
+    is_scaled_decimal: bool = False
     problem: str = ""
     definitions: Mapping[str, AvroType | None] = field(default_factory=dict, compare=False, repr=False)
 
@@ -181,6 +185,8 @@ class _Parser:
             )
             for one in given["fields"]
         )
+        if given.get("connect.name") == connect_types.SCALED_DECIMAL:
+            return AvroType("record", pa.large_string(), name, fields, is_scaled_decimal=True)
         column = pa.struct([pa.field(f.name, f.type.column) for f in fields])
         return AvroType("record", column, name, fields, problem=_first_problem([f.type for f in fields]))
 
@@ -194,14 +200,18 @@ class _Parser:
         raise self._refuse(f"type {given!r} is not defined")
 
     def _logical(self, base: AvroType, given: dict[str, Any]) -> AvroType:
-        logical = given.get("logicalType")
-        if logical == "decimal" and base.kind in ("bytes", "fixed"):
-            precision, scale = given.get("precision"), given.get("scale", 0)
+        logical, connect = given.get("logicalType"), str(given.get("connect.name"))
+        is_decimal = logical == "decimal" or connect == connect_types.DECIMAL
+        if is_decimal and base.kind in ("bytes", "fixed"):
+            precision, scale = connect_types.decimal_digits(given)
             if not isinstance(precision, int) or not 0 < precision <= 38:
                 return replace(base, problem=f"a decimal of {precision} digits; columns have 38 at most")
             return AvroType(base.kind, pa.decimal128(precision, scale), base.name, size=base.size)
-        if (found := _LOGICAL_TYPES.get((base.kind, str(logical)))) is not None:
+        found = _LOGICAL_TYPES.get((base.kind, str(logical))) or connect_types.NUMBERS.get((base.kind, connect))
+        if found is not None:
             return AvroType(base.kind, found[0], scale=(found[1], found[2]))
+        if connect == connect_types.ZONED_TIMESTAMP and base.kind == "string":
+            return replace(base, column=MOMENT)
         if logical == "uuid" and base.kind == "string":
             return replace(base, is_uuid=True)
         return base
@@ -246,12 +256,15 @@ class DecodedValues:
     problems: dict[int, str] = field(default_factory=dict)
 
 
-def decode_values(values: pa.Array, skip: int, writer: AvroType, reader: AvroType) -> DecodedValues:
+def decode_values(
+    values: pa.Array, skip: int, writer: AvroType, reader: AvroType, *, cuts_times: bool = False
+) -> DecodedValues:
     """Decode values of type ``writer`` into a column of type ``reader``.
 
     Args:
         values: large_binary without nulls.
         skip: so many bytes in front of each value are left out; each has as many.
+        cuts_times: leave parts of a microsecond out of times; otherwise such a value is refused.
 
     Raises:
         UnreadableSchemaError: no value of the one type can be one of the other.
@@ -260,7 +273,7 @@ def decode_values(values: pa.Array, skip: int, writer: AvroType, reader: AvroTyp
     begin = int(offsets[0]) if len(values) else 0
     data = values.buffers()[2]
     raw = (b"" if data is None else data[begin : int(offsets[-1])].to_pybytes()) + _PADDING
-    steps = _Steps(raw, offsets[:-1] - begin + skip, offsets[1:] - begin)
+    steps = _Steps(raw, offsets[:-1] - begin + skip, offsets[1:] - begin, cuts_times=cuts_times)
     column = steps.decode(writer, reader, np.arange(len(values)))
     steps.fail(np.flatnonzero((steps.position != steps.end) & ~steps.is_bad), "bytes are left over after the value")
     return DecodedValues(column, steps.problems)
@@ -269,7 +282,8 @@ def decode_values(values: pa.Array, skip: int, writer: AvroType, reader: AvroTyp
 class _Steps:
     """The positions of all values. ``rows``: those that a step is about, in ascending order."""
 
-    def __init__(self, raw: bytes, position: _Ints, end: _Ints) -> None:
+    def __init__(self, raw: bytes, position: _Ints, end: _Ints, *, cuts_times: bool) -> None:
+        self._cuts_times = cuts_times
         self._raw, self._data = raw, np.frombuffer(raw, np.uint8)
         self.position, self.end = position.copy(), end
         self.is_bad: _Mask = np.zeros(len(end), np.bool_)
@@ -289,6 +303,8 @@ class _Steps:
             return self._union(writer, reader, rows)
         if reader.kind == "union":
             return self.decode(writer, _branch(writer, reader), rows)
+        if reader.is_scaled_decimal or (writer.is_scaled_decimal and reader.kind != "record"):
+            return self._scaled_decimals(writer, reader, rows)
         if writer.kind in _NUMBERS and reader.kind in _NUMBERS:
             return self._number(writer, reader, rows)
         is_text = {writer.kind, reader.kind} <= {"bytes", "string"}
@@ -383,7 +399,7 @@ class _Steps:
             if is_wide.any():
                 self.fail(rows[is_wide], "a time that no column can hold")
                 numbers = np.where(is_wide, 0, numbers)
-        if divisor > 1 and (rest := numbers % divisor != 0).any():
+        if divisor > 1 and not self._cuts_times and (rest := numbers % divisor != 0).any():
             self.fail(rows[rest], "a time with a part of a microsecond")
         found = pa.array(numbers * factor // divisor)
         if pa.types.is_date32(reader.column):
@@ -416,6 +432,8 @@ class _Steps:
         column = cut_out(self._raw, begin, size)
         if pa.types.is_decimal(reader.column):
             return self._decimals(column, reader.column, rows)
+        if pa.types.is_timestamp(reader.column):
+            return self._moments(column, rows)
         if not pa.types.is_large_string(reader.column):
             return column
         try:
@@ -429,6 +447,44 @@ class _Steps:
                     self.fail(np.array([row]), "invalid UTF-8")
                     texts.append("")
             return pa.array(texts, pa.large_string())
+
+    def _moments(self, column: pa.Array, rows: _Ints) -> pa.Array:
+        """Return moments of texts, which have a zone."""
+        with contextlib.suppress(pa.ArrowInvalid):
+            return column.cast(pa.large_string()).cast(MOMENT)
+        texts = [one.decode(errors="replace") for one in column.to_pylist()]
+        found = connect_types.moments(texts, cuts=self._cuts_times)
+        for row, text, moment in zip(rows.tolist(), texts, found, strict=True):
+            if moment is None and not self.is_bad[row]:
+                self.fail(np.array([row]), f"{text!r} is no time with a zone, or has a part of a microsecond")
+        return pa.array([None if one is None else one.as_py() for one in found], MOMENT)
+
+    def _scaled_decimals(self, writer: AvroType, reader: AvroType, rows: _Ints) -> pa.Array:
+        """Return decimals that have a scale each, as the reader has them."""
+        dtype = reader.column
+        is_possible = dtype in _DECIMAL_COLUMNS or pa.types.is_decimal(dtype)
+        if not is_possible or {"scale", "value"} - {one.name for one in writer.fields}:
+            raise UnreadableSchemaError(f"{_named(writer)} cannot be read as {_named(reader)}")
+        found = {}
+        for one in writer.fields:
+            if one.name in ("scale", "value"):
+                plain = AvroType("int", pa.int32()) if one.name == "scale" else AvroType("bytes", pa.large_binary())
+                found[one.name] = self.decode(one.type, plain, rows).to_pylist()
+            else:
+                self._skip(one.type, rows)
+        texts = pa.array(map(connect_types.scaled_text, found["value"], found["scale"]), pa.large_string())
+        absurd = rows[texts.is_null().to_numpy(zero_copy_only=False)]
+        self.fail(absurd[~self.is_bad[absurd]], "a decimal with a scale that no database has")
+        with contextlib.suppress(pa.ArrowInvalid):
+            return texts.cast(dtype)
+        made = []
+        for row, text in zip(rows.tolist(), texts, strict=True):
+            try:
+                made.append(text.cast(dtype).as_py())
+            except pa.ArrowInvalid:
+                made.append(None)
+                self.fail(np.array([row]), f"a decimal that {dtype} cannot hold")
+        return pa.array(made, dtype)
 
     def _decimals(self, column: pa.Array, dtype: pa.DataType, rows: _Ints) -> pa.Array:
         """Return numbers of big-endian bytes, of any length."""
@@ -519,29 +575,39 @@ class _Steps:
         return number
 
     def _skip(self, writer: AvroType, rows: _Ints, level: int = 0) -> None:
-        """Pass over the next value of each row."""
-        if not writer.problem:
-            self.decode(writer, writer, rows)
-        elif writer.kind == "reference" and level == LEVELS_MAX:
-            self.fail(rows, f"type {writer.name!r} is more than {LEVELS_MAX} times within itself")
-        elif len(rows):
-            match writer.kind:
-                case "union":
-                    number = self._branches(writer, rows)
-                    for index, branch in enumerate(writer.inner):
-                        self._skip(branch, rows[(number == index) & ~self.is_bad[rows]], level)
-                case "record":
-                    for one in writer.fields:
-                        self._skip(one.type, rows, level)
-                case "array" | "map":
-                    for active in self._item_steps(rows):
-                        if writer.kind == "map":
-                            self._bytes(self._length(rows[active]), AvroType("bytes", pa.large_binary()), rows[active])
-                        self._skip(writer.inner[0], rows[active], level)
-                case "reference":
-                    self._skip(writer.resolve(), rows, level + 1)
-                case _:  # a decimal, of which the bytes are enough
-                    self.decode(writer, writer, rows)
+        """Pass over the next value of each row. What it says is not looked at."""
+        if not len(rows):
+            return
+        match writer.kind:
+            case "null":
+                return
+            case "reference" if level == LEVELS_MAX:
+                self.fail(rows, f"type {writer.name!r} is more than {LEVELS_MAX} times within itself")
+            case "int" | "long" | "enum":
+                self._long(rows)
+            case "bytes" | "string":
+                self._pass(self._length(rows), rows)
+            case "union":
+                number = self._branches(writer, rows)
+                for index, branch in enumerate(writer.inner):
+                    self._skip(branch, rows[(number == index) & ~self.is_bad[rows]], level)
+            case "record":
+                for one in writer.fields:
+                    self._skip(one.type, rows, level)
+            case "array" | "map":
+                for active in self._item_steps(rows):
+                    if writer.kind == "map":
+                        self._pass(self._length(rows[active]), rows[active])
+                    self._skip(writer.inner[0], rows[active], level)
+            case "reference":
+                self._skip(writer.resolve(), rows, level + 1)
+            case _:
+                size = {"boolean": 1, "float": 4, "double": 8, "fixed": writer.size}[writer.kind]
+                self._pass(np.full(len(rows), size, np.int64), rows)
+
+    def _pass(self, size: _Ints, rows: _Ints) -> None:
+        """Go on after so many bytes."""
+        self._move(rows, np.where(self.is_bad[rows], self.end[rows], self.position[rows] + size))
 
     def _items(self, writer: AvroType, reader: AvroType, rows: _Ints) -> pa.Array:
         """Return arrays or maps."""
@@ -611,6 +677,10 @@ def cut_out(raw: bytes, begin: _Ints, size: _Ints) -> pa.Array:
     return everything.take(pa.array(np.arange(0, 2 * count, 2)))
 
 
+_DECIMAL_COLUMNS = (pa.large_string(), pa.float64(), pa.float32())
+"""What decimals can be read as, besides decimals of one scale."""
+
+
 def _branch(writer: AvroType, reader: AvroType) -> AvroType:
     """Return the branch of the reader's union that takes the writer's type: one of the same kind, or a wider one."""
     same = [one for one in reader.inner if one.kind == writer.kind and one.column == writer.column]
@@ -619,7 +689,8 @@ def _branch(writer: AvroType, reader: AvroType) -> AvroType:
     wider = [
         one
         for one in reader.inner
-        if (one.kind in order and writer.kind in order and order.index(one.kind) > order.index(writer.kind))
+        if (writer.is_scaled_decimal and (one.column in _DECIMAL_COLUMNS or pa.types.is_decimal(one.column)))
+        or (one.kind in order and writer.kind in order and order.index(one.kind) > order.index(writer.kind))
         or {one.kind, writer.kind} == {"bytes", "string"}
     ]
     found = [*same, *kind, *wider]
@@ -629,7 +700,9 @@ def _branch(writer: AvroType, reader: AvroType) -> AvroType:
 
 
 def _time_kind(of: AvroType) -> str:
-    """Return whether numbers are days, times of a day, or moments and local times, which differ in their unit only."""
+    """Return whether numbers are days, times of a day, durations, or moments and local times, which differ in units."""
+    if pa.types.is_duration(of.column):
+        return "duration"
     return "date" if pa.types.is_date32(of.column) else "time" if pa.types.is_time(of.column) else "timestamp"
 
 
@@ -686,6 +759,11 @@ def _repeated(default: Any, of: AvroType, count: int) -> pa.Array:
             number = int.from_bytes(raw, "big", signed=True).to_bytes(16, "little", signed=True)
             return pa.Array.from_buffers(of.column, count, [None, pa.py_buffer(number * count)])
         return pa.repeat(pa.scalar(raw, of.column), count)
+    if of.is_scaled_decimal:
+        text = connect_types.scaled_text(str(default["value"]).encode("latin-1"), int(default["scale"]))
+        return pa.repeat(pa.scalar(text, of.column), count)
+    if of.kind == "string" and pa.types.is_timestamp(of.column):
+        return pa.repeat(pa.scalar(str(default)).cast(of.column), count)
     if of.scale is not None:
         number = pa.scalar(int(default) * of.scale[0] // of.scale[1], pa.int32() if of.kind == "int" else pa.int64())
         if pa.types.is_time(of.column):

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from tests.operators.changes_model import applied
 from tests.servers.kafka import KafkaBroker
+from tests.servers.schema_registry import schema_registry
 
 import headgate as hg
 from headgate import testing
@@ -186,17 +187,25 @@ def test_running_aggregates_go_through_topics(kafka: KafkaBroker, topic: str, tm
     writing = hg.Pipeline("writing", parallelism=2)
     totals = writing.source(hg.FromRows(rows)).key_by("k").agg(total=pl.col("n").sum(), rows=pl.len())
     totals.sink(hg.KafkaSink(kafka.address, topic, upsert=True, create=2, settings={"cleanup.policy": "compact"}))
-    envelopes = f"{topic}-envelopes"
-    totals.sink(hg.KafkaSink(kafka.address, envelopes, format="debezium-json", create=2))
-    testing.run(writing)
-    fields = {"k": str, "total": int, "rows": int}
-    for number, (name, options) in enumerate(
-        [(topic, {"format": "json", "upsert": "k"}), (envelopes, {"format": "debezium-json"})]
-    ):
-        reading = hg.Pipeline(f"reading-{number}")
-        source = hg.Kafka(kafka.address, name, schema=fields, end="latest", **options)
-        out = testing.Collect(tmp_path / str(number))
-        reading.source(source).records_as_changes("k").sink(out)
-        testing.run(reading)
-        frame = pl.DataFrame(rows).group_by("k").agg(total=pl.col("n").sum(), rows=pl.len()).sort("k")
-        assert applied(out.rows(), ["k"], retractions=False) == frame.to_dicts()
+    with schema_registry() as registry:
+        fields = {"schema": {"k": str, "total": int, "rows": int}}
+        with_ids = {"format": "debezium-json", "registry": registry.url}
+        avro: dict[str, Any] = {"format": "debezium-avro", "registry": registry.url}
+        totals.sink(hg.KafkaSink(kafka.address, f"{topic}-json", format="debezium-json", create=2))
+        totals.sink(hg.KafkaSink(kafka.address, f"{topic}-ids", create=2, **with_ids))
+        totals.sink(hg.KafkaSink(kafka.address, f"{topic}-avro", create=2, **avro))
+        testing.run(writing)
+        check_totals(kafka, tmp_path / "0", rows, topic, format="json", upsert="k", **fields)
+        check_totals(kafka, tmp_path / "1", rows, f"{topic}-json", format="debezium-json", **fields)
+        check_totals(kafka, tmp_path / "2", rows, f"{topic}-ids", **with_ids, **fields)
+        check_totals(kafka, tmp_path / "3", rows, f"{topic}-avro", **avro)
+
+
+def check_totals(kafka: KafkaBroker, directory: Path, rows: Rows, topic: str, **options: Any) -> None:
+    """Check that the changes in a topic end with the totals of ``rows``."""
+    reading = hg.Pipeline(f"reading-{directory.name}")
+    out = testing.Collect(directory)
+    reading.source(hg.Kafka(kafka.address, topic, end="latest", **options)).records_as_changes("k").sink(out)
+    testing.run(reading)
+    frame = pl.DataFrame(rows).group_by("k").agg(total=pl.col("n").sum(), rows=pl.len()).sort("k")
+    assert applied(out.rows(), ["k"], retractions=False) == frame.to_dicts()

@@ -21,6 +21,7 @@ from tests.conftest import IS_DEEP, few
 from tests.docs.documentation import PREAMBLE, examples
 from tests.killing import run_killing
 from tests.servers.kafka import KafkaBroker, kafka_broker
+from tests.servers.schema_registry import Registry, schema_registry
 
 import headgate as hg
 from headgate.api.foreground import RunRequested, loading_only
@@ -679,16 +680,26 @@ class SlowSource(Kafka):
         return SlowReader(self, context)
 
 
+@pytest.fixture
+def registry() -> Iterator[Registry]:
+    with schema_registry() as found:
+        yield found
+
+
 def test_each_example_of_the_guide_builds_its_pipeline(
-    kafka: KafkaBroker, client: KafkaClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kafka: KafkaBroker, client: KafkaClient, registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("orders", "payments"):
+    for name in ("orders", "payments", "shop.public.orders"):
         client.create_topic(name, 1)
     codes = examples("docs/how-to/kafka.md")
-    assert len(codes) >= 3
+    assert len(codes) >= 4
+    after = {"type": "record", "name": "Value", "fields": [{"name": "id", "type": "long"}]}
+    fields = [{"name": "after", "type": ["null", after]}, {"name": "op", "type": "string"}]
+    registry.register("shop.public.orders-value", {"type": "record", "name": "Envelope", "fields": fields})
     for code in codes:
         code = code.replace("localhost:9092", kafka.address).replace("security=security", "security=hg.KafkaSecurity()")
+        code = code.replace("http://localhost:8081", registry.url)
         names: dict[str, Any] = {"__name__": "example"}
         exec(PREAMBLE, names)
         try:

@@ -55,6 +55,12 @@ class Refused:
         self.starts += starts.tolist()
         self.texts += [_text(value) for value in values.to_pylist()]
 
+    def extend(self, others: Refused) -> None:
+        """Refuse what ``others`` has, too."""
+        self.problems += others.problems
+        self.starts += others.starts
+        self.texts += others.texts
+
 
 @dataclass(frozen=True, slots=True)
 class Decoded:

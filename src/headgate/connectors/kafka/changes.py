@@ -86,24 +86,60 @@ def upsert_values(batch: pa.RecordBatch, values: pa.Array) -> pa.Array:
     return pc.if_else(is_delete, pa.scalar(None, values.type), values)
 
 
-def debezium_values(batch: pa.RecordBatch, content: pa.RecordBatch, *, retractions: bool) -> pa.Array:
+def envelopes(batch: pa.RecordBatch, content: pa.RecordBatch, *, retractions: bool) -> pa.RecordBatch:
     """Return Debezium's envelopes of changes, as Flink writes them: with retractions an update is ``d``, then ``c``."""
     codes = op_codes(batch.column(OP))
     names = {INSERT: "c", UPDATE_BEFORE: "d", UPDATE_AFTER: "c" if retractions else "u", DELETE: "d"}
-    ops = pa.array([names[op] for op in OPS]).take(pa.array(codes))
+    ops = pa.array([names[op] for op in OPS], pa.large_string()).take(pa.array(codes))
     is_gone = pc.equal(ops, "d")
     fields = list(content.schema)
     before = pa.StructArray.from_arrays(content.columns, fields=fields, mask=pc.invert(is_gone))
     after = pa.StructArray.from_arrays(content.columns, fields=fields, mask=is_gone)
-    return lines_of(pa.RecordBatch.from_arrays([before, after, ops], names=["before", "after", OP]))
+    return pa.RecordBatch.from_arrays([before, after, ops], schema=envelope_schema(content.schema))
+
+
+def envelope_schema(rows: pa.Schema) -> pa.Schema:
+    """Return the fields of envelopes of such rows."""
+    row = pa.struct(list(rows))
+    return pa.schema([pa.field("before", row), pa.field("after", row), pa.field(OP, pa.large_string())])
+
+
+def changes_of(
+    before: pa.Array, after: pa.Array, op: pa.Array, starts: Rows, schema: pa.Schema, refused: Refused
+) -> Decoded:
+    """Return what envelopes say as changes.
+
+    ``c`` and ``r`` are inserts, ``d`` is a delete, and ``u`` is an update: ``update_before``, if the envelope has the
+    old row, and ``update_after``. So a value can become two records, and ``starts`` has that of an update twice.
+
+    Args:
+        schema: of the changes.
+        refused: gets what is no change.
+    """
+    has_before, has_after = (part.is_valid().to_numpy(zero_copy_only=False) for part in (before, after))
+    known = {name: pc.equal(op, name).fill_null(False).to_numpy(zero_copy_only=False) for name in "crud"}
+    comes = (known["c"] | known["r"] | known["u"]) & has_after
+    goes = (known["d"] | (known["u"] & has_after)) & has_before
+    bad = np.flatnonzero(~comes & ~goes)
+    if len(bad):
+        texts = pa.array([f"op {one!r}" for one in op.take(pa.array(bad)).to_pylist()])
+        refused.add("it is no envelope of Debezium with an op of c, r, u, d and its row", starts[bad], texts)
+    gone, came = np.flatnonzero(goes), np.flatnonzero(comes)
+    rows = np.concatenate([gone, came])
+    ops = np.concatenate(
+        [
+            np.where(known["u"][gone], _UPDATE_BEFORE, OPS.index(DELETE)),
+            np.where(known["u"][came], OPS.index(UPDATE_AFTER), OPS.index(INSERT)),
+        ]
+    ).astype(np.int8)
+    order = np.argsort(rows, kind="stable")
+    record = pa.concat_arrays([before.take(pa.array(gone)), after.take(pa.array(came))]).take(pa.array(order))
+    columns = [*(record.field(name) for name in schema.names[:-1]), op_column(ops[order])]
+    return Decoded(pa.RecordBatch.from_arrays(columns, schema=schema), starts[rows[order]], refused)
 
 
 class DebeziumDecoder:
-    """Each value is an envelope with ``before``, ``after`` and ``op``, or one with such a ``payload``.
-
-    ``c`` and ``r`` are inserts, ``d`` is a delete, and ``u`` is an update: ``update_before``, if the envelope has the
-    old row, and ``update_after``. So a value can become two records.
-    """
+    """Each value is an envelope as JSON, with ``before``, ``after`` and ``op``, or one with such a ``payload``."""
 
     def __init__(self, schema: pa.Schema) -> None:
         """Prepare for rows of ``schema``.
@@ -113,39 +149,18 @@ class DebeziumDecoder:
         """
         rows = pa.schema([pa.field(field.name, field.type) for field in schema])
         self.schema = with_op(canonical_schema(rows))
-        row = pa.struct(list(rows))
-        envelope = [pa.field("before", row), pa.field("after", row), pa.field(OP, pa.large_string())]
-        self._inner = JsonDecoder(pa.schema([*envelope, pa.field("payload", pa.struct(envelope))]))
+        envelope = envelope_schema(rows)
+        self._inner = JsonDecoder(envelope.append(pa.field("payload", pa.struct(list(envelope)))))
 
     def decode(self, lines: Lines) -> Decoded:
-        """Return the changes. ``starts`` has that of an update twice."""
+        """Return the changes, as ``changes_of`` has them."""
         decoded = self._inner.decode(lines)
         batch, starts, refused = decoded.batch, decoded.starts, decoded.refused
         payload = batch.column("payload")
-        parts = [
+        before, after, op = (
             pc.if_else(payload.is_valid(), payload.field(name), batch.column(name)) for name in ("before", "after", OP)
-        ]
-        before, after, op = parts
-        has_before, has_after = (part.is_valid().to_numpy(zero_copy_only=False) for part in (before, after))
-        known = {name: pc.equal(op, name).fill_null(False).to_numpy(zero_copy_only=False) for name in "crud"}
-        comes = (known["c"] | known["r"] | known["u"]) & has_after
-        goes = (known["d"] | (known["u"] & has_after)) & has_before
-        bad = np.flatnonzero(~comes & ~goes)
-        if len(bad):
-            texts = pa.array([f"op {one!r}" for one in op.take(pa.array(bad)).to_pylist()])
-            refused.add("it is no envelope of Debezium with an op of c, r, u, d and its row", starts[bad], texts)
-        gone, came = np.flatnonzero(goes), np.flatnonzero(comes)
-        rows = np.concatenate([gone, came])
-        ops = np.concatenate(
-            [
-                np.where(known["u"][gone], _UPDATE_BEFORE, OPS.index(DELETE)),
-                np.where(known["u"][came], OPS.index(UPDATE_AFTER), OPS.index(INSERT)),
-            ]
-        ).astype(np.int8)
-        order = np.argsort(rows, kind="stable")
-        record = pa.concat_arrays([before.take(pa.array(gone)), after.take(pa.array(came))]).take(pa.array(order))
-        columns = [*(record.field(name) for name in self.schema.names[:-1]), op_column(ops[order])]
-        return Decoded(pa.RecordBatch.from_arrays(columns, schema=self.schema), starts[rows[order]], refused)
+        )
+        return changes_of(before, after, op, starts, self.schema, refused)
 
 
 def with_op(schema: pa.Schema) -> pa.Schema:
@@ -201,8 +216,7 @@ class UpsertKeys:
                 keys = {self._keys[0]: given}
             else:
                 decoded = self._decoder.decode(Lines(given, gone))
-                for name in ("problems", "starts", "texts"):
-                    getattr(refused, name).extend(getattr(decoded.refused, name))
+                refused.extend(decoded.refused)
                 gone = decoded.starts
                 keys = dict(zip(decoded.batch.schema.names, decoded.batch.columns, strict=True))
             rows = np.concatenate([kept, gone])

@@ -35,6 +35,8 @@ from headgate.connectors.files.line_decoders import (
 from headgate.connectors.files.line_file import OUTSIDE, QUOTED, CsvForm, Lines, record_ends
 from headgate.connectors.kafka.changes import DebeziumDecoder, UpsertKeys, with_op
 from headgate.connectors.kafka.schemas.avro_decoder import AvroDecoder
+from headgate.connectors.kafka.schemas.debezium_decoder import DebeziumAvroDecoder
+from headgate.connectors.kafka.schemas.frames import without_frames
 from headgate.connectors.kafka.schemas.protobuf_decoder import ProtobufDecoder
 from headgate.connectors.kafka.schemas.protobuf_message import ProtobufMessage, message_of
 from headgate.connectors.kafka.schemas.schema_registry import FoundSchema, RegistryClient, SchemaRegistry
@@ -45,12 +47,24 @@ from headgate.operators.schemas import SchemaLike, arrow_schema, canonical_schem
 from headgate.operators.user_functions import bad_records
 
 RAW, TEXT, JSON, CSV, AVRO, PROTOBUF = "raw", "text", "json", "csv", "avro", "protobuf"
-DEBEZIUM = "debezium-json"
-FORMATS = (RAW, TEXT, JSON, CSV, AVRO, PROTOBUF, DEBEZIUM)
+DEBEZIUM, DEBEZIUM_AVRO = "debezium-json", "debezium-avro"
+FORMATS = (RAW, TEXT, JSON, CSV, AVRO, PROTOBUF, DEBEZIUM, DEBEZIUM_AVRO)
+
+ENVELOPES = (DEBEZIUM, DEBEZIUM_AVRO)
+"""Formats of changes."""
+
+OF_AVRO = (AVRO, DEBEZIUM_AVRO)
+
+WITH_REGISTRY = (JSON, AVRO, PROTOBUF, DEBEZIUM, DEBEZIUM_AVRO)
+"""Formats of values that may begin with the id of a schema."""
 
 DROP, KEEP = "drop", "keep"
 TOMBSTONES = (DROP, KEEP)
 """What becomes of records without a value, unless the format is ``RAW``."""
+
+REFUSE, CUT = "refuse", "cut"
+FINE_TIMES = (REFUSE, CUT)
+"""What becomes of values with a time that has a part of a microsecond."""
 
 VALUE = "value"
 METADATA: Mapping[str, pa.DataType] = {
@@ -80,13 +94,14 @@ class RecordFormat:
         schema: the fields of a value, for JSON and CSV.
         avro: the reader's schema of Avro; None: not known yet, or not needed.
         protobuf: the message of Protobuf.
-        registry: where values of Avro have their schemas; None: all have the reader's. Of Protobuf: values begin as a
-            registry demands it.
+        registry: where values of Avro have their schemas; None: all have the reader's. Of JSON and Protobuf: values
+            begin as a registry demands it.
         required: fields of JSON that must be there and not null.
         separator: between the fields of CSV.
         metadata: columns beside the value: name of the column, name in ``METADATA``.
         keeps_tombstones: whether a record without a value is a row of nulls.
         upsert: the fields that are the key, of a topic of upserts.
+        cuts_times: whether parts of a microsecond are left out of times of Avro and Protobuf.
     """
 
     name: str
@@ -99,6 +114,7 @@ class RecordFormat:
     metadata: tuple[tuple[str, str], ...]
     keeps_tombstones: bool
     upsert: tuple[str, ...] = ()
+    cuts_times: bool = False
 
     @property
     def needs_headers(self) -> bool:
@@ -116,6 +132,7 @@ def record_format(
     tombstones: str,
     upsert: str | Sequence[str] = (),
     where: str = "a Kafka source",
+    fine_times: str = REFUSE,
 ) -> RecordFormat:
     """Return the options of a format as one value. ``where``: which source it is, for errors.
 
@@ -124,14 +141,19 @@ def record_format(
     """
     if name not in FORMATS:
         raise UsageError(f"format={name!r} of {where} is none of {', '.join(map(repr, FORMATS))}")
-    if schema is None and (name in (JSON, CSV, PROTOBUF, DEBEZIUM) or (name == AVRO and registry is None)):
-        others = {AVRO: "schema='{...}' or registry='http://...'", PROTOBUF: "schema=Message, a generated class"}
+    if schema is None and (name in (JSON, CSV, PROTOBUF, DEBEZIUM) or (name in OF_AVRO and registry is None)):
+        avro = "schema='{...}' or registry='http://...'"
+        others = {AVRO: avro, DEBEZIUM_AVRO: avro, PROTOBUF: "schema=Message, a generated class"}
         need = others.get(name, "schema={'name': type}")
         raise UsageError(f"format={name!r} of {where} needs {need}")
     if schema is not None and name in (RAW, TEXT):
         raise UsageError(f"format={name!r} of {where} takes no schema=; give another format")
-    if registry is not None and name not in (AVRO, PROTOBUF):
-        raise UsageError(f"registry= of {where} is for format='avro' or 'protobuf' only")
+    if registry is not None and name not in WITH_REGISTRY:
+        raise UsageError(f"registry= of {where} is for the formats {', '.join(map(repr, WITH_REGISTRY))}")
+    if fine_times not in FINE_TIMES:
+        raise UsageError(f"fine_times={fine_times!r} of {where} is none of {', '.join(map(repr, FINE_TIMES))}")
+    if fine_times == CUT and name not in (*OF_AVRO, PROTOBUF):
+        raise UsageError(f"fine_times= of {where} is for formats of Avro and Protobuf only")
     if required and name != JSON:
         raise UsageError(f"required= of {where} is for format='json' only")
     if len(separator) != 1 or separator in '"\r\n':
@@ -139,15 +161,15 @@ def record_format(
     if tombstones not in TOMBSTONES:
         raise UsageError(f"tombstones={tombstones!r} of {where} is none of {', '.join(map(repr, TOMBSTONES))}")
     keys = (upsert,) if isinstance(upsert, str) and upsert else tuple(upsert)
-    if keys and name in (RAW, TEXT, DEBEZIUM):
+    if keys and name in (RAW, TEXT, *ENVELOPES):
         raise UsageError(f"upsert= of {where} is for values with fields, not for format={name!r}")
-    if tombstones == KEEP and (keys or name == DEBEZIUM):
+    if tombstones == KEEP and (keys or name in ENVELOPES):
         raise UsageError(f"tombstones='keep' of {where} is not for changes: a record without a value is no row")
-    avro, protobuf, fields = None, None, None
+    found, protobuf, fields = None, None, None
     if name == PROTOBUF:
         protobuf = message_of(schema)
-    elif schema is not None and name == AVRO:
-        avro = FoundSchema(schema if isinstance(schema, str) else json.dumps(schema))
+    elif schema is not None and name in OF_AVRO:
+        found = FoundSchema(schema if isinstance(schema, str) else json.dumps(schema))
     elif schema is not None:
         fields = arrow_schema(schema)
     not_null = [*required, *(field.name for field in fields or () if not field.nullable)]
@@ -156,7 +178,8 @@ def record_format(
     place = SchemaRegistry(registry) if isinstance(registry, str) else registry
     columns = _columns(name, metadata)
     keeps = tombstones == KEEP
-    return RecordFormat(name, fields, avro, protobuf, place, tuple(required), separator, columns, keeps, keys)
+    cuts = fine_times == CUT
+    return RecordFormat(name, fields, found, protobuf, place, tuple(required), separator, columns, keeps, keys, cuts)
 
 
 def _columns(name: str, metadata: Metadata | None) -> tuple[tuple[str, str], ...]:
@@ -172,8 +195,13 @@ def _columns(name: str, metadata: Metadata | None) -> tuple[tuple[str, str], ...
     return tuple(pairs)
 
 
-def value_decoder(form: RecordFormat, environment: Environment) -> Decoder | AvroDecoder | ProtobufDecoder | None:
+SchemaDecoder: TypeAlias = AvroDecoder | DebeziumAvroDecoder | ProtobufDecoder
+"""Those that know where the schema of a value is named; all others decode lines."""
+
+
+def value_decoder(form: RecordFormat, environment: Environment) -> Decoder | SchemaDecoder | None:
     """Return what decodes values; None: they stay bytes."""
+    client = None if form.registry is None else RegistryClient(form.registry, environment)
     match form.name:
         case "text":
             return TextDecoder(VALUE)
@@ -188,11 +216,14 @@ def value_decoder(form: RecordFormat, environment: Environment) -> Decoder | Avr
             return CsvDecoder(form.schema, form.separator)
         case "avro":
             assert form.avro is not None
-            client = None if form.registry is None else RegistryClient(form.registry, environment)
-            return AvroDecoder(form.avro, client)
+            reader = form.avro.parse("the schema of a Kafka source")
+            return AvroDecoder(reader, client, cuts_times=form.cuts_times)
+        case "debezium-avro":
+            assert form.avro is not None
+            return DebeziumAvroDecoder(form.avro, client, cuts_times=form.cuts_times)
         case "protobuf":
             assert form.protobuf is not None
-            return ProtobufDecoder(form.protobuf, is_framed=form.registry is not None)
+            return ProtobufDecoder(form.protobuf, is_framed=form.registry is not None, cuts_times=form.cuts_times)
     return None
 
 
@@ -229,12 +260,17 @@ class RecordDecoder:
         if has_tombstones:
             is_there = values.is_valid()
             values, rows = values.drop_null(), rows[is_there.to_numpy(zero_copy_only=False)]
-        if isinstance(self._decoder, AvroDecoder | ProtobufDecoder):
-            headers = None if self._form.registry is None else records.column("headers").take(pa.array(rows))
+        headers = None if self._form.registry is None else records.column("headers").take(pa.array(rows))
+        if isinstance(self._decoder, SchemaDecoder):
             decoded = self._decoder.decode(values, rows, headers)
-        else:
+        elif headers is None:
             decoded = self._decoder.decode(Lines(values, rows))
             refuse_the_rest(values, rows, decoded)
+        else:
+            values, rows, refused = without_frames(values, rows, headers)
+            decoded = self._decoder.decode(Lines(values, rows))
+            refuse_the_rest(values, rows, decoded)
+            decoded.refused.extend(refused)
         batch, kept = decoded.batch, decoded.starts
         if self._upsert is not None:
             decoded = self._upsert.changes(batch, kept, records, decoded.refused)
@@ -249,7 +285,7 @@ class RecordDecoder:
             bad = bad_records(
                 node, refused.problems, places, [(text or b"").decode(errors="backslashreplace") for text in texts]
             )
-        is_whole = len(kept) == records.num_rows and self._form.name != DEBEZIUM
+        is_whole = len(kept) == records.num_rows and self._form.name not in ENVELOPES
         whole = None if is_whole else pa.array(kept)
         return SourceBatch(split, self._with_metadata(batch.columns, partition, records, whole), bad)
 

@@ -13,7 +13,8 @@ from headgate.codec.kafka.record_batch import HEADERS_TYPE, NO_TIMESTAMP
 from headgate.connectors.encode import check_json
 from headgate.connectors.kafka.changes import (
     check_keys_of_records,
-    debezium_values,
+    envelope_schema,
+    envelopes,
     is_bytes,
     keys_of_records,
     lines_of,
@@ -64,6 +65,10 @@ class RecordColumns:
         """Return the columns that are part of the value of a whole record."""
         return pa.schema([field for field in schema if field.name not in self.beside])
 
+    def values_schema(self, schema: pa.Schema) -> pa.Schema:
+        """Return what the values of whole records have."""
+        return envelope_schema(self.content(schema)) if self.debezium else self.content(schema)
+
     def check(self, schema: pa.Schema, *, is_json: bool = True) -> None:
         """Check that records of ``schema`` have these columns. ``is_json``: whether whole records are JSON.
 
@@ -105,9 +110,9 @@ class RecordColumns:
             return batch.column(self.value).cast(pa.large_binary())
         content = batch.drop_columns(list(self.beside)) if self.beside else batch
         if self.debezium:
-            return debezium_values(batch, content, retractions=self.retractions)
+            content = envelopes(batch, content, retractions=self.retractions)
         values = lines_of(content) if encode is None else encode(content)
-        return upsert_values(batch, values) if self.change_keys else values
+        return upsert_values(batch, values) if self.change_keys and not self.debezium else values
 
     def keys_of(self, batch: pa.RecordBatch) -> pa.Array | None:
         """Return the keys, if there are any."""

@@ -18,7 +18,7 @@ from headgate.connectors.base import Committer, Holding, SinkContext, SinkWriter
 from headgate.connectors.fenced_sink import Fence, FencedSink, owner_of
 from headgate.connectors.kafka.client import KafkaClient, addresses
 from headgate.connectors.kafka.committer import KafkaCommitter
-from headgate.connectors.kafka.formats import DEBEZIUM
+from headgate.connectors.kafka.formats import DEBEZIUM, ENVELOPES
 from headgate.connectors.kafka.outgoing_records import RecordColumns, Router
 from headgate.connectors.kafka.owner import TopicOwner
 from headgate.connectors.kafka.schemas.protobuf_message import ProtobufMessage, message_of
@@ -72,13 +72,14 @@ class KafkaSink(FencedSink):
             of the changes (one text or binary column as it is, otherwise a JSON object of the key columns), the value
             is the row without ``op``, and null for a delete. Have the topic compacted.
         format: of whole records: ``"json"``; ``"debezium-json"`` for a stream with changes, each as an envelope of
-            Debezium with ``before``, ``after`` and ``op``; ``"avro"``, which needs the package fastavro:
-            ``pip install 'headgate-streams[avro]'``; or ``"protobuf"``, which needs the package ptars:
+            Debezium with ``before``, ``after`` and ``op``; ``"avro"`` and ``"debezium-avro"``, which need the package
+            fastavro: ``pip install 'headgate-streams[avro]'``; or ``"protobuf"``, which needs the package ptars:
             ``pip install 'headgate-streams[protobuf]'``.
-        schema: of Avro; None: it is made from the columns, each of which may be null. For Protobuf, the message: a
-            generated class, which has a field for each column.
-        registry: the schema registry, which gets the schema as ``<topic>-value``; values begin with its id. The files
-            that a message needs are registered by their names. None: values have no id.
+        schema: of Avro; None: it is made from the columns, each of which may be null. Of ``"debezium-avro"`` it is that
+            of the envelope. For Protobuf, the message: a generated class, which has a field for each column.
+        registry: the schema registry, which gets the schema as ``<topic>-value``; values begin with its id. For JSON it
+            is a JSON Schema that is made from the columns. The files that a message needs are registered by their
+            names. None: values have no id.
         headers: the column with headers, a list of structs with ``key`` and ``value``.
         timestamp: the column with the timestamp; None: the time of writing.
         partition: the column with the number of the partition; where it is null, the key decides.
@@ -105,7 +106,7 @@ class KafkaSink(FencedSink):
     topic: str = field(kw_only=False)
     key: str | None = None
     value: str | None = None
-    format: Literal["json", "avro", "protobuf", "debezium-json"] = "json"
+    format: Literal["json", "avro", "protobuf", "debezium-json", "debezium-avro"] = "json"
     upsert: bool = False
     schema: Mapping[str, Any] | str | type | ProtobufMessage | None = None
     registry: SchemaRegistry | str | None = None
@@ -140,17 +141,21 @@ class KafkaSink(FencedSink):
         names = [codec.name.lower() for codec in Compression]
         if self.compression not in names:
             raise UsageError(f"KafkaSink(compression={self.compression!r}) must be one of {', '.join(names)}")
-        if self.format not in ("json", *SCHEMA_FORMATS, DEBEZIUM):
-            raise UsageError(f"KafkaSink(format={self.format!r}) must be 'json', 'avro', 'protobuf' or '{DEBEZIUM}'")
+        if self.format not in (known := ("json", DEBEZIUM, *SCHEMA_FORMATS)):
+            raise UsageError(f"KafkaSink(format={self.format!r}) must be one of {', '.join(map(repr, known))}")
         if self.takes_changes and (self.key is not None or self.value is not None):
             raise UsageError("KafkaSink for changes makes keys and values itself: leave key= and value= out")
-        if self.upsert and self.format == DEBEZIUM:
-            raise UsageError(f"KafkaSink(upsert=True) writes rows, and format='{DEBEZIUM}' envelopes: give one of them")
+        if self.upsert and self.format in ENVELOPES:
+            raise UsageError(
+                f"KafkaSink(upsert=True) writes rows, and format={self.format!r} envelopes: give one of them"
+            )
         has_schema = self.format in SCHEMA_FORMATS
         if has_schema and self.value is not None:
             raise UsageError(f"KafkaSink(format={self.format!r}) writes whole records: leave value= out")
-        if not has_schema and (self.schema is not None or self.registry is not None):
-            raise UsageError("KafkaSink(schema=) and KafkaSink(registry=) are for format='avro' and 'protobuf' only")
+        if self.registry is not None and self.value is not None:
+            raise UsageError("KafkaSink(registry=) is for whole records: leave value= out, or the registry")
+        if not has_schema and self.schema is not None:
+            raise UsageError("KafkaSink(schema=) is for formats of Avro and Protobuf only; that of JSON is made")
         if self.format == "protobuf" and not isinstance(self.schema, ProtobufMessage):
             object.__setattr__(self, "schema", message_of(self.schema, "KafkaSink"))
         if self.registry is not None and self.topic_column is not None:
@@ -176,13 +181,13 @@ class KafkaSink(FencedSink):
     @property
     def takes_changes(self) -> bool:
         """Whether it writes streams with changes, and nothing else."""
-        return self.upsert or self.format == DEBEZIUM
+        return self.upsert or self.format in ENVELOPES
 
     def for_changes(self, keys: tuple[str, ...] | None, *, retractions: bool) -> KafkaSink:
         """See ``Sink``."""
         if not self.takes_changes:
             return self
-        what = "upsert=True" if self.upsert else f"format='{DEBEZIUM}'"
+        what = "upsert=True" if self.upsert else f"format={self.format!r}"
         if keys is None:
             raise UsageError(
                 f"KafkaSink({what}) writes streams with changes, and these are plain records; call "
@@ -213,7 +218,7 @@ class KafkaSink(FencedSink):
         """See ``Sink``: also that brokers are there, have the topic, and allow the transactions."""
         self._columns.check(schema, is_json=self.format not in SCHEMA_FORMATS)
         if (values := self._values()) is not None:
-            values.check(self._columns.content(schema))
+            values.check(self._columns.values_schema(schema))
         with self._connected() as client:
             if not self.create:
                 client.topic(self.topic)
@@ -229,7 +234,7 @@ class KafkaSink(FencedSink):
             if self.two_phase:
                 client.check_two_phase_right(self.prefix)
         if (values := self._values()) is not None:
-            values.begin(self._columns.content(schema))
+            values.begin(self._columns.values_schema(schema))
 
     def open(self, context: SinkContext) -> SinkWriter:
         """See ``Sink``."""
@@ -310,9 +315,9 @@ class KafkaSink(FencedSink):
 
     def _values(self) -> SchemaValues | None:
         registry = None if isinstance(self.registry, str) else self.registry
-        if self.format not in SCHEMA_FORMATS:
+        if self.format not in SCHEMA_FORMATS and registry is None:
             return None
-        return SchemaValues(self.topic, self.schema, registry, self.environment)
+        return SchemaValues(self.topic, self.format, self.schema, registry, self.environment)
 
     @property
     def _columns(self) -> RecordColumns:
@@ -324,7 +329,7 @@ class KafkaSink(FencedSink):
             self.topic_column or "",
             self.partition or "",
             self.change_keys,
-            self.format == DEBEZIUM,
+            self.format in ENVELOPES,
             self.retractions,
         )
 

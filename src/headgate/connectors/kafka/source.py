@@ -28,7 +28,16 @@ from headgate.codec.kafka.record_batch import NO_EPOCH, checksum
 from headgate.connectors.base import FailStopReader, Source, SourceBatch, SourceContext, SplitPosition, owner_of_split
 from headgate.connectors.kafka.client import PATIENCE_MS, KafkaClient, Topic, addresses
 from headgate.connectors.kafka.fetcher import Fetched, Fetcher, Partition
-from headgate.connectors.kafka.formats import AVRO, DROP, RAW, Metadata, RecordDecoder, RecordFormat, record_format
+from headgate.connectors.kafka.formats import (
+    DROP,
+    OF_AVRO,
+    RAW,
+    REFUSE,
+    Metadata,
+    RecordDecoder,
+    RecordFormat,
+    record_format,
+)
 from headgate.connectors.kafka.schemas.schema_registry import RegistryClient, SchemaRegistry
 from headgate.connectors.kafka.security import NO_SECURITY, KafkaSecurity
 from headgate.dataclass import dataclass
@@ -138,6 +147,7 @@ class Kafka(Source):
         separator: str = ",",
         metadata: Metadata | None = None,
         tombstones: str = DROP,
+        fine_times: str = REFUSE,
         upsert: str | Sequence[str] = (),
         start: Place = EARLIEST,
         end: Place | None = None,
@@ -155,13 +165,14 @@ class Kafka(Source):
             format: what values are: ``"raw"`` (a column ``value`` of bytes), ``"text"`` (a column ``value`` of text),
                 ``"json"`` (an object with the fields of ``schema``), ``"csv"`` (one row with the fields of
                 ``schema`` in their order, without a header), ``"avro"``, ``"protobuf"``, or ``"debezium-json"``
-                (changes of rows with the fields of ``schema``, with a column ``op``).
+                and ``"debezium-avro"`` (changes of rows with the fields of ``schema``, with a column ``op``).
             schema: for JSON and CSV, an Arrow or Polars schema, or a dict from names to Python, Polars or Arrow types.
                 Arrow fields that are not nullable are required. For Avro, the reader's schema as JSON text; without
-                one, the newest in the registry when the program starts. For Protobuf, the message: a generated class.
+                one, the newest in the registry when the program starts. For ``"debezium-avro"`` it is that of the row
+                or of the envelope. For Protobuf, the message: a generated class.
             registry: the URL of the schema registry that has the schemas of values of Avro, or a ``SchemaRegistry``.
-                None: all values have the schema ``schema``, and no id. With Protobuf it says that values have ids,
-                and is not asked.
+                None: all values have the schema ``schema``, and no id. With JSON and Protobuf it says that values have
+                ids, and is not asked.
             required: further fields of JSON that must be present and not null.
             separator: the character between the fields of CSV.
             metadata: columns beside those of the value, of ``"key"``, ``"timestamp"``, ``"topic"``, ``"partition"``,
@@ -169,6 +180,8 @@ class Kafka(Source):
                 ``"raw"`` all but the headers.
             tombstones: what becomes of records whose value is null: ``"drop"``, or ``"keep"`` for a row in which all
                 columns of the value are null. With ``"raw"`` they are always kept.
+            fine_times: what becomes of values of Avro and Protobuf with a time that has a part of a microsecond, which
+                no column can hold: ``"refuse"`` makes them bad records, ``"cut"`` leaves that part out.
             upsert: the fields that are the key of the records: each record sets the row of its key, and one without a
                 value deletes it. There is a column ``op`` with ``"update_after"`` and ``"delete"``; go on with
                 ``.records_as_changes(...)``. One field of text or bytes is the key as it is; otherwise the key is a
@@ -200,8 +213,10 @@ class Kafka(Source):
         if self.start == COMMITTED and not group:
             raise UsageError("start='committed' of a Kafka source needs group='...', whose offsets it begins at")
         self.discovery_ms = duration_ms(discovery_interval, "discovery_interval")
-        self._format = record_format(format, schema, registry, required, separator, metadata, tombstones, upsert)
-        if format != AVRO or self._format.avro is not None:
+        self._format = record_format(
+            format, schema, registry, required, separator, metadata, tombstones, upsert, fine_times=fine_times
+        )
+        if format not in OF_AVRO or self._format.avro is not None:
             RecordDecoder(self._format)
         elif len(self.topics) != 1:
             raise UsageError(
@@ -229,7 +244,7 @@ class Kafka(Source):
 
     def format(self) -> RecordFormat:
         """Return the format, with the newest schema of the topic if none was given: once, in the driver."""
-        if self._format.name == AVRO and self._format.avro is None:
+        if self._format.name in OF_AVRO and self._format.avro is None:
             assert self._format.registry is not None
             registry = RegistryClient(self._format.registry, self.environment, LOOK_MS)
             self._format = replace(self._format, avro=registry.latest(f"{self.topics[0]}-value"))

@@ -17,9 +17,14 @@ import pyarrow as pa
 
 from headgate.connectors.base import HoldContext, Source, SourceBatch, SourceContext
 from headgate.connectors.files.line_file import Lines
-from headgate.connectors.kafka.formats import RAW, RecordFormat, record_format, refuse_the_rest, value_decoder
-from headgate.connectors.kafka.schemas.avro_decoder import AvroDecoder
-from headgate.connectors.kafka.schemas.protobuf_decoder import ProtobufDecoder
+from headgate.connectors.kafka.formats import (
+    RAW,
+    RecordFormat,
+    SchemaDecoder,
+    record_format,
+    refuse_the_rest,
+    value_decoder,
+)
 from headgate.connectors.pravega.controller import Controller, Cut, StreamName, require_grpc
 from headgate.connectors.pravega.group_positions import cut_at, cut_of_group, publish
 from headgate.connectors.pravega.reader import PravegaReader, Reading
@@ -334,7 +339,7 @@ class EventDecoder:
         """Return the records of one segment, and the events that are none."""
         columns, kept, bad = [values], np.arange(len(values)), None
         if self._values is not None:
-            if isinstance(self._values, AvroDecoder | ProtobufDecoder):
+            if isinstance(self._values, SchemaDecoder):
                 decoded = self._values.decode(values, kept, None)
             else:
                 decoded = self._values.decode(Lines(values, kept))

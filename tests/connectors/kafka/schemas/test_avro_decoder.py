@@ -215,8 +215,8 @@ def test_a_login_comes_from_the_environment(registry: Registry, monkeypatch: pyt
         ({"registry": "http://a:b@c"}, "the url of a schema registry must have no password"),
         ({"registry": "http://c", "topics": ["a", "b"]}, "that reads several topics needs schema='{...}'"),
         (
-            {"registry": "http://c", "format": "json", "schema": {"a": int}},
-            "registry= of a Kafka source is for format='avro' or 'protobuf' only",
+            {"registry": "http://c", "format": "csv", "schema": {"a": int}},
+            "registry= of a Kafka source is for the formats 'json', 'avro', 'protobuf', 'debezium-json', ",
         ),
     ],
 )

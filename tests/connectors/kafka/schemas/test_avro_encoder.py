@@ -15,6 +15,7 @@ from tests.servers.schema_registry import schema_registry
 
 from headgate.codec.arrow import LOCAL_TIME, MOMENT
 from headgate.codec.avro import decode_values, parse_schema
+from headgate.connectors.kafka.changes import envelope_schema
 from headgate.connectors.kafka.schemas.avro_encoder import AvroEncoder, made_schema
 from headgate.connectors.kafka.schemas.schema_registry import SchemaRegistry
 from headgate.connectors.kafka.schemas.schema_values import SchemaValues
@@ -180,15 +181,15 @@ def test_a_schema_is_registered_once_and_values_begin_with_its_id() -> None:
         registry.register("other", "{}")
         where = SchemaRegistry(registry.url)
         for _ in range(2):  # two subtasks
-            values = SchemaValues("orders", None, where, SYSTEM_ENVIRONMENT)
+            values = SchemaValues("orders", "avro", None, where, SYSTEM_ENVIRONMENT)
             for _ in range(2):
                 (value,) = values(batch([{"a": 3}], columns)).to_pylist()
                 assert value == b"\0\0\0\0\x02" + b"\x02\x06"
         assert registry.asked == ["/subjects/orders-value/versions"] * 2
         registry.refusal = "incompatible"
         with pytest.raises(UsageError, match=r"/subjects/orders-value/versions refuses the schema: .*incompatible"):
-            SchemaValues("orders", None, where, SYSTEM_ENVIRONMENT).begin(columns)
-    without = SchemaValues("orders", None, None, SYSTEM_ENVIRONMENT)
+            SchemaValues("orders", "avro", None, where, SYSTEM_ENVIRONMENT).begin(columns)
+    without = SchemaValues("orders", "avro", None, None, SYSTEM_ENVIRONMENT)
     (value,) = without(batch([{"a": 3}], columns)).to_pylist()
     assert value == b"\x02\x06"
 
@@ -196,8 +197,10 @@ def test_a_schema_is_registered_once_and_values_begin_with_its_id() -> None:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"format": "xml"}, "must be 'json', 'avro', 'protobuf' or 'debezium-json'"),
-        ({"registry": "http://r"}, "are for format='avro' and 'protobuf' only"),
+        ({"format": "xml"}, "must be one of 'json', 'debezium-json', 'avro', 'protobuf', 'debezium-avro'"),
+        ({"schema": "{}"}, "is for formats of Avro and Protobuf only; that of JSON is made"),
+        ({"registry": "http://r", "value": "v"}, "is for whole records: leave value= out, or the registry"),
+        ({"format": "debezium-avro", "upsert": True}, "writes rows, and format='debezium-avro' envelopes"),
         ({"format": "avro", "value": "a"}, "leave value= out"),
         ({"format": "avro", "registry": SchemaRegistry("http://r"), "topic_column": "t"}, "leave topic_column= out"),
     ],
@@ -205,3 +208,46 @@ def test_a_schema_is_registered_once_and_values_begin_with_its_id() -> None:
 def test_options_that_contradict_each_other_are_refused(options: dict[str, Any], problem: str) -> None:
     with pytest.raises(UsageError, match=problem):
         KafkaSink("kafka:9092", "orders", **options)
+
+
+def test_changes_are_written_as_envelopes_of_debezium() -> None:
+    rows = pa.schema([("id", pa.int64()), ("tags", pa.large_list(pa.struct([("x", pa.large_string())])))])
+    row = {"id": 1, "tags": [{"x": "a"}, None]}
+    given = [{"before": None, "after": row, "op": "c"}, {"before": {**row, "tags": None}, "after": None, "op": "d"}]
+    with schema_registry() as registry:
+        where = SchemaRegistry(registry.url)
+        values = SchemaValues("shop.orders", "debezium-avro", None, where, SYSTEM_ENVIRONMENT)
+        written = values(batch(given, envelope_schema(rows))).to_pylist()
+        (known,) = registry.schemas()
+    assert known["subject"] == "shop.orders-value"
+    schema = json.loads(known["schema"])
+    assert (schema["namespace"], schema["name"]) == ("shop_orders", "Envelope")
+    parsed = fastavro.parse_schema(schema)
+    assert [fastavro.schemaless_reader(io.BytesIO(one[5:]), parsed, None) for one in written] == given
+    assert {one[:5] for one in written} == {b"\0\0\0\0\x01"}
+
+
+def test_types_of_debezium_are_written_as_their_schema_says() -> None:
+    names = {
+        "at": ("long", "io.debezium.time.MicroTimestamp"),
+        "day": ("int", "io.debezium.time.Date"),
+        "zoned": ("string", "io.debezium.time.ZonedTimestamp"),
+        "span": ("long", "io.debezium.time.MicroDuration"),
+        "time": ("long", "io.debezium.time.NanoTime"),
+    }
+    fields = [{"name": name, "type": {"type": kind, "connect.name": of}} for name, (kind, of) in names.items()]
+    schema = json.dumps({"type": "record", "name": "r", "fields": fields})
+    types = [LOCAL_TIME, pa.date32(), MOMENT, pa.duration("us"), pa.time64("ns")]
+    columns = pa.schema(list(zip(names, types, strict=True)))
+    row = {
+        "at": AT.replace(tzinfo=None),
+        "day": ROW["day"],
+        "zoned": AT,
+        "span": dt.timedelta(0, 1, 2),
+        "time": ROW["time"],
+    }
+    (value,) = AvroEncoder(schema, columns).encode(batch([row], columns), b"").to_pylist()
+    found = fastavro.schemaless_reader(io.BytesIO(value), fastavro.parse_schema(json.loads(schema)), None)
+    assert (found["zoned"], found["span"], found["day"]) == ("2026-01-02T03:04:05.678901Z", 1_000_002, -1)
+    read = decode_values(pa.array([value], pa.large_binary()), 0, *[parse_schema(schema, "here")] * 2)
+    assert read.column.to_pylist() == [row]

@@ -118,7 +118,7 @@ def legacy() -> Any:
 
 def values(rows: list[dict[str, Any]], schema: dict[str, pa.DataType], message: Any = Order, **options: Any) -> Any:
     """Return what a sink makes of rows, as it travels to a worker."""
-    made = SchemaValues("orders", message_of(message), options.get("registry"), SYSTEM_ENVIRONMENT)
+    made = SchemaValues("orders", "protobuf", message_of(message), options.get("registry"), SYSTEM_ENVIRONMENT)
     made = cloudpickle.loads(cloudpickle.dumps(made))
     batch = to_canonical(pa.RecordBatch.from_pylist(rows, schema=pa.schema(list(schema.items()))))
     return made(batch)

@@ -17,12 +17,11 @@ import pyarrow.compute as pc
 
 from headgate.codec.avro import AvroType, UnreadableSchemaError, decode_values
 from headgate.connectors.files.line_decoders import Decoded, Refused
-from headgate.connectors.kafka.schemas.schema_registry import FoundSchema, RegistryClient
+from headgate.connectors.kafka.schemas.frames import FRAME_BYTES, ID_HEADER, NO_FRAME
+from headgate.connectors.kafka.schemas.schema_registry import RegistryClient
 from headgate.errors import UsageError
 
-ID_HEADER = "__value_schema_id"
 _ID_MAGIC, _GUID_MAGIC = 0, 1
-_FRAME_BYTES = 5
 
 _Rows: TypeAlias = npt.NDArray[np.int64]
 _Key: TypeAlias = int | str
@@ -36,9 +35,23 @@ class AvroDecoder:
         schema: of the records that it makes; a schema that is no record becomes a column ``value``.
     """
 
-    def __init__(self, reader: FoundSchema, registry: RegistryClient | None) -> None:
-        """``registry``: None for values without ids, which have the reader's schema."""
-        self._reader, self._registry = reader.parse("the schema of a Kafka source"), registry
+    def __init__(
+        self,
+        reader: AvroType,
+        registry: RegistryClient | None,
+        writer: AvroType | None = None,
+        *,
+        cuts_times: bool = False,
+    ) -> None:
+        """Prepare for values that are to be read as ``reader``.
+
+        Args:
+            registry: None for values without ids.
+            writer: what values without ids have; None: the reader's.
+            cuts_times: whether parts of a microsecond are left out of times.
+        """
+        self._reader, self._registry = reader, registry
+        self._plain, self._cuts_times = writer or reader, cuts_times
         self._writers: dict[_Key, AvroType] = {}
         is_record = self._reader.kind == "record"
         self.schema = pa.schema(list(self._reader.column) if is_record else [("value", self._reader.column)])
@@ -48,7 +61,7 @@ class AvroDecoder:
         refused = Refused()
         parts: list[tuple[_Rows, pa.Array]] = []
         if self._registry is None:
-            self._decode(values, np.arange(len(values)), 0, self._reader, parts, refused, rows)
+            self._decode(values, np.arange(len(values)), 0, self._plain, parts, refused, rows)
         else:
             left = self._by_header(values, rows, headers, parts, refused)
             self._by_frame(values, left, rows, parts, refused)
@@ -101,20 +114,19 @@ class AvroDecoder:
         offsets = np.frombuffer(values.buffers()[1], np.int64, len(values) + 1, 8 * values.offset)
         data = np.frombuffer(values.buffers()[2] or b"", np.uint8)
         begins = offsets[:-1][which]
-        is_long = offsets[1:][which] - begins >= _FRAME_BYTES
+        is_long = offsets[1:][which] - begins >= FRAME_BYTES
         is_framed = is_long.copy()
         is_framed[is_long] = data[begins[is_long]] == _ID_MAGIC
         if not is_framed.all():
             other = which[~is_framed]
-            problem = "it does not begin with the id of a schema, a zero byte and four more"
-            refused.add(problem, rows[other], values.take(pa.array(other)))
+            refused.add(NO_FRAME, rows[other], values.take(pa.array(other)))
             which, begins = which[is_framed], begins[is_framed]
         if not len(which):
             return
-        ids = np.ascontiguousarray(data[begins[:, None] + np.arange(1, _FRAME_BYTES)]).view(">u4").reshape(-1)
+        ids = np.ascontiguousarray(data[begins[:, None] + np.arange(1, FRAME_BYTES)]).view(">u4").reshape(-1)
         for schema_id in np.unique(ids):
             some = which if (ids == schema_id).all() else which[ids == schema_id]
-            self._decode_with(int(schema_id), "", values, some, _FRAME_BYTES, parts, refused, rows)
+            self._decode_with(int(schema_id), "", values, some, FRAME_BYTES, parts, refused, rows)
 
     def _decode_with(
         self,
@@ -163,7 +175,7 @@ class AvroDecoder:
         rows: _Rows,
     ) -> None:
         some = values if len(which) == len(values) else values.take(pa.array(which))
-        found = decode_values(some, skip, writer, self._reader)
+        found = decode_values(some, skip, writer, self._reader, cuts_times=self._cuts_times)
         column = found.column
         if found.problems:
             is_good = np.ones(len(which), np.bool_)
@@ -176,7 +188,7 @@ class AvroDecoder:
 
 def _key_of(named: bytes | None) -> _Key | None:
     """Return the id or the GUID in a header."""
-    if named is not None and len(named) == _FRAME_BYTES and named[0] == _ID_MAGIC:
+    if named is not None and len(named) == FRAME_BYTES and named[0] == _ID_MAGIC:
         return int.from_bytes(named[1:], "big")
     if named is not None and len(named) == 17 and named[0] == _GUID_MAGIC:
         return str(UUID(bytes=named[1:]))

@@ -40,8 +40,28 @@ def made_schema(columns: pa.Schema, topic: str) -> str:
     Raises:
         UsageError: a column has a type that Avro does not have, or a name that it does not allow.
     """
+    return json.dumps(_record(columns, _name_of(topic), ""))
+
+
+def made_envelope(rows: pa.StructType, topic: str) -> str:
+    """Return the schema of Avro for Debezium's envelopes of rows.
+
+    Raises:
+        UsageError: as for ``made_schema``.
+    """
+    row = _record(rows, "Value", "")
+    op = {"name": "op", "type": "string"}
+    fields = [
+        {"name": "before", "type": ["null", row], "default": None},
+        {"name": "after", "type": ["null", "Value"]},
+        op,
+    ]
+    return json.dumps({"type": "record", "name": "Envelope", "namespace": _name_of(topic), "fields": fields})
+
+
+def _name_of(topic: str) -> str:
     name = re.sub("[^A-Za-z0-9_]", "_", topic)
-    return json.dumps(_record(columns, name if _NAME.fullmatch(name) else f"_{name}", ""))
+    return name if _NAME.fullmatch(name) else f"_{name}"
 
 
 def _record(fields: Any, name: str, where: str) -> dict[str, Any]:
@@ -206,8 +226,12 @@ def _plain(column: pa.Array, avro: AvroType, path: str) -> pa.Array:
         return _spread(pa.LargeListArray.from_arrays(offsets, items), column)
     if bare.is_uuid and not pc.all(pc.match_substring_regex(column, _UUID)).as_py():
         raise UsageError(f"column '{path}' has a text that is no UUID, which {_WHERE} does not allow; mend it")
+    if bare.kind == "string" and pa.types.is_timestamp(column.type):
+        return pc.strftime(column, "%Y-%m-%dT%H:%M:%SZ")
     if bare.scale is None:
         return column
+    if pa.types.is_duration(column.type):
+        return column.cast(pa.int64())
     if pa.types.is_date32(column.type):
         return column.cast(pa.int32())
     factor, divisor = bare.scale

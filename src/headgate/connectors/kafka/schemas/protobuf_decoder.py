@@ -17,14 +17,11 @@ import pyarrow.compute as pc
 
 from headgate.codec.avro import cut_out
 from headgate.connectors.files.line_decoders import Decoded, Refused, isolate, one_batch
-from headgate.connectors.kafka.schemas.avro_decoder import ID_HEADER
+from headgate.connectors.kafka.schemas.frames import FRAME_BYTES, ID_HEADER, NO_FRAME
 from headgate.connectors.kafka.schemas.protobuf_message import ProtobufMessage, handler_of
 from headgate.operators.schemas import canonical_schema, to_canonical
 
-_FRAME_BYTES = 5
-"""A zero byte and an id."""
-
-_HEADER_BYTES = {0: _FRAME_BYTES, 1: 17}
+_HEADER_BYTES = {0: FRAME_BYTES, 1: 17}
 """How long a header with an id or with a GUID is without the index of a message, by its first byte."""
 
 _Rows: TypeAlias = npt.NDArray[np.int64]
@@ -37,8 +34,14 @@ class ProtobufDecoder:
         schema: of the records that it makes.
     """
 
-    def __init__(self, message: ProtobufMessage, *, is_framed: bool) -> None:
-        """``is_framed``: whether values begin as a schema registry demands it."""
+    def __init__(self, message: ProtobufMessage, *, is_framed: bool, cuts_times: bool = False) -> None:
+        """Prepare for values of ``message``.
+
+        Args:
+            is_framed: whether values begin as a schema registry demands it.
+            cuts_times: whether parts of a microsecond are left out of times.
+        """
+        self._cuts_times = cuts_times
         self._handler = handler_of(message, timestamp_unit="ns", enums="string")
         self._far_handler = handler_of(message, timestamp_unit="us", enums="string")
         self._message, self._is_framed = message, is_framed
@@ -66,15 +69,15 @@ class ProtobufDecoder:
         return Decoded(one_batch(whole, self.schema), rows[good], refused)
 
     def _read(self, messages: pa.Array) -> pa.RecordBatch:
-        """Read messages, with nanoseconds, and without them where times are too far away for these.
+        """Read messages, with nanoseconds, and without them where these are cut, or times are too far away for them.
 
         Raises:
             ValueError: a message is damaged, or would be read as something else than it says.
         """
-        found = self._handler.array_to_record_batch(messages)
+        found = (self._far_handler if self._cuts_times else self._handler).array_to_record_batch(messages)
         self._refuse_changed(found)
-        if any(_has_limit(column) for _, column in _times_within(found)):
-            found = self._far_handler.array_to_record_batch(messages)
+        if self._cuts_times or any(_has_limit(column) for _, column in _times_within(found)):
+            found = self._far_handler.array_to_record_batch(messages) if not self._cuts_times else found
             for path, column in _times_within(found):
                 if _has_limit(column):
                     raise ValueError(f"field '{path}' has a time that no column can hold")
@@ -88,6 +91,8 @@ class ProtobufDecoder:
                 the last one counts; a duration that is too long; a time with a part of a microsecond.
         """
         for path, column in _columns_within("", _whole(batch)):
+            if pa.types.is_timestamp(column.type) and self._cuts_times:
+                continue
             if pa.types.is_timestamp(column.type):
                 number = column.cast(pa.int64()).drop_null().to_numpy()
                 if (number[(number != _LIMITS[0]) & (number != _LIMITS[1])] % 1_000 != 0).any():
@@ -117,20 +122,20 @@ class ProtobufDecoder:
         """Return what follows the frames; values whose header names their schema have none."""
         indexes = self._message.indexes
         offsets = np.frombuffer(values.buffers()[1], np.int64, len(values) + 1, 8 * values.offset)
-        raw = (values.buffers()[2] or pa.py_buffer(b"")).to_pybytes() + bytes(_FRAME_BYTES + max(map(len, indexes)))
+        raw = (values.buffers()[2] or pa.py_buffer(b"")).to_pybytes() + bytes(FRAME_BYTES + max(map(len, indexes)))
         data = np.frombuffer(raw, np.uint8)
         begin, size = offsets[:-1], np.diff(offsets)
-        is_framed = (size > _FRAME_BYTES) & (data[begin] == 0)
+        is_framed = (size > FRAME_BYTES) & (data[begin] == 0)
         skip = np.zeros(len(values), np.int64)
         for index in indexes:
-            found = data[begin[:, None] + np.arange(_FRAME_BYTES, _FRAME_BYTES + len(index))]
-            skip[(found == np.frombuffer(index, np.uint8)).all(axis=1)] = _FRAME_BYTES + len(index)
+            found = data[begin[:, None] + np.arange(FRAME_BYTES, FRAME_BYTES + len(index))]
+            skip[(found == np.frombuffer(index, np.uint8)).all(axis=1)] = FRAME_BYTES + len(index)
         is_message = (skip > 0) & (skip <= size)
         if headers is not None:
             by_header, is_other = self._in_headers(headers)
             is_framed[by_header], is_message[by_header], skip[by_header] = True, ~is_other, 0
         other = f"it is not {self._message.name}, but another message of its schema"
-        frame = "it does not begin with the id of a schema, a zero byte and four more, and with its message"
+        frame = f"{NO_FRAME}, and with its message"
         for problem, is_bad in ((frame, ~is_framed), (other, is_framed & ~is_message)):
             if is_bad.any():
                 refused.add(problem, rows[is_bad], values.filter(pa.array(is_bad)))

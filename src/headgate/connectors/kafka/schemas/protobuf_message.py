@@ -78,8 +78,8 @@ def message_of(generated: object, where: str = "a Kafka source") -> ProtobufMess
     group = next((path for path, field in fields if field.type == field.TYPE_GROUP), None)
     if group is not None:
         raise UsageError(
-            f"message {descriptor.full_name} has a group, field '{group}', which {where} does not know; make it a "
-            "message"
+            f"message {descriptor.full_name} has a group, field '{group}', which {where} does not know; give it a "
+            "message without that field, which is passed over in values that have it"
         )
     enums = [
         (path, tuple((one.name, one.number) for one in field.enum_type.values))

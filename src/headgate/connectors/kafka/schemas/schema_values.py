@@ -1,21 +1,27 @@
-"""Values of whole records that have a schema, of Avro or Protobuf: each begins with its id, if there is a registry."""
+"""Values of whole records that have a schema, of Avro, Protobuf or JSON: each begins with its id, with a registry."""
 
 from __future__ import annotations
 
 import base64
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from headgate.connectors.kafka.schemas.avro_encoder import AvroEncoder, made_schema
+from headgate.connectors.kafka.schemas.avro_encoder import AvroEncoder, made_envelope, made_schema
+from headgate.connectors.kafka.schemas.json_encoder import JsonEncoder, made_json_schema
 from headgate.connectors.kafka.schemas.protobuf_encoder import ProtobufEncoder
 from headgate.connectors.kafka.schemas.protobuf_message import ProtobufMessage
-from headgate.connectors.kafka.schemas.schema_registry import PROTOBUF, Reference, RegistryClient, SchemaRegistry
+from headgate.connectors.kafka.schemas.schema_registry import JSON, PROTOBUF, Reference, RegistryClient, SchemaRegistry
 from headgate.environment import Environment
 
-SCHEMA_FORMATS = ("avro", "protobuf")
+SCHEMA_FORMATS = ("avro", "protobuf", "debezium-avro")
+"""Formats that need a schema also without a registry."""
+
+_OF_JSON = ("json", "debezium-json")
+
+_Encoder: TypeAlias = AvroEncoder | ProtobufEncoder | JsonEncoder
 
 _ID_BYTES = 4
 
@@ -26,15 +32,26 @@ class SchemaValues:
     def __init__(
         self,
         topic: str,
+        form: str,
         schema: Mapping[str, Any] | str | type | ProtobufMessage | None,
         registry: SchemaRegistry | None,
         environment: Environment,
     ) -> None:
-        """``schema``: a message of Protobuf, or one of Avro; None: one of Avro is made from the columns."""
-        self._topic, self._schema, self._registry, self._environment = topic, schema, registry, environment
-        self._ready: tuple[AvroEncoder | ProtobufEncoder, bytes] | None = None
+        """Prepare for values of a format of a sink.
 
-    def check(self, columns: pa.Schema) -> AvroEncoder | ProtobufEncoder:
+        Args:
+            schema: a message of Protobuf, or one of Avro; None: it is made from the columns.
+        """
+        self._topic, self._form, self._schema, self._registry, self._environment = (
+            topic,
+            form,
+            schema,
+            registry,
+            environment,
+        )
+        self._ready: tuple[_Encoder, bytes] | None = None
+
+    def check(self, columns: pa.Schema) -> _Encoder:
         """Return what encodes records.
 
         Raises:
@@ -42,9 +59,11 @@ class SchemaValues:
         """
         if isinstance(self._schema, ProtobufMessage):
             return ProtobufEncoder(self._schema, columns)
+        if self._form in _OF_JSON:
+            return JsonEncoder()
         return AvroEncoder(self._avro(columns), columns)
 
-    def begin(self, columns: pa.Schema) -> tuple[AvroEncoder | ProtobufEncoder, bytes]:
+    def begin(self, columns: pa.Schema) -> tuple[_Encoder, bytes]:
         """Return what encodes records, and what their values begin with.
 
         Raises:
@@ -56,6 +75,8 @@ class SchemaValues:
             client, subject = RegistryClient(self._registry, self._environment), f"{self._topic}-value"
             if isinstance(self._schema, ProtobufMessage):
                 number, index = _registered(client, subject, self._schema), self._schema.index
+            elif self._form in _OF_JSON:
+                number, index = client.register(subject, made_json_schema(columns, self._topic), JSON), b""
             else:
                 number, index = client.register(subject, self._avro(columns)), b""
             head = b"\0" + number.to_bytes(_ID_BYTES, "big") + index
@@ -69,6 +90,8 @@ class SchemaValues:
         return encoder.encode(batch, head)
 
     def _avro(self, columns: pa.Schema) -> str:
+        if self._schema is None and self._form == "debezium-avro":
+            return made_envelope(columns.field("after").type, self._topic)
         if self._schema is None:
             return made_schema(columns, self._topic)
         return self._schema if isinstance(self._schema, str) else json.dumps(self._schema)
