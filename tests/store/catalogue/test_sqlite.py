@@ -13,9 +13,11 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -118,9 +120,47 @@ def test_making_a_store_does_not_wait_for_ever_and_says_for_whom(
     (tmp_path / "store").mkdir()
     with open(tmp_path / "store" / "catalogue.lock", "wb") as held:
         fcntl.flock(held, fcntl.LOCK_SH)
-        with pytest.raises(StorageError, match=rf"(process {os.getpid()} \(|another process).* has held the lock"):
+        with pytest.raises(
+            StorageError, match=rf"(process {os.getpid()} \(|another process).* has held the lock .*catalogue\.lock for"
+        ):
             Store.open(tmp_path / "store")
     Store.open(tmp_path / "store").close()
+
+
+def test_making_a_store_waits_for_who_makes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "store").mkdir()
+    with open(tmp_path / "store" / "catalogue.lock", "wb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        waits: list[float] = []
+
+        def sleep(seconds: float) -> None:
+            waits.append(seconds)
+            fcntl.flock(held, fcntl.LOCK_UN)
+
+        monkeypatch.setattr(sql, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
+        Store.open(tmp_path / "store").close()
+        assert len(waits) == 1
+
+
+def test_a_catalogue_that_was_closed_tells_of_what_came_meanwhile(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "store") as store, Store.open(tmp_path / "store") as other:
+        seen = {store.changes()}
+        for number in range(4):
+            other.create_stream(f"s{number}", KEYED)
+            seen.add(store.changes())
+            database_of(store).close()
+            seen.add(store.changes())
+        assert len(seen) == 9
+        assert not store.is_untouched
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs to see the files of the process")
+def test_a_store_that_was_closed_has_no_file_of_its_catalogue_open(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "store") as store:
+        store.create_stream(STREAM, KEYED)
+        store.changes()
+    links = [os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()]
+    assert not [link for link in links if link.startswith(f"{tmp_path}/store/catalogue")]
 
 
 NOBODY = 65_534
@@ -290,7 +330,7 @@ def test_a_store_that_was_removed_meanwhile_is_named(readonly: Path) -> None:
     with Store.open(readonly) as looker:
         looker.describe(STREAM)
         shutil.rmtree(readonly)
-        with pytest.raises(StorageError, match=r"catalogue\.sqlite: No such file"):
+        with pytest.raises(StorageError, match=r"cannot read .*catalogue\.sqlite: No such file"):
             looker.describe(STREAM)
 
 
