@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import uuid
 from decimal import Decimal
 
 import polars as pl
@@ -29,6 +30,13 @@ ENTRIES = pa.large_list(pa.struct({"key": pa.large_string(), "value": pa.int32()
         (MAP, ENTRIES),
         (pa.struct({"m": pa.list_(MAP)}), pa.struct({"m": pa.large_list(ENTRIES)})),
         (pa.list_(pa.int64(), 2), pa.large_list(pa.int64())),
+        (pa.date64(), pa.date32()),
+        (pa.binary(2), pa.large_binary()),
+        (pa.uuid(), pa.large_binary()),
+        (
+            pa.map_(pa.uuid(), pa.binary(2)),
+            pa.large_list(pa.struct({"key": pa.large_binary(), "value": pa.large_binary()})),
+        ),
         (pa.duration("s"), pa.duration("ms")),
         (pa.timestamp("ns"), pa.timestamp("us")),
         (pa.timestamp("s", "America/New_York"), pa.timestamp("us", "UTC")),
@@ -122,3 +130,12 @@ def test_a_schema_with_two_columns_or_fields_of_one_name_is_refused() -> None:
 def test_a_column_whose_name_polars_cannot_carry_is_refused(name: str, said: str) -> None:
     with pytest.raises(UsageError, match=f"operator 'map': column 2 of 2 {said}; rename it"):
         as_schema("map", pa.schema([("n", pa.int64()), (name, pa.int64())]))
+
+
+def test_bytes_of_one_size_and_uuids_are_carried_as_bytes() -> None:
+    ids = [uuid.UUID(int=number).bytes for number in (7, 2**127)] + [None]
+    days = [dt.date(1969, 12, 31), None, dt.date(2024, 2, 29)]
+    codes = pa.DictionaryArray.from_arrays(pa.array([1, None, 0]), pa.array([b"ab", b"cd"], pa.binary(2)))
+    columns = {"id": pa.array(ids, pa.uuid()), "day": pa.array(days, pa.date64()), "code": codes}
+    found = to_canonical(pa.RecordBatch.from_pydict(columns))
+    assert found.to_pydict() == {"id": ids, "day": days, "code": [b"cd", None, b"ab"]}

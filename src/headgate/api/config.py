@@ -5,6 +5,7 @@ Translated into ``headgate.model.config``.
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -177,8 +178,8 @@ class ExponentialDelay:
         Raises:
             UsageError: a value is out of range.
         """
-        if self.multiplier < 1:
-            raise UsageError(f"restart multiplier must be at least 1, but is {self.multiplier}")
+        if not 1 <= self.multiplier < math.inf:
+            raise UsageError(f"restart multiplier must be a number of at least 1, but is {self.multiplier}")
         if not 0 <= self.jitter <= 1:
             raise UsageError(f"restart jitter must be between 0 and 1, but is {self.jitter}")
         return model.ExponentialDelay(

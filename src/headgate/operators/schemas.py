@@ -37,10 +37,12 @@ def canonical_type(dtype: pa.DataType, what: str = "column") -> pa.DataType:
     """
     if pa.types.is_string(dtype) or pa.types.is_large_string(dtype) or pa.types.is_string_view(dtype):
         return pa.large_string()
-    if pa.types.is_binary(dtype) or pa.types.is_large_binary(dtype) or pa.types.is_binary_view(dtype):
+    if _is_binary(dtype):
         return pa.large_binary()
     if pa.types.is_dictionary(dtype):
         return canonical_type(dtype.value_type, what)
+    if isinstance(dtype, pa.BaseExtensionType):
+        return canonical_type(dtype.storage_type, what)
     if pa.types.is_timestamp(dtype):
         return LOCAL_TIME if dtype.tz is None else MOMENT
     if pa.types.is_list(dtype) or pa.types.is_large_list(dtype) or pa.types.is_fixed_size_list(dtype):
@@ -57,6 +59,8 @@ def canonical_type(dtype: pa.DataType, what: str = "column") -> pa.DataType:
         return pa.decimal128(dtype.precision, dtype.scale)
     if pa.types.is_time(dtype):
         return pa.time64("ns")
+    if pa.types.is_date(dtype):
+        return pa.date32()
     if pa.types.is_float16(dtype):
         return pa.float32()
     if pa.types.is_duration(dtype) and dtype.unit == "s":
@@ -65,7 +69,6 @@ def canonical_type(dtype: pa.DataType, what: str = "column") -> pa.DataType:
         pa.types.is_integer(dtype)
         or pa.types.is_floating(dtype)
         or pa.types.is_boolean(dtype)
-        or pa.types.is_date32(dtype)
         or pa.types.is_duration(dtype)
     )
     if not ok:
@@ -208,6 +211,8 @@ def _casts_exactly(given: pa.DataType, wanted: pa.DataType) -> bool:
         return True
     if types.is_dictionary(given):
         return _casts_exactly(given.value_type, wanted)
+    if isinstance(given, pa.BaseExtensionType):
+        return _casts_exactly(given.storage_type, wanted)
     if types.is_map(given) or types.is_map(wanted):
         given, wanted = _canonical_or_given(given), _canonical_or_given(wanted)
         return not types.is_map(given) and not types.is_map(wanted) and _casts_exactly(given, wanted)
@@ -223,9 +228,15 @@ def _casts_exactly(given: pa.DataType, wanted: pa.DataType) -> bool:
     return any(bool(is_kind(given) and is_kind(wanted)) for is_kind in _KINDS)
 
 
+def _is_binary(dtype: pa.DataType) -> bool:
+    types = pa.types
+    is_sized = types.is_fixed_size_binary(dtype) and not types.is_decimal(dtype)
+    return bool(is_sized or types.is_binary(dtype) or types.is_large_binary(dtype) or types.is_binary_view(dtype))
+
+
 _KINDS: tuple[Callable[[pa.DataType], bool], ...] = (
     lambda dtype: pa.types.is_string(dtype) or pa.types.is_large_string(dtype) or pa.types.is_string_view(dtype),
-    lambda dtype: pa.types.is_binary(dtype) or pa.types.is_large_binary(dtype) or pa.types.is_binary_view(dtype),
+    _is_binary,
     pa.types.is_timestamp,
     pa.types.is_duration,
     pa.types.is_time,
