@@ -9,8 +9,10 @@ was written by this very test through a pipe that nobody else has.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
+import re
 import selectors
 import signal
 import socket
@@ -355,11 +357,33 @@ def _serve(requests: BinaryIO, answers: BinaryIO) -> None:
                 if not head:
                     _end(children)
                     return
-                pid = _fork(_read(requests, _LENGTH.unpack(head)[0]))
+                data = _read(requests, _LENGTH.unpack(head)[0])
+                _bring(data)
+                pid = _fork(data)
                 children[pid] = os.pidfd_open(pid)
                 chosen.register(children[pid], selectors.EVENT_READ, pid)
                 answers.write(json.dumps({"pid": pid}).encode() + b"\n")
             answers.flush()
+
+
+_NAMED = re.compile(rb"(?:headgate|tests)(?:\.\w+)+")
+"""A module that a pickled call names."""
+
+_OPENED = {"headgate.connectors.streams": "headgate.store.catalogue.sql"}
+"""What is imported when a connector of a package is opened: SQLAlchemy takes half a second."""
+
+
+def _bring(data: bytes) -> None:
+    """Import once what each worker that runs this call would import by itself."""
+    for name in {found.decode() for found in _NAMED.findall(data)} - _brought:
+        _brought.add(name)
+        also = [opened for package, opened in _OPENED.items() if name.startswith(package)]
+        for one in (name, *also):
+            with contextlib.suppress(ImportError):  # the worker says so, if it needs it
+                importlib.import_module(one)
+
+
+_brought: set[str] = set()
 
 
 def _fork(data: bytes) -> int:
