@@ -20,8 +20,7 @@ from headgate.model.manifest import Manifest, Savepoint, SnapshotDelays, Snapsho
 from headgate.protocol.checkpoints.recovery import Damage, Gap
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.checkpoints.savepoints import SavepointDirectory
-from headgate.runtime.driver.pipeline_lock import PipelineLock
-from headgate.runtime.driver.remote_control import RunningPipeline
+from headgate.runtime.driver.pipeline_lock import PipelineLock, RunningPipeline
 from headgate.storage.urls import open_storage
 
 
@@ -161,13 +160,13 @@ import signal, sys
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})  # in threads that imports start, too
 from headgate.codec.json_files import Ending
 from headgate.model.progress import CheckpointOutcome
-from headgate.runtime.driver import remote_control
+from headgate.runtime.driver import pipeline_lock
 from headgate.runtime.driver.pipeline_lock import PipelineLock, taking_signals
 with taking_signals():
     lock = PipelineLock.acquire(sys.argv[1], "p", "a child")
 print("ready", flush=True)
 assert signal.sigwait({signal.SIGUSR2}) == signal.SIGUSR2
-(ask,) = remote_control.waiting_requests(sys.argv[1], "p")
+(ask,) = pipeline_lock.waiting_requests(sys.argv[1], "p")
 """
 """Begins a process that holds the pipeline "p" and gets one request."""
 

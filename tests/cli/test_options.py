@@ -30,7 +30,7 @@ from headgate.model.config import ExponentialDelay, FailureRate, FixedDelay, NoR
 from headgate.model.progress import PipelineHandle
 from headgate.nexmark import Nexmark
 from headgate.operators.catalog import RowFunctionSpec
-from headgate.spark.worker_logs import log_directory
+from headgate.spark.worker_main import log_directory
 from headgate.store.server.server import ServerOptions
 
 

@@ -234,7 +234,7 @@ def test_another_end_than_was_asked_for_is_a_failure(how: LockHolder, drain: boo
 HOLDER_CANCEL = (
     HOLDER_BEGIN
     + """\
-assert ask.take() == remote_control.ControlRequest(cancels=True)
+assert ask.take() == pipeline_lock.ControlRequest(cancels=True)
 ask.answer(CheckpointOutcome(None, "the pipeline does not run at the moment"))
 ending, _, doubt = sys.argv[2].partition(" ")
 lock.release(Ending[ending], 5, "it failed before", is_in_doubt=bool(doubt))

@@ -34,7 +34,7 @@ from headgate.model.failure import ExitCode, Failure, FailureKind, exit_code_of
 from headgate.model.progress import ControlRequest
 from headgate.protocol.supervision.driver_supervisor import ChildEnded, ReportRestart
 from headgate.runtime.driver.driver import error_of
-from headgate.runtime.driver.remote_control import RunningPipeline
+from headgate.runtime.driver.pipeline_lock import RunningPipeline
 
 WAIT_S = 300.0
 

@@ -16,7 +16,7 @@ import headgate as hg
 from headgate.codec.json_files import encode_life
 from headgate.model.ids import Generation
 from headgate.model.pipeline_identity import OtherSink, Owner, PipelineIdentity
-from headgate.testing.sinks.ownership import check_owner, check_start_over
+from headgate.testing.sinks.scenarios import check_owner, check_start_over
 
 Kind = Callable[[str], Any]
 

@@ -7,7 +7,7 @@ import pytest
 from headgate.errors import UsageError
 from headgate.model.graph import BAD_RECORDS, MAIN, Edge, Graph, Node, OutputTag, Partitioner, Role
 from headgate.model.ids import ChannelIndex, NodeName, SubtaskId, VertexId
-from headgate.model.plan import InputChannel, Plan, PlanEdge, make_plan
+from headgate.model.plan import InputChannel, LoopNest, Plan, PlanEdge, make_plan
 
 HASH, REBALANCE, FORWARD = Partitioner.HASH, Partitioner.REBALANCE, Partitioner.FORWARD
 
@@ -133,7 +133,7 @@ def test_a_node_is_found_by_its_name() -> None:
     assert graph.node(NodeName("out")).role is Role.SINK
 
 
-# -- loops (more in test_plan_loops.py) -----------------------------------------------------------------------------
+# -- loops (more in test_plan.py) -----------------------------------------------------------------------------
 
 
 def in_loop(name: str, *inputs: Edge, loops: str = "loop") -> Node:
@@ -184,3 +184,150 @@ def test_what_leaves_an_inner_loop_stays_in_the_outer_one() -> None:
     assert [e.nest for e in made.edges] == [None, "outer", "outer", "outer", "outer", "outer", "outer"]
     (nest,) = made.nests()
     assert (nest.heads, nest.leaves) == (("outer", "inner"), ())
+
+
+HASH, REBALANCE, FORWARD = Partitioner.HASH, Partitioner.REBALANCE, Partitioner.FORWARD
+
+
+def loop_edge(upstream: str, partitioner: Partitioner = FORWARD) -> Edge:
+    return Edge(NodeName(upstream), partitioner, ("k",) if partitioner is HASH else ())
+
+
+def loop_node(name: str, *inputs: Edge, loops: str = "", role: Role = Role.OPERATOR) -> Node:
+    return Node(NodeName(name), role, inputs, None, loops=_names(loops))
+
+
+def head(name: str, *inputs: Edge, feedback: tuple[Edge, ...], loops: str = "") -> Node:
+    return Node(NodeName(name), Role.LOOP_HEAD, inputs, None, feedback=feedback, loops=_names(f"{loops} {name}"))
+
+
+def _names(text: str) -> tuple[NodeName, ...]:
+    return tuple(NodeName(name) for name in text.split())
+
+
+def loop_source(name: str = "source") -> Node:
+    return loop_node(name, role=Role.SOURCE)
+
+
+def loop_sink(*inputs: Edge) -> Node:
+    return loop_node("sink", *inputs, role=Role.SINK)
+
+
+def simple(partitioner: Partitioner = FORWARD) -> Plan:
+    return plan(
+        loop_source(),
+        head("loop", loop_edge("source"), feedback=(loop_edge("step", partitioner),)),
+        loop_node("step", loop_edge("loop"), loops="loop"),
+        loop_sink(loop_edge("step")),
+    )
+
+
+def nested() -> Plan:
+    return plan(
+        loop_source(),
+        head("outer", loop_edge("source"), feedback=(loop_edge("back", HASH),)),
+        head("inner", loop_edge("outer"), feedback=(loop_edge("again"), loop_edge("step", HASH)), loops="outer"),
+        loop_node("step", loop_edge("inner", HASH), loops="outer inner"),
+        loop_node("again", loop_edge("step"), loops="outer inner"),
+        loop_node("back", loop_edge("again", REBALANCE), loops="outer"),
+        loop_node("aside", loop_edge("step", REBALANCE), loops="outer"),
+        loop_sink(loop_edge("back", REBALANCE)),
+    )
+
+
+def test_a_head_begins_a_chain_even_behind_a_forward_edge_and_its_body_joins_it() -> None:
+    assert chains(simple()) == {"source": ["source"], "loop": ["loop", "step", "sink"]}
+    assert simple().vertex(VertexId("loop")).is_loop_head
+    assert not simple().vertex(VertexId("source")).is_loop_head
+
+
+def test_a_feedback_edge_leads_from_the_body_back_to_the_head() -> None:
+    made = simple()
+    assert [(e.source, e.from_node, e.target, e.is_feedback, e.nest) for e in made.edges] == [
+        ("source", "source", "loop", False, None),
+        ("loop", "step", "loop", True, "loop"),
+    ]
+
+
+@pytest.mark.parametrize(("partitioner", "senders"), [(FORWARD, [1]), (HASH, [0, 1])])
+def test_feedback_channels_come_last_and_are_counted_like_others(partitioner: Partitioner, senders: list[int]) -> None:
+    channels = simple(partitioner).inputs(SubtaskId(VertexId("loop"), 1))
+    assert [c.channel for c in channels] == list(range(len(channels)))
+    assert [c.edge.is_feedback for c in channels] == [False] + [True] * len(senders)
+    assert [c.upstream.index for c in channels[1:]] == senders
+
+
+def test_the_nest_is_the_outermost_loop_of_both_ends() -> None:
+    made = nested()
+    assert {(str(e.source), str(e.target), e.is_feedback): e.nest for e in made.edges} == {
+        ("source", "outer", False): None,
+        ("back", "outer", True): "outer",
+        ("outer", "inner", False): "outer",
+        ("step", "inner", True): "outer",
+        ("inner", "step", False): "outer",
+        ("step", "back", False): "outer",
+        ("step", "aside", False): "outer",
+        ("back", "sink", False): None,
+    }
+
+
+def test_a_nest_has_its_outermost_head_first_and_knows_where_probes_end() -> None:
+    assert nested().nests() == (
+        LoopNest(NodeName("outer"), (VertexId("outer"), VertexId("inner")), (VertexId("outer"),), (VertexId("aside"),)),
+    )
+
+
+def test_an_operator_that_also_reads_from_outside_is_an_entrance() -> None:
+    made = plan(
+        loop_source(),
+        loop_source("other"),
+        head("loop", loop_edge("source"), feedback=(loop_edge("step", HASH),)),
+        loop_node("step", loop_edge("loop", HASH), loop_edge("other", HASH), loops="loop"),
+        loop_sink(loop_edge("step")),
+    )
+    assert made.nests()[0].entrances == ("loop", "step")
+
+
+def test_loops_side_by_side_are_nests_of_their_own() -> None:
+    made = plan(
+        loop_source(),
+        head("one", loop_edge("source"), feedback=(loop_edge("a"),)),
+        loop_node("a", loop_edge("one"), loops="one"),
+        head("two", loop_edge("a"), feedback=(loop_edge("b"),)),
+        loop_node("b", loop_edge("two"), loops="two"),
+        loop_sink(loop_edge("b")),
+    )
+    assert [nest.name for nest in made.nests()] == ["one", "two"]
+    assert made.downstream(VertexId("one")) == {"one", "two"}, "a loop is downstream of itself"
+    assert made.downstream(VertexId("two")) == {"two"}
+    assert [e.nest for e in made.edges if not e.is_feedback] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "message"),
+    [
+        (
+            (loop_source(), head("loop", loop_edge("source"), feedback=()), loop_sink(loop_edge("loop"))),
+            "operator 'loop' must be a loop head with feedback, or neither",
+        ),
+        (
+            (
+                loop_source(),
+                head("loop", loop_edge("source"), feedback=(loop_edge("source"),)),
+                loop_sink(loop_edge("loop")),
+            ),
+            "the feedback 'source' of loop 'loop' does not come from the loop",
+        ),
+        (
+            (
+                loop_source(),
+                head("loop", loop_edge("source"), feedback=(loop_edge("nobody"),)),
+                loop_sink(loop_edge("loop")),
+            ),
+            "the feedback 'nobody' of loop 'loop' does not come from the loop",
+        ),
+    ],
+)
+def test_a_cycle_that_no_probe_could_go_round_is_refused(nodes: tuple[Node, ...], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        plan(*nodes)

@@ -22,12 +22,12 @@ from headgate.model.ids import CheckpointId
 from headgate.model.manifest import Manifest
 from headgate.operators.loop_head import LoopHeadOperator
 from headgate.operators.process import row_process
-from headgate.protocol.checkpoints import pending
+from headgate.protocol.checkpoints import completion
 from headgate.protocol.checkpoints.checkpoint_requests import Requests
 from headgate.protocol.checkpoints.coordinator_events import AnswerRequest
 from headgate.protocol.checkpoints.retention import FileRetention
+from headgate.protocol.subtasks.alignment import BarrierTracker, ReadAhead
 from headgate.protocol.subtasks.externally_induced import InducedCut
-from headgate.protocol.subtasks.weaker_guarantees import BarrierTracker, ReadAhead
 from headgate.protocol.supervision import restart_policy
 from headgate.runtime.checkpoints.snapshot_files import SnapshotFiles
 from headgate.runtime.checkpoints.snapshot_writer import SubtaskTarget
@@ -133,7 +133,7 @@ def hooks_are_not_awaited() -> AbstractContextManager[None]:  # EI4
     def is_full(self: Any, checkpoint: Any) -> bool:
         return len(self._pending[checkpoint].acks) == len(self._participants)
 
-    return patched(pending.PendingCheckpoints, "is_full", is_full)
+    return patched(completion.PendingCheckpoints, "is_full", is_full)
 
 
 def hooks_get_the_data_of_no_checkpoint() -> AbstractContextManager[None]:
@@ -175,7 +175,7 @@ def loops_log_nothing() -> AbstractContextManager[None]:
 
 
 def a_record_is_logged_twice() -> AbstractContextManager[None]:
-    return around(LoopLog, "append", lambda call, self, batch, pending: call(self, batch, [*pending, *pending]))
+    return around(LoopLog, "append", lambda call, self, batch, pending: call(self, batch, [*completion, *completion]))
 
 
 def functions_forget_their_state_at_a_round() -> AbstractContextManager[None]:

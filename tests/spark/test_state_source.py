@@ -19,7 +19,7 @@ from tests.spark.sessions import session
 
 import headgate as hg
 from headgate.errors import UsageError
-from headgate.spark import columns, state_source
+from headgate.spark import dataframes, state_source
 from headgate.spark.state_source import StateDataSource, StateReader
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -55,7 +55,7 @@ def rows_of(reader: StateReader, partitions: list[InputPartition] | None = None)
 
 
 def test_there_is_a_partition_for_each_subtask(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columns, "BATCH_ROWS_MAX", 7)
+    monkeypatch.setattr(dataframes, "BATCH_ROWS_MAX", 7)
     reader = reader_of(path)
     partitions = reader.partitions()
     assert len(partitions) == 2
@@ -103,10 +103,10 @@ def test_what_is_no_key_of_a_state_is_told_at_the_load(path: Path, options: dict
 
 def test_keys_of_several_columns_are_lists_in_a_list() -> None:
     key = [pa.field("a", pa.int64()), pa.field("b", pa.large_string())]
-    assert columns.keys_in('[[1, "x"], [2, "y"]]', key, "operator 'o'") == [(1, "x"), (2, "y")]
+    assert dataframes.keys_in('[[1, "x"], [2, "y"]]', key, "operator 'o'") == [(1, "x"), (2, "y")]
     for wrong in ('[1, "x"]', '[["x", 1]]', '[[1, "x", 2]]', "{}", "[[[[", "null"):
         with pytest.raises(UsageError, match=r'keys must be a list in JSON, such as \[\[42, "tea"\]\]'):
-            columns.keys_in(wrong, key, "operator 'o'")
+            dataframes.keys_in(wrong, key, "operator 'o'")
 
 
 def test_all_tasks_read_the_checkpoint_that_was_the_newest_at_the_load(path: Path) -> None:
@@ -123,9 +123,9 @@ def test_all_tasks_read_the_checkpoint_that_was_the_newest_at_the_load(path: Pat
 def test_types_that_spark_does_not_have_become_wider() -> None:
     unsigned = [pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()]
     signed = [pa.int16(), pa.int32(), pa.int64(), pa.decimal128(20, 0)]
-    assert [columns.for_spark(dtype) for dtype in unsigned] == signed
+    assert [dataframes.for_spark(dtype) for dtype in unsigned] == signed
     nested = pa.large_list(pa.struct([("a", pa.large_string()), ("b", pa.uint8())]))
-    assert columns.for_spark(nested) == pa.list_(pa.struct([("a", pa.string()), ("b", pa.int16())]))
+    assert dataframes.for_spark(nested) == pa.list_(pa.struct([("a", pa.string()), ("b", pa.int16())]))
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from pyspark.sql.types import NullType, StructField, StructType
 
 from headgate.errors import FencedError, StorageError, TruncatedError, UsageError
 from headgate.protocol.store.transactions import Status
-from headgate.spark import columns, stream_reader, stream_writer
+from headgate.spark import dataframes, stream_reader, stream_writer
 from headgate.spark.stream_format import StreamDataSource, register_streams
 from headgate.spark.stream_reader import MicroBatchReader, PiecesPartition, StreamReader
 from headgate.spark.stream_writer import MicroBatchWriter, Prepared, StreamWriter
@@ -193,7 +193,7 @@ def with_partitions(reader: StreamReader) -> tuple[StreamReader, list[InputParti
 
 
 def test_large_segments_are_read_by_several_tasks(stream: Store, monkeypatch: pytest.MonkeyPatch) -> None:  # SP3
-    monkeypatch.setattr(columns, "BATCH_ROWS_MAX", 7)
+    monkeypatch.setattr(dataframes, "BATCH_ROWS_MAX", 7)
     reader = reader_of(stream, rows_per_partition="30")
     partitions = list(reader.partitions())
     assert len(partitions) == 6, "160 events in two segments"

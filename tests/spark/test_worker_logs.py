@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headgate.spark import worker_logs
+from headgate.spark import worker_main
 
 LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3} (\w+) (\d+) (\S+): (.*)")
 
@@ -20,8 +20,8 @@ def written(tmp_path: Path, program: str) -> tuple[list[tuple[str, str, str]], s
     begin = f"""
     import logging, sys, threading, warnings
     from pathlib import Path
-    from headgate.spark import worker_logs
-    from headgate.spark.worker_logs import WorkerLog
+    from headgate.spark import worker_main
+    from headgate.spark.worker_main import WorkerLog
     running = [""]
     log = WorkerLog(Path({str(tmp_path)!r}), "p", 3)
     """
@@ -84,7 +84,7 @@ def test_files_are_rotated_and_a_process_that_is_used_again_writes_once(tmp_path
     lines, _, _ = written(
         tmp_path,
         """
-        worker_logs.FILE_BYTES_MAX = 2_000
+        worker_main.FILE_BYTES_MAX = 2_000
         log.begin(lambda: "first")
         WorkerLog(log._path.parents[1], "p", 3).begin(lambda: "second")
         for number in range(300):
@@ -116,15 +116,15 @@ def test_a_log_that_cannot_be_written_fails_nobody(tmp_path: Path) -> None:
 
 
 def test_logs_of_a_cluster_stay_with_spark_unless_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv(worker_logs.VARIABLE, raising=False)
+    monkeypatch.delenv(worker_main.VARIABLE, raising=False)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    assert worker_logs.log_directory(is_local=True) == tmp_path / "headgate" / "logs"
-    assert worker_logs.log_directory(is_local=False) is None
-    assert worker_logs.spark_log("p") == tmp_path / "headgate" / "logs" / "p" / "spark.log"
-    monkeypatch.setenv(worker_logs.VARIABLE, str(tmp_path / "mine"))
-    assert worker_logs.log_directory(is_local=False) == tmp_path / "mine"
+    assert worker_main.log_directory(is_local=True) == tmp_path / "headgate" / "logs"
+    assert worker_main.log_directory(is_local=False) is None
+    assert worker_main.spark_log("p") == tmp_path / "headgate" / "logs" / "p" / "spark.log"
+    monkeypatch.setenv(worker_main.VARIABLE, str(tmp_path / "mine"))
+    assert worker_main.log_directory(is_local=False) == tmp_path / "mine"
     (tmp_path / "mine").touch()
-    assert worker_logs.spark_log("p") is None, "there can be no such directory"
+    assert worker_main.spark_log("p") is None, "there can be no such directory"
 
 
 def test_what_goes_into_the_log_is_still_told_of_a_worker_that_is_lost(tmp_path: Path) -> None:

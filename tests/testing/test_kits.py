@@ -33,8 +33,7 @@ from headgate.model.pipeline_identity import Owner, PipelineIdentity
 from headgate.protocol.checkpoints.commit import CommitPermit
 from headgate.storage.urls import open_storage
 from headgate.testing import Collect, Target, check_sink, check_source, source_kit
-from headgate.testing.sinks.ownership import check_owner
-from headgate.testing.sinks.scenarios import check_lost_answers
+from headgate.testing.sinks.scenarios import check_lost_answers, check_owner
 
 
 class ForgetsPositions(FromRows):

@@ -29,7 +29,7 @@ signal.pthread_sigmask(signal.SIG_BLOCK, wanted)  # in threads that imports star
 from headgate.codec.json_files import Ending
 from headgate.model.ids import CheckpointId
 from headgate.model.progress import CheckpointOutcome
-from headgate.runtime.driver.remote_control import waiting_requests
+from headgate.runtime.driver.pipeline_lock import waiting_requests
 from headgate.runtime.driver.pipeline_lock import PipelineLock, taking_signals
 with taking_signals():
     lock = PipelineLock.acquire(sys.argv[1], "p", "a child")

@@ -63,8 +63,7 @@ class DataFrameSource(Source):
         Raises:
             UsageError: a column cannot be captured, or has a type that Headgate does not carry.
         """
-        from headgate.spark.columns import check_for_files
-        from headgate.spark.dataframes import arrow_schema
+        from headgate.spark.dataframes import arrow_schema, check_for_files
 
         schema = arrow_schema(self._dataframe)
         check_for_files(self._dataframe.sparkSession, self._dataframe.schema)

@@ -17,8 +17,7 @@ from headgate.errors import HeadgateError, UsageError
 from headgate.model.ids import CheckpointId
 from headgate.model.progress import LateRecords, Observer, PipelineHandle, Progress, RunResult
 from headgate.plain_text import printable
-from headgate.runtime.driver.pipeline_lock import taking_signals
-from headgate.runtime.driver.remote_control import ASK, DRAIN
+from headgate.runtime.driver.pipeline_lock import ASK, DRAIN, taking_signals
 
 WAIT_S = 0.2
 """How long a signal may go unnoticed."""

@@ -13,7 +13,7 @@ from headgate.api.dataframe_source import CapturedDataFrame, DataFrameSource
 from headgate.api.pipeline_registry import remember_pipeline
 from headgate.connectors.base import Sink, transaction_timeout_ms
 from headgate.connectors.registry import targets_of
-from headgate.display.text import duration_text
+from headgate.display.progress import duration_text
 from headgate.errors import UsageError
 from headgate.model.config import PipelineConfig, StartConfig
 from headgate.model.graph import Graph, Role

@@ -19,7 +19,7 @@ from headgate.api.pipeline_registry import remembered_pipelines
 from headgate.cli.options import AnyPipelineArgument, DirOption, JsonOption, PipelineArgument
 from headgate.cli.output import Terminal, duration_text, say, size_text, time_text
 from headgate.codec.snapshot import IN_FLIGHT_PREFIX
-from headgate.display.text import counted as number_of
+from headgate.display.progress import counted as number_of
 from headgate.errors import HeadgateError, PipelineFailed, UsageError
 from headgate.model.config import Guarantee
 from headgate.model.manifest import SAVEPOINT_VERSION, Claim, Manifest, Savepoint, SnapshotPart, SubtaskEntry
@@ -28,7 +28,7 @@ from headgate.protocol.checkpoints.recovery import Damage, ObservedEntry, Observ
 from headgate.protocol.checkpoints.restore_selection import KeptAside
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.checkpoints.savepoints import SavepointDirectory, refuse_unless_newest_is_known, savepoints_below
-from headgate.runtime.driver.remote_control import RunningPipeline, is_running_here
+from headgate.runtime.driver.pipeline_lock import RunningPipeline, is_running_here
 from headgate.storage.base import NotFound
 from headgate.storage.urls import absolute_location, is_missing, local_directory, open_storage
 

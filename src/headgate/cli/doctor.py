@@ -24,7 +24,7 @@ from headgate import __version__
 from headgate.api.config import CHECKPOINT_DIR_DEFAULT
 from headgate.cli.output import Terminal, say
 from headgate.dataclass import dataclass
-from headgate.display.text import counted, size_text
+from headgate.display.progress import counted, size_text
 from headgate.distribution import DISTRIBUTION, install_command
 from headgate.errors import HeadgateError
 from headgate.spark.class_archive import archive_file, is_trusted, tried_mark

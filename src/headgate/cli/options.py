@@ -27,7 +27,7 @@ from headgate.model.config import RestartStrategy, duration_ms
 from headgate.operators.user_functions import user_traceback
 from headgate.protocol.supervision.standby import BEAT_MS, Standby
 from headgate.spark.py_files import Submission, program_place, read_py_files, read_settings, with_directory
-from headgate.spark.worker_logs import VARIABLE as LOG_DIRECTORY_VARIABLE
+from headgate.spark.worker_main import VARIABLE as LOG_DIRECTORY_VARIABLE
 
 
 def check_pipeline_name(name: str | None) -> str | None:

@@ -32,8 +32,18 @@ from rich.text import Text
 
 from headgate.api.pipeline_registry import announced_page
 from headgate.dataclass import dataclass
-from headgate.display.progress import NODE_TITLES, by_busy, loop_text, node_cells, summary_text
-from headgate.display.text import count_text, counted, duration_text, size_text, time_text
+from headgate.display.progress import (
+    NODE_TITLES,
+    by_busy,
+    count_text,
+    counted,
+    duration_text,
+    loop_text,
+    node_cells,
+    size_text,
+    summary_text,
+    time_text,
+)
 from headgate.distribution import install_command
 from headgate.environment import SYSTEM_CLOCK, Clock
 from headgate.errors import HeadgateError, UsageError

@@ -39,7 +39,7 @@ from headgate.model.progress import CheckpointOutcome, ControlRequest
 from headgate.protocol.checkpoints.recovery import candidates
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.checkpoints.savepoints import savepoint_at
-from headgate.runtime.driver.remote_control import RunningPipeline
+from headgate.runtime.driver.pipeline_lock import RunningPipeline
 from headgate.runtime.driver.reset import FoundTarget, Reset, ResetPlan
 from headgate.storage.urls import absolute_location, is_missing, open_storage
 

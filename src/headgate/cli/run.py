@@ -96,8 +96,7 @@ from headgate.protocol.supervision.standby import (
     TakeoverLost,
 )
 from headgate.protocol.supervision.supervisor_events import Begin
-from headgate.runtime.driver.pipeline_lock import AlreadyRunning, read_holder
-from headgate.runtime.driver.remote_control import DRAIN, STOP
+from headgate.runtime.driver.pipeline_lock import DRAIN, STOP, AlreadyRunning, read_holder
 from headgate.runtime.driver.takeover import HeartbeatReader, Takeover, taking_over
 from headgate.spark.jvm import quick_jvm
 from headgate.spark.py_files import program_place

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from headgate.cli.output import Terminal, say
 from headgate.cli.store import JsonLinesOption, StoreOption, YesOption, confirm, open_store, print_result
-from headgate.display.text import size_text
+from headgate.display.progress import size_text
 from headgate.environment import SYSTEM_CLOCK
 from headgate.errors import CorruptionError, HeadgateError, UsageError
 from headgate.model.config import duration_ms

@@ -16,7 +16,7 @@ from headgate.cli.line_format import parse_columns
 from headgate.cli.output import Terminal, progress_bar, say
 from headgate.cli.pipelines import ownership_text
 from headgate.cli.store import JsonLinesOption, Name, StoreOption, YesOption, confirm, open_store, print_result
-from headgate.display.text import size_text, time_text
+from headgate.display.progress import size_text, time_text
 from headgate.errors import CorruptionError, UsageError
 from headgate.protocol.store.layouts import KEY_SPACE, Layout, Segment
 from headgate.store.fsck import Problem

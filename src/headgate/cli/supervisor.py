@@ -25,7 +25,7 @@ from types import FrameType
 from typing import Any, assert_never
 
 from headgate.dataclass import dataclass
-from headgate.display.text import duration_text
+from headgate.display.progress import duration_text
 from headgate.errors import UsageError
 from headgate.model import config, heartbeat
 from headgate.model.config import RestartStrategy

@@ -38,8 +38,7 @@ LEAST = 0.9
 THIN = {
     "runtime/surroundings.py": "sockets and chance of the operating system, and the end of a process",
     "runtime/wire/connection.py": "OpenSSL",
-    "runtime/driver/pipeline_lock.py": "a lock of the file system",
-    "runtime/driver/remote_control.py": "signals between processes",
+    "runtime/driver/pipeline_lock.py": "a lock of the file system, and signals between processes",
     "store/catalogue/sqlite.py": "connections to SQLite's file",
 }
 """What cannot run in the machine room, of what is measured, and why."""

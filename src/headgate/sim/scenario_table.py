@@ -15,17 +15,15 @@ from headgate.sim.scenarios import (
     induced,
     listeners,
     log_files,
-    over,
     reset,
     savepoints,
     standby,
-    state_backends,
     timers,
     unaligned,
     upgrades,
     user_pipelines,
 )
-from headgate.sim.streams import followers, groups, remote_store, shared_transactions, streams
+from headgate.sim.streams import client_programs, groups, remote_store, shared_transactions, streams
 
 
 @dataclass(frozen=True)
@@ -58,8 +56,8 @@ SCENARIOS = (
     Scenario("savepoints", "pipelines that are moved with savepoints", (savepoints.SavedAndBegunRun,)),
     Scenario("upgrades", "pipelines that are changed between two starts", (upgrades.draw_upgrade,)),
     Scenario("checkpoint-requests", "pipelines whose users ask for checkpoints", (checkpoint_requests.AskingRun,)),
-    Scenario("rocksdb", "pipelines whose state is in RocksDB", state_backends.ROCKSDB_KINDS),
-    Scenario("memory-chunks", "pipelines whose checkpoints refer to chunks of state", state_backends.CHUNKS_KINDS),
+    Scenario("rocksdb", "pipelines whose state is in RocksDB", timers.ROCKSDB_KINDS),
+    Scenario("memory-chunks", "pipelines whose checkpoints refer to chunks of state", timers.CHUNKS_KINDS),
     Scenario("cancellation", "pipelines that do not retain their checkpoints", (checkpoint_requests.CancellingRun,)),
     Scenario("reset", "pipelines that are reset", (reset.ResettingRun,)),
     Scenario("timers", "pipelines whose functions have timers", (timers.TimedRun,)),
@@ -75,10 +73,10 @@ SCENARIOS = (
         "shared-transactions", "transactions of a stream that two processes share", (shared_transactions.SharingRun,)
     ),
     Scenario("group-pipelines", "pipelines whose subtasks share a stream by a group", (streams.GroupedRun,)),
-    Scenario("followers", "programs that follow a stream and wait", (followers.FollowRun,)),
+    Scenario("followers", "programs that follow a stream and wait", (client_programs.FollowRun,)),
     Scenario("remote-store", "programs with a store on an object store or a server", remote_store.REMOTE_KINDS),
     Scenario("functions", "pipelines with triggers, late records, two inputs and calls", (functions.FunctionRun,)),
-    Scenario("over", "pipelines with OVER aggregates, and functions over updated sessions", (over.OverRun,)),
+    Scenario("over", "pipelines with OVER aggregates, and functions over updated sessions", (event_time.OverRun,)),
 )
 
 

@@ -42,7 +42,7 @@ from headgate.spark.jvm import (
 from headgate.spark.launcher import SparkLauncher, job_error, warm_up
 from headgate.spark.prerequisites import SUBMITTED, check_prerequisites, read_master, same_master
 from headgate.spark.py_files import Submission, send_modules
-from headgate.spark.worker_logs import log_directory, spark_log
+from headgate.spark.worker_main import log_directory, spark_log
 
 SLOTS_WAIT_S = 30.0
 """How long to wait for a cluster's executors to come up before the parallelism counts as too high."""

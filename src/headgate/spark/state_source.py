@@ -29,7 +29,7 @@ from headgate.runtime.state_reader.reader import (
     state_named,
     states_of,
 )
-from headgate.spark.columns import batches_for_spark, keys_in, schema_for_spark
+from headgate.spark.dataframes import batches_for_spark, keys_in, schema_for_spark
 
 _OPTIONS = ("path", "operator", "state", "id", "columns", "keys")
 

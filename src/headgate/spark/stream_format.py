@@ -18,7 +18,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from headgate.errors import UsageError
-from headgate.spark.columns import schema_of_spark
+from headgate.spark.dataframes import schema_of_spark
 from headgate.spark.stream_options import EARLIEST, READING, STREAMING, WRITING, Options
 from headgate.spark.stream_reader import CutRange, MicroBatchReader, StreamReader, StreamSelection
 from headgate.spark.stream_writer import MicroBatchWriter, StreamTarget, StreamWriter

@@ -34,7 +34,7 @@ from headgate.protocol.store.micro_batches import (
     taken,
 )
 from headgate.protocol.store.truncation import Extent
-from headgate.spark.columns import batches_for_spark, keys_in, schema_for_spark
+from headgate.spark.dataframes import batches_for_spark, keys_in, schema_for_spark
 from headgate.spark.stream_options import EARLIEST, LATEST, PLACE_COLUMNS, Options, StreamLocation
 from headgate.store.routing import places_of
 from headgate.store.streams import StreamCut, StreamInfo

@@ -22,7 +22,7 @@ from headgate.errors import HeadgateError, StorageError, UsageError
 from headgate.operators.schemas import canonical_schema, carried
 from headgate.protocol.store.micro_batches import Turn, turn_of
 from headgate.protocol.store.transactions import Status
-from headgate.spark.columns import schema_for_spark
+from headgate.spark.dataframes import schema_for_spark
 from headgate.spark.stream_options import OWNERS, Options, StreamLocation
 from headgate.store.store import Store
 from headgate.store.streams import check_takes, difference_by_name, newest_matching

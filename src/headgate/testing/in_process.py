@@ -21,7 +21,7 @@ import pyarrow as pa
 from pyspark import cloudpickle
 
 from headgate.dataclass import dataclass
-from headgate.display.text import counted
+from headgate.display.progress import counted
 from headgate.environment import CancellablePool, DaemonThread, Pool, ThreadEnded, cancellable
 from headgate.errors import UsageError
 from headgate.model.config import ExponentialDelay, FixedDelay, RestartStrategy

@@ -19,7 +19,6 @@ from headgate.testing.sinks.failures import (
     check_taken_away,
 )
 from headgate.testing.sinks.fake_pipeline import Target, missing_option
-from headgate.testing.sinks.ownership import check_owner, check_remove_output, check_start_over
 from headgate.testing.sinks.scenarios import (
     KillPoint,
     check_closed,
@@ -33,10 +32,13 @@ from headgate.testing.sinks.scenarios import (
     check_many_pending,
     check_neighbours,
     check_older_checkpoint,
+    check_owner,
+    check_remove_output,
     check_rescaling,
     check_restarts_in_a_row,
     check_rewound,
     check_stale_generation,
+    check_start_over,
 )
 
 Check = Callable[[Target], str | None]

@@ -31,7 +31,7 @@ from headgate.dataclass import dataclass
 from headgate.environment import SYSTEM_CLOCK
 from headgate.errors import HeadgateError, UsageError
 from headgate.model.progress import CheckpointOutcome, ControlRequest, PipelineHandle
-from headgate.runtime.driver.remote_control import RunningPipeline
+from headgate.runtime.driver.pipeline_lock import RunningPipeline
 from headgate.storage.urls import absolute_location
 
 ACTIONS = ("checkpoint", "savepoint", "stop", "drain")

@@ -1,7 +1,7 @@
 """What a page shows of a run: the graph, the latest numbers, what happened lately, and the logs of its workers.
 
 All of it is bounded. The observer of the run adds, requests of browsers read, in their own threads. Of
-logs it reads files that ``spark.worker_logs`` writes, and nothing else: a browser names a log, never a path.
+logs it reads files that ``spark.worker_main`` writes, and nothing else: a browser names a log, never a path.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from tests.protocol.checkpoints.coordinating import (
     triggered,
     written,
 )
-from tests.protocol.checkpoints.test_coordinator_end import FINISHED, NO_MORE_PERIODIC
+from tests.protocol.checkpoints.test_completion import FINISHED, NO_MORE_PERIODIC
 from tests.protocol.making import committable, cp, gen, sub
 
 from headgate.errors import ProtocolViolation
@@ -37,6 +37,7 @@ from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import SubtaskId, VertexId
 from headgate.model.manifest import Copied, SubtaskEntry
 from headgate.protocol.checkpoints.commit import CommitQueue
+from headgate.protocol.checkpoints.completion import Pending, PendingCheckpoints
 from headgate.protocol.checkpoints.coordinator import Coordinator, Phase
 from headgate.protocol.checkpoints.coordinator_events import (
     AbortReason,
@@ -67,7 +68,6 @@ from headgate.protocol.checkpoints.coordinator_events import (
     StopRequested,
     TriggerSources,
 )
-from headgate.protocol.checkpoints.pending import Pending, PendingCheckpoints
 from headgate.protocol.machine import Ignored
 
 NOT_NOW = Ignored("no checkpoint can begin now")

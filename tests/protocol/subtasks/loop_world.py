@@ -8,31 +8,220 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from tests.protocol.making import entry_of, inline_part
-from tests.protocol.subtasks.loop_parts import (
-    Barrier,
-    Cancel,
-    Channel,
-    Element,
-    End,
-    LiveSubtask,
-    Record,
-    State,
-    check_cut,
-    check_logs,
-)
-from tests.protocol.subtasks.loop_shapes import place_of
 
-from headgate.model.ids import ChannelIndex, CheckpointId, SubtaskId
-from headgate.model.plan import Plan
+from headgate.model.graph import Edge, Graph, Node, Partitioner, Role
+from headgate.model.ids import ChannelIndex, CheckpointId, NodeName, SubtaskId
+from headgate.model.plan import Plan, PlanEdge, make_plan
 from headgate.protocol import loop_prober
 from headgate.protocol.loop_prober import LoopProber, Probe
 from headgate.protocol.subtasks import alignment, loops
 from headgate.protocol.subtasks import subtask as machine
+from headgate.protocol.subtasks.loops import NO_ROUNDS, LoopPlace, RoundProgress
+
+ALL, FORWARD = Partitioner.REBALANCE, Partitioner.FORWARD
+
+
+def edge(upstream: str, partitioner: Partitioner = ALL) -> Edge:
+    return Edge(NodeName(upstream), partitioner)
+
+
+def source(name: str) -> Node:
+    return Node(NodeName(name), Role.SOURCE, (), None)
+
+
+def sink(name: str, *inputs: Edge) -> Node:
+    return Node(NodeName(name), Role.SINK, inputs, None)
+
+
+def body(name: str, *inputs: Edge, loops: str = "H") -> Node:
+    return Node(NodeName(name), Role.OPERATOR, inputs, None, loops=tuple(map(NodeName, loops)))
+
+
+def head(name: str, *inputs: Edge, feedback: tuple[Edge, ...], loops: str = "") -> Node:
+    names = tuple(map(NodeName, loops or name))
+    return Node(NodeName(name), Role.LOOP_HEAD, inputs, None, feedback=feedback, loops=names)
+
+
+SHAPES: dict[str, tuple[Node, ...]] = {
+    "shuffle in the body": (
+        source("s"),
+        head("H", edge("s", FORWARD), feedback=(edge("b", FORWARD),)),
+        body("b", edge("H")),
+        sink("k", edge("b")),
+    ),
+    "pointwise body, shuffled feedback": (  # L6: a sentinel or a probe may come back before its head has passed it
+        source("s"),
+        head("H", edge("s"), feedback=(edge("b"),)),
+        body("b", edge("H", FORWARD)),
+        sink("k", edge("b")),
+    ),
+    "several feedback channels": (  # L11
+        source("s"),
+        head("H", edge("s"), feedback=(edge("b"), edge("c", FORWARD), edge("H"))),
+        body("b", edge("H")),
+        body("c", edge("b")),
+        sink("k", edge("c")),
+    ),
+    "input from outside": (  # the body waits for a barrier from outside the loop
+        source("s"),
+        source("t"),
+        head("H", edge("s"), feedback=(edge("b"),)),
+        body("b", edge("H", FORWARD), edge("t", FORWARD)),
+        sink("k", edge("b")),
+    ),
+    "leaf": (
+        source("s"),
+        head("H", edge("s"), feedback=(edge("b"),)),
+        body("b", edge("H")),
+        body("leaf", edge("b"), edge("H")),
+        sink("k", edge("leaf")),
+    ),
+    "loop within a loop": (
+        source("s"),
+        head("H", edge("s"), feedback=(edge("b"),)),
+        head("I", edge("H"), feedback=(edge("i"),), loops="HI"),
+        body("i", edge("I"), loops="HI"),
+        body("b", edge("i"), edge("H")),
+        sink("k", edge("b")),
+    ),
+    "pointwise loop within a loop": (
+        source("s"),
+        source("t"),
+        head("H", edge("s"), feedback=(edge("b"),)),
+        head("I", edge("H", FORWARD), feedback=(edge("i"),), loops="HI"),
+        body("i", edge("I", FORWARD), edge("t", FORWARD), loops="HI"),
+        body("b", edge("i", FORWARD)),
+        sink("k", edge("b")),
+    ),
+    "two loops within a loop": (
+        source("s"),
+        head("H", edge("s"), feedback=(edge("b"),)),
+        head("I", edge("H"), feedback=(edge("i"),), loops="HI"),
+        body("i", edge("I"), edge("H", FORWARD), loops="HI"),
+        head("J", edge("i"), feedback=(edge("j"), edge("J")), loops="HJ"),
+        body("j", edge("J"), loops="HJ"),
+        body("b", edge("j"), edge("i", FORWARD)),
+        sink("k", edge("b")),
+    ),
+}
+
+
+def plan_of(shape: str, parallelism: int) -> Plan:
+    return make_plan(Graph(SHAPES[shape]), parallelism, 128)
+
+
+def place_of(plan: Plan, subtask: SubtaskId) -> LoopPlace | None:
+    """Return where ``subtask`` stands in its nest, as the runtime finds out."""
+    if plan.vertex(subtask.vertex).nest is None:
+        return None
+    inputs = plan.inputs(subtask)
+    return LoopPlace(
+        inside=frozenset(i.channel for i in inputs if i.edge.nest is not None and not i.edge.is_feedback),
+        outside=frozenset(i.channel for i in inputs if i.edge.nest is None),
+        feedback=frozenset(i.channel for i in inputs if i.edge.is_feedback),
+        is_leaf=all(out.nest is None for out in plan.outputs(subtask.vertex)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """``trips`` that it may still make over feedback edges, ``made`` so far, and its round in the outermost loop."""
+
+    name: str
+    trips: int
+    made: int = 0
+    round_: int = 0
+
+
+@dataclass(slots=True)
+class State:
+    """What a snapshot holds of one subtask."""
+
+    position: int = 0
+    born: list[str] = field(default_factory=list)
+    died: list[Record] = field(default_factory=list)
+    trips: list[str] = field(default_factory=list)
+    closed: list[int] = field(default_factory=list)
+    has_fired: bool = False
+    is_finished: bool = False
+    progress: RoundProgress = NO_ROUNDS
+    log: list[Record] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Barrier:
+    """A barrier, or on a feedback channel a sentinel."""
+
+    checkpoint: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """A cancel marker."""
+
+    checkpoint: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The end of data."""
+
+
+Element = Record | Barrier | Cancel | End | Probe
+
+
+@dataclass(slots=True)
+class Channel:
+    """A FIFO channel, with all that went through it: where each checkpoint cut it, and what was logged of it."""
+
+    edge: PlanEdge
+    queue: deque[Element] = field(default_factory=deque)
+    sent: list[Record] = field(default_factory=list)
+    taken_count: int = 0
+    cut_sent: dict[CheckpointId, int] = field(default_factory=dict)
+    cut_taken: dict[CheckpointId, int] = field(default_factory=dict)
+    logs: dict[CheckpointId, list[Record]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class LiveSubtask:
+    """One subtask, and what a worker would keep for it."""
+
+    live: machine.Subtask
+    state: State
+    inputs: list[Channel]
+    outputs: list[tuple[PlanEdge, list[Channel]]]
+    records: list[Record]
+    """Sources only: everything there is to read."""
+    is_head: bool
+    is_in_nest: bool
+    replay: deque[Record] = field(default_factory=deque)
+    control: deque[machine.Event] = field(default_factory=deque)
+    frozen: dict[CheckpointId, State] = field(default_factory=dict)
+    writing: set[CheckpointId] = field(default_factory=set)
+    is_over: bool = False
+    has_reported: bool = False
+
+
+def check_logs(subtask: LiveSubtask, checkpoint: CheckpointId, logs: list[list[Record]]) -> None:
+    """The log of each channel: sent before its sentinel, and not processed before the head's barrier."""
+    for channel, log in zip(subtask.inputs, logs, strict=True):
+        if channel.edge.is_feedback and checkpoint in channel.cut_sent:
+            transit = channel.sent[channel.cut_taken[checkpoint] : channel.cut_sent[checkpoint]]
+            assert [r.name for r in log] == [r.name for r in transit]
+
+
+def check_cut(subtasks: Iterable[LiveSubtask], checkpoint: CheckpointId) -> None:
+    """Every channel is cut: nothing was processed that the sender's snapshot does not know to be sent."""
+    for subtask in subtasks:
+        for channel in subtask.inputs:
+            sent, taken = channel.cut_sent[checkpoint], channel.cut_taken[checkpoint]
+            assert taken <= sent if channel.edge.is_feedback else taken == sent
 
 
 class World:

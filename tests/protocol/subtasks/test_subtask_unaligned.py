@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.protocol.making import ch, committable, cp, entry_of, file_part, inline_part
-from tests.protocol.subtasks.test_unaligned_machine import OVER, TIMED, arrived, read, timeout
+from tests.protocol.subtasks.test_unaligned import OVER, TIMED, arrived, read, timeout
 
 from headgate.errors import ProtocolViolation
 from headgate.model.config import ORDINARY, Alignment, CheckpointOptions

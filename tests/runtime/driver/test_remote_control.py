@@ -16,14 +16,16 @@ import pytest
 from headgate.codec.json_files import Ending, LockHolder, encode_holder
 from headgate.errors import UsageError
 from headgate.model.progress import CheckpointOutcome, ControlRequest
-from headgate.runtime.driver import remote_control
-from headgate.runtime.driver.pipeline_lock import PipelineLock, read_holder, taking_signals
-from headgate.runtime.driver.remote_control import (
+from headgate.runtime.driver import pipeline_lock
+from headgate.runtime.driver.pipeline_lock import (
     DRAIN,
     STOP,
+    PipelineLock,
     RequestFile,
     RunningPipeline,
+    read_holder,
     running_pipelines,
+    taking_signals,
     waiting_requests,
 )
 
@@ -184,21 +186,21 @@ def test_a_question_is_for_the_run_it_names(tmp_path: Path) -> None:
     ]
     for request in [*former, *mine]:
         RequestFile.leave(root, "p", request)
-    taken = remote_control.take_requests(root, "p", "mine")
+    taken = pipeline_lock.take_requests(root, "p", "mine")
     assert sorted(map(repr, (request for _, request in taken))) == sorted(map(repr, mine))
     assert {request.run for _, request in taken} == {"mine", ""}
-    assert remote_control.take_requests(root, "p", "mine") == [], "they are taken once"
+    assert pipeline_lock.take_requests(root, "p", "mine") == [], "they are taken once"
     for ask, _ in taken:
         ask.remove()
     assert list((tmp_path / "p").iterdir()) == [], "nothing is left of the others"
 
 
 def test_whoever_asks_says_which_run_is_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_control.os, "kill", lambda pid, number: None)
+    monkeypatch.setattr(pipeline_lock.os, "kill", lambda pid, number: None)
     with_lock = PipelineLock.acquire(str(tmp_path), "p", "a program")
     holder = LockHolder("process 1 on here", "here", 1, with_lock.nonce, True)
     RunningPipeline(str(tmp_path), "p", holder).ask_for(ControlRequest(cancels=True))
-    ((_, request),) = remote_control.take_requests(str(tmp_path), "p", with_lock.nonce)
+    ((_, request),) = pipeline_lock.take_requests(str(tmp_path), "p", with_lock.nonce)
     assert request.cancels
     with_lock.release()
 
@@ -220,5 +222,5 @@ def test_questions_and_answers_are_for_who_may_write_there(
         modes |= {path.suffix: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "p").iterdir()}
     finally:
         os.umask(before)
-    assert modes == {remote_control.ASKED: expected, remote_control.ANSWERED: expected}
+    assert modes == {pipeline_lock.ASKED: expected, pipeline_lock.ANSWERED: expected}
     assert [ask.answered() for ask in asks] == [CheckpointOutcome(None, "no room in /home/somebody")] * 2

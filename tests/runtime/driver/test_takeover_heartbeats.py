@@ -35,8 +35,7 @@ from headgate.protocol.supervision.standby import Observed
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.driver import takeover as hearts
 from headgate.runtime.driver.driver import Driver
-from headgate.runtime.driver.pipeline_lock import read_holder
-from headgate.runtime.driver.remote_control import RunningPipeline
+from headgate.runtime.driver.pipeline_lock import RunningPipeline, read_holder
 from headgate.runtime.driver.takeover import (
     HeartbeatReader,
     HeartbeatWriter,

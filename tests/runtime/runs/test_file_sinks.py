@@ -25,7 +25,7 @@ from headgate.errors import PipelineFailed
 from headgate.model.manifest import Manifest
 from headgate.model.progress import ControlRequest
 from headgate.runtime.checkpoints.log import CheckpointLog
-from headgate.runtime.driver.remote_control import RequestFile
+from headgate.runtime.driver.pipeline_lock import RequestFile
 from headgate.storage.urls import open_storage
 
 Start = Any

@@ -13,8 +13,8 @@ from tests.runtime.runs.test_results import generator
 
 import headgate as hg
 from headgate.model.progress import CheckpointOutcome
-from headgate.runtime.driver import remote_control
-from headgate.runtime.driver.remote_control import RequestFile
+from headgate.runtime.driver import pipeline_lock
+from headgate.runtime.driver.pipeline_lock import RequestFile
 
 Start = Any
 
@@ -57,7 +57,7 @@ def test_whoever_asks_from_another_process_is_answered(start: Start, tmp_path: P
     run.driver.answer_asks()
     answers = [ask.answered() for ask in asks]
     assert answers == [CheckpointOutcome(run.checkpoints[0])] * 2, "one checkpoint is for all who wait"
-    assert remote_control.waiting_requests(root, "p") == []
+    assert pipeline_lock.waiting_requests(root, "p") == []
     for ask in asks:
         ask.remove()
     assert list((tmp_path / "checkpoints" / "p").glob("checkpoint-*")) == [], "the dead one's is gone, too"

@@ -20,8 +20,7 @@ from headgate.model.progress import ControlRequest
 from headgate.protocol.checkpoints.recovery import candidates
 from headgate.protocol.supervision.supervisor import Phase
 from headgate.runtime.checkpoints.log import CheckpointLog
-from headgate.runtime.driver.pipeline_lock import read_holder
-from headgate.runtime.driver.remote_control import RequestFile
+from headgate.runtime.driver.pipeline_lock import RequestFile, read_holder
 from headgate.storage.urls import open_storage
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import tests

@@ -18,8 +18,7 @@ from headgate.operators import user_functions
 from headgate.operators.base import Operator, OperatorContext
 from headgate.runtime.wire.channels import ChannelKey, InputChannel
 from headgate.runtime.wire.exchange import ExchangeMetrics
-from headgate.runtime.worker.busy_time import HeldBack, InputMeter, NodeTotals, Stopwatch
-from headgate.runtime.worker.chain import Chain
+from headgate.runtime.worker.chain import Chain, HeldBack, InputMeter, NodeTotals, Stopwatch
 from headgate.runtime.worker.metrics import WorkerMetrics
 
 BATCH = pa.RecordBatch.from_pydict({"n": [1, 2]})

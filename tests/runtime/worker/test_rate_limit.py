@@ -9,7 +9,7 @@ import pytest
 
 import headgate as hg
 from headgate import testing
-from headgate.runtime.worker.rate_limit import RateLimit
+from headgate.runtime.worker.subtask_parts import RateLimit
 from headgate.testing import Collect
 
 

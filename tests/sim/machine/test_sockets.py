@@ -9,7 +9,7 @@ import pytest
 from tests.conftest import few
 
 from headgate.runtime.wire.connection import SILENCE_S_MAX, PlainStream
-from headgate.sim.machine.sockets import BUFFER_BYTES, Network, SimSocket
+from headgate.sim.machine.surroundings import BUFFER_BYTES, Network, SimSocket
 from headgate.sim.machine.tasks import SimProcess, Tasks
 from headgate.sim.machine.world import World
 

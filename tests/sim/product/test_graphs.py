@@ -15,8 +15,8 @@ from headgate.sim import __main__ as program
 from headgate.sim import coverage_table
 from headgate.sim.coverage_table import Covered, table
 from headgate.sim.machine.world import Fault
-from headgate.sim.product.graphs import Drawing, Graph, Loop, Net, Placed, PlainNet
 from headgate.sim.product.run import Run
+from headgate.sim.product.settings import Drawing, Graph, Loop, Net, Placed, PlainNet
 from headgate.sim.product.source import Pace
 from headgate.sim.product.steps import Map, Record, Records, Window
 from headgate.sim.product.workloads import WORKLOADS, Branches, draw_splits

@@ -13,8 +13,8 @@ from headgate.model.plan import Vertex
 from headgate.runtime.checkpoints.restore import NotRestorable, RestoredSnapshots
 from headgate.sim import __main__ as command
 from headgate.sim.machine.world import Violation
-from headgate.sim.product.graphs import Graph, Net, Placed
 from headgate.sim.product.run import Run, run_seed
+from headgate.sim.product.settings import Graph, Net, Placed
 from headgate.sim.product.steps import Window
 from headgate.sim.product.workloads import KEPT, WORKLOADS, Branches, Workload, draw_splits
 

@@ -13,7 +13,7 @@ from headgate.connectors.files.publish_log import StagedFile, encode_files
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Claim, Manifest
 from headgate.runtime.wire.spill import SpillBudget
-from headgate.sim.machine.sockets import Network
+from headgate.sim.machine.surroundings import Network
 from headgate.sim.machine.tasks import SimProcess, Tasks
 from headgate.sim.machine.world import Violation, World
 from headgate.sim.product import verdict

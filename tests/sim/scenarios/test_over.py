@@ -10,7 +10,7 @@ from tests.mutants.harness import around, patched
 
 from headgate.operators.base import KeyedOperator
 from headgate.sim.product.workloads import Branches
-from headgate.sim.scenarios.over import WORKLOADS, OverRun
+from headgate.sim.scenarios.event_time import OVER_WORKLOADS, OverRun
 
 SMOKE = range(8) if IS_DEEP else (1, 2, 5, 13)
 
@@ -29,7 +29,7 @@ def test_the_simulator_restores_records_before_others_and_updated_sessions() -> 
             assert run.run() is None
             assert isinstance(run.settings.job, Branches)
             seen |= {workload.name for workload in run.settings.job.workloads}
-    assert seen == {workload.name for workload in WORKLOADS}
+    assert seen == {workload.name for workload in OVER_WORKLOADS}
     assert restored[True] > 0, "at another one"
     assert restored[False] > 0
 

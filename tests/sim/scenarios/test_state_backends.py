@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import IS_DEEP
 
 from headgate.model.config import RocksState
-from headgate.sim.scenarios.state_backends import (
+from headgate.sim.scenarios.timers import (
     BOUNDS,
     CHUNKS_KINDS,
     ROCKSDB_KINDS,

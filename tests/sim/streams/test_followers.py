@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.conftest import IS_DEEP
 
-from headgate.sim.streams.followers import FollowRun
+from headgate.sim.streams.client_programs import FollowRun
 from headgate.store import store as stores
 
 SMOKE = range(20) if IS_DEEP else range(8)

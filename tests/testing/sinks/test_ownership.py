@@ -12,7 +12,7 @@ from tests.testing.staged import ForgettingSink, StagedLedger, StagedSink, at
 import headgate as hg
 from headgate.connectors.ledger_sink import LedgerOutput
 from headgate.testing import check_sink
-from headgate.testing.sinks.ownership import check_remove_output
+from headgate.testing.sinks.scenarios import check_remove_output
 
 
 class RemovingLedger(StagedLedger):

@@ -1,6 +1,6 @@
 """What the sources of lines ask of a file system: which files there are, what they are, and bytes at an offset.
 
-``LOCAL`` is the operating system's; the simulator has one of its own (``sim.machine.files``). Decides nothing. The
+``LOCAL`` is the operating system's; the simulator has one of its own (``sim.machine.storage``). Decides nothing. The
 world changes between any two calls: what a call says was so, and need not be so any more (docs/spec/connectors.md).
 """
 

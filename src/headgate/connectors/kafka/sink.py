@@ -27,7 +27,7 @@ from headgate.connectors.kafka.schemas.schema_values import SCHEMA_FORMATS, Sche
 from headgate.connectors.kafka.security import NO_SECURITY, KafkaSecurity
 from headgate.connectors.kafka.sink_writer import IdPool, KafkaWriter, PlainKafkaWriter, Topics, WriterSettings
 from headgate.connectors.kafka.transactions import SinkIds
-from headgate.display.text import duration_text
+from headgate.display.progress import duration_text
 from headgate.environment import SYSTEM_ENVIRONMENT, Environment
 from headgate.errors import UsageError
 from headgate.model.config import Duration, check_switches, duration_ms

@@ -25,6 +25,7 @@ from headgate.protocol.subtasks.alignment import (
     AbortReceived,
     Aligner,
     BarrierReceived,
+    BarrierTracker,
     CancelReceived,
     Decline,
     EmitBarrier,
@@ -51,7 +52,6 @@ from headgate.protocol.subtasks.unaligned import (
     DropRecording,
     TimeoutAligner,
 )
-from headgate.protocol.subtasks.weaker_guarantees import BarrierTracker
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ from headgate.model.progress import (
 from headgate.protocol.supervision import supervisor_events
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.checkpoints.savepoints import SavepointDirectory
-from headgate.runtime.driver import remote_control, takeover
+from headgate.runtime.driver import pipeline_lock, takeover
 from headgate.runtime.driver.coordinator_host import Pools
 from headgate.runtime.driver.event_loop import EventLoop
 from headgate.runtime.driver.pipeline_lock import PipelineLock
@@ -277,7 +277,7 @@ class Driver:
 
     def answer_asks(self) -> None:
         """Do what others ask for from their processes; returns when they are answered."""
-        taken = remote_control.take_requests(self._config.checkpoint_root, self._config.name, self._run)
+        taken = pipeline_lock.take_requests(self._config.checkpoint_root, self._config.name, self._run)
         if any(request.cancels for _, request in taken):
             self.cancel()  # the end of the run answers all of them
         wants_checkpoint = any(not request.savepoint for _, request in taken)
@@ -414,7 +414,7 @@ class Driver:
                 self._observer.on_note(problem)
 
 
-def _answer(ask: remote_control.RequestFile, outcome: Future[CheckpointOutcome]) -> Future[None]:
+def _answer(ask: pipeline_lock.RequestFile, outcome: Future[CheckpointOutcome]) -> Future[None]:
     """Answer ``ask`` in the thread that decides, as soon as there is an outcome: the process may end soon after."""
     answered: Future[None] = Future()
 

@@ -15,7 +15,7 @@ from typing import Protocol, TypeAlias, assert_never
 from headgate import fault_points
 from headgate.codec import messages
 from headgate.dataclass import dataclass
-from headgate.display.text import duration_text
+from headgate.display.progress import duration_text
 from headgate.environment import Event, ThreadEnded, cancellable
 from headgate.errors import FencedError, HeadgateError, OutputDenied, UsageError
 from headgate.model.failure import Failure, FailureKind, Refusal
@@ -36,10 +36,10 @@ from headgate.protocol.checkpoints.checkpoint_requests import ONE_END
 from headgate.protocol.checkpoints.coordinator_events import SavepointOrder
 from headgate.protocol.checkpoints.restore_selection import UnrestorableCheckpoints
 from headgate.protocol.machine import Ignored
-from headgate.protocol.source_alignment import GroupAligner, alignment_period_ms, timed_sources
 from headgate.protocol.supervision import supervisor_events
 from headgate.protocol.supervision.supervisor import Supervisor
 from headgate.protocol.supervision.supervisor_events import AttemptId
+from headgate.protocol.watermarks import GroupAligner, alignment_period_ms, timed_sources
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.checkpoints.restore import former_locations, parts_for_worker
 from headgate.runtime.driver.cleanup import remove_checkpoints

@@ -36,21 +36,19 @@ from headgate.operators.loop_head import LoopHeadOperator, LoopHeadSpec
 from headgate.operators.timestamps import WithTimestampsSpec
 from headgate.operators.windows.aligned_windows import WindowBufferSpec, WindowMergeSpec
 from headgate.operators.windows.session_windows import SessionMergeSpec
-from headgate.protocol.source_alignment import SplitAligner, alignment_period_ms
 from headgate.protocol.subtasks.loops import LoopPlace
+from headgate.protocol.watermarks import SplitAligner, alignment_period_ms
 from headgate.runtime.checkpoints.channel_state import named_channels, restored_records
 from headgate.runtime.checkpoints.restore import RestoredSnapshots, read_restored
 from headgate.runtime.checkpoints.snapshot_files import storage_at
 from headgate.runtime.checkpoints.snapshot_writer import SnapshotWriter
 from headgate.runtime.wire.exchange import Exchange
 from headgate.runtime.wire.spill import SpillBudget
-from headgate.runtime.worker.busy_time import Stopwatch
-from headgate.runtime.worker.chain import Chain, EdgeOutlet, SourceHead
+from headgate.runtime.worker.chain import Chain, EdgeOutlet, SourceHead, Stopwatch
 from headgate.runtime.worker.listeners import SubtaskListeners
 from headgate.runtime.worker.loop_head import LoopHeadRunner, LoopLog, LoopState, log_owner, replay_logs
-from headgate.runtime.worker.rate_limit import RateLimit
 from headgate.runtime.worker.source_runner import REPORTS_PER_TIMEOUT
-from headgate.runtime.worker.subtask_parts import SubtaskParts, SubtaskReports
+from headgate.runtime.worker.subtask_parts import RateLimit, SubtaskParts, SubtaskReports
 from headgate.runtime.worker.subtask_runner import SubtaskRunner
 from headgate.runtime.worker.unaligned import ChannelRecorder, UnalignedOptions
 from headgate.state.snapshot import FrozenState

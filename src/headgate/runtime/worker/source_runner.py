@@ -30,11 +30,10 @@ from headgate.model.config import Guarantee
 from headgate.model.ids import CheckpointId
 from headgate.model.progress import SourceProgress, SplitProgress
 from headgate.operators.timestamps import WithTimestampsOperator
-from headgate.protocol.source_alignment import SplitAligner
 from headgate.protocol.subtasks import subtask as machine
+from headgate.protocol.subtasks.alignment import ReadAhead
 from headgate.protocol.subtasks.subtask import SplitsSeen
-from headgate.protocol.subtasks.weaker_guarantees import ReadAhead
-from headgate.protocol.watermarks import WATERMARK_MIN_MS
+from headgate.protocol.watermarks import WATERMARK_MIN_MS, SplitAligner
 from headgate.runtime.worker.chain import Chain
 from headgate.runtime.worker.subtask_parts import SubtaskParts
 

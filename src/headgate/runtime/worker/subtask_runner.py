@@ -47,8 +47,7 @@ from headgate.protocol.watermarks import (
 from headgate.runtime.checkpoints.channel_state import ChannelState
 from headgate.runtime.checkpoints.snapshot_writer import SavepointPart, SubtaskSnapshot
 from headgate.runtime.wire.channels import InputChannel, ReceivingChannel
-from headgate.runtime.worker.busy_time import HeldBack, InputMeter
-from headgate.runtime.worker.chain import EdgeOutlet
+from headgate.runtime.worker.chain import EdgeOutlet, HeldBack, InputMeter
 from headgate.runtime.worker.listeners import SubtaskListeners
 from headgate.runtime.worker.source_runner import SourceRunner, SourceState
 from headgate.runtime.worker.subtask_parts import SubtaskParts

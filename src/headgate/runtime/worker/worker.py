@@ -40,8 +40,7 @@ from headgate.runtime.wire.connection import ConnectionLost
 from headgate.runtime.wire.control import ControlClient
 from headgate.runtime.wire.exchange import Exchange, ExchangeCallbacks
 from headgate.runtime.wire.spill import SpillBudget
-from headgate.runtime.worker.busy_time import Stopwatch
-from headgate.runtime.worker.chain import NodeError
+from headgate.runtime.worker.chain import NodeError, Stopwatch
 from headgate.runtime.worker.deployment import Deployment, edge_schemas
 from headgate.runtime.worker.loop_head import LoopHeadRunner
 from headgate.runtime.worker.metrics import WorkerMetrics

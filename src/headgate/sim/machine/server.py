@@ -13,9 +13,8 @@ import random
 from collections.abc import Callable
 from typing import Any, cast
 
-from headgate.sim.machine.sockets import HOST, Network, SimServer, SimSocket
 from headgate.sim.machine.storage import Disk, SimCatalogue, SimStorage, SimStores
-from headgate.sim.machine.surroundings import SimSurroundings
+from headgate.sim.machine.surroundings import HOST, Network, SimServer, SimSocket, SimSurroundings
 from headgate.sim.machine.tasks import SimProcess, Task
 from headgate.sim.machine.world import Bound, Fault
 from headgate.store import core

@@ -14,8 +14,8 @@ from headgate.errors import BringOutputBack, CorruptionError, PutCheckpointsBack
 from headgate.model.config import Duration
 from headgate.model.manifest import Manifest
 from headgate.runtime.driver.driver import Driver
-from headgate.sim.machine.sockets import Network
 from headgate.sim.machine.storage import Disk, Stored
+from headgate.sim.machine.surroundings import Network
 from headgate.sim.machine.tasks import SimProcess, Tasks
 from headgate.sim.machine.world import Fault, Faults, World
 from headgate.sim.product.history import History

@@ -25,9 +25,8 @@ from headgate.model.plan import PipelineDefinition
 from headgate.model.progress import Continuation, Progress, RunResult
 from headgate.runtime.driver.driver import Driver
 from headgate.runtime.wire.spill import SpillBudget
-from headgate.sim.machine.sockets import Network
 from headgate.sim.machine.storage import Disk, SimStorage
-from headgate.sim.machine.surroundings import SimSurroundings
+from headgate.sim.machine.surroundings import Network, SimSurroundings
 from headgate.sim.machine.tasks import SimProcess, Tasks
 from headgate.sim.machine.world import Bound, Fault, Faults, Violation, World, replaced
 from headgate.sim.product import verdict as verdict_module

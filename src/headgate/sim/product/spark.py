@@ -17,8 +17,7 @@ from headgate.model.ids import WorkerIndex
 from headgate.model.plan import PipelineDefinition
 from headgate.runtime.wire.spill import SpillBudget
 from headgate.runtime.worker.worker import Worker, WorkerStopped, WorkerTask
-from headgate.sim.machine.sockets import HOST, Network
-from headgate.sim.machine.surroundings import SimSurroundings
+from headgate.sim.machine.surroundings import HOST, Network, SimSurroundings
 from headgate.sim.machine.tasks import SimProcess
 from headgate.sim.machine.world import Fault, Faults
 

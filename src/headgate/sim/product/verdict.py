@@ -35,7 +35,7 @@ from headgate.model.progress import RECORDS_OUT
 from headgate.protocol.checkpoints.recovery import candidates
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.wire.spill import SpillBudget
-from headgate.sim.machine.sockets import Network
+from headgate.sim.machine.surroundings import Network
 from headgate.sim.machine.tasks import SimProcess, Tasks
 from headgate.sim.machine.world import Violation
 from headgate.sim.product.fault_injection import Running

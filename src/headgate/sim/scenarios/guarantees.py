@@ -16,8 +16,8 @@ from headgate.connectors.base import Sink
 from headgate.dataclass import dataclass
 from headgate.errors import UsageError
 from headgate.model.config import Guarantee
-from headgate.sim.product.graphs import Graph
 from headgate.sim.product.run import Run
+from headgate.sim.product.settings import Graph
 from headgate.sim.product.steps import Row
 from headgate.sim.product.workloads import WORKLOADS, Branches, Values
 

@@ -27,8 +27,8 @@ from headgate.protocol.store.reader_group import (
 )
 from headgate.sim.machine.tasks import SimProcess
 from headgate.sim.machine.world import Violation
+from headgate.sim.streams.background_traffic import left_in
 from headgate.sim.streams.client_programs import STORE, Program, ProgramsRun, Writer
-from headgate.sim.streams.stream_changes import left_in
 from headgate.store.catalogue.base import Catalogue
 from headgate.store.catalogue.records import GroupFound, GroupStart
 from headgate.store.policies import Retention

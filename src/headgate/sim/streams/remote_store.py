@@ -18,8 +18,7 @@ from headgate.sim.machine.server import ServedStores
 from headgate.sim.machine.storage import SimStores
 from headgate.sim.machine.tasks import SimProcess
 from headgate.sim.machine.world import Bound, Violation
-from headgate.sim.streams.client_programs import SCHEMA, STORE, Program, ProgramsRun
-from headgate.sim.streams.followers import FollowRun
+from headgate.sim.streams.client_programs import SCHEMA, STORE, FollowRun, Program, ProgramsRun
 from headgate.sim.streams.groups import GroupRun
 from headgate.storage.base import Storage
 from headgate.store import core, reader

@@ -24,7 +24,7 @@ from headgate.errors import FencedError, StorageError
 from headgate.protocol.store.transactions import Status
 from headgate.sim.machine.tasks import SimProcess
 from headgate.sim.machine.world import Bound, Violation
-from headgate.sim.streams.stream_changes import Scaler
+from headgate.sim.streams.background_traffic import Scaler
 from headgate.sim.streams.streams import STORE, Event, StreamRun
 from headgate.store import transactions
 from headgate.store.store import Store

@@ -30,8 +30,15 @@ from headgate.sim.product.run import Run
 from headgate.sim.product.settings import NAME, ROOT
 from headgate.sim.product.steps import KEYS
 from headgate.sim.product.workloads import Branches, Splits
-from headgate.sim.streams.background_traffic import BackgroundTraffic
-from headgate.sim.streams.stream_changes import EmptiedStreams, Policies, Scaler, check_cuts, found_in, left_in
+from headgate.sim.streams.background_traffic import (
+    BackgroundTraffic,
+    EmptiedStreams,
+    Policies,
+    Scaler,
+    check_cuts,
+    found_in,
+    left_in,
+)
 from headgate.storage.urls import open_storage
 from headgate.store import store as stores
 from headgate.store.policies import Retention

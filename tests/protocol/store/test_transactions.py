@@ -1,4 +1,4 @@
-"""Every cell of the table of shared transactions, and when a lease is over."""
+"""Every cell of the transaction table, and one random history against the promises."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from hypothesis import strategies as st
 
 from headgate.protocol.store import transactions as machine
 from headgate.protocol.store.transactions import (
+    LEGAL_CHANGES,
     Abort,
+    AlreadyDone,
     Apply,
     BeginShared,
     Commit,
+    Decision,
     Done,
     Expire,
     Join,
@@ -19,27 +22,124 @@ from headgate.protocol.store.transactions import (
     Participant,
     Ping,
     Prepare,
+    Proceed,
+    Record,
+    RefuseContradiction,
     RefuseEnded,
     RefuseFenced,
     RefuseGap,
     RefuseReplaced,
     RefuseUnknown,
+    Request,
     SharedAnswer,
     SharedRecord,
     SharedRequest,
     Status,
     Suspect,
+    TransactionRecord,
+    Verb,
     Write,
+    decide,
     decide_shared,
     look,
+    next_fence,
 )
+
+
+def request(verb: Verb, epoch: int = 3, content: str = "c", owner: str = "p/sink") -> Request:
+    return Request(verb, "t", owner, epoch, content)
+
+
+def record(status: Status, epoch: int = 3, content: str = "c") -> TransactionRecord:
+    return TransactionRecord("t", "p/sink", epoch, status, content)
+
+
+@pytest.mark.parametrize(
+    ("verb", "recorded", "expected"),
+    [
+        (Verb.BEGIN, None, Proceed()),
+        (Verb.PREPARE, None, Record(Status.PREPARED)),
+        (Verb.COMMIT, None, RefuseUnknown()),  # S13
+        (Verb.ABORT, None, Record(Status.ABORTED)),
+        (Verb.PREPARE, Status.PREPARED, AlreadyDone("already prepared")),
+        (Verb.COMMIT, Status.PREPARED, Record(Status.COMMITTED)),
+        (Verb.ABORT, Status.PREPARED, Record(Status.ABORTED)),
+        (Verb.COMMIT, Status.COMMITTED, AlreadyDone("already committed")),
+        (Verb.ABORT, Status.ABORTED, AlreadyDone("already aborted")),
+    ],
+)
+def test_verbs_that_succeed_or_know_nothing(verb: Verb, recorded: Status | None, expected: Decision) -> None:
+    assert decide(request(verb), record(recorded) if recorded else None, 3) == expected
+
+
+@pytest.mark.parametrize(
+    ("verb", "recorded"),
+    [
+        (Verb.BEGIN, Status.PREPARED),
+        (Verb.BEGIN, Status.COMMITTED),
+        (Verb.BEGIN, Status.ABORTED),
+        (Verb.PREPARE, Status.COMMITTED),
+        (Verb.PREPARE, Status.ABORTED),
+        (Verb.COMMIT, Status.ABORTED),
+        (Verb.COMMIT, Status.OPEN),
+        (Verb.ABORT, Status.COMMITTED),
+    ],
+)
+def test_the_opposite_of_the_recorded_outcome_is_refused_with_that_outcome(verb: Verb, recorded: Status) -> None:
+    decision = decide(request(verb), record(recorded), 3)
+    assert isinstance(decision, RefuseContradiction)
+    assert decision.recorded is recorded
+
+
+def test_prepare_with_other_content_is_refused() -> None:
+    decision = decide(request(Verb.PREPARE, content="other"), record(Status.PREPARED), 3)
+    assert isinstance(decision, RefuseContradiction)  # S12
+
+
+@pytest.mark.parametrize("verb", list(Verb))
+@pytest.mark.parametrize("recorded", [None, *Status])
+def test_an_older_epoch_is_refused_whatever_is_recorded(verb: Verb, recorded: Status | None) -> None:
+    assert decide(request(verb, epoch=2), record(recorded) if recorded else None, 3) == RefuseFenced(3)  # S18
+
+
+def test_a_newer_epoch_commits_what_an_older_one_prepared() -> None:
+    assert decide(request(Verb.COMMIT, epoch=9), record(Status.PREPARED), 9) == Record(Status.COMMITTED)
+
+
+def test_another_owner_is_refused() -> None:
+    decision = decide(request(Verb.COMMIT, owner="other/sink"), record(Status.PREPARED), 0)
+    assert isinstance(decision, RefuseContradiction)
+
+
+def test_fences_never_go_back() -> None:
+    assert (next_fence(3, 2), next_fence(3, 3), next_fence(3, 4)) == (3, 3, 4)
+
+
+@given(st.lists(st.tuples(st.sampled_from(list(Verb)), st.integers(1, 4)), max_size=40))
+def test_any_history_keeps_the_promises(history: list[tuple[Verb, int]]) -> None:
+    recorded: TransactionRecord | None = None
+    fence = 0
+    outcomes: list[Status] = []
+    for verb, epoch in history:
+        decision = decide(request(verb, epoch), recorded, fence)
+        if epoch < fence:
+            assert decision == RefuseFenced(fence)
+            continue
+        if isinstance(decision, Record):
+            assert (recorded.status if recorded else None, decision.status) in LEGAL_CHANGES
+            recorded = TransactionRecord("t", "p/sink", epoch, decision.status, "c")
+            outcomes += [decision.status] if decision.status.is_terminal else []
+        if isinstance(decision, Record | AlreadyDone | Proceed):
+            fence = next_fence(fence, epoch)
+    assert len(outcomes) <= 1  # a terminal outcome is final
+
 
 LEASE_MS = 1_000
 OPEN, PREPARED, COMMITTED, ABORTED = Status.OPEN, Status.PREPARED, Status.COMMITTED, Status.ABORTED
 REQUESTS: tuple[SharedRequest, ...] = (BeginShared(), Join("b"), Write("a", 4, 5), Ping(), Prepare(), Commit(), Abort())
 
 
-def record(status: Status, participant: Participant | None = None, **more: object) -> SharedRecord:
+def shared_record(status: Status, participant: Participant | None = None, **more: object) -> SharedRecord:
     known = participant or Participant("a", 3)
     return SharedRecord(status, LEASE_MS, 10_000 if status is OPEN else None, participant=known, **more)  # type: ignore[arg-type]
 
@@ -58,15 +158,15 @@ TABLE: dict[Status | None, tuple[object, ...]] = {
 @pytest.mark.parametrize("status", TABLE)
 @pytest.mark.parametrize("number", range(len(REQUESTS)))
 def test_every_verb_in_every_status(status: Status | None, number: int) -> None:  # TX11
-    answer = decide_shared(REQUESTS[number], None if status is None else record(status), 1, 1)
+    answer = decide_shared(REQUESTS[number], None if status is None else shared_record(status), 1, 1)
     expected = TABLE[status][number]
     assert isinstance(answer, RefuseEnded) if expected == ENDED else answer == expected
 
 
 @pytest.mark.parametrize("status", [None, *Status])
 @pytest.mark.parametrize("request_", REQUESTS)
-def test_an_older_epoch_is_refused_whatever_is_recorded(status: Status | None, request_: SharedRequest) -> None:
-    found = None if status is None else record(status)
+def test_an_older_epoch_of_a_shared_transaction_is_refused(status: Status | None, request_: SharedRequest) -> None:
+    found = None if status is None else shared_record(status)
     assert decide_shared(request_, found, 1, 2) == RefuseFenced(2)
 
 
@@ -87,7 +187,7 @@ def test_an_older_epoch_is_refused_whatever_is_recorded(status: Status | None, r
 def test_writes_are_recorded_once_and_by_one_life(
     status: Status, write: Write, expected: SharedAnswer
 ) -> None:  # TX3, TX4
-    assert decide_shared(write, record(status), 1, 1) == expected
+    assert decide_shared(write, shared_record(status), 1, 1) == expected
 
 
 def test_a_participant_that_nobody_knows_writes_nothing() -> None:  # TX4
@@ -95,16 +195,16 @@ def test_a_participant_that_nobody_knows_writes_nothing() -> None:  # TX4
 
 
 def test_what_was_written_before_an_abort_is_no_success() -> None:
-    assert isinstance(decide_shared(Write("a", 2, 3), record(ABORTED), 1, 1), RefuseEnded)
+    assert isinstance(decide_shared(Write("a", 2, 3), shared_record(ABORTED), 1, 1), RefuseEnded)
 
 
 def test_who_comes_late_hears_why() -> None:
-    expired = decide_shared(Ping(), record(ABORTED, is_expired=True), 1, 1)
+    expired = decide_shared(Ping(), shared_record(ABORTED, is_expired=True), 1, 1)
     assert expired == RefuseEnded(
         "was aborted, because no process wrote to it or pinged it for longer than its lease of 1,000 ms, so its events "
         "are gone; begin another one"
     )
-    assert decide_shared(Ping(), record(ABORTED), 1, 1) == RefuseEnded("was aborted, so its events are gone")
+    assert decide_shared(Ping(), shared_record(ABORTED), 1, 1) == RefuseEnded("was aborted, so its events are gone")
 
 
 def looks(due_ms: int, dates: list[int]) -> list[str]:
@@ -131,7 +231,7 @@ def test_a_date_that_is_set_back_ends_nothing() -> None:  # TX8
 
 @pytest.mark.parametrize("status", [PREPARED, COMMITTED, ABORTED])
 def test_what_is_prepared_never_expires(status: Status) -> None:
-    assert look(record(status, suspected_ms=5), 1 << 60) == Leave()
+    assert look(shared_record(status, suspected_ms=5), 1 << 60) == Leave()
 
 
 @given(
