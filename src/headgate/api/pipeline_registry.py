@@ -27,8 +27,7 @@ from headgate.model.manifest import Manifest
 from headgate.protocol.checkpoints.recovery import candidates
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.driver.pipeline_lock import LOCK_NAME, is_running_here, read_holder
-from headgate.storage.local import make_directories
-from headgate.storage.local_files import user_state_directory, write_created
+from headgate.storage.local_files import make_directories, user_state_directory, write_created
 from headgate.storage.urls import local_directory, open_storage
 
 

@@ -34,8 +34,8 @@ from pyspark.sql.types import (
 
 from headgate.errors import StorageError, UsageError
 from headgate.operators.schemas import canonical_schema, carried
-from headgate.storage.local import LocalStorage, make_directories
-from headgate.storage.local_files import access_in, restrict, sync_directory, sync_file
+from headgate.storage.local import LocalStorage
+from headgate.storage.local_files import access_in, make_directories, restrict, sync_directory, sync_file
 
 BATCH_ROWS_MAX = 65_536
 """Of a batch that goes to the JVM."""

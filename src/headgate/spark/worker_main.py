@@ -33,8 +33,7 @@ from headgate.codec.messages import Obituary
 from headgate.dataclass import dataclass
 from headgate.model.ids import WorkerIndex
 from headgate.model.plan import PipelineDefinition
-from headgate.storage.local import make_directories
-from headgate.storage.local_files import user_state_directory
+from headgate.storage.local_files import make_directories, user_state_directory
 
 FILE_BYTES_MAX = 10 << 20
 FILES_KEPT = 4

@@ -33,8 +33,7 @@ from headgate.model.config import Access
 from headgate.model.progress import CheckpointOutcome, ControlRequest
 from headgate.runtime.driver.takeover import current_takeover, record_stop_of_dead_driver
 from headgate.storage.base import TEMP_PREFIX
-from headgate.storage.local import make_directories
-from headgate.storage.local_files import access_in, open_lock, user_state_directory, write_created
+from headgate.storage.local_files import access_in, make_directories, open_lock, user_state_directory, write_created
 from headgate.storage.urls import is_remote, local_directory, open_storage
 
 if TYPE_CHECKING:
