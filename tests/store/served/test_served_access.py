@@ -482,6 +482,26 @@ def test_where_no_more_connections_can_be_taken_the_oldest_stranger_makes_room(
         assert stranger.recv(10) == b""
 
 
+def test_a_mistake_in_a_connection_is_counted(server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def mistaken(connection: object) -> None:
+        raise TypeError("a bug")
+
+    monkeypatch.setattr(server, "came", mistaken)
+    socket.create_connection(("127.0.0.1", server.address.port), WAIT_S).close()
+    deadline_s = time.monotonic() + WAIT_S
+    while not server.counts.failures and time.monotonic() < deadline_s:
+        time.sleep(0.001)
+    assert server.counts.failures == 1
+
+
+def test_who_asks_whether_there_is_a_store_keeps_no_connection(server: StoreServer) -> None:
+    before, deadline_s = server.counts.connections, time.monotonic() + WAIT_S
+    assert Store.exists(server.address.url)
+    while server.counts.connections > before and time.monotonic() < deadline_s:
+        time.sleep(0.001)
+    assert server.counts.connections == before
+
+
 def test_a_flood_of_strangers_keeps_no_client_out(server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(desks, "STRANGERS_MAX", 3)
     monkeypatch.setattr(desks, "HANDSHAKE_TIMEOUT_S", 2 * WAIT_S)  # who is closed has made room
@@ -586,9 +606,14 @@ def test_a_server_on_all_addresses_says_the_name_of_its_machine(tmp_path: Path) 
 
 
 def test_a_port_that_is_taken_is_named(server: StoreServer, tmp_path: Path) -> None:
+    def watching() -> int:
+        return [thread.name for thread in threading.enumerate()].count("headgate-store-news")
+
+    before = watching()
     with (
         pytest.raises(UsageError, match=r"cannot be served on 127\.0\.0\.1:.*Address already in use"),
         serving(tmp_path / "other", server.address.port),
     ):
         raise AssertionError("somebody has it")
+    assert watching() == before, "nothing is left of the other server"
     assert connections.HANDSHAKE_TIMEOUT_S == 10.0

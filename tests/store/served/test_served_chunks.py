@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.servers.proxy import Wire
 from tests.store.served.serving import SPEAKS, WAIT_S
 
 from headgate.errors import StorageError, UsageError
@@ -77,6 +78,16 @@ def test_what_is_there_is_not_replaced(storage: RemoteStorage) -> None:  # SS9, 
     assert storage.list("") == ["b"]
     with pytest.raises(UsageError, match="not usable"):
         storage.put("../a", [b""])
+
+
+def test_a_chunk_whose_answer_was_lost_is_put_once(wire: Wire) -> None:  # SS9
+    storage = open_remote_store(f"headgate://127.0.0.1:{wire.port}").storage
+    wire.lose_answer(b"PUT /chunk/a ", is_given=True)
+    storage.put_if_absent("a", [b"first"])
+    assert wire.lost_count == 1
+    with pytest.raises(AlreadyExists):
+        storage.put_if_absent("a", [b"second"])
+    assert storage.get("a") == b"first"
 
 
 def test_a_chunk_passes_in_pieces(storage: RemoteStorage, monkeypatch: pytest.MonkeyPatch) -> None:
