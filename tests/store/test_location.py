@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,17 @@ def test_a_key_in_the_place_of_the_chunks_is_refused_and_not_shown() -> None:
     with pytest.raises(UsageError, match="password or key") as caught:
         open_shared("postgresql://u@h/db", "s3://key:very-secret@bucket/prefix")
     assert "very-secret" not in str(caught.value)
+
+
+def test_a_store_on_postgresql_needs_its_client_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "headgate.store.catalogue.postgresql", raising=False)
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    for use in (Store.exists, Store.open):
+        with pytest.raises(UsageError, match="needs the package psycopg"):
+            use("postgresql://u@h/db")
+    monkeypatch.setitem(sys.modules, "selectors", None)
+    with pytest.raises(ModuleNotFoundError, match="selectors"):
+        Store.exists("postgresql://u@h/db")
 
 
 @pytest.mark.parametrize("schema", ["", "Big", "a b", 'x"', "pg_own", "x" * 64, "a;b"])

@@ -10,6 +10,7 @@ from tests.store.catalogue.damaging import Damage, Damaged, columns, damages
 from tests.store.catalogue.test_sql import READS, WRITES, fill
 
 from headgate.errors import CorruptionError, HeadgateError, ProtocolViolation
+from headgate.store.catalogue import integrity
 from headgate.store.catalogue.sql import SqlCatalogue
 from headgate.store.catalogue.tables import metadata
 from headgate.store.client.messages import CATALOGUE_SIGNATURES, decode, encode
@@ -70,6 +71,32 @@ def check_values(damaged: Damaged) -> None:
             assert len(told) == (not damage.is_of_its_kind), f"{damage.name}: {found}"
             is_other = column.table.name in ("streams", "segments", "meta")
             assert is_other or "sealed" in [where for where, _ in found], f"{damage.name}: {found}"
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(None, "nothing"), (b"\x00\xff", r"the bytes b'\x00\xff'"), ("abc", "'abc'"), (1.5, "1.5")],
+    ids=["nothing", "bytes", "text", "number"],
+)
+def test_what_is_wrong_is_said_with_its_value_and_its_row(damaged: Damaged, value: object, shown: str) -> None:
+    damaged.mend()
+    assert damaged.damage(Damage(metadata.tables["segments"].columns["end_position"], 0, value, is_of_its_kind=False))
+    (problem,) = [what for _, what in problems(damaged.catalogue) if "table" in what]
+    assert problem == (
+        f"its table 'segments' has {shown} as end_position where a number is expected, "
+        "in the row of stream_id 1, segment_id 0"
+    )
+
+
+def test_of_many_rows_that_are_wrong_some_are_said(damaged: Damaged, monkeypatch: pytest.MonkeyPatch) -> None:
+    count, more = damaged.rows_count(metadata.tables["segments"]), "its table 'segments' has more such rows"
+    for most in (count, count - 1):
+        damaged.mend()
+        damaged.change("UPDATE segments SET end_position = 'x'")
+        monkeypatch.setattr(integrity, "PROBLEMS_MAX", most)
+        found = [what for _, what in problems(damaged.catalogue) if "table 'segments'" in what]
+        assert len(found) == count
+        assert (more in found) is (most < count)
 
 
 HELD_FOR_NOBODY = (

@@ -45,8 +45,9 @@ def test_a_store_is_made_once_and_remembers_where_its_chunks_are(url: str, tmp_p
         store.create_stream(STREAM, KEYED)
         with store.writer(STREAM) as writer:
             writer.append(keyed(("a", 1)))
-    with opened(url) as again, opened(url, tmp_path / "there") as same:
+    with opened(url) as again, opened(url, f"{tmp_path}/there/") as same:  # type: ignore[arg-type]
         assert drained(again) == drained(same) == [("a", 1)]
+    assert Store.exists(url)
     with pytest.raises(UsageError, match=r"has its chunks at .*/there, not at .*/elsewhere"):
         opened(url, tmp_path / "elsewhere")
 
@@ -58,6 +59,24 @@ def test_two_stores_do_not_share_a_place(url: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="chunks of another store"):
         opened(f"{url}_2")
     opened(url).close()
+    (tmp_path / location.MARK).write_bytes(b"\xff")
+    with pytest.raises(UsageError, match="chunks of another store"):
+        opened(url)
+
+
+def test_a_place_that_cannot_be_reached_is_named(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened(url, tmp_path).close()
+
+    def fails(*, is_transient: bool) -> None:
+        error = StorageError("read", "there", "it is away", is_transient)
+        monkeypatch.setattr(location, "open_storage", lambda place: (_ for _ in ()).throw(error))
+
+    fails(is_transient=False)
+    with pytest.raises(UsageError, match=r"the chunks of the store at .* cannot be reached: cannot read there"):
+        opened(url)
+    fails(is_transient=True)
+    with pytest.raises(StorageError, match="it is away"):
+        opened(url)
 
 
 def test_a_place_is_marked_although_whoever_made_the_store_died(
