@@ -246,12 +246,42 @@ def test_all_times_of_protobuf_are_read_exactly_or_refused() -> None:
     ]
 
 
+def test_parts_of_a_microsecond_are_cut_when_that_is_asked_for() -> None:
+    """Down to the microsecond before, also before 1970."""
+    kind = timed()
+    times = [(1, 1_999), (-1, 999), (-62_135_596_800, 1_001), (253_402_300_799, 999_999_999), (1 << 62, 0)]
+    values = [kind(at={"seconds": s, "nanos": n}, all=[{"seconds": s, "nanos": n}]) for s, n in times]
+    found = decode(*(one.SerializeToString() for one in values), schema=kind, fine_times="cut")
+    at = [s * 1_000_000 + n // 1_000 for s, n in times[:-1]]
+    assert found.batch.column("at").cast(pa.int64()).to_pylist() == at
+    assert found.batch.column("all").flatten().cast(pa.int64()).to_pylist() == at
+    assert problems(found) == ["4: field 'at' has a time that no column can hold"]
+
+
 def test_a_number_that_an_enum_does_not_have_is_a_text() -> None:
     kind = timed()
     found = decode(kind(colors=[0, 7, 1, -1]).SerializeToString(), schema=kind)
     assert found.batch.column("colors").to_pylist() == [["RED", "7", "BLUE", "-1"]]
 
 
-def test_a_group_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"message shop.Grouped has a group, field 'g', which a Kafka source"):
+def test_groups_that_the_message_does_not_have_are_passed_over() -> None:
+    """Also within each other, empty, before and after the fields that it has."""
+    begin, end, inner, inner_end = b"\xa3\x06", b"\xa4\x06", b"\xab\x06", b"\xac\x06"
+    text, number = b"\x0a\x01x", b"\x11" + bytes(8)
+    values = [
+        begin + text + inner + number + inner_end + end + order(1),
+        order(2) + begin + end + begin + text + end,
+        order(3) + begin + text,
+        order(4) + end,
+    ]
+    found = decode(*values)
+    assert found.batch.to_pylist() == [row(1), row(2)]
+    assert [problem[:1] for problem in problems(found)] == ["2", "3"]
+
+
+def test_a_group_of_the_message_is_refused() -> None:
+    wanted = (
+        r"message shop.Grouped has a group, field 'g', which a Kafka source does not know; give it a message without"
+    )
+    with pytest.raises(UsageError, match=wanted):
         decode(schema=odd()[1])
