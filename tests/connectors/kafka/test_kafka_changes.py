@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
+import fastavro
 import polars as pl
 import pyarrow as pa
 import pytest
@@ -19,7 +21,10 @@ from headgate.codec.kafka.record_batch import RECORDS_WITH_HEADERS
 from headgate.connectors.base import SourceBatch
 from headgate.connectors.kafka.formats import RecordDecoder
 from headgate.connectors.kafka.outgoing_records import RecordColumns, Router
+from headgate.connectors.kafka.schemas.schema_registry import SchemaRegistry
+from headgate.connectors.kafka.schemas.schema_values import SchemaValues
 from headgate.connectors.kafka.source import Kafka
+from headgate.environment import SYSTEM_ENVIRONMENT
 from headgate.errors import UsageError
 
 FIELDS = {"id": int, "name": str}
@@ -134,6 +139,70 @@ def test_a_topic_of_upserts_becomes_changes() -> None:
     assert by_name.batch.to_pylist() == [{"id": None, "name": "a", "op": "delete"}]
 
 
+def avro(schema: Any, value: Any, number: int) -> bytes:
+    """Return a value of Avro after the id of its schema."""
+    out = io.BytesIO(b"\0" + number.to_bytes(4, "big"))
+    out.seek(5)
+    fastavro.schemaless_writer(out, fastavro.parse_schema(schema), value)
+    return out.getvalue()
+
+
+def record(**types: Any) -> dict[str, Any]:
+    return {"type": "record", "name": "r", "fields": [{"name": name, "type": of} for name, of in types.items()]}
+
+
+def test_keys_of_avro_say_what_is_deleted() -> None:
+    row, key = record(id="long", name=["null", "string"], n="int"), record(name="string", id="int")
+    with schema_registry() as registry:
+        of_rows, of_keys, alone = (registry.register("x", one) for one in (row, key, "string"))
+        deleted = avro(key, {"id": 1, "name": "a"}, of_keys)
+        records = [
+            (b"any", avro(row, {"id": 1, "name": "a", "n": 7}, of_rows)),
+            (deleted, None),
+            (deleted[:-1], None),
+            (avro(key, {"id": 2, "name": "b"}, 99), None),
+            (b"{}", None),
+            (avro("string", "c", alone), None),
+            (None, None),
+        ]
+        options = {"format": "avro", "registry": registry.url, "schema": json.dumps(row), "metadata": ["offset"]}
+        found = decoded(records, upsert=["id", "name"], key_format="avro", **options)
+        assert found.batch.to_pylist() == [
+            {"id": 1, "name": "a", "n": 7, "op": "update_after", "offset": 10},
+            {"id": 1, "name": "a", "n": None, "op": "delete", "offset": 11},
+        ]
+        said = dict(problems(found))
+        assert said.keys() == {"12", "13", "14", "15", "16"}
+        assert said["13"] == "its key: its schema, id 99, is not in the registry"
+        assert said["14"] == "its key: it does not begin with the id of a schema, a zero byte and four more"
+        only = decoded(records[5:6], upsert="name", key_format="avro", **options)
+        assert [(one["op"], one["name"]) for one in only.batch.to_pylist()] == [("delete", "c")]
+        nothing = registry.register("x", record(name=["null", "string"]))
+        null = decoded(
+            [(avro(record(name=["null", "string"]), {"name": None}, nothing), None)],
+            upsert="name",
+            key_format="avro",
+            **options,
+        )
+        assert problems(null) == [("10", "field 'name' is missing or null")]
+
+
+def test_keys_of_changes_are_written_as_avro() -> None:
+    with schema_registry() as registry:
+        where = SchemaRegistry(registry.url)
+        keys = SchemaValues("t", "avro", None, where, SYSTEM_ENVIRONMENT, "key")
+        batch = pa.RecordBatch.from_pylist(CHANGES)
+        columns = RecordColumns(change_keys=("id",), avro_keys=True)
+        columns.check(batch.schema)
+        (one,) = Router(columns, "t", lambda topic: 1, 0, None, keys).outgoing(batch, 0)
+        (known,) = registry.schemas()
+    assert known["subject"] == "t-key"
+    schema = fastavro.parse_schema(json.loads(known["schema"]))
+    assert one.keys is not None
+    found = [fastavro.schemaless_reader(io.BytesIO(key[5:]), schema, None) for key in one.keys.to_pylist()]
+    assert found == [{"id": 1}, {"id": 2}, {"id": 1}, {"id": 2}]
+
+
 def test_changes_without_a_readable_key_are_bad_records() -> None:
     records = [
         (b"a", b'{"name": "a", "id": 1}'),
@@ -160,6 +229,12 @@ def test_changes_without_a_readable_key_are_bad_records() -> None:
         ({"format": "json", "schema": {"id": int, "op": str}, "upsert": "id"}, "have a field 'op'"),
         ({"format": "raw", "upsert": "value"}, "upsert= of a Kafka source is for values with fields"),
         ({"format": "json", "schema": FIELDS, "upsert": "id", "tombstones": "keep"}, "is not for changes"),
+        (
+            {"format": "json", "schema": FIELDS, "upsert": "id", "key_format": "avro"},
+            "is for format='avro' with upsert=",
+        ),
+        ({"format": "avro", "registry": "http://r", "key_format": "avro"}, "is for format='avro' with upsert="),
+        ({"format": "raw", "key_format": "json"}, "key_format='json' of a Kafka source is none of 'plain', 'avro'"),
     ],
 )
 def test_wrong_options_of_the_source_are_refused(options: Any, message: str) -> None:
@@ -172,6 +247,9 @@ def test_wrong_uses_of_the_sink_are_refused() -> None:
         hg.KafkaSink("kafka:9092", "t", upsert=True, format="debezium-json")
     with pytest.raises(UsageError, match="leave key= and value= out"):
         hg.KafkaSink("kafka:9092", "t", upsert=True, key="id")
+    for options in ({"upsert": True}, {"registry": "http://r"}):
+        with pytest.raises(UsageError, match="is for changes, and needs registry="):
+            hg.KafkaSink("kafka:9092", "t", key_format="avro", **options)
     upserts = hg.KafkaSink("kafka:9092", "t", upsert=True)
     plain = hg.Pipeline("p").source(hg.FromRows(CHANGES))
     with pytest.raises(UsageError, match="writes streams with changes, and these are plain records"):
@@ -190,15 +268,18 @@ def test_running_aggregates_go_through_topics(kafka: KafkaBroker, topic: str, tm
     with schema_registry() as registry:
         fields = {"schema": {"k": str, "total": int, "rows": int}}
         with_ids = {"format": "debezium-json", "registry": registry.url}
-        avro: dict[str, Any] = {"format": "debezium-avro", "registry": registry.url}
+        envelopes: dict[str, Any] = {"format": "debezium-avro", "registry": registry.url}
         totals.sink(hg.KafkaSink(kafka.address, f"{topic}-json", format="debezium-json", create=2))
         totals.sink(hg.KafkaSink(kafka.address, f"{topic}-ids", create=2, **with_ids))
-        totals.sink(hg.KafkaSink(kafka.address, f"{topic}-avro", create=2, **avro))
+        upserts: dict[str, Any] = {"format": "avro", "registry": registry.url, "key_format": "avro"}
+        totals.sink(hg.KafkaSink(kafka.address, f"{topic}-avro", key_format="avro", create=2, **envelopes))
+        totals.sink(hg.KafkaSink(kafka.address, f"{topic}-upserts", upsert=True, create=2, **upserts))
         testing.run(writing)
         check_totals(kafka, tmp_path / "0", rows, topic, format="json", upsert="k", **fields)
         check_totals(kafka, tmp_path / "1", rows, f"{topic}-json", format="debezium-json", **fields)
         check_totals(kafka, tmp_path / "2", rows, f"{topic}-ids", **with_ids, **fields)
-        check_totals(kafka, tmp_path / "3", rows, f"{topic}-avro", **avro)
+        check_totals(kafka, tmp_path / "3", rows, f"{topic}-avro", **envelopes)
+        check_totals(kafka, tmp_path / "4", rows, f"{topic}-upserts", upsert="k", **upserts)
 
 
 def check_totals(kafka: KafkaBroker, directory: Path, rows: Rows, topic: str, **options: Any) -> None:

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from headgate.connectors.encode import check_json, json_lines
 from headgate.connectors.files.line_decoders import Decoded, JsonDecoder, Refused, valid_text
 from headgate.connectors.files.line_file import Lines
+from headgate.connectors.kafka.schemas.avro_decoder import AvroKeyDecoder
 from headgate.errors import UsageError
 from headgate.operators.changes import (
     DELETE,
@@ -177,8 +178,12 @@ def with_op(schema: pa.Schema) -> pa.Schema:
 class UpsertKeys:
     """The keys of a topic of upserts: what a record without a value deletes."""
 
-    def __init__(self, schema: pa.Schema, keys: Sequence[str]) -> None:
-        """``schema``: of the values.
+    def __init__(self, schema: pa.Schema, keys: Sequence[str], avro: AvroKeyDecoder | None = None) -> None:
+        """Prepare for values of ``schema``.
+
+        Args:
+            keys: which fields are the key.
+            avro: decodes keys that are Avro; None: they are text, bytes or JSON.
 
         Raises:
             UsageError: a key is no field of it.
@@ -189,19 +194,14 @@ class UpsertKeys:
                     f"upsert={list(keys)} of a Kafka source names '{key}', which values do not have; they have "
                     f"{', '.join(schema.names)}"
                 )
-        self._schema, self._keys = schema, keys
+        self._schema, self._keys, self._avro = schema, keys, avro
         fields = [schema.field(key) for key in keys]
         self._text = fields[0].type if len(keys) == 1 and is_bytes(fields[0].type) else None
         self._decoder = None if self._text is not None else JsonDecoder(pa.schema(fields), keys)
 
     def changes(self, batch: pa.RecordBatch, kept: Rows, records: pa.RecordBatch, refused: Refused) -> Decoded:
         """Return the decoded values ``batch`` of the records ``kept`` as changes, with those without a value."""
-        for key in self._keys:
-            if (column := batch.column(key)).null_count:
-                is_null = column.is_null().to_numpy(zero_copy_only=False)
-                texts = pa.array([""] * column.null_count)
-                refused.add(f"field '{key}' is missing or null", kept[is_null], texts)
-                batch, kept = batch.filter(column.is_valid()), kept[~is_null]
+        batch, kept = self._without_nulls(batch, kept, refused)
         gone = np.flatnonzero(records.column("value").is_null().to_numpy(zero_copy_only=False))
         found = {name: batch.column(name) for name in self._schema.names}
         rows = kept
@@ -210,15 +210,7 @@ class UpsertKeys:
             has_key = given.is_valid().to_numpy(zero_copy_only=False)
             refused.add("it has neither value nor key", gone[~has_key], pa.array([""] * int((~has_key).sum())))
             given, gone = given.filter(pa.array(has_key)), gone[has_key]
-            if self._decoder is None:
-                if not pa.types.is_large_binary(self._text):
-                    given, gone = valid_text(Lines(given, gone), refused)
-                keys = {self._keys[0]: given}
-            else:
-                decoded = self._decoder.decode(Lines(given, gone))
-                refused.extend(decoded.refused)
-                gone = decoded.starts
-                keys = dict(zip(decoded.batch.schema.names, decoded.batch.columns, strict=True))
+            keys, gone = self._decoded(given, gone, records, refused)
             rows = np.concatenate([kept, gone])
             for name, column in found.items():
                 found[name] = pa.concat_arrays([column, keys.get(name, pa.nulls(len(gone), column.type))])
@@ -228,3 +220,31 @@ class UpsertKeys:
         columns = [*(column.take(pa.array(order)) for column in found.values()), op_column(ops[order])]
         made = pa.RecordBatch.from_arrays(columns, schema=with_op(self._schema))
         return Decoded(made, rows[order], refused)
+
+    def _decoded(
+        self, given: pa.Array, gone: Rows, records: pa.RecordBatch, refused: Refused
+    ) -> tuple[dict[str, pa.Array], Rows]:
+        """Return the columns of the keys ``given``, of the records ``gone``, and which of these have one."""
+        if self._avro is not None:
+            decoded = self._avro.decode(given, gone, records.column("headers").take(pa.array(gone)))
+            problems = [f"its key: {problem}" for problem in decoded.refused.problems]
+            refused.extend(Refused(problems, decoded.refused.starts, decoded.refused.texts))
+            batch, gone = self._without_nulls(decoded.batch, decoded.starts, refused)
+        elif self._decoder is None:
+            if not pa.types.is_large_binary(self._text):
+                given, gone = valid_text(Lines(given, gone), refused)
+            return {self._keys[0]: given}, gone
+        else:
+            decoded = self._decoder.decode(Lines(given, gone))
+            refused.extend(decoded.refused)
+            batch, gone = decoded.batch, decoded.starts
+        return dict(zip(batch.schema.names, batch.columns, strict=True)), gone
+
+    def _without_nulls(self, batch: pa.RecordBatch, rows: Rows, refused: Refused) -> tuple[pa.RecordBatch, Rows]:
+        """Refuse records in which a part of the key is null."""
+        for key in self._keys:
+            if (column := batch.column(key)).null_count:
+                is_null = column.is_null().to_numpy(zero_copy_only=False)
+                refused.add(f"field '{key}' is missing or null", rows[is_null], pa.array([""] * column.null_count))
+                batch, rows = batch.filter(column.is_valid()), rows[~is_null]
+        return batch, rows

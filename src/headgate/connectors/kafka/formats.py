@@ -34,7 +34,7 @@ from headgate.connectors.files.line_decoders import (
 )
 from headgate.connectors.files.line_file import OUTSIDE, QUOTED, CsvForm, Lines, record_ends
 from headgate.connectors.kafka.changes import DebeziumDecoder, UpsertKeys, with_op
-from headgate.connectors.kafka.schemas.avro_decoder import AvroDecoder
+from headgate.connectors.kafka.schemas.avro_decoder import AvroDecoder, AvroKeyDecoder
 from headgate.connectors.kafka.schemas.debezium_decoder import DebeziumAvroDecoder
 from headgate.connectors.kafka.schemas.frames import without_frames
 from headgate.connectors.kafka.schemas.protobuf_decoder import ProtobufDecoder
@@ -61,6 +61,10 @@ WITH_REGISTRY = (JSON, AVRO, PROTOBUF, DEBEZIUM, DEBEZIUM_AVRO)
 DROP, KEEP = "drop", "keep"
 TOMBSTONES = (DROP, KEEP)
 """What becomes of records without a value, unless the format is ``RAW``."""
+
+PLAIN = "plain"
+KEY_FORMATS = (PLAIN, AVRO)
+"""What the keys of upserts are."""
 
 REFUSE, CUT = "refuse", "cut"
 FINE_TIMES = (REFUSE, CUT)
@@ -102,6 +106,7 @@ class RecordFormat:
         keeps_tombstones: whether a record without a value is a row of nulls.
         upsert: the fields that are the key, of a topic of upserts.
         cuts_times: whether parts of a microsecond are left out of times of Avro and Protobuf.
+        has_avro_keys: whether the keys of a topic of upserts are Avro.
     """
 
     name: str
@@ -115,6 +120,7 @@ class RecordFormat:
     keeps_tombstones: bool
     upsert: tuple[str, ...] = ()
     cuts_times: bool = False
+    has_avro_keys: bool = False
 
     @property
     def needs_headers(self) -> bool:
@@ -133,6 +139,7 @@ def record_format(
     upsert: str | Sequence[str] = (),
     where: str = "a Kafka source",
     fine_times: str = REFUSE,
+    key_format: str = PLAIN,
 ) -> RecordFormat:
     """Return the options of a format as one value. ``where``: which source it is, for errors.
 
@@ -165,6 +172,11 @@ def record_format(
         raise UsageError(f"upsert= of {where} is for values with fields, not for format={name!r}")
     if tombstones == KEEP and (keys or name in ENVELOPES):
         raise UsageError(f"tombstones='keep' of {where} is not for changes: a record without a value is no row")
+    if key_format not in KEY_FORMATS:
+        raise UsageError(f"key_format={key_format!r} of {where} is none of {', '.join(map(repr, KEY_FORMATS))}")
+    has_avro_keys = key_format == AVRO
+    if has_avro_keys and (not keys or name != AVRO or registry is None):
+        raise UsageError(f"key_format='avro' of {where} is for format='avro' with upsert= and registry= only")
     found, protobuf, fields = None, None, None
     if name == PROTOBUF:
         protobuf = message_of(schema)
@@ -179,7 +191,10 @@ def record_format(
     columns = _columns(name, metadata)
     keeps = tombstones == KEEP
     cuts = fine_times == CUT
-    return RecordFormat(name, fields, found, protobuf, place, tuple(required), separator, columns, keeps, keys, cuts)
+    needed = tuple(required)
+    return RecordFormat(
+        name, fields, found, protobuf, place, needed, separator, columns, keeps, keys, cuts, has_avro_keys
+    )
 
 
 def _columns(name: str, metadata: Metadata | None) -> tuple[tuple[str, str], ...]:
@@ -227,6 +242,17 @@ def value_decoder(form: RecordFormat, environment: Environment) -> Decoder | Sch
     return None
 
 
+def key_decoder(form: RecordFormat, environment: Environment) -> AvroKeyDecoder | None:
+    """Return what decodes keys of Avro, if they are."""
+    if not form.has_avro_keys:
+        return None
+    assert form.avro is not None
+    assert form.registry is not None
+    fields = form.avro.parse("the schema of a Kafka source").fields
+    of_key = [one for name in form.upsert for one in fields if one.name == name]
+    return AvroKeyDecoder(of_key, RegistryClient(form.registry, environment), cuts_times=form.cuts_times)
+
+
 class RecordDecoder:
     """Makes the records of a source of Kafka's records.
 
@@ -239,7 +265,7 @@ class RecordDecoder:
         values = pa.schema([(VALUE, pa.large_binary())]) if self._decoder is None else self._decoder.schema
         if not values.names:
             raise UsageError(f"the schema of a Kafka source with format={form.name!r} has no fields; give at least one")
-        self._upsert = UpsertKeys(values, form.upsert) if form.upsert else None
+        self._upsert = UpsertKeys(values, form.upsert, key_decoder(form, environment)) if form.upsert else None
         if self._upsert is not None:
             values = with_op(values)
         taken = [column for column, _ in form.metadata if column in values.names]

@@ -41,6 +41,7 @@ class RecordColumns:
         change_keys: the keys of a stream with changes; none: records are plain ones.
         debezium: changes are Debezium's envelopes; otherwise upserts.
         retractions: the changes have retractions.
+        avro_keys: keys of changes are Avro.
         sink: the class of the sink, for errors.
     """
 
@@ -53,6 +54,7 @@ class RecordColumns:
     change_keys: tuple[str, ...] = ()
     debezium: bool = False
     retractions: bool = False
+    avro_keys: bool = False
     sink: str = "KafkaSink"
 
     @property
@@ -75,7 +77,7 @@ class RecordColumns:
         Raises:
             UsageError: one is missing or of a wrong type, or a record cannot be JSON.
         """
-        if self.change_keys:
+        if self.change_keys and not self.avro_keys:
             check_keys_of_records(schema, self.change_keys)
         self._check("value", self.value, schema, is_bytes, "binary or text")
         self._check("key", self.key, schema, is_bytes, "binary or text")
@@ -114,8 +116,12 @@ class RecordColumns:
         values = lines_of(content) if encode is None else encode(content)
         return upsert_values(batch, values) if self.change_keys and not self.debezium else values
 
-    def keys_of(self, batch: pa.RecordBatch) -> pa.Array | None:
-        """Return the keys, if there are any."""
+    def keys_of(
+        self, batch: pa.RecordBatch, encode: Callable[[pa.RecordBatch], pa.Array] | None = None
+    ) -> pa.Array | None:
+        """Return the keys, if there are any. ``encode``: makes those of changes; None: they are text, bytes or JSON."""
+        if self.change_keys and encode is not None:
+            return encode(batch.select(list(self.change_keys)))
         if self.change_keys:
             return keys_of_records(batch, self.change_keys)
         return batch.column(self.key).cast(pa.large_binary()) if self.key else None
@@ -164,14 +170,16 @@ class Router:
         partitions_count: Callable[[str], int],
         first: int,
         encode: Callable[[pa.RecordBatch], pa.Array] | None = None,
+        encode_keys: Callable[[pa.RecordBatch], pa.Array] | None = None,
     ) -> None:
         """Args:
         topic: of records that name none.
         partitions_count: how many partitions a topic has; raises UsageError if there is no such topic.
         first: the partition with which records without a key begin.
         encode: makes the values of whole records; None: they are JSON.
+        encode_keys: makes the keys of changes; None: they are text, bytes or JSON.
         """
-        self._encode = encode
+        self._encode, self._encode_keys = encode, encode_keys
         self._columns, self._topic, self._partitions_count = columns, topic, partitions_count
         self._turn = first
 
@@ -186,7 +194,7 @@ class Router:
             batch = without_update_before(batch)
             if batch.num_rows == 0:
                 return
-        values, keys = columns.values_of(batch, self._encode), columns.keys_of(batch)
+        values, keys = columns.values_of(batch, self._encode), columns.keys_of(batch, self._encode_keys)
         times = columns.timestamps_of(batch, now_ms)
         headers = batch.column(columns.headers).cast(HEADERS_TYPE) if columns.headers else None
         for topic, rows in self._by_topic(batch):

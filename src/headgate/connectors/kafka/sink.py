@@ -18,7 +18,7 @@ from headgate.connectors.base import Committer, Holding, SinkContext, SinkWriter
 from headgate.connectors.fenced_sink import Fence, FencedSink, owner_of
 from headgate.connectors.kafka.client import KafkaClient, addresses
 from headgate.connectors.kafka.committer import KafkaCommitter
-from headgate.connectors.kafka.formats import DEBEZIUM, ENVELOPES
+from headgate.connectors.kafka.formats import DEBEZIUM, ENVELOPES, KEY_FORMATS
 from headgate.connectors.kafka.outgoing_records import RecordColumns, Router
 from headgate.connectors.kafka.owner import TopicOwner
 from headgate.connectors.kafka.schemas.protobuf_message import ProtobufMessage, message_of
@@ -80,6 +80,8 @@ class KafkaSink(FencedSink):
         registry: the schema registry, which gets the schema as ``<topic>-value``; values begin with its id. For JSON it
             is a JSON Schema that is made from the columns. The files that a message needs are registered by their
             names. None: values have no id.
+        key_format: ``"avro"`` writes the keys of changes as records of Avro, with a schema that is registered as
+            ``<topic>-key``, as Debezium does; ``"plain"`` as ``upsert`` says.
         headers: the column with headers, a list of structs with ``key`` and ``value``.
         timestamp: the column with the timestamp; None: the time of writing.
         partition: the column with the number of the partition; where it is null, the key decides.
@@ -110,6 +112,7 @@ class KafkaSink(FencedSink):
     upsert: bool = False
     schema: Mapping[str, Any] | str | type | ProtobufMessage | None = None
     registry: SchemaRegistry | str | None = None
+    key_format: Literal["plain", "avro"] = "plain"
     headers: str | None = None
     timestamp: str | None = None
     partition: str | None = None
@@ -145,6 +148,10 @@ class KafkaSink(FencedSink):
             raise UsageError(f"KafkaSink(format={self.format!r}) must be one of {', '.join(map(repr, known))}")
         if self.takes_changes and (self.key is not None or self.value is not None):
             raise UsageError("KafkaSink for changes makes keys and values itself: leave key= and value= out")
+        if self.key_format not in KEY_FORMATS:
+            raise UsageError(f"KafkaSink(key_format={self.key_format!r}) must be 'plain' or 'avro'")
+        if self.key_format == "avro" and (self.registry is None or not self.takes_changes):
+            raise UsageError("KafkaSink(key_format='avro') is for changes, and needs registry='http://...'")
         if self.upsert and self.format in ENVELOPES:
             raise UsageError(
                 f"KafkaSink(upsert=True) writes rows, and format={self.format!r} envelopes: give one of them"
@@ -219,6 +226,8 @@ class KafkaSink(FencedSink):
         self._columns.check(schema, is_json=self.format not in SCHEMA_FORMATS)
         if (values := self._values()) is not None:
             values.check(self._columns.values_schema(schema))
+        if (keys := self._keys()) is not None:
+            keys.check(self._keys_schema(schema))
         with self._connected() as client:
             if not self.create:
                 client.topic(self.topic)
@@ -235,13 +244,22 @@ class KafkaSink(FencedSink):
                 client.check_two_phase_right(self.prefix)
         if (values := self._values()) is not None:
             values.begin(self._columns.values_schema(schema))
+        if (keys := self._keys()) is not None:
+            keys.begin(self._keys_schema(schema))
 
     def open(self, context: SinkContext) -> SinkWriter:
         """See ``Sink``."""
         topics = Topics(self.client())
         try:
             topics.partitions_count(self.topic)
-            router = Router(self._columns, self.topic, topics.partitions_count, context.subtask_index, self._values())
+            router = Router(
+                self._columns,
+                self.topic,
+                topics.partitions_count,
+                context.subtask_index,
+                self._values(),
+                self._keys(),
+            )
             settings = WriterSettings(self.client, self.environment, topics, Compression[self.compression.upper()])
             if not self.is_transactional:
                 return PlainKafkaWriter(settings, router)
@@ -319,6 +337,15 @@ class KafkaSink(FencedSink):
             return None
         return SchemaValues(self.topic, self.format, self.schema, registry, self.environment)
 
+    def _keys(self) -> SchemaValues | None:
+        if self.key_format != "avro":
+            return None
+        assert isinstance(self.registry, SchemaRegistry), "keys of Avro need one"
+        return SchemaValues(self.topic, "avro", None, self.registry, self.environment, "key")
+
+    def _keys_schema(self, schema: pa.Schema) -> pa.Schema:
+        return pa.schema([schema.field(name) for name in self.change_keys])
+
     @property
     def _columns(self) -> RecordColumns:
         return RecordColumns(
@@ -331,6 +358,7 @@ class KafkaSink(FencedSink):
             self.change_keys,
             self.format in ENVELOPES,
             self.retractions,
+            self.key_format == "avro",
         )
 
     @contextlib.contextmanager

@@ -31,6 +31,7 @@ from headgate.connectors.kafka.fetcher import Fetched, Fetcher, Partition
 from headgate.connectors.kafka.formats import (
     DROP,
     OF_AVRO,
+    PLAIN,
     RAW,
     REFUSE,
     Metadata,
@@ -149,6 +150,7 @@ class Kafka(Source):
         tombstones: str = DROP,
         fine_times: str = REFUSE,
         upsert: str | Sequence[str] = (),
+        key_format: str = PLAIN,
         start: Place = EARLIEST,
         end: Place | None = None,
         group: str = "",
@@ -186,6 +188,8 @@ class Kafka(Source):
                 value deletes it. There is a column ``op`` with ``"update_after"`` and ``"delete"``; go on with
                 ``.records_as_changes(...)``. One field of text or bytes is the key as it is; otherwise the key is a
                 JSON object of the fields. A value in which one of the fields is null is a bad record.
+            key_format: ``"avro"`` if the keys of ``upsert`` are Avro with ids of the registry, as Kafka Connect writes
+                them: a record with the fields, or the only field by itself. ``"plain"``: as ``upsert`` says.
             start: where the first start begins: ``"earliest"``, ``"latest"``, ``"committed"`` (the offsets of
                 ``group``, and the earliest where it has none), a datetime with a time zone, or an offset for each
                 partition such as ``{("orders", 0): 1200}``. Partitions that are found later are read from their
@@ -214,7 +218,16 @@ class Kafka(Source):
             raise UsageError("start='committed' of a Kafka source needs group='...', whose offsets it begins at")
         self.discovery_ms = duration_ms(discovery_interval, "discovery_interval")
         self._format = record_format(
-            format, schema, registry, required, separator, metadata, tombstones, upsert, fine_times=fine_times
+            format,
+            schema,
+            registry,
+            required,
+            separator,
+            metadata,
+            tombstones,
+            upsert,
+            fine_times=fine_times,
+            key_format=key_format,
         )
         if format not in OF_AVRO or self._format.avro is not None:
             RecordDecoder(self._format)

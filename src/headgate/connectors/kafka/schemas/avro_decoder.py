@@ -7,6 +7,7 @@ schema. New ids are asked for while the pipeline runs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeAlias
 from uuid import UUID
 
@@ -15,9 +16,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headgate.codec.avro import AvroType, UnreadableSchemaError, decode_values
+from headgate.codec.avro import AvroField, AvroType, DecodedValues, UnreadableSchemaError, decode_values
 from headgate.connectors.files.line_decoders import Decoded, Refused
-from headgate.connectors.kafka.schemas.frames import FRAME_BYTES, ID_HEADER, NO_FRAME
+from headgate.connectors.kafka.schemas.frames import FRAME_BYTES, ID_HEADER, KEY_ID_HEADER, NO_FRAME
 from headgate.connectors.kafka.schemas.schema_registry import RegistryClient
 from headgate.errors import UsageError
 
@@ -42,6 +43,7 @@ class AvroDecoder:
         writer: AvroType | None = None,
         *,
         cuts_times: bool = False,
+        id_header: str = ID_HEADER,
     ) -> None:
         """Prepare for values that are to be read as ``reader``.
 
@@ -49,7 +51,9 @@ class AvroDecoder:
             registry: None for values without ids.
             writer: what values without ids have; None: the reader's.
             cuts_times: whether parts of a microsecond are left out of times.
+            id_header: the header that may name the schema.
         """
+        self._id_header = id_header
         self._reader, self._registry = reader, registry
         self._plain, self._cuts_times = writer or reader, cuts_times
         self._writers: dict[_Key, AvroType] = {}
@@ -88,7 +92,7 @@ class AvroDecoder:
         if headers is None:
             return everything
         flat = headers.flatten()
-        is_id = pc.equal(pc.struct_field(flat, "key"), ID_HEADER)
+        is_id = pc.equal(pc.struct_field(flat, "key"), self._id_header)
         if not pc.any(is_id).as_py():
             return everything
         owners = pc.list_parent_indices(headers).filter(is_id).to_numpy()
@@ -97,7 +101,7 @@ class AvroDecoder:
         for number in np.unique(numbers):
             which = np.unique(owners[numbers == number])
             key = _key_of(None if number < 0 else named.dictionary[int(number)].as_py())
-            self._decode_with(key, f"header {ID_HEADER} is damaged", values, which, 0, parts, refused, rows)
+            self._decode_with(key, f"header {self._id_header} is damaged", values, which, 0, parts, refused, rows)
         return np.setdiff1d(everything, owners)
 
     def _by_frame(
@@ -175,7 +179,7 @@ class AvroDecoder:
         rows: _Rows,
     ) -> None:
         some = values if len(which) == len(values) else values.take(pa.array(which))
-        found = decode_values(some, skip, writer, self._reader, cuts_times=self._cuts_times)
+        found = self._read(some, skip, writer)
         column = found.column
         if found.problems:
             is_good = np.ones(len(which), np.bool_)
@@ -184,6 +188,27 @@ class AvroDecoder:
                 refused.add(problem, rows[which[row : row + 1]], some.slice(row, 1))
             column, which = column.filter(pa.array(is_good)), which[is_good]
         parts.append((which, column))
+
+    def _read(self, values: pa.Array, skip: int, writer: AvroType) -> DecodedValues:
+        return decode_values(values, skip, writer, self._reader, cuts_times=self._cuts_times)
+
+
+class AvroKeyDecoder(AvroDecoder):
+    """Decodes keys: records with the fields of a key, or the value of its only field."""
+
+    def __init__(self, fields: Sequence[AvroField], registry: RegistryClient, *, cuts_times: bool) -> None:
+        """``fields``: of the key, as values have them."""
+        column = pa.struct([pa.field(one.name, one.type.column) for one in fields])
+        reader = AvroType("record", column, "Key", tuple(fields))
+        super().__init__(reader, registry, cuts_times=cuts_times, id_header=KEY_ID_HEADER)
+
+    def _read(self, values: pa.Array, skip: int, writer: AvroType) -> DecodedValues:
+        if writer.kind == "record" or len(self._reader.fields) > 1:
+            return super()._read(values, skip, writer)
+        only = self._reader.fields[0].type
+        found = decode_values(values, skip, writer, only, cuts_times=self._cuts_times)
+        column = found.column.cast(only.column)
+        return DecodedValues(pa.StructArray.from_arrays([column], fields=list(self._reader.column)), found.problems)
 
 
 def _key_of(named: bytes | None) -> _Key | None:

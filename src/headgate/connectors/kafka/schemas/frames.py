@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 from headgate.codec.avro import cut_out
 from headgate.connectors.files.line_decoders import Refused
 
-ID_HEADER = "__value_schema_id"
-"""The header that may name the schema of a value."""
+ID_HEADER, KEY_ID_HEADER = "__value_schema_id", "__key_schema_id"
+"""The headers that may name the schemas of a value and of a key."""
 
 FRAME_BYTES = 5
 """A zero byte and an id."""

@@ -36,12 +36,15 @@ class SchemaValues:
         schema: Mapping[str, Any] | str | type | ProtobufMessage | None,
         registry: SchemaRegistry | None,
         environment: Environment,
+        part: str = "value",
     ) -> None:
-        """Prepare for values of a format of a sink.
+        """Prepare for values of a format of a sink, or for its keys.
 
         Args:
             schema: a message of Protobuf, or one of Avro; None: it is made from the columns.
+            part: of records, ``"value"`` or ``"key"``.
         """
+        self._subject = f"{topic}-{part}"
         self._topic, self._form, self._schema, self._registry, self._environment = (
             topic,
             form,
@@ -72,7 +75,7 @@ class SchemaValues:
         """
         encoder, head = self.check(columns), b""
         if self._registry is not None:
-            client, subject = RegistryClient(self._registry, self._environment), f"{self._topic}-value"
+            client, subject = RegistryClient(self._registry, self._environment), self._subject
             if isinstance(self._schema, ProtobufMessage):
                 number, index = _registered(client, subject, self._schema), self._schema.index
             elif self._form in _OF_JSON:
