@@ -60,7 +60,9 @@ def test_a_store_on_postgresql_needs_its_client_library(monkeypatch: pytest.Monk
     monkeypatch.delitem(sys.modules, "headgate.store.catalogue.postgresql", raising=False)
     monkeypatch.setitem(sys.modules, "psycopg", None)
     for use in (Store.exists, Store.open):
-        with pytest.raises(UsageError, match="needs the package psycopg"):
+        with pytest.raises(
+            UsageError, match=r"needs the package psycopg, .*: pip install 'headgate-streams\[postgres\]'"
+        ):
             use("postgresql://u@h/db")
     monkeypatch.setitem(sys.modules, "selectors", None)
     with pytest.raises(ModuleNotFoundError, match="selectors"):

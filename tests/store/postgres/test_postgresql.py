@@ -209,14 +209,6 @@ def test_a_commit_waits_for_the_disk_although_the_database_says_not_to(
             connection.exec_driver_sql("ALTER ROLE postgres RESET synchronous_commit")
 
 
-def test_a_machine_without_the_client_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "psycopg", None)
-    for name in [name for name in sys.modules if name.startswith("headgate.store.catalogue.postgresql")]:
-        monkeypatch.delitem(sys.modules, name)
-    with pytest.raises(UsageError, match=r"pip install 'headgate-streams\[postgres\]'"):
-        location.open_shared("postgresql://u@h/db", None)
-
-
 def test_names_that_the_server_cannot_keep_are_refused(url: str, tmp_path: Path) -> None:
     with opened(url, tmp_path) as store:
         store.create_stream(STREAM, KEYED)
