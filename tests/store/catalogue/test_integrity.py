@@ -132,6 +132,7 @@ def check_verb(damaged: Damaged, damage: Damage, name: str, stream: StreamInfo) 
 HANDED_ON = [
     ("segments.end_position", None, "describe_stream"),
     ("streams.is_sealed", None, "find_stream"),
+    ("streams.created_ms", None, "find_stream"),
     ("shared_transactions.due_ms", 1.5, "list_streams"),
     ("transactions.epoch", "abc", "transactions"),
     ("holds.position", None, "holds"),
