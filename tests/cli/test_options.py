@@ -18,9 +18,8 @@ from typer.testing import CliRunner
 
 import headgate as hg
 from headgate import testing
-from headgate.api.copies.pravega_copy import PravegaCopy
-from headgate.api.copies.topic_copy import TopicCopy
 from headgate.api.pipeline import Pipeline
+from headgate.api.stream_copy import PravegaCopy, TopicCopy
 from headgate.cli import run, supervisor
 from headgate.cli.app import app
 from headgate.cli.options import PROGRAM, load_pipeline, restart_strategy, set_log_directory

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from tests.store.storing import KEYED, STREAM, drained, keyed
 from typer.testing import CliRunner
 
 from headgate.cli import streams
 from headgate.cli.line_format import line_blocks
 from headgate.cli.streams import app
+from headgate.model.pipeline_identity import PipelineIdentity
+from headgate.protocol.store.transactions import Status
 from headgate.store.store import Store
+from headgate.store.transactions import SharedTransaction
 
 
 @pytest.fixture(autouse=True)
@@ -272,3 +277,101 @@ def test_retention_is_set_shown_and_taken_away() -> None:  # S71
     assert run("retention", "app/log", "--off") == "stream app/log: events stay\n"
     assert "must look like" in run("retention", "app/log", "--retention-age", "long", code=2)
     assert "--off goes with neither" in run("retention", "app/log", "--off", "--retention-age", "1s", code=2)
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    monkeypatch.setenv("HEADGATE_STORE", str(tmp_path / "store"))
+    monkeypatch.setenv("COLUMNS", "200")
+    with Store.open() as opened:
+        opened.create_stream(STREAM, KEYED, segments=3, routing_key="key")
+        yield opened
+
+
+def decided(*arguments: str, code: int = 0, text: str = "") -> str:
+    result = CliRunner().invoke(app, ["transactions", *arguments], input=text.encode())
+    assert result.exit_code == code, result.output
+    return result.stdout if code == 0 else result.output
+
+
+def begun(store: Store, *rows: tuple[str, int], lease: str = "10 minutes") -> SharedTransaction:
+    transaction = store.begin_shared(STREAM, lease=lease)
+    with transaction.writer("loader") as writer:
+        writer.write(keyed(*rows))
+    return transaction
+
+
+def test_transactions_are_listed_shown_and_decided_by_hand(store: Store) -> None:
+    assert decided("list") == "no open or prepared transactions\n"
+    opened, prepared = begun(store, ("x", 1)), begun(store, ("y", 2), ("y", 3))
+    prepared.prepare()
+    listed = decided("list", STREAM)
+    for word in (opened.id, prepared.id, "open", "prepared", "lease left"):
+        assert word in listed
+    facts = {fact["id"]: fact for fact in map(json.loads, decided("list", "--owner", "writers", "--json").splitlines())}
+    one = facts[opened.id]
+    assert 0 < one["lease_left_ms"] <= one["lease_ms"] == 600_000
+    assert one["participants"] == [{"name": "loader", "writes": 1, "events": 1}]
+    assert (one["state"], one["events"], one["age_ms"] >= 0) == ("open", 1, True)
+    assert facts[prepared.id]["lease_left_ms"] is None
+    assert "loader" in decided("show", STREAM, opened.id)
+    assert json.loads(decided("show", STREAM, opened.id[:20], "--json"))["id"] == opened.id
+    assert "is not prepared: processes may be writing to it" in decided("commit", STREAM, opened.id, "--yes", code=2)
+    assert "is aborted" in decided("abort", STREAM, opened.id, text="y\n")
+    assert decided("commit", STREAM, prepared.id, code=1, text="n\n")
+    assert "is committed: 2 events" in decided("commit", STREAM, prepared.id, "--yes")
+    assert "is committed" in decided("commit", STREAM, prepared.id, "--yes")
+    assert decided("list") == "no open or prepared transactions\n"
+    assert "aborted" in decided("list", "--all")
+    assert drained(store) == [("y", 2), ("y", 3)]
+    assert "was committed" in decided("abort", STREAM, prepared.id, "--yes", code=1)
+
+
+def test_what_is_not_there_is_said(store: Store) -> None:
+    begun(store), begun(store)
+    assert "2 transactions of stream 'app/events' begin with ''" in decided("show", STREAM, "", code=2)
+    assert "knows no transaction 'nothing'" in decided("show", STREAM, "nothing", code=2)
+    assert "does not exist" in decided("list", "app/none", code=2)
+
+
+def test_what_a_fenced_owner_left_is_decided_by_hand(store: Store) -> None:
+    left = begun(store, ("x", 1))
+    store.transactions.fence("writers", 5)
+    decided("abort", STREAM, left.id, "--yes")
+    assert store.list_transactions(stream=STREAM)[0].status is Status.ABORTED
+
+
+def test_what_a_pipeline_prepared_is_left_to_it(store: Store) -> None:
+    store.pipelines.own("p/sink", PipelineIdentity("life", "/checkpoints", "host", 1))
+    transaction = store.transactions.begin(STREAM, owner="p/sink", epoch=1, name="checkpoint-1")
+    transaction.write(keyed(("x", 1)))
+    transaction.prepare()
+    assert "checkpoint-1" in decided("show", STREAM, "checkpoint-1")
+    for verb in ("commit", "abort"):
+        assert "a pipeline, which decides by itself" in decided(verb, STREAM, "checkpoint-1", "--yes", code=2)
+    assert store.list_transactions()[0].status is Status.PREPARED
+
+
+def test_what_a_task_of_spark_prepared_is_not_committed_by_itself(store: Store) -> None:  # SP9
+    for task in ("a", "b"):
+        transaction = store.transactions.begin(
+            STREAM, owner="spark/query-q", epoch=0, name=f"batch-000000000001/{task}"
+        )
+        transaction.write(keyed(("x", 1)))
+        transaction.prepare()
+    told = decided("commit", STREAM, "batch-000000000001/a", "--yes", code=2)
+    assert "has the rows of one task of a Spark job" in told
+    decided("abort", STREAM, "batch-000000000001/a", "--yes")
+    assert [x.status for x in store.list_transactions()] == [Status.ABORTED, Status.PREPARED]
+
+
+def test_leases_that_are_over_are_looked_at_by_hand(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:  # TX8
+    assert decided("expire", STREAM) == f"no lease of stream {STREAM} is over\n"
+    left, lease_ms = begun(store, ("x", 1), lease="10 minutes"), 600_000
+    at = store._core.clock.wall_ms()
+    monkeypatch.setattr(type(store._core.clock), "wall_ms", lambda self: at + 2 * lease_ms)
+    assert f"the lease of transaction {left.id} is over: a look in" in decided("expire", STREAM)
+    assert "over" in decided("list")
+    monkeypatch.setattr(type(store._core.clock), "wall_ms", lambda self: at + 3 * lease_ms)
+    assert decided("expire", STREAM) == f"transaction {left.id} is aborted: its lease was over\n"
+    assert "aborted, its lease was over" in decided("list", "--all")

@@ -1,6 +1,6 @@
 """Clients of a stream, each in a process that may be killed, stopped and replaced at any moment.
 
-Counterpart: ``faults`` starts and harms them, ``recording`` keeps what they have done. Source:
+Counterpart: ``faults`` starts and harms them, ``history`` keeps what they have done. Source:
 docs/spec/log-histories.md. Each value is there once: a life never repeats what a former one sent.
 """
 
@@ -17,8 +17,7 @@ from typing import TypeVar
 
 import pyarrow as pa
 from tests.logs import bugs
-from tests.logs.history import Outcome, Place, Poll, Seek, Send
-from tests.logs.recording import Recorder
+from tests.logs.history import Outcome, Place, Poll, Recorder, Seek, Send
 
 from headgate import fault_points
 from headgate.errors import FencedError, StorageError, UsageError

@@ -16,8 +16,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from tests.logs.clients import DATE, ENOUGH, FULL, GROUP, SCHEMA, STREAM, Orders, everything, insistently, run
-from tests.logs.history import Operation, Outcome
-from tests.logs.recording import Recorder, history, lines
+from tests.logs.history import Operation, Outcome, Recorder, history, lines
 
 from headgate.errors import FencedError, HeadgateError
 from headgate.protocol.store.transactions import Status

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from tests.conftest import few
 from tests.logs.bugs import PLANTED
-from tests.logs.checks import Kind
+from tests.logs.checks import Kind, anomalies
 from tests.logs.faults import STRIKES, Strike, kills_a_reader, lived_through, scales
-from tests.logs.judging import anomalies
 
 from headgate.store.store import Store
 

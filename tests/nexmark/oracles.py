@@ -8,7 +8,6 @@ from typing import Any
 import duckdb
 import numpy as np
 import polars as pl
-from tests.nexmark.tables import table_of
 
 from headgate.nexmark.events import SCHEMAS, Kind, Nexmark
 
@@ -131,3 +130,22 @@ def _sorted(frame: pl.DataFrame) -> list[tuple[Any, ...]]:
     floats = [name for name, dtype in frame.schema.items() if dtype.is_float()]
     rounded = frame.with_columns(pl.col(floats).round(4), pl.col(pl.Datetime).cast(pl.Datetime("us")))
     return sorted(rounded.rows(), key=str)
+
+
+def table_of(changes: list[dict[str, Any]], keys: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Return the rows that are left at the end. Without keys each row that goes was there."""
+    if not keys:
+        rows: list[dict[str, Any]] = []
+        for change in changes:
+            is_new = change.pop("op") in ("insert", "update_after")
+            rows.append(change) if is_new else rows.remove(change)
+        return rows
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for change in changes:
+        op = change.pop("op")
+        key = tuple(change[name] for name in keys)
+        if op == "delete":
+            found.pop(key, None)
+        elif op != "update_before":
+            found[key] = change
+    return list(found.values())

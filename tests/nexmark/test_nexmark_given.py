@@ -11,7 +11,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from tests.nexmark.tables import table_of
+from tests.nexmark.oracles import table_of
 
 import headgate as hg
 from headgate.nexmark.events import SCHEMAS, Kind

@@ -16,8 +16,7 @@ from tests.web.test_app import Found
 from headgate.api.pipeline_registry import KnownPipeline, KnownState
 from headgate.model.ids import CheckpointId
 from headgate.model.progress import SubtaskAlignment, WorkerProgress
-from headgate.web.app import Overview, make_app, make_overview_app, serve_page
-from headgate.web.responses import RunActions
+from headgate.web.app import Overview, RunActions, make_app, make_overview_app, serve_page
 from headgate.web.view_model import LogDirectory, RunView
 
 PATIENCE_S = 60

@@ -55,7 +55,7 @@ from headgate.plain_text import printable
 from headgate.tracebacks import user_line
 
 if TYPE_CHECKING:
-    from headgate.web.responses import RunActions
+    from headgate.web.app import RunActions
     from headgate.web.view_model import LogDirectory, RunView
 
 
@@ -400,8 +400,7 @@ class PageObserver:
         self._handle: PipelineHandle | None = None
 
     def __enter__(self) -> Self:
-        from headgate.web.app import make_app, serve_page
-        from headgate.web.responses import RunActions
+        from headgate.web.app import RunActions, make_app, serve_page
         from headgate.web.view_model import LogDirectory, RunView
 
         self._story, self._asking, self._logs = RunView(self._definition), RunActions(), LogDirectory()

@@ -1,4 +1,4 @@
-"""``headgate streams copy`` between a stream of the store and one of another system: see ``api.copies.stream_copy``.
+"""``headgate streams copy`` between a stream of the store and one of another system: see ``api.stream_copy``.
 
 Only a copy imports it, as it needs the clients of these systems.
 """
@@ -9,10 +9,8 @@ import threading
 import tomllib
 from pathlib import Path
 
-from headgate.api.copies.pravega_copy import PravegaCopy
-from headgate.api.copies.stream_copy import Direction, StreamCopy
-from headgate.api.copies.topic_copy import TopicCopy
 from headgate.api.foreground import run_to_end
+from headgate.api.stream_copy import Direction, PravegaCopy, StreamCopy, TopicCopy
 from headgate.cli.options import RunOptions, StartPoint
 from headgate.cli.run import terminal_observer
 from headgate.cli.store import ELSEWHERE, PRAVEGA, TOPIC, print_result, refuse

@@ -13,7 +13,7 @@ import duckdb
 import polars as pl
 import pyarrow as pa
 import pytest
-from tests.nexmark.tables import table_of
+from tests.nexmark.oracles import table_of
 
 import headgate as hg
 from headgate.errors import PipelineFailed, UsageError

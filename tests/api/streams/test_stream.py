@@ -2,16 +2,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pyarrow as pa
 import pytest
+from tests.killing import run_killing
 
 import headgate as hg
 from headgate.model.graph import BAD_RECORDS, Edge, OutputTag, Partitioner, Role
 from headgate.model.ids import NodeName
-from headgate.testing import run
+from headgate.testing import Collect, run
 
 ROWS = [{"service": "a", "level": "ERROR", "n": 1, "ts": 5_000}]
 
@@ -336,3 +338,191 @@ def test_a_process_function_without_process_is_named() -> None:
     pipeline.source(hg.FromRows([{"k": 1}])).key_by("k").process(misspelled()).sink(hg.Discard())
     with pytest.raises(hg.PipelineFailed, match="Misspelled has no method process; define it"):
         run(pipeline)
+
+
+ASKED = [{"x": 1, "k": "a"}]
+
+
+async def same(row: dict[str, Any]) -> Any:
+    return row
+
+
+def async_spec() -> tuple[hg.Pipeline, hg.Stream]:
+    pipeline = hg.Pipeline("p")
+    return pipeline, pipeline.source(hg.FromRows(ASKED))
+
+
+def test_it_keeps_or_declares_the_schema_and_stands_in_a_vertex_of_its_own() -> None:
+    pipeline, rows = async_spec()
+    one = rows.map_async(same)
+    assert one.schema == rows.schema
+    other = one.key_by("k").map_async(same, {"y": int}, name="ask")
+    assert other.schema == pa.schema([("y", pa.int64())])
+    assert isinstance(other, hg.Stream)
+    other.sink(hg.Discard())
+    vertices = pipeline.definition().plan.vertices
+    assert [[str(n.name) for n in v.nodes] for v in vertices] == [
+        ["source"],
+        ["map-async"],
+        ["key-by"],
+        ["ask"],
+        ["sink"],
+    ]
+
+
+def test_event_time_goes_through() -> None:
+    rows = hg.Pipeline("p").source(hg.FromRows([{"k": 1, "t": 5}])).with_timestamps("t")
+    rows.map_async(same).key_by("k").window(hg.Tumbling("1s"))
+
+
+def test_bound_methods_partial_functions_and_objects_that_are_called_are_taken() -> None:
+    from functools import partial
+
+    class Ask:
+        async def __call__(self, row: dict[str, Any]) -> Any:
+            return row
+
+        async def method(self, row: dict[str, Any]) -> Any:
+            return row
+
+    async def given(more: int, row: dict[str, Any]) -> Any:
+        return row
+
+    for function in (Ask(), Ask().method, partial(given, 1)):
+        async_spec()[1].map_async(function)
+
+
+class NoCall(hg.AsyncFunction):
+    pass
+
+
+class Ordinary(hg.AsyncFunction):
+    def call(self, row: dict[str, Any]) -> Any:  # type: ignore[override]
+        return row
+
+
+class Opened:
+    def open(self) -> None: ...
+
+    async def __call__(self, row: dict[str, Any]) -> Any:
+        return row
+
+
+async def yielding(row: dict[str, Any]) -> Any:
+    yield row
+
+
+@pytest.mark.parametrize(
+    ("function", "problem"),
+    [
+        (lambda row: row, "needs an 'async def' function of a row .* for an ordinary function use map"),
+        (7, "needs an 'async def' function"),
+        (NoCall(), "NoCall has no method 'async def call"),
+        (NoCall, r"give an instance, such as NoCall\(\), not the class"),
+        (Ordinary(), "Ordinary.call must be an 'async def'"),
+        (Opened(), "Opened.open would never be called; derive the class from headgate.AsyncFunction"),
+        (yielding, "must return a list of dicts instead of yielding them"),
+    ],
+)
+def test_what_is_no_async_function_is_refused(function: Any, problem: str) -> None:
+    with pytest.raises(hg.UsageError, match=f"operator 'map-async': .*{problem}"):
+        async_spec()[1].map_async(function)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"limit": 0}, "limit must be a number from 1 on, not 0"),
+        ({"limit": True}, "limit must be a number from 1 on"),
+        ({"retries": -1}, "retries must be a number from 0 on"),
+        ({"timeout": 0}, "timeout must be positive"),
+        ({"on_timeout": 5}, "on_timeout must be an ordinary function"),
+        ({"on_timeout": same}, "on_timeout must be an ordinary function"),
+        ({"retry_if": "ConnectionError"}, "retry_if must be an ordinary function"),
+        ({"capacity": 7}, "capacity"),
+    ],
+)
+def test_wrong_options_are_refused(options: dict[str, Any], problem: str) -> None:
+    with pytest.raises(hg.UsageError, match=problem):
+        async_spec()[1].map_async(same, **options)
+
+
+def test_it_is_refused_in_a_loop_and_taken_after_one() -> None:
+    _, rows = async_spec()
+    with pytest.raises(hg.UsageError, match="cannot be in the body of loop 'iterate'"):
+        rows.iterate(lambda loop: (loop.map_async(same), loop))
+    rows.iterate(lambda loop: (loop.filter(lambda row: False), loop)).map_async(same)
+
+
+AUCTIONS = [{"id": i, "seller": i % 7, "note": f"auction {'x' * (i % 30)}"} for i in range(60)]
+BIDS = [{"auction": i * 13 % 70, "price": i * 31 % 97, "text": None if i % 5 == 0 else f"bid {i}"} for i in range(900)]
+
+
+def streams(pipeline: hg.Pipeline) -> tuple[hg.Stream, hg.Stream]:
+    return (
+        pipeline.source(hg.FromRows(AUCTIONS, splits=3, batch_rows=8), name="auctions"),
+        pipeline.source(hg.FromRows(BIDS, splits=3, batch_rows=50), name="bids"),
+    )
+
+
+def joined(pipeline: hg.Pipeline, how: Any = "inner") -> hg.Stream:
+    auctions, bids = streams(pipeline)
+    return auctions.join(bids, left_on="id", right_on="auction", ttl=None, how=how)
+
+
+def shuffles_to(stream: hg.Stream, name: str) -> bool:
+    stream.sink(hg.Discard())
+    graph = stream._pipeline.definition().graph
+    return any(
+        edge.partitioner is Partitioner.HASH for node in graph.nodes if node.name == name for edge in node.inputs
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "key", "is_needed"),
+    [
+        (lambda pairs: pairs, "id", False),
+        (lambda pairs: pairs.filter(pl.col("price") > 5), "id", False),
+        (lambda pairs: pairs.select(pl.col("id").alias("auction"), "price"), "auction", False),
+        (lambda pairs: pairs.with_columns(price=pl.col("price") + 1), "id", False),
+        (lambda pairs: pairs.with_columns(id=pl.col("id") // 2), "id", True),
+        (lambda pairs: pairs.select((pl.col("id") // 2).alias("id"), "price"), "id", True),
+        (lambda pairs: pairs.select(pl.col("seller").alias("id"), "price"), "id", True),
+        (lambda pairs: pairs.map_batches(lambda batch: batch), "id", True),
+        (lambda pairs: pairs.rebalance(), "id", True),
+        (lambda pairs: pairs, "seller", True),
+    ],
+)
+def test_a_shuffle_is_left_out_where_the_key_is_that_of_the_join(change: Any, key: str, is_needed: bool) -> None:
+    pairs = change(joined(hg.Pipeline("test")))
+    assert shuffles_to(pairs.key_by(key).top(1, by="price", within=None), "top") is is_needed
+
+
+@pytest.mark.parametrize("how", ["right", "full", "left"])
+def test_rows_without_a_partner_are_sent_to_the_subtask_of_their_key(how: str) -> None:
+    pairs = joined(hg.Pipeline("test"), how).filter(pl.col("id").is_not_null())
+    assert shuffles_to(pairs.key_by("id").top(1, by="price", within=None), "top")
+
+
+@pytest.mark.parametrize("parallelism", [1, 2, 3])
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_the_best_partner_of_each_row_is_the_same(parallelism: int, is_killed: bool, tmp_path: Path) -> None:
+    checkpoints = hg.Checkpointing(interval="20ms", dir=str(tmp_path / "c"))
+    pipeline = hg.Pipeline("test", parallelism=parallelism, checkpointing=checkpoints)
+    some = joined(pipeline).filter(pl.col("price") % 3 != 0)
+    best = some.key_by("id").top(2, by=["price", "text"], descending=[True, False], within=None)
+    sink = Collect(tmp_path / "out")
+    best.sink(sink)
+    if is_killed:
+        run_killing(pipeline, 1)
+    else:
+        run(pipeline)
+    found = {(row["id"], row["rank"]): (row["price"], row["text"], row["note"]) for row in sink.rows()}
+    pairs = pl.DataFrame(AUCTIONS).join(pl.DataFrame(BIDS), left_on="id", right_on="auction")
+    ordered = pairs.filter(pl.col("price") % 3 != 0).sort("price", "text", descending=[True, False], nulls_last=True)
+    expected = {
+        (row["id"], rank): (row["price"], row["text"], row["note"])
+        for _, rows in ordered.group_by("id", maintain_order=True)
+        for rank, row in enumerate(rows.head(2).to_dicts(), 1)
+    }
+    assert found == expected

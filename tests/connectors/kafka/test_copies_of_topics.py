@@ -15,7 +15,7 @@ import pytest
 from tests.servers.kafka import KafkaBroker
 
 from headgate import testing
-from headgate.api.copies.topic_copy import COLUMNS, TopicCopy
+from headgate.api.stream_copy import TOPIC_COLUMNS, TopicCopy
 from headgate.connectors.kafka.client import KafkaClient
 from headgate.errors import HeadgateError, UsageError
 from headgate.store.store import Store
@@ -118,7 +118,7 @@ def test_a_topic_goes_to_a_stream_and_back_exactly(place: Place, topic: str) -> 
     place.copy("to-stream", topic, "app/events", kill=1)
     with Store.open(place.store) as store:
         found = store.find("app/events")
-        assert (found.segments_count, found.routing_key, found.schema) == (3, "key", COLUMNS)
+        assert (found.segments_count, found.routing_key, found.schema) == (3, "key", TOPIC_COLUMNS)
     assert place.copy("to-stream", topic, "app/events").records_in == 60
     more = odd_records(60, 100)
     place.put(topic, more)
@@ -214,7 +214,7 @@ def test_what_cannot_be_copied_is_said_in_one_sentence(place: Place, topic: str)
         store.create_stream("numbers", pa.schema([("x", pa.float64())]))
         with store.writer("numbers", linger=None) as writer:
             writer.append(pa.RecordBatch.from_pylist([{"x": math.inf}]))
-        store.create_stream("sealed", COLUMNS)
+        store.create_stream("sealed", TOPIC_COLUMNS)
         store.seal("sealed")
     assert "stream 'events' does not exist" in refused(lambda: place.copy("from-stream", topic, "events"))
     assert none in refused(lambda: place.copy("from-stream", none, "numbers"))

@@ -15,7 +15,7 @@ from tests.servers.pravega import SCOPE, PravegaServer, read_all
 
 import headgate as hg
 from headgate import testing
-from headgate.api.copies.pravega_copy import COLUMNS, PravegaCopy
+from headgate.api.stream_copy import PRAVEGA_COLUMNS, PravegaCopy
 from headgate.connectors.pravega.controller import StreamName
 from headgate.connectors.pravega.scaled_stream import Position
 from headgate.errors import UsageError
@@ -105,7 +105,7 @@ def test_a_missing_stream_is_created_for_events_as_they_are(place: Place) -> Non
     place.copy("to-stream", pravega, "raw")
     with Store.open(place.store) as store:
         found = store.find("raw")
-        assert (found.segments_count, found.routing_key, found.schema) == (1, None, COLUMNS)
+        assert (found.segments_count, found.routing_key, found.schema) == (1, None, PRAVEGA_COLUMNS)
     values = [row["value"].decode() for row in place.events("raw")]
     for key in sorted(set(keys)):  # keys that Pravega kept in order stay in order
         mine = [value for value in values if value.startswith(key)]

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.logs.checks import anomalies
 from tests.logs.faults import Clients, Strike, freezes, kills, lived_through, replaces, scales, sets_the_date
-from tests.logs.judging import anomalies
 from tests.servers.objects import BUCKET, ObjectServer, object_server
 from tests.servers.postgres import PostgresServer
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from functools import cache
+from typing import TYPE_CHECKING, Any, Protocol
 
 import polars as pl
+import pyarrow as pa
 
-from headgate.api.sql.expressions import Aggregates, Scalars, exp
+from headgate.api.sql.expressions import Scalars, literal_text
 from headgate.api.sql.relations import (
     END,
     START,
@@ -19,9 +21,10 @@ from headgate.api.sql.relations import (
     check_time,
     fixed_windows,
     selected,
+    union_all,
     window_of,
 )
-from headgate.api.sql.set_operations import union_all
+from headgate.api.sql.syntax import exp
 from headgate.api.sql.values import unsupported
 from headgate.api.streams.stream import Stream
 from headgate.api.streams.windowed_stream import Window
@@ -250,3 +253,143 @@ class Grouping:
         if self._window is not None and self._window != window:
             raise UsageError("sql: GROUP BY has two windows; group in two queries, one inside the other")
         self._window = window
+
+
+class Aggregates:
+    """The aggregates of one SELECT: what is computed of each group, and the result that is made of it."""
+
+    def __init__(self, name: str, schema: pa.Schema) -> None:
+        """``name``: a pattern for names of columns; ``schema``: of the records."""
+        self.expressions: dict[str, pl.Expr] = {}
+        self._name = name
+        self._scalars = Scalars(schema)
+        self._results: dict[Expression, pl.Expr] = {}
+
+    def result(self, node: Expression) -> pl.Expr | None:
+        """Return the result of an aggregate, or None if ``node`` is none."""
+        return self._results.get(node)
+
+    def add_all(self, tree: Expression) -> None:
+        """Add the aggregates in ``tree``.
+
+        Raises:
+            UsageError: one is not there.
+        """
+        for node in _aggregates_in(tree):
+            if node not in self._results:
+                self._results[node] = self._added(node)
+
+    def column(self, expression: pl.Expr) -> pl.Expr:
+        """Return the column of an aggregate of records."""
+        for name, known in self.expressions.items():
+            if known.meta.eq(expression):
+                return pl.col(name)
+        name = self._name.format(len(self.expressions))
+        self.expressions[name] = expression
+        return pl.col(name)
+
+    def _added(self, node: Expression) -> pl.Expr:
+        e = exp()
+        function, condition = node, None
+        if isinstance(node, e.Filter):
+            function, condition = node.this, self._scalars.condition(node.expression.this)
+        of = function.this
+        is_distinct = isinstance(of, e.Distinct)
+        if is_distinct:
+            if len(of.expressions) != 1:
+                raise unsupported("DISTINCT of several columns", "make one column of them")
+            of = of.expressions[0]
+        is_count = isinstance(function, e.Count)
+        if is_count and not is_distinct and (of is None or isinstance(of, e.Star | e.Literal)):
+            if condition is None:
+                return self.column(pl.len()).cast(pl.Int64)
+            return self.column(_of_records(pl.when(condition).then(pl.lit(1)), node).count()).cast(pl.Int64)
+        if of is None or _has_many(function):
+            raise unsupported(f"{function.sql()}", "use an aggregate of one argument")
+        values = self._scalars(of)
+        kind, dtype = self._scalars.values.kind(values), self._scalars.values.type_of(values)
+        if condition is not None:
+            values = pl.when(condition).then(values)
+        values = _of_records(values, node)
+        make = _of_groups().get(type(function))
+        if make is not None and not is_distinct:
+            return make(self, function, values, kind)
+        if is_count:
+            counted = values.drop_nulls().n_unique() if is_distinct else values.count()
+            return self.column(counted).cast(pl.Int64)
+        if is_distinct and not isinstance(function, e.Min | e.Max):
+            raise unsupported(f"{function.key.upper()}(DISTINCT ...)", "only COUNT has DISTINCT")
+        methods = {
+            e.Min: "min", e.Max: "max", e.Avg: "mean", e.Stddev: "std", e.StddevSamp: "std", e.Variance: "var",
+            e.Median: "median",
+        }  # fmt: skip
+        method = "sum" if isinstance(function, e.Sum) else methods.get(type(function))
+        if method is None:
+            raise unsupported(
+                f"the aggregate {function.key.upper()}", "use COUNT, SUM, AVG, MIN, MAX, MEDIAN, STDDEV or VARIANCE"
+            )
+        if method not in ("min", "max") and kind != "numbers":
+            raise UsageError(f"sql: {function.sql()} is of {kind}; it needs numbers")
+        if method == "sum":
+            is_any = self.column(values.count()) > 0
+            whole = values.cast(pl.Int64) if dtype.is_integer() and dtype != pl.Int64 else values
+            return pl.when(is_any).then(self.column(whole.sum()))
+        if method not in ("min", "max") and dtype.is_decimal():
+            values = values.cast(pl.Float64)
+        return self.column(getattr(values, method)())
+
+
+def _list_agg(aggregates: Aggregates, function: Expression, values: pl.Expr, kind: str) -> pl.Expr:
+    if kind != "texts":
+        raise UsageError(f"sql: {function.sql('duckdb')} is of {kind}; it needs texts")
+    separator: Any = function.args.get("separator")
+    by = "," if separator is None else literal_text(separator, "LISTAGG")
+    joined = aggregates.column(values.drop_nulls().str.join(by))
+    return pl.when(aggregates.column(values.count()) > 0).then(joined)
+
+
+@cache
+def _of_groups() -> dict[type, Callable[[Aggregates, Any, pl.Expr, str], pl.Expr]]:
+    """Return the aggregates that are no number of a group's numbers."""
+    e = exp()
+
+    def end(method: str) -> Callable[[Aggregates, Any, pl.Expr, str], pl.Expr]:
+        def make(aggregates: Aggregates, function: Expression, values: pl.Expr, kind: str) -> pl.Expr:
+            return aggregates.column(getattr(values.filter(values.is_not_null()), method)())
+
+        return make
+
+    return {
+        **dict.fromkeys([e.FirstValue, e.First], end("first")),
+        **dict.fromkeys([e.LastValue, e.Last], end("last")),
+        e.ArrayAgg: lambda aggregates, function, values, kind: aggregates.column(values.implode()),
+        e.GroupConcat: _list_agg,
+        e.ApproxDistinct: lambda aggregates, function, values, kind: aggregates.column(
+            values.drop_nulls().n_unique()
+        ).cast(pl.Int64),
+    }
+
+
+def _of_records(values: pl.Expr, node: Expression) -> pl.Expr:
+    if not values.meta.root_names():
+        raise unsupported(f"{node.sql()}, an aggregate of a constant,", "use COUNT(*)")
+    return values
+
+
+def _has_many(function: Expression) -> bool:
+    known = ("this", "big_int", "separator", "nulls_excluded")
+    return any(part for name, part in function.args.items() if name not in known and part)
+
+
+def _aggregates_in(tree: Expression) -> Iterator[Expression]:
+    """Yield the outermost aggregates, each with its FILTER."""
+    e = exp()
+    if isinstance(tree, e.Window):
+        raise unsupported(f"{tree.this.sql()} OVER beside GROUP BY", "group in a subquery")
+    if isinstance(tree, e.Grouping | e.GroupingId):
+        return
+    if isinstance(tree, e.AggFunc | e.Filter):
+        yield tree
+        return
+    for part in tree.iter_expressions():
+        yield from _aggregates_in(part)

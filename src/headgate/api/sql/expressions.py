@@ -1,4 +1,4 @@
-"""Expressions of SQL as expressions of Polars, with the nulls of SQL. sqlglot is imported when it is needed.
+"""Expressions of SQL about one record as expressions of Polars, with the nulls of SQL.
 
 Where systems differ: a missing match gives null, ``CONCAT`` leaves nulls out. What depends on types, such as arithmetic
 and ``CAST``, is in ``api.sql.values``.
@@ -6,11 +6,9 @@ and ``CAST``, is in ``api.sql.values``.
 
 from __future__ import annotations
 
-import importlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import datetime
-from decimal import Decimal
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,141 +17,15 @@ import pyarrow as pa
 
 from headgate.api.sql import functions
 from headgate.api.sql.functions import regular_expression
+from headgate.api.sql.syntax import exp, interval_ms, is_proctime, refuse_others
 from headgate.api.sql.values import Values, literal, unsupported
 from headgate.errors import UsageError
 
 if TYPE_CHECKING:
     from sqlglot.expressions import Expression
 
-PROCTIME = "\0proctime"
-"""What stands for a column that is the clock: ``PROCTIME() AS p_time``. No column of a stream is called so."""
 
 Value = Callable[["Expression"], pl.Expr | None]
-
-
-@cache
-def exp() -> Any:
-    """Return sqlglot's module of expressions.
-
-    Raises:
-        UsageError: sqlglot is not installed.
-    """
-    try:
-        return importlib.import_module("sqlglot.expressions")
-    except ModuleNotFoundError:
-        raise UsageError("sql needs sqlglot; install it with: pip install 'headgate-streams[sql]'") from None
-
-
-@cache
-def _dialect() -> Any:
-    """Return DuckDB's dialect, in which names may stand in backticks, too; ``api.sql.functions`` has own functions."""
-    exp()
-    duckdb = importlib.import_module("sqlglot.dialects.duckdb").DuckDB
-    tokenizer = type("Tokenizer", (duckdb.Tokenizer,), {"IDENTIFIERS": ['"', "`"]})
-    own = {**functions.FUNCTIONS, **functions.REFUSED}
-    tables = {
-        name: {word: found for word, found in getattr(duckdb.Parser, name).items() if word not in own}
-        for name in ("FUNCTIONS", "FUNCTION_PARSERS")
-    }
-    parser = type("Parser", (duckdb.Parser,), tables)
-    places = {"INDEX_OFFSET": 0}  # of elements are left as they are written
-    return type("_HeadgateSql", (duckdb,), {"Tokenizer": tokenizer, "Parser": parser, **places})()
-
-
-_WHOLE_WORDS = {"MATCH_RECOGNIZE": "use key_by(...).process(...) with state"}
-"""What no dialect here can parse."""
-
-
-def parsed(query: str) -> Expression:
-    """Return the syntax tree of one query.
-
-    Raises:
-        UsageError: it is no SQL, or not one query.
-    """
-    exp()
-    errors = importlib.import_module("sqlglot.errors")
-    for word, instead in _WHOLE_WORDS.items():
-        if re.search(rf"\b{word}\b\s*\(", re.sub(r"'[^']*'", "", query), re.IGNORECASE):
-            raise unsupported(word, instead)
-    try:
-        trees = [
-            tree for tree in _dialect().parser().parse(_plain(_dialect().tokenize(query)), query) if tree is not None
-        ]
-    except errors.SqlglotError as error:
-        first = re.sub(r"\x1b\[\d*m", "", str(error)).strip().split("\n", 1)[0]
-        raise UsageError(f"sql: {first.rstrip('.')}") from None
-    if len(trees) != 1:
-        raise UsageError(f"sql takes one query, not {len(trees)}")
-    found: Expression = trees[0]
-    for node in found.find_all(exp().Anonymous):
-        if (
-            node.name.upper() in functions.OF_UNITS
-            and node.expressions
-            and isinstance(node.expressions[0], exp().Column)
-        ):
-            node.expressions[0].replace(exp().var(node.expressions[0].name))  # a unit is no column
-    return found
-
-
-def _plain(tokens: list[Any]) -> list[Any]:
-    """Return the tokens without what is Flink's alone and says nothing: in the arguments of window functions.
-
-    That is the word TABLE before a name, and PARTITION BY after it, because GROUP BY says it again. SESSION is a name.
-    """
-    module = importlib.import_module("sqlglot.tokens")
-    kinds, kept, i = module.TokenType, [], 0
-    while i < len(tokens):
-        token, following = tokens[i], tokens[i + 1] if i + 1 < len(tokens) else None
-        opens = following is not None and following.token_type == kinds.L_PAREN
-        if token.token_type == kinds.TABLE and following is not None and not opens:
-            kept.append(following)
-            i += 2
-            if i < len(tokens) and tokens[i].token_type == kinds.PARTITION_BY:
-                while i < len(tokens) and tokens[i].token_type != kinds.COMMA:
-                    i += 1
-            continue
-        if opens and token.text.upper() == "SESSION":
-            token = module.Token(kinds.VAR, token.text, token.line, token.col, token.start, token.end)
-        kept.append(token)
-        i += 1
-    return kept
-
-
-_UNITS = {
-    "MILLISECOND": 1,
-    "SECOND": 1_000,
-    "MINUTE": 60_000,
-    "HOUR": 3_600_000,
-    "DAY": 86_400_000,
-    "WEEK": 604_800_000,
-}
-
-
-def interval_ms(node: Expression) -> int:
-    """Return the milliseconds of ``INTERVAL '10' SECOND``.
-
-    Raises:
-        UsageError: it is something else, or has no fixed length.
-    """
-    if not isinstance(node, exp().Interval) or not isinstance(node.this, exp().Literal):
-        raise UsageError(f"sql: write a length as INTERVAL '10' SECOND, not {node.sql()}")
-    unit = str(node.args.get("unit") or "").upper().removesuffix("S")
-    if unit not in _UNITS:
-        raise unsupported(f"INTERVAL in {unit or 'no unit'}", f"use one of {', '.join(_UNITS)}")
-    try:
-        found = Decimal(node.this.name) * _UNITS[unit]
-    except ArithmeticError:
-        raise UsageError(f"sql: INTERVAL '{node.this.name}' has no number") from None
-    if found != int(found):
-        raise UsageError("sql: lengths are whole milliseconds")
-    return int(found)
-
-
-def is_proctime(node: Expression) -> bool:
-    """Whether an expression is the clock."""
-    if isinstance(node, exp().Anonymous):
-        return node.name.upper() == "PROCTIME" and not node.expressions
-    return isinstance(node, exp().Column) and node.name == PROCTIME
 
 
 class Scalars:
@@ -225,59 +97,6 @@ class Scalars:
         return self.values.condition(self(node), node.sql())
 
 
-_KNOWN = {
-    "Case": "ifs default",
-    "If": "true false",
-    "Cast": "to",
-    "TryCast": "to",
-    "Between": "low high",
-    "Trim": "position",
-    "RegexpExtract": "group",
-    "Substring": "start length",
-    "Replace": "replacement",
-    "SplitPart": "delimiter part_index",
-    "Round": "decimals",
-    "TimestampTrunc": "unit",
-    "DateTrunc": "unit",
-    "TimeToStr": "format",
-    "Interval": "unit",
-    "In": "query",
-    "Like": "negate",
-    "ILike": "negate",
-    "Select": "with_ from_ joins where group having distinct",
-    "Subquery": "alias with_",
-    "Table": "alias version",
-    "Union": "with_ distinct",
-    "Intersect": "with_ distinct",
-    "Except": "with_ distinct",
-    "Join": "on side kind using",
-    "StrPosition": "substr",
-    "AtTimeZone": "zone",
-    "Array": "bracket_notation",
-    "GroupConcat": "separator",
-}
-"""The parts of syntax that a translation looks at, besides the operands."""
-
-_SILENT = {
-    "this", "expression", "expressions", "is_string", "safe", "typed", "coalesce", "ignore_nulls",
-    "null_if_pos_overflow", "is_nvl", "is_null", "big_int", "unabbreviate", "input_type_preserved",
-}  # fmt: skip
-"""Parts that say what holds in any case here."""
-
-
-def refuse_others(node: Expression) -> None:
-    """Refuse a part that no translation looks at, such as the flags of a regular expression.
-
-    Raises:
-        UsageError
-    """
-    known = _KNOWN.get(type(node).__name__, "").split()
-    for name, part in node.args.items():
-        if part and name not in _SILENT and name not in known:
-            shown = part.sql() if isinstance(part, exp().Expression) else name.upper().replace("_", " ")
-            raise unsupported(f"{node.key.upper()} with {shown}", "leave it out, or use the methods of streams")
-
-
 Inner = Scalars
 
 
@@ -342,7 +161,12 @@ def _nullif(node: Expression, inner: Inner) -> pl.Expr:
     return pl.when(equal.fill_null(False)).then(None).otherwise(inner(node.this))
 
 
-def _literal_text(node: Expression | None, of: str) -> str:
+def literal_text(node: Expression | None, of: str) -> str:
+    """Return the text of a literal.
+
+    Raises:
+        UsageError: it is something else.
+    """
     if not isinstance(node, exp().Literal) or not node.is_string:
         raise unsupported(f"{of} with a pattern that is no literal", "write the pattern in quotes")
     return str(node.name)
@@ -350,7 +174,7 @@ def _literal_text(node: Expression | None, of: str) -> str:
 
 def _pattern(node: Expression | None, of: str) -> str:
     """Return a regular expression that is written in quotes."""
-    return regular_expression(_literal_text(node, of), of)
+    return regular_expression(literal_text(node, of), of)
 
 
 def _whole(node: Expression, of: str) -> int:
@@ -360,7 +184,7 @@ def _whole(node: Expression, of: str) -> int:
 
 
 def _like(node: Expression, inner: Inner, flags: str = "s") -> pl.Expr:
-    pattern = _literal_text(node.expression, "LIKE")
+    pattern = literal_text(node.expression, "LIKE")
     if node.args.get("negate"):
         positive = node.copy()
         positive.set("negate", None)
@@ -442,14 +266,14 @@ _FUNCTIONS: dict[str, tuple[int, Callable[[list[Any], Inner], pl.Expr]]] = {
         3,
         lambda of, inner: _split_index(
             inner.values.of_kind("texts", inner(of[0]), "SPLIT_INDEX"),
-            _literal_text(of[1], "SPLIT_INDEX"),
+            literal_text(of[1], "SPLIT_INDEX"),
             _whole(of[2], "SPLIT_INDEX"),
         ),
     ),
     "DATE_FORMAT": (
         2,
         lambda of, inner: _date_format(
-            inner.values.moment(inner(of[0]), "DATE_FORMAT"), _literal_text(of[1], "DATE_FORMAT")
+            inner.values.moment(inner(of[0]), "DATE_FORMAT"), literal_text(of[1], "DATE_FORMAT")
         ),
     ),
 }
@@ -461,7 +285,7 @@ def _split_part(node: Expression, inner: Inner) -> pl.Expr:
     if not isinstance(place, exp().Literal) or int(place.name) < 1:
         raise unsupported("SPLIT_PART with a place that is no positive number", "use SPLIT_INDEX, which counts from 0")
     of = inner.argument(node.this, "texts", node)
-    found = _split_index(of, _literal_text(node.args["delimiter"], "SPLIT_PART"), int(place.name) - 1)
+    found = _split_index(of, literal_text(node.args["delimiter"], "SPLIT_PART"), int(place.name) - 1)
     return pl.when(of.is_not_null()).then(found.fill_null(""))
 
 
@@ -473,7 +297,7 @@ def _regexp_extract(node: Expression, inner: Inner) -> pl.Expr:
 
 
 def _replace(node: Expression, inner: Inner) -> pl.Expr:
-    pattern = _literal_text(node.expression, "REPLACE")
+    pattern = literal_text(node.expression, "REPLACE")
     of = inner.argument(node.this, "texts", node)
     if isinstance(node.args["replacement"], exp().Null):
         return pl.lit(None, pl.String)
@@ -483,7 +307,7 @@ def _replace(node: Expression, inner: Inner) -> pl.Expr:
 
 def _trim(node: Expression, inner: Inner) -> pl.Expr:
     of = inner.argument(node.this, "texts", node).str
-    characters = " " if node.args.get("expression") is None else _literal_text(node.expression, "TRIM")
+    characters = " " if node.args.get("expression") is None else literal_text(node.expression, "TRIM")
     sides = {"LEADING": of.strip_chars_start, "TRAILING": of.strip_chars_end}
     found: pl.Expr = sides.get(str(node.args.get("position") or "").upper(), of.strip_chars)(characters)
     return found
@@ -561,7 +385,7 @@ def _field(node: Expression, inner: Inner) -> pl.Expr:
 
 def _at_time_zone(node: Any, inner: Inner) -> pl.Expr:
     """Return the local time of a moment in a zone, or the moment of a local time."""
-    zone = functions.time_zone(_literal_text(node.args["zone"], "AT TIME ZONE"))
+    zone = functions.time_zone(literal_text(node.args["zone"], "AT TIME ZONE"))
     of = inner(node.this)
     if inner.values.kind(of) == "timestamps with a time zone":
         return of.dt.convert_time_zone(zone).dt.replace_time_zone(None)
@@ -674,7 +498,7 @@ def _scalars() -> dict[type, Callable[[Any, Inner], pl.Expr]]:
             node.name.upper(), inner.values.moment(inner(node.expression), node.sql("duckdb"))
         ),
         e.TimeToStr: lambda node, inner: _date_format(
-            inner.values.moment(inner(node.this), node.sql("duckdb")), _literal_text(node.args["format"], "STRFTIME")
+            inner.values.moment(inner(node.this), node.sql("duckdb")), literal_text(node.args["format"], "STRFTIME")
         ),
         e.TimestampTrunc: _trunc,
         e.DateTrunc: _trunc,
@@ -695,143 +519,3 @@ def _scalars() -> dict[type, Callable[[Any, Inner], pl.Expr]]:
             unit.upper(), inner.values.moment(inner(node.this), node.sql())
         )
     return found
-
-
-class Aggregates:
-    """The aggregates of one SELECT: what is computed of each group, and the result that is made of it."""
-
-    def __init__(self, name: str, schema: pa.Schema) -> None:
-        """``name``: a pattern for names of columns; ``schema``: of the records."""
-        self.expressions: dict[str, pl.Expr] = {}
-        self._name = name
-        self._scalars = Scalars(schema)
-        self._results: dict[Expression, pl.Expr] = {}
-
-    def result(self, node: Expression) -> pl.Expr | None:
-        """Return the result of an aggregate, or None if ``node`` is none."""
-        return self._results.get(node)
-
-    def add_all(self, tree: Expression) -> None:
-        """Add the aggregates in ``tree``.
-
-        Raises:
-            UsageError: one is not there.
-        """
-        for node in _aggregates_in(tree):
-            if node not in self._results:
-                self._results[node] = self._added(node)
-
-    def column(self, expression: pl.Expr) -> pl.Expr:
-        """Return the column of an aggregate of records."""
-        for name, known in self.expressions.items():
-            if known.meta.eq(expression):
-                return pl.col(name)
-        name = self._name.format(len(self.expressions))
-        self.expressions[name] = expression
-        return pl.col(name)
-
-    def _added(self, node: Expression) -> pl.Expr:
-        e = exp()
-        function, condition = node, None
-        if isinstance(node, e.Filter):
-            function, condition = node.this, self._scalars.condition(node.expression.this)
-        of = function.this
-        is_distinct = isinstance(of, e.Distinct)
-        if is_distinct:
-            if len(of.expressions) != 1:
-                raise unsupported("DISTINCT of several columns", "make one column of them")
-            of = of.expressions[0]
-        is_count = isinstance(function, e.Count)
-        if is_count and not is_distinct and (of is None or isinstance(of, e.Star | e.Literal)):
-            if condition is None:
-                return self.column(pl.len()).cast(pl.Int64)
-            return self.column(_of_records(pl.when(condition).then(pl.lit(1)), node).count()).cast(pl.Int64)
-        if of is None or _has_many(function):
-            raise unsupported(f"{function.sql()}", "use an aggregate of one argument")
-        values = self._scalars(of)
-        kind, dtype = self._scalars.values.kind(values), self._scalars.values.type_of(values)
-        if condition is not None:
-            values = pl.when(condition).then(values)
-        values = _of_records(values, node)
-        make = _of_groups().get(type(function))
-        if make is not None and not is_distinct:
-            return make(self, function, values, kind)
-        if is_count:
-            counted = values.drop_nulls().n_unique() if is_distinct else values.count()
-            return self.column(counted).cast(pl.Int64)
-        if is_distinct and not isinstance(function, e.Min | e.Max):
-            raise unsupported(f"{function.key.upper()}(DISTINCT ...)", "only COUNT has DISTINCT")
-        methods = {
-            e.Min: "min", e.Max: "max", e.Avg: "mean", e.Stddev: "std", e.StddevSamp: "std", e.Variance: "var",
-            e.Median: "median",
-        }  # fmt: skip
-        method = "sum" if isinstance(function, e.Sum) else methods.get(type(function))
-        if method is None:
-            raise unsupported(
-                f"the aggregate {function.key.upper()}", "use COUNT, SUM, AVG, MIN, MAX, MEDIAN, STDDEV or VARIANCE"
-            )
-        if method not in ("min", "max") and kind != "numbers":
-            raise UsageError(f"sql: {function.sql()} is of {kind}; it needs numbers")
-        if method == "sum":
-            is_any = self.column(values.count()) > 0
-            whole = values.cast(pl.Int64) if dtype.is_integer() and dtype != pl.Int64 else values
-            return pl.when(is_any).then(self.column(whole.sum()))
-        if method not in ("min", "max") and dtype.is_decimal():
-            values = values.cast(pl.Float64)
-        return self.column(getattr(values, method)())
-
-
-def _list_agg(aggregates: Aggregates, function: Expression, values: pl.Expr, kind: str) -> pl.Expr:
-    if kind != "texts":
-        raise UsageError(f"sql: {function.sql('duckdb')} is of {kind}; it needs texts")
-    separator: Any = function.args.get("separator")
-    by = "," if separator is None else _literal_text(separator, "LISTAGG")
-    joined = aggregates.column(values.drop_nulls().str.join(by))
-    return pl.when(aggregates.column(values.count()) > 0).then(joined)
-
-
-@cache
-def _of_groups() -> dict[type, Callable[[Aggregates, Any, pl.Expr, str], pl.Expr]]:
-    """Return the aggregates that are no number of a group's numbers."""
-    e = exp()
-
-    def end(method: str) -> Callable[[Aggregates, Any, pl.Expr, str], pl.Expr]:
-        def make(aggregates: Aggregates, function: Expression, values: pl.Expr, kind: str) -> pl.Expr:
-            return aggregates.column(getattr(values.filter(values.is_not_null()), method)())
-
-        return make
-
-    return {
-        **dict.fromkeys([e.FirstValue, e.First], end("first")),
-        **dict.fromkeys([e.LastValue, e.Last], end("last")),
-        e.ArrayAgg: lambda aggregates, function, values, kind: aggregates.column(values.implode()),
-        e.GroupConcat: _list_agg,
-        e.ApproxDistinct: lambda aggregates, function, values, kind: aggregates.column(
-            values.drop_nulls().n_unique()
-        ).cast(pl.Int64),
-    }
-
-
-def _of_records(values: pl.Expr, node: Expression) -> pl.Expr:
-    if not values.meta.root_names():
-        raise unsupported(f"{node.sql()}, an aggregate of a constant,", "use COUNT(*)")
-    return values
-
-
-def _has_many(function: Expression) -> bool:
-    known = ("this", "big_int", "separator", "nulls_excluded")
-    return any(part for name, part in function.args.items() if name not in known and part)
-
-
-def _aggregates_in(tree: Expression) -> Iterator[Expression]:
-    """Yield the outermost aggregates, each with its FILTER."""
-    e = exp()
-    if isinstance(tree, e.Window):
-        raise unsupported(f"{tree.this.sql()} OVER beside GROUP BY", "group in a subquery")
-    if isinstance(tree, e.Grouping | e.GroupingId):
-        return
-    if isinstance(tree, e.AggFunc | e.Filter):
-        yield tree
-        return
-    for part in tree.iter_expressions():
-        yield from _aggregates_in(part)

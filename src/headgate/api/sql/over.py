@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import polars as pl
 
-from headgate.api.sql.expressions import Aggregates, Scalars, exp, interval_ms
+from headgate.api.sql.aggregation import Aggregates
+from headgate.api.sql.expressions import Scalars
 from headgate.api.sql.relations import Relation
+from headgate.api.sql.syntax import exp, interval_ms
 from headgate.api.sql.values import unsupported
 from headgate.api.streams.stream import Stream
 from headgate.errors import UsageError

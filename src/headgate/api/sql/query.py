@@ -7,22 +7,22 @@ result is an ordinary stream. Expressions are in ``api.sql.expressions``. Never 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import field, replace
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import polars as pl
 
 from headgate.api.sql.aggregation import Grouping
-from headgate.api.sql.expressions import (
-    PROCTIME,
-    Scalars,
-    exp,
-    is_proctime,
-    parsed,
-    refuse_others,
+from headgate.api.sql.expressions import Scalars
+from headgate.api.sql.joins import (
+    LINK,
+    SubqueryCondition,
+    all_of,
+    check_no_nulls,
+    joined,
+    subquery_condition,
 )
 from headgate.api.sql.over import is_of_over, is_over, with_named_windows, with_overs
 from headgate.api.sql.relations import (
@@ -34,17 +34,20 @@ from headgate.api.sql.relations import (
     Relation,
     Top,
     check_time,
+    distinct,
     fixed_windows,
+    in_both,
+    is_unnest,
     kept_rows,
     relation_of,
     selected,
+    union_all,
+    unnested,
     window_of,
+    written_rows,
 )
-from headgate.api.sql.set_operations import distinct, in_both, union_all
-from headgate.api.sql.subqueries import SubqueryCondition, all_of, check_no_nulls, subquery_condition
-from headgate.api.sql.table_functions import is_unnest, unnested, written_rows
-from headgate.api.sql.time_range import time_range
-from headgate.api.sql.values import type_of_keys, unsupported
+from headgate.api.sql.syntax import PROCTIME, exp, is_proctime, parsed, refuse_others
+from headgate.api.sql.values import unsupported
 from headgate.api.streams.stream import Stream
 from headgate.api.streams.windowed_stream import Tumbling, Window
 from headgate.dataclass import dataclass
@@ -234,8 +237,6 @@ def _by_the_clock(window: Window, kind: str) -> Window:
     return replace(window, time="processing")
 
 
-_LINK = "compare one of each: WHERE EXISTS (SELECT 1 FROM b WHERE b.id = a.id)"
-
 _REFUSED = {
     "order": ("ORDER BY", "a stream has no end to sort at"),
     "limit": ("LIMIT", "use take(n) or collect(limit=n) on the result"),
@@ -335,7 +336,7 @@ class Select:
                 )
             outputs += self._linked(links)
         if not outputs and self.scope.around is not None:
-            raise unsupported("EXISTS of a query that names no column of the one around it", _LINK)
+            raise unsupported("EXISTS of a query that names no column of the one around it", LINK)
         is_grouping = is_grouping or having is not None
         made = (lambda chosen: Grouping(self, chosen).relation()) if is_grouping else self._projected
         overs = [window for _, node in outputs for window in node.find_all(exp().Window) if is_over(window)]
@@ -381,7 +382,7 @@ class Select:
         if condition.values and len(found) != len(condition.values):
             raise UsageError(f"sql: {condition.name} compares {len(condition.values)} values with {len(found)} columns")
         if not condition.values and not scope.links:
-            raise unsupported("EXISTS of a query that names no column of the one around it", _LINK)
+            raise unsupported("EXISTS of a query that names no column of the one around it", LINK)
         names = [f"__in_{found.index(one)}" if one in found else one.name for one in right.columns]
         columns = tuple(replace(one, table="", name=name) for one, name in zip(right.columns, names, strict=True))
         values = [e.EQ(this=value, expression=e.column(f"__in_{i}")) for i, value in enumerate(condition.values)]
@@ -473,147 +474,16 @@ class Select:
         self.relation_in = Relation(stream, relation.columns if is_used else tuple(rest), bounds)
 
     def _joined(self, left: Relation, right: Relation, join: Expression, place: int, what: str = "") -> Relation:
-        """Return two relations side by side: by equal columns, in equal windows if both have some.
-
-        ``what``: what asks for the join, if it is no JOIN.
-        """
-        sides = {"": "inner", "LEFT": "left", "RIGHT": "right", "FULL": "full"}
-        how: Any = {"SEMI": "semi", "ANTI": "anti"}.get(
-            join.args.get("kind") or "", sides.get(join.args.get("side") or "")
-        )
-        if how is None or join.args.get("method"):
-            raise unsupported(join.sql().split(" ON ")[0], "use JOIN ... ON with equal columns")
-        refuse_others(join)
-        left, right = (side.without_top().without_open_windows() for side in (left, right))
-        both = Relation(
-            left.stream,
-            tuple(_moved(column, f"__l{place}_{i}") for i, column in enumerate(left.columns))
-            + tuple(_moved(column, f"__r{place}_{i}") for i, column in enumerate(right.columns)),
-        )
-        names = dict(zip([column.actual for column in both.columns], [*left.columns, *right.columns], strict=True))
-        using: list[Any] = join.args.get("using") or []
-        pairs: list[tuple[Expression, Expression]] = [
-            (_column_of(left, one.name), _column_of(right, one.name)) for one in using
-        ]
-        rest: list[Expression] = []
-        on = join.args.get("on")
-        wheres = self._wheres(both) if how == "inner" else []
-        conditions = [self.resolved(part, both) for part in all_of(on)]
-        for resolved in conditions or wheres:
-            pair = _sides(resolved, names)
-            if pair is not None and all(isinstance(side, exp().Column) for side in pair):
-                pairs.append(pair)
-            elif conditions:
-                rest.append(resolved)
-        if not pairs or how != "inner":  # equal expressions of columns
-            equal = [(one, pair) for one in rest or wheres for pair in [_sides(one, names)] if pair is not None]
-            pairs += [pair for _, pair in equal]
-            rest = [one for one in rest if all(one is not other for other, _ in equal)]
-        if not pairs:
-            raise unsupported(
-                f"{what or 'JOIN'} without equal columns", _LINK if what else "add ON a.column = b.column"
-            )
-        times = [
-            side.times({name: one.actual for name, one in names.items() if name[2] == mark})
-            for mark, side in (("l", left), ("r", right))
-        ]
-        version = self._version(join.this, left)
-        in_window = not version and _are_of_one_window(pairs, left.bounds, right.bounds)
-        near = None if version or in_window else time_range([*rest, *wheres], times[0], times[1])
-        if near is not None and how != "inner":
-            rest = [condition for condition in rest if condition not in near.conditions]
-        if rest and how != "inner":
-            name = what or f"{how.upper()} JOIN"
-            raise unsupported(f"{name} with a condition that is no equality", "filter a table before")
-        values = [Scalars(side.stream.schema) for side in (left, right)]
-        dtypes = [
-            type_of_keys([one.values.type_of(one(side)) for one, side in zip(values, pair, strict=True)], _shown(pair))
-            for pair in pairs
-        ]
-        streams = []
-        for i, (relation, mark) in enumerate(((left, "l"), (right, "r"))):
-            chosen = {
-                f"__{mark}{place}_{n}": pl.col(column.actual)
-                for n, column in enumerate(relation.columns)
-                if column.actual != PROCTIME
-            }
-            translate = values[i]
-            for n, (pair, dtype) in enumerate(zip(pairs, dtypes, strict=True)):
-                key = translate(pair[i])
-                chosen[f"__key{mark}_{n}"] = key if translate.values.type_of(key) == dtype else key.cast(dtype)
-            if in_window and relation.bounds is not None:
-                chosen[f"__time{mark}"] = relation.bounds.last_moment()
-            elif near is not None:
-                chosen[f"__time{mark}"] = pl.col(str(relation.stream._time_column))
-            stream = selected(relation.stream, chosen)
-            if in_window:
-                stream._time_column = f"__time{mark}"
-            elif near is not None:
-                exact = next((name for name, shift_ms in times[i].items() if shift_ms == 0), "")
-                stream._time_column = exact or f"__time{mark}"
-            streams.append(stream)
-        keys: dict[str, Any] = {
-            f"{side}_on": [f"__key{side[0]}_{n}" for n in range(len(pairs))] for side in ("left", "right")
-        }
-        limit: dict[str, Any] = {"ttl": None}
-        if in_window and left.bounds is not None:
-            limit = {"window": left.bounds.again()}
-        elif near is not None:
-            finer = 1 if how == "inner" else 0  # the conditions are checked again, with what is finer than milliseconds
-            ends = (near.lower_ms - finer, near.upper_ms + finer)
-            limit = {"within": tuple(timedelta(milliseconds=end) for end in ends)}
-        if version and how not in ("inner", "left"):
-            raise unsupported(f"{how.upper()} JOIN FOR SYSTEM_TIME AS OF", "use JOIN or LEFT JOIN")
-        if version == "of the clock":
-            stream = streams[0].join(streams[1].broadcast(), how=how, **keys)
-        elif version:
-            by = {f"by_{side}": keys[f"{side}_on"] for side in ("left", "right")}
-            stream = streams[0].join_asof(streams[1], how=how, **by)
-        else:
-            stream = streams[0].join(streams[1], how=how, **keys, **limit)
-        for condition in rest:
-            stream = kept_rows(stream, condition)
-        columns = both.columns if how not in ("semi", "anti") else both.columns[: len(left.columns)]
-        kept = None
-        has_time = in_window or (near is not None and how not in ("right", "full"))  # that of the left side
-        if has_time and left.bounds is not None:
-            actual = {column.actual: f"__l{place}_{n}" for n, column in enumerate(left.columns)}
-            start, end = (actual.get(name, "") for name in (left.bounds.start, left.bounds.end))
-            kept = replace(left.bounds, start=start, end=end)
-        return Relation(stream, columns, kept)
-
-    def _version(self, table: Expression, left: Relation) -> Literal["", "of the clock", "of event time"]:
-        """Return which version of a table a row is joined with; "": all of it, as it changes.
-
-        ``FOR SYSTEM_TIME AS OF a.now``, which is the clock, means what the table has when the row comes, and
-        ``AS OF a.ts``, its event time, what the table had at that time.
-
-        Raises:
-            UsageError: the time is another one.
-        """
-        version: Any = table.args.get("version")
-        if version is None:
-            return ""
-        time = version.expression
-        if isinstance(time, exp().Column) and left.has(time.name, time.table):
-            actual = left.column(time.name, time.table).actual
-            if actual == PROCTIME:
-                return "of the clock"
-            if actual == left.stream._time_column:
-                return "of event time"
-        raise unsupported(
-            f"FOR SYSTEM_TIME AS OF {time.sql()}",
-            "name the event time of the table on the left, or a column that is PROCTIME()",
-        )
-
-    def _wheres(self, relation: Relation) -> list[Expression]:
-        """Return the conditions of WHERE that are about ``relation`` alone."""
-        found = []
         where = self.tree.args.get("where")
-        for part in all_of(where.this if where is not None else None):
-            with suppress(UsageError):
-                found.append(self.resolved(part, relation))
-        return found
+        return joined(
+            left,
+            right,
+            join,
+            place,
+            resolved=self.resolved,
+            where=None if where is None else where.this,
+            what=what,
+        )
 
     def resolved(self, tree: Expression, relation: Relation | None = None) -> Expression:
         """Return an expression in which columns have the names of the stream, so that equal ones are equal."""
@@ -696,47 +566,6 @@ class Select:
             kept = Bounds(names.get(bounds.start, ""), names.get(bounds.end, ""), bounds.windows)
             return replace(result, bounds=kept)
         return result
-
-
-def _column_of(relation: Relation, name: str) -> Expression:
-    return cast("Expression", exp().column(relation.column(name, "").actual, quoted=True))
-
-
-def _moved(column: Column, actual: str) -> Column:
-    return column if column.actual == PROCTIME else replace(column, actual=actual)
-
-
-def _sides(condition: Expression, names: Mapping[str, Column]) -> tuple[Expression, Expression] | None:
-    """Return the sides of an equality of two tables in the columns of their streams, that of the left table first."""
-    if not isinstance(condition, exp().EQ):
-        return None
-    sides: dict[str, Expression] = {}
-    for side in (condition.this, condition.expression):
-        marks = {column.name[:3] for column in side.find_all(exp().Column)}
-        if len(marks) == 1:
-            renamed = side.copy().transform(
-                lambda node: (
-                    exp().column(names[node.name].actual, quoted=True)
-                    if isinstance(node, exp().Column) and node.name in names
-                    else node
-                )
-            )
-            sides[marks.pop()] = renamed
-    return (sides["__l"], sides["__r"]) if sides.keys() == {"__l", "__r"} else None
-
-
-def _are_of_one_window(pairs: list[tuple[Expression, Expression]], left: Bounds | None, right: Bounds | None) -> bool:
-    """Whether rows that are equal in ``pairs`` belong to the same window."""
-    if left is None or right is None or left.windows != right.windows:
-        return False
-    ends = {(left.start, right.start), (left.end, right.end)}
-    return any(
-        all(isinstance(side, exp().Column) for side in pair) and (pair[0].name, pair[1].name) in ends for pair in pairs
-    )
-
-
-def _shown(pair: tuple[Expression, Expression]) -> str:
-    return " = ".join(side.sql() for side in pair)
 
 
 def _has_aggregates(node: Expression) -> bool:

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 from zoneinfo import ZoneInfo
@@ -15,6 +15,7 @@ from zoneinfo import ZoneInfo
 import polars as pl
 import pyarrow as pa
 
+from headgate.api.config import StateChoice, operator_state
 from headgate.api.graph_builder import GraphBuilder, check_name
 from headgate.api.streams.base_stream import Records, expressions_of, function_of
 from headgate.api.streams.changes import Changes
@@ -23,6 +24,8 @@ from headgate.model.config import Duration, StateConfig, check_switches, duratio
 from headgate.model.graph import BAD_RECORDS, MAIN, MAIN_INPUT, Edge, OutputTag, Partitioner, Role
 from headgate.model.ids import NodeName
 from headgate.operators import catalog
+from headgate.operators.aggregation.frame import Frame
+from headgate.operators.aggregation.over_aggregates import over_spec
 from headgate.operators.functions import Row
 from headgate.operators.schemas import SchemaLike, as_schema
 from headgate.operators.timestamps import WithTimestampsSpec, event_time
@@ -41,6 +44,7 @@ from headgate.operators.windows.window_assigner import (
 from headgate.operators.windows.window_function import WindowFunctionSpec, rows_of_window
 from headgate.operators.windows.window_plan import END_COLUMN, START_COLUMN, Emission, WindowedAggregate
 from headgate.operators.windows.window_trigger import Trigger, commanded_window, trigger_spec
+from headgate.state.ttl import TTL
 
 S = TypeVar("S", bound=Records)
 
@@ -550,3 +554,70 @@ class WindowedStream(Generic[S]):
         if isinstance(window, Session):  # it may begin long before the watermark
             return session_operators(aggregate, schema, node), None if self._has_changes else END_COLUMN
         return window_operators(aggregate, schema, node), START_COLUMN
+
+
+UNBOUNDED = "unbounded"
+
+
+@dataclass(frozen=True, slots=True)
+class OverOptions:
+    """The arguments of ``over``."""
+
+    range: Duration | None
+    rows: int | str | None
+    ttl: TTL | None
+    late_output: str | None
+    state: StateChoice | None
+
+
+def over(keyed: Records, node: NodeName, aggregates: Sequence[pl.Expr], options: OverOptions, stream: type[S]) -> S:
+    """Return the stream of the records of ``keyed`` with their aggregates.
+
+    Raises:
+        UsageError: see ``KeyedStream.over``.
+    """
+    where = operator_state(options.state)
+    builder = keyed._pipeline._builder
+    frame = _frame(node, options.range, options.rows)
+    _ = keyed._edges  # refuses changes, which have no event time either
+    if keyed._time_column is None:
+        raise UsageError(
+            f"operator '{node}': over needs event times, which order the records of a key; call "
+            ".with_timestamps(column) before key_by and keep that column"
+        )
+    time = event_time(str(node), keyed._schema, keyed._time_column)
+    late = late_tag(options.late_output)
+    spec = over_spec(str(node), keyed._keys, keyed._schema, time, frame, aggregates, late=late, ttl=options.ttl)
+    keyed._add(node, spec)
+    builder.keep_state(node, where)
+    result = stream(keyed._pipeline, (Edge(node),), spec.output, keyed._time_column)
+    if late is not None:
+        result._side_outputs = {str(late): stream(keyed._pipeline, (Edge(node, tag=late),), keyed._schema)}
+    return result
+
+
+def _frame(node: NodeName, range: Duration | None, rows: int | str | None) -> Frame:
+    """Return the frame that was given.
+
+    Raises:
+        UsageError: none or two were given, or it is none.
+    """
+    if (range is None) == (rows is None):
+        raise UsageError(
+            f"operator '{node}': over needs range= or rows=, and not both: range='1h' for the records of the last "
+            "hour, range='0s' for those of its very time, rows=10 for the record and the 10 before it, "
+            "range='unbounded' for all so far"
+        )
+    if UNBOUNDED in (range, rows):
+        return Frame(range is not None, None)
+    if range is not None:
+        range_ms = duration_ms(range, f"operator '{node}': range=")
+        if range_ms < 0:
+            raise UsageError(f"operator '{node}': range= must not be negative; give a duration such as '1h'")
+        return Frame(True, range_ms)
+    if not isinstance(rows, int) or isinstance(rows, bool) or rows < 1:
+        raise UsageError(
+            f"operator '{node}': rows= is how many records before each one are in its frame, from 1 on, or "
+            f"'{UNBOUNDED}', not {rows!r}"
+        )
+    return Frame(False, rows)

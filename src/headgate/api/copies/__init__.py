@@ -1,1 +1,0 @@
-"""Copies of streams and topics between stores."""
