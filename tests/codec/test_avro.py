@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.conftest import few
 
-from headgate.codec.avro import LEVELS_MAX, DecodedValues, UnreadableSchemaError, decode_values, parse_schema
+from headgate.codec.avro import LEVELS_MAX, DecodedValues, UnreadableSchemaError, decode_values
+from headgate.codec.avro_schema import parse_schema
 from headgate.errors import UsageError
 
 NESTED = {

@@ -1,4 +1,4 @@
-"""Values of Avro as Arrow columns: schemas, and a decoder that takes a step of all values at once.
+"""Values of Avro as Arrow columns: a decoder that takes a step of all values at once.
 
 Format: the specification of Avro 1.12, "Binary Encoding" and "Schema Resolution". Each value has a position of its own,
 and all of them move on together from field to field, so that Python code runs per field and not per value. A value that
@@ -8,9 +8,8 @@ cannot be decoded is marked and stands still; all others go on. Never does I/O.
 from __future__ import annotations
 
 import contextlib
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import field
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,9 +17,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headgate.codec import connect_types
-from headgate.codec.arrow import LOCAL_TIME, MOMENT
+from headgate.codec.arrow import MOMENT
+from headgate.codec.avro_schema import NUMBERS, AvroField, AvroType, records_of
 from headgate.dataclass import dataclass
-from headgate.errors import UsageError
 
 _Ints: TypeAlias = npt.NDArray[np.int64]
 _Mask: TypeAlias = npt.NDArray[np.bool_]
@@ -31,217 +30,8 @@ ITEMS_MAX = 1_000_000
 LEVELS_MAX = 100
 """How often a type may be within itself in one value."""
 
-_PRIMITIVES = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
-_NUMBERS = {"int": pa.int32(), "long": pa.int64(), "float": pa.float32(), "double": pa.float64()}
 _PADDING = bytes(16)
 """After the last value: steps read before they look at where a value ends."""
-
-_LOGICAL_TYPES: Mapping[tuple[str, str], tuple[pa.DataType, int, int]] = {
-    ("int", "date"): (pa.date32(), 1, 1),
-    ("long", "timestamp-millis"): (MOMENT, 1_000, 1),
-    ("long", "timestamp-micros"): (MOMENT, 1, 1),
-    ("long", "timestamp-nanos"): (MOMENT, 1, 1_000),
-    ("long", "local-timestamp-millis"): (LOCAL_TIME, 1_000, 1),
-    ("long", "local-timestamp-micros"): (LOCAL_TIME, 1, 1),
-    ("long", "local-timestamp-nanos"): (LOCAL_TIME, 1, 1_000),
-    ("int", "time-millis"): (pa.time64("ns"), 1_000_000, 1),
-    ("long", "time-micros"): (pa.time64("ns"), 1_000, 1),
-}
-"""Base and logical type → the Arrow type, and what a number is multiplied with and divided by."""
-
-
-@dataclass(frozen=True, slots=True)
-class AvroField:
-    """A field of a record. ``default``: as the schema has it, if ``has_default``."""
-
-    name: str
-    type: AvroType
-    aliases: tuple[str, ...]
-    has_default: bool
-    default: Any
-
-
-@dataclass(frozen=True, slots=True)
-class AvroType:
-    """A schema, or a part of one.
-
-    Attributes:
-        kind: a primitive, ``"record"``, ``"enum"``, ``"array"``, ``"map"``, ``"fixed"``, ``"union"``, or
-            ``"reference"`` to a type that it is itself a part of.
-        column: what values become, unless there is a problem.
-        inner: the type of the items of an array and of the values of a map; the branches of a union.
-        scale: what numbers of a logical type are multiplied with and divided by.
-        is_uuid: whether texts are UUIDs.
-        is_scaled_decimal: whether records are decimals, each with a scale of its own, which become texts.
-        problem: why values cannot be a column, of this type or within it; "": they can.
-        definitions: of a reference: named types.
-    """
-
-    kind: str
-    column: pa.DataType
-    name: str = ""
-    fields: tuple[AvroField, ...] = ()
-    inner: tuple[AvroType, ...] = ()
-    symbols: tuple[str, ...] = ()
-    default_symbol: str | None = None
-    size: int = 0
-    scale: tuple[int, int] | None = None
-    is_uuid: bool = False
-    is_scaled_decimal: bool = False
-    problem: str = ""
-    definitions: Mapping[str, AvroType | None] = field(default_factory=dict, compare=False, repr=False)
-
-    def resolve(self) -> AvroType:
-        """Return the type that a reference is to, or this one."""
-        found = self.definitions[self.name] if self.kind == "reference" else self
-        assert found is not None, "references are followed after all types are known"
-        return found
-
-
-def parse_schema(text: str, where: str, references: Sequence[str] = (), *, is_partial: bool = False) -> AvroType:
-    """Return a schema of Avro.
-
-    Args:
-        text: it, as JSON.
-        where: what has it, for errors.
-        references: schemas that define types which it uses.
-        is_partial: only some of the fields are columns; the others may have types that no column can have.
-
-    Raises:
-        UsageError: it is none, or its values cannot be columns.
-    """
-    parser = _Parser(where)
-    for one in references:
-        parser.parse(_loaded(one, where), "")
-    found = parser.parse(_loaded(text, where), "")
-    if found.problem and not is_partial:
-        raise UsageError(f"{where}: {found.problem}")
-    return found
-
-
-def _loaded(text: str, where: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        if text.strip() in _PRIMITIVES:
-            return text.strip()
-        raise UsageError(f"{where} is not a schema of Avro, which is JSON: {text[:100]!r}") from None
-
-
-class _Parser:
-    """Reads a schema; named types are known from where they are defined on."""
-
-    def __init__(self, where: str) -> None:
-        self._where = where
-        self._named: dict[str, AvroType | None] = {}
-
-    def parse(self, given: Any, space: str) -> AvroType:
-        if isinstance(given, list):
-            return self._union(tuple(self.parse(one, space) for one in given))
-        if isinstance(given, str):
-            if given in _PRIMITIVES:
-                return AvroType(given, _column_of(given))
-            return self._known(given if "." in given or not space else f"{space}.{given}", given)
-        if not isinstance(given, dict) or "type" not in given:
-            raise self._refuse(f"{given!r} is no type")
-        kind = given["type"]
-        if kind in ("record", "error", "enum", "fixed"):
-            return self._define(given, space)
-        if kind in ("array", "map"):
-            inner = self.parse(given.get("items" if kind == "array" else "values"), space)
-            of_map = pa.struct([("key", pa.large_string()), ("value", inner.column)])
-            column = pa.large_list(inner.column if kind == "array" else of_map)
-            return AvroType(kind, column, inner=(inner,), problem=inner.problem)
-        return self._logical(self.parse(kind, space), given)
-
-    def _define(self, given: dict[str, Any], space: str) -> AvroType:
-        name = given.get("name")
-        if not isinstance(name, str):
-            raise self._refuse(f"a type {given['type']!r} has no name")
-        space = name.rpartition(".")[0] if "." in name else given.get("namespace", space) or ""
-        full = name if "." in name or not space else f"{space}.{name}"
-        self._named[full] = None
-        try:
-            found = self._defined(given, space, name.rpartition(".")[2])
-        except (KeyError, TypeError, ValueError, pa.ArrowException) as error:
-            raise self._refuse(f"type {full!r} lacks or misuses {error}") from error
-        self._named[full] = found
-        return found
-
-    def _defined(self, given: dict[str, Any], space: str, name: str) -> AvroType:
-        if given["type"] == "enum":
-            return AvroType(
-                "enum", pa.large_string(), name, symbols=tuple(given["symbols"]), default_symbol=given.get("default")
-            )
-        if given["type"] == "fixed":
-            return self._logical(AvroType("fixed", pa.large_binary(), name, size=int(given["size"])), given)
-        fields = tuple(
-            AvroField(
-                one["name"],
-                self.parse(one["type"], space),
-                tuple(one.get("aliases", ())),
-                "default" in one,
-                one.get("default"),
-            )
-            for one in given["fields"]
-        )
-        if given.get("connect.name") == connect_types.SCALED_DECIMAL:
-            return AvroType("record", pa.large_string(), name, fields, is_scaled_decimal=True)
-        column = pa.struct([pa.field(f.name, f.type.column) for f in fields])
-        return AvroType("record", column, name, fields, problem=_first_problem([f.type for f in fields]))
-
-    def _known(self, full: str, given: str) -> AvroType:
-        found = self._named.get(full, self._named.get(given))
-        if found is not None:
-            return found
-        if (own := full if full in self._named else given) in self._named:
-            problem = f"type {own!r} contains itself, which no column can"
-            return AvroType("reference", pa.null(), own, problem=problem, definitions=self._named)
-        raise self._refuse(f"type {given!r} is not defined")
-
-    def _logical(self, base: AvroType, given: dict[str, Any]) -> AvroType:
-        logical, connect = given.get("logicalType"), str(given.get("connect.name"))
-        is_decimal = logical == "decimal" or connect == connect_types.DECIMAL
-        if is_decimal and base.kind in ("bytes", "fixed"):
-            precision, scale = connect_types.decimal_digits(given)
-            if not isinstance(precision, int) or not 0 < precision <= 38:
-                return replace(base, problem=f"a decimal of {precision} digits; columns have 38 at most")
-            return AvroType(base.kind, pa.decimal128(precision, scale), base.name, size=base.size)
-        found = _LOGICAL_TYPES.get((base.kind, str(logical))) or connect_types.NUMBERS.get((base.kind, connect))
-        if found is not None:
-            return AvroType(base.kind, found[0], scale=(found[1], found[2]))
-        if connect == connect_types.ZONED_TIMESTAMP and base.kind == "string":
-            return replace(base, column=MOMENT)
-        if logical == "uuid" and base.kind == "string":
-            return replace(base, is_uuid=True)
-        return base
-
-    def _union(self, branches: tuple[AvroType, ...]) -> AvroType:
-        columns = {str(one.column) for one in branches if one.kind != "null"}
-        problem = _first_problem(branches)
-        if len(records := _records_of(branches)) > 1 and not problem:
-            problem = f"a union of several records ({', '.join(records)}), which no column can tell apart"
-        if len(columns) > 1 and not problem:
-            problem = f"a union of several types ({', '.join(sorted(columns))}), which no column can hold"
-        column = next((one.column for one in branches if one.kind != "null"), pa.null())
-        return AvroType("union", column, inner=branches, problem=problem)
-
-    def _refuse(self, problem: str) -> UsageError:
-        return UsageError(f"{self._where}: {problem}")
-
-
-def _records_of(branches: Iterable[AvroType]) -> list[str]:
-    """Return the names of the records among types, without the spaces that they are in."""
-    return [one.name.rpartition(".")[2] for one in branches if one.kind in ("record", "reference")]
-
-
-def _first_problem(types: Iterable[AvroType]) -> str:
-    return next((one.problem for one in types if one.problem), "")
-
-
-def _column_of(kind: str) -> pa.DataType:
-    others = {"null": pa.null(), "boolean": pa.bool_(), "bytes": pa.large_binary(), "string": pa.large_string()}
-    return _NUMBERS.get(kind) or others[kind]
 
 
 class UnreadableSchemaError(Exception):
@@ -305,7 +95,7 @@ class _Steps:
             return self.decode(writer, _branch(writer, reader), rows)
         if reader.is_scaled_decimal or (writer.is_scaled_decimal and reader.kind != "record"):
             return self._scaled_decimals(writer, reader, rows)
-        if writer.kind in _NUMBERS and reader.kind in _NUMBERS:
+        if writer.kind in NUMBERS and reader.kind in NUMBERS:
             return self._number(writer, reader, rows)
         is_text = {writer.kind, reader.kind} <= {"bytes", "string"}
         if writer.kind != reader.kind and not is_text:
@@ -367,7 +157,7 @@ class _Steps:
         return size
 
     def _number(self, writer: AvroType, reader: AvroType, rows: _Ints) -> pa.Array:
-        order = list(_NUMBERS)
+        order = list(NUMBERS)
         if order.index(writer.kind) > order.index(reader.kind):
             raise UnreadableSchemaError(f"{_named(writer)} cannot be read as {_named(reader)}")
         if writer.kind in ("int", "long"):
@@ -379,17 +169,17 @@ class _Steps:
                     numbers[is_wide] = 0
             if writer.scale is not None or reader.scale is not None:
                 return self._scaled(numbers, writer, reader, rows)
-            return pa.array(numbers).cast(_NUMBERS[reader.kind], safe=False)
+            return pa.array(numbers).cast(NUMBERS[reader.kind], safe=False)
         size = 4 if writer.kind == "float" else 8
         at = self.position[rows]
         whole = self._data[np.minimum(at[:, None] + np.arange(size), len(self._data) - 1)]
         self._move(rows, at + size)
         found = np.ascontiguousarray(whole).view("<f4" if size == 4 else "<f8").reshape(-1)
-        return pa.array(found).cast(_NUMBERS[reader.kind])
+        return pa.array(found).cast(NUMBERS[reader.kind])
 
     def _scaled(self, numbers: _Ints, writer: AvroType, reader: AvroType, rows: _Ints) -> pa.Array:
         if reader.scale is None:
-            return pa.array(numbers).cast(_NUMBERS[reader.kind], safe=False)
+            return pa.array(numbers).cast(NUMBERS[reader.kind], safe=False)
         if writer.scale is not None and _time_kind(writer) != _time_kind(reader):
             raise UnreadableSchemaError(f"{writer.column} cannot be read as {reader.column}")
         factor, divisor = writer.scale or reader.scale
@@ -534,8 +324,8 @@ class _Steps:
 
     def _union(self, writer: AvroType, reader: AvroType, rows: _Ints) -> pa.Array:
         number = self._branches(writer, rows)
-        known = _records_of([reader, *reader.inner])
-        has_several = len(_records_of(writer.inner)) > 1  # only the name says which of them is meant
+        known = records_of([reader, *reader.inner])
+        has_several = len(records_of(writer.inner)) > 1  # only the name says which of them is meant
         parts: list[pa.Array] = []
         place = np.full(len(rows), -1, np.int64)
         count = 0
@@ -547,7 +337,7 @@ class _Steps:
                     self.fail(rows[mine], f"null for {_named(reader)}, which cannot be null")
                 continue
             try:
-                if has_several and set(_records_of([branch])) - set(known):
+                if has_several and set(records_of([branch])) - set(known):
                     raise UnreadableSchemaError(f"{_named(branch)} cannot be read as {_named(reader)}")
                 found = self.decode(branch, reader, rows[mine])
             except UnreadableSchemaError as error:
@@ -685,7 +475,7 @@ def _branch(writer: AvroType, reader: AvroType) -> AvroType:
     """Return the branch of the reader's union that takes the writer's type: one of the same kind, or a wider one."""
     same = [one for one in reader.inner if one.kind == writer.kind and one.column == writer.column]
     kind = [one for one in reader.inner if one.kind == writer.kind]
-    order = list(_NUMBERS)
+    order = list(NUMBERS)
     wider = [
         one
         for one in reader.inner

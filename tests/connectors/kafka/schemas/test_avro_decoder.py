@@ -235,3 +235,16 @@ def test_a_subject_that_is_not_there_is_refused(registry: Registry) -> None:
     registry.register("orders-value", "syntax", schemaType="PROTOBUF")
     with pytest.raises(UsageError, match="is a schema of PROTOBUF, not of Avro"):
         source.format()
+
+
+def test_an_id_of_a_schema_that_is_not_of_avro_is_a_bad_record(registry: Registry) -> None:
+    """It stops nothing: others may have written to the topic."""
+    first = registry.register("orders-value", FIRST)
+    other = registry.register("orders-value", "{}", schemaType="JSON")
+    found = decode(
+        decoder(registry=registry.url, schema=json.dumps(FIRST)),
+        b"\0\0\0\0" + bytes([other]) + b"{}",
+        framed(first, FIRST, {"id": 1, "item": "a"}),
+    )
+    assert found.batch.to_pylist() == [{"id": 1, "item": "a"}]
+    assert problems(found) == [f"0: its schema, id {other}: it is a schema of JSON, not of Avro"]

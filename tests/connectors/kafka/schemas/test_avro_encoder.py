@@ -14,7 +14,8 @@ import pytest
 from tests.servers.schema_registry import schema_registry
 
 from headgate.codec.arrow import LOCAL_TIME, MOMENT
-from headgate.codec.avro import decode_values, parse_schema
+from headgate.codec.avro import decode_values
+from headgate.codec.avro_schema import parse_schema
 from headgate.connectors.kafka.changes import envelope_schema
 from headgate.connectors.kafka.schemas.avro_encoder import AvroEncoder, made_schema
 from headgate.connectors.kafka.schemas.schema_registry import SchemaRegistry

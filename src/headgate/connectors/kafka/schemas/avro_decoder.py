@@ -16,7 +16,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headgate.codec.avro import AvroField, AvroType, DecodedValues, UnreadableSchemaError, decode_values
+from headgate.codec.avro import DecodedValues, UnreadableSchemaError, decode_values
+from headgate.codec.avro_schema import AvroField, AvroType
 from headgate.connectors.files.line_decoders import Decoded, Refused
 from headgate.connectors.kafka.schemas.frames import FRAME_BYTES, ID_HEADER, KEY_ID_HEADER, NO_FRAME
 from headgate.connectors.kafka.schemas.schema_registry import RegistryClient

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headgate.codec.avro import AvroType, parse_schema
+from headgate.codec.avro_schema import AvroType, parse_schema
 from headgate.distribution import install_command
 from headgate.errors import UsageError
 

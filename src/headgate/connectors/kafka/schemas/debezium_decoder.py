@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from headgate.codec.avro import AvroField, AvroType
+from headgate.codec.avro_schema import AvroField, AvroType
 from headgate.connectors.files.line_decoders import Decoded
 from headgate.connectors.kafka.changes import changes_of, with_op
 from headgate.connectors.kafka.schemas.avro_decoder import AvroDecoder

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from headgate.codec.avro import AvroType, parse_schema
+from headgate.codec.avro_schema import AvroType, parse_schema
 from headgate.environment import Environment
 from headgate.errors import StorageError, UsageError
 
@@ -70,13 +70,21 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class FoundSchema:
-    """A schema as the registry has it. ``references``: what it refers to, in the order in which they are defined."""
+    """A schema as the registry has it.
+
+    Attributes:
+        references: what it refers to, in the order in which they are defined.
+        kind: as registries name it.
+    """
 
     text: str
     references: tuple[str, ...] = ()
+    kind: str = AVRO
 
     def parse(self, where: str, *, is_partial: bool = False) -> AvroType:
         """Return it as Avro. See ``parse_schema``."""
+        if self.kind != AVRO:
+            raise UsageError(f"{where}: it is a schema of {self.kind}, not of Avro")
         return parse_schema(self.text, where, self.references, is_partial=is_partial)
 
 
@@ -85,7 +93,7 @@ class RegistryClient:
 
     Raises of every method:
         StorageError: it does not answer, for as long as ``patience_ms``.
-        UsageError: it refuses the login, or a schema is none of Avro.
+        UsageError: it refuses the login.
     """
 
     def __init__(self, registry: SchemaRegistry, environment: Environment, patience_ms: int = PATIENCE_MS) -> None:
@@ -104,7 +112,7 @@ class RegistryClient:
         """Return the newest schema of a subject.
 
         Raises:
-            UsageError: there is none.
+            UsageError: there is none, or it is none of Avro.
         """
         found = self._schema(f"/subjects/{quote(subject, safe='')}/versions/latest")
         if found is None:
@@ -112,6 +120,7 @@ class RegistryClient:
                 f"the schema registry at {self._registry.url} has no subject '{subject}'; register a schema, or give "
                 "the source schema=..."
             )
+        found.parse(f"the newest schema of subject '{subject}'", is_partial=True)
         return found
 
     def register(self, subject: str, text: str, kind: str = AVRO, references: Sequence[Reference] = ()) -> int:
@@ -143,16 +152,13 @@ class RegistryClient:
         found = self._get(path)
         if found is None:
             return None
-        kind = found.get("schemaType", AVRO)
-        if kind != AVRO:
-            raise UsageError(f"{self._registry.url}{path} is a schema of {kind}, not of Avro")
         references: list[str] = []
         for one in found.get("references") or ():
             inner = self._schema(f"/subjects/{quote(str(one['subject']), safe='')}/versions/{one['version']}")
             if inner is None:
                 raise UsageError(f"{self._registry.url}{path} refers to '{one['subject']}', which is not there")
             references += [*inner.references, inner.text]
-        return FoundSchema(str(found["schema"]), tuple(dict.fromkeys(references)))
+        return FoundSchema(str(found["schema"]), tuple(dict.fromkeys(references)), found.get("schemaType", AVRO))
 
     def _get(self, path: str, sent: bytes | None = None, wanted: str = "schema") -> dict[str, Any] | None:
         deadline_ms, pause_ms = self._environment.monotonic_ms() + self._patience_ms, PAUSE_MS_MIN
