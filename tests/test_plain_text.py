@@ -16,7 +16,7 @@ from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
 from headgate.plain_text import encodable, printable
 from headgate.protocol.checkpoints.coordinator_events import AbortReason, Declined
-from headgate.store.store import store_root
+from headgate.store.location import store_root
 from headgate.testing import Collect, run
 
 SURROGATE = json.loads('"\\ud83d"')

@@ -81,7 +81,7 @@ def test_the_spark_half_imports_the_modules_that_name_its_markers() -> None:
     assert f'"spark": "{SPARK_HALF}"' in (TESTS.parent / "scripts" / "run_tests.py").read_text()
     assert not is_quick(TESTS / "spark" / "test_session.py")
     assert not is_quick(TESTS / "crash" / "test_chains.py")
-    assert not is_quick(TESTS / "store" / "served" / "test_kills_afar.py"), "it repeats what another module marks"
+    assert not is_quick(TESTS / "store" / "served" / "test_repeated_afar.py"), "it repeats what another module marks"
     assert is_quick(TESTS / "state" / "test_timers.py")
 
 

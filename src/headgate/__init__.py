@@ -92,10 +92,9 @@ PUBLIC_NAMES = {
     "headgate.state.descriptors": "Evolution",
     "headgate.state.ttl": "TTL",
     "headgate.store.follower": "StreamEvents StreamFollower",
-    "headgate.store.policies": "Retention Scaling",
     "headgate.store.reader_groups": "CheckpointMarker GroupEvents GroupReader ReaderGroup",
     "headgate.store.store": "Store",
-    "headgate.store.streams": "StreamCut",
+    "headgate.store.streams": "Retention Scaling StreamCut",
     "headgate.store.transactions": "SharedTransaction TransactionWriter",
 }
 """The public names by module. A new one also needs an import below, for type checkers."""
@@ -250,13 +249,13 @@ if TYPE_CHECKING:
     from headgate.state.ttl import TTL as TTL
     from headgate.store.follower import StreamEvents as StreamEvents
     from headgate.store.follower import StreamFollower as StreamFollower
-    from headgate.store.policies import Retention as Retention
-    from headgate.store.policies import Scaling as Scaling
     from headgate.store.reader_groups import CheckpointMarker as CheckpointMarker
     from headgate.store.reader_groups import GroupEvents as GroupEvents
     from headgate.store.reader_groups import GroupReader as GroupReader
     from headgate.store.reader_groups import ReaderGroup as ReaderGroup
     from headgate.store.store import Store as Store
+    from headgate.store.streams import Retention as Retention
+    from headgate.store.streams import Scaling as Scaling
     from headgate.store.streams import StreamCut as StreamCut
     from headgate.store.transactions import SharedTransaction as SharedTransaction
     from headgate.store.transactions import TransactionWriter as TransactionWriter

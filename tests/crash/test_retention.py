@@ -15,9 +15,8 @@ import pyarrow as pa
 import pytest
 
 from crash.processes import Life, kill, until
-from headgate.store.policies import Retention
 from headgate.store.store import Store
-from headgate.store.streams import TEXT_SCHEMA
+from headgate.store.streams import TEXT_SCHEMA, Retention
 
 pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(1_800)]
 

@@ -26,7 +26,7 @@ from headgate.protocol.store.reading_order import Progress
 from headgate.store.catalogue import chunk_index, pipeline_rows, shared_transaction_rows, tables
 from headgate.store.catalogue.records import Numbers, Recovered
 from headgate.store.catalogue.sql import SqlCatalogue
-from headgate.store.client.requests import Client, RequestOutcome
+from headgate.store.client.connection import Client, RequestOutcome
 from headgate.store.core import FetchBudget
 from headgate.store.follower import StreamFollower
 from headgate.store.reader_groups import group_start

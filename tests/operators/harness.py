@@ -10,8 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
-from tests.state.backends import Chosen
-from tests.state.moved import Moved
+from tests.state.backends import Chosen, Moved
 
 from headgate.errors import BadRecord
 from headgate.model.graph import OutputTag

@@ -23,9 +23,8 @@ from headgate.spark import dataframes, stream_reader, stream_writer
 from headgate.spark.stream_format import StreamDataSource, register_streams
 from headgate.spark.stream_reader import MicroBatchReader, PiecesPartition, StreamReader
 from headgate.spark.stream_writer import MicroBatchWriter, Prepared, StreamWriter
-from headgate.store.policies import Retention
 from headgate.store.store import Store
-from headgate.store.streams import OtherSchemaError
+from headgate.store.streams import OtherSchemaError, Retention
 from headgate.store.transactions import Transactions
 
 SCHEMA = pa.schema([("key", pa.string()), ("value", pa.int64())])

@@ -26,6 +26,8 @@ from headgate.state.descriptors import (
     check_names,
     evolved_values,
     section_of,
+    section_schema,
+    state_identity,
     value_type,
 )
 from headgate.state.snapshot import encode_batches
@@ -244,3 +246,44 @@ def test_names_that_contradict_each_other_are_refused(
     with pytest.raises(UsageError, match=problem):
         check_names("operator 'x'", {name: Evolution(renamed_from=old) for name, old in declared.items()}, forgotten)
     check_names("operator 'x'", {"a": Evolution(renamed_from="c"), "b": Evolution()}, {"d"})
+
+
+ID_AND_VALUE = KeyColumns(("id", "value"), (pa.int64(), pa.large_string()))
+COUNT = StateDescriptor("count", StateKind.VALUE, pa.int64())
+SEEN = StateDescriptor("seen", StateKind.LIST, pa.float64())
+BY_NAME = StateDescriptor("by name", StateKind.MAP, pa.int64(), pa.large_string())
+
+
+def test_the_identity_is_frozen_and_no_order_of_declaration_belongs_to_it() -> None:
+    expected = (
+        "keyed state(keys id: int64, value: large_string; map by name: large_string -> int64; value count: int64; "
+        "list seen: double)"
+    )
+    assert (
+        state_identity(ID_AND_VALUE, [COUNT, SEEN, BY_NAME])
+        == state_identity(ID_AND_VALUE, [BY_NAME, COUNT, SEEN])
+        == expected
+    )
+    assert state_identity(ID_AND_VALUE, []) == ""
+
+
+def test_whatever_is_declared_otherwise_has_another_identity() -> None:
+    others = [
+        state_identity(ID_AND_VALUE, [COUNT]),
+        state_identity(KeyColumns(("id",), (pa.int64(),)), [COUNT]),
+        state_identity(KeyColumns(("id", "value"), (pa.int32(), pa.large_string())), [COUNT]),
+        state_identity(ID_AND_VALUE, [StateDescriptor("count", StateKind.LIST, pa.int64())]),
+        state_identity(ID_AND_VALUE, [StateDescriptor("count", StateKind.VALUE, pa.int32())]),
+        state_identity(ID_AND_VALUE, [StateDescriptor("counts", StateKind.VALUE, pa.int64())]),
+        state_identity(ID_AND_VALUE, [StateDescriptor("count", StateKind.MAP, pa.int64(), pa.int64())]),
+        state_identity(ID_AND_VALUE, [StateDescriptor("count", StateKind.MAP, pa.int64(), pa.int32())]),
+        state_identity(ID_AND_VALUE, [COUNT, SEEN]),
+    ]
+    assert len(set(others)) == len(others)
+
+
+def test_columns_of_a_section_never_have_the_name_of_a_key_s_column() -> None:
+    assert section_schema(ID_AND_VALUE, COUNT).names == ["key0", "key1", "value"]
+    assert section_schema(ID_AND_VALUE, BY_NAME) == pa.schema(
+        [("key0", pa.int64()), ("key1", pa.large_string()), ("map_key", pa.large_string()), ("value", pa.int64())]
+    )

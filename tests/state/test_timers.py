@@ -11,8 +11,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from tests.state.backends import IN_FILES, Chosen, states
-from tests.state.moved import Moved, restore
+from tests.state.backends import IN_FILES, Chosen, Moved, restore, states
 
 from headgate.codec.snapshot import decode_sections
 from headgate.model.ids import key_groups_of_subtask

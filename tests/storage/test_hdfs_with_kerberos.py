@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.runtime.runs.test_object_stores import WAIT_S, Watching, numbers_at, pipeline
+from tests.runtime.runs.test_storages import WAIT_S, Watching, numbers_at, pipeline
 from tests.servers.hdfs import USER, SecureHdfs, secure_hdfs
 
 from headgate import testing

@@ -1,10 +1,10 @@
-"""What the store's tests share."""
+"""What the store's tests share, also those that are repeated with the catalogue elsewhere."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -118,3 +118,25 @@ def in_a_child(work: Callable[[], object]) -> None:
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+PARAMETERS = 2
+"""With so many of its parameters a test is repeated by ``make test``; with the others by ``make test-repeated``."""
+
+
+def leave_repetitions(items: Iterable[pytest.Item], modules: Collection[str]) -> None:
+    """Leave to ``make test-repeated`` what is repeated in ``modules``, and further parameters of the other tests.
+
+    Verbs are not left out: each one has its own SQL.
+    """
+    repeated: dict[object, list[pytest.Function]] = {}
+    for item in items:
+        assert isinstance(item, pytest.Function)
+        params = item.callspec.params if hasattr(item, "callspec") else {}
+        if item.path.stem in modules:
+            item.add_marker("deep")
+        elif params and "verb" not in params and item.function.__module__ != item.module.__name__:
+            repeated.setdefault(item.function, []).append(item)
+    for found in repeated.values():
+        for item in sorted(found, key=lambda item: item.name)[PARAMETERS:]:
+            item.add_marker("deep")

@@ -15,9 +15,8 @@ from headgate.model.pipeline_identity import PipelineIdentity
 from headgate.protocol.store.layouts import KEY_SPACE, Plan, Unit, scaling_by_policy
 from headgate.storage.local import LocalStorage
 from headgate.store.catalogue import tables as t
-from headgate.store.policies import Scaling
 from headgate.store.store import Store
-from headgate.store.streams import StreamReset
+from headgate.store.streams import Scaling, StreamReset
 
 KEYS = "abcdefghijklmnop"
 MINUTE = 60_000

@@ -6,7 +6,7 @@ import pytest
 
 from headgate.errors import CorruptionError, UsageError
 from headgate.protocol.store.layouts import SEGMENTS_MAX, ScalingPolicy, Unit
-from headgate.store.policies import (
+from headgate.store.streams import (
     Retention,
     RetentionPolicy,
     Scaling,

@@ -26,9 +26,8 @@ from headgate.protocol.store.transactions import Status
 from headgate.storage.local import LocalStorage
 from headgate.store import chunks, transactions
 from headgate.store.catalogue import tables, transaction_rows
-from headgate.store.policies import Retention
 from headgate.store.store import Store
-from headgate.store.streams import TEXT_SCHEMA
+from headgate.store.streams import TEXT_SCHEMA, Retention
 from headgate.store.transactions import SharedTransaction
 
 LEASE_MS = 1_000

@@ -12,7 +12,8 @@ from tests.store.storing import KEYED, STREAM, database_of, drained, keyed
 from headgate.errors import CorruptionError, UsageError
 from headgate.store.catalogue import stream_rows as sql_streams
 from headgate.store.catalogue import tables as t
-from headgate.store.store import Store, store_root
+from headgate.store.location import store_root
+from headgate.store.store import Store
 from headgate.store.streams import TEXT_SCHEMA, check_takes, encode_schema
 
 ENCODED = pa.dictionary(pa.int8(), pa.string())

@@ -21,7 +21,7 @@ from headgate.protocol.watermarks import WATERMARK_MIN_MS
 from headgate.storage.local import LocalStorage
 from headgate.storage.memory import MemoryStorage
 from headgate.store import chunks, transactions
-from headgate.store.catalogue import event_times, tables, transaction_rows
+from headgate.store.catalogue import chunk_index, tables, transaction_rows
 from headgate.store.catalogue.records import Contents
 from headgate.store.catalogue.sql import memory_catalogue
 from headgate.store.store import Store
@@ -723,7 +723,7 @@ def test_event_time_holds_after_all_that_was_committed_with_it(store: Store) -> 
     reader, found = store.reader(STREAM, segment), []
     while reader.read(2) is not None:
         found.append(reader.event_ms)
-    assert found == [WATERMARK_MIN_MS, event_times.EVENT_MS_MIN, 70]
+    assert found == [WATERMARK_MIN_MS, chunk_index.EVENT_MS_MIN, 70]
     assert event_time(store, (segment + 1) % 2) == 70, "a segment without events has come as far"
     within = store.reader(STREAM, segment, 4)
     within.read(1)
@@ -750,7 +750,7 @@ def test_who_is_silent_for_long_holds_event_time_back_no_longer(store: Store) ->
     clock = HandClock()
     timed = Store(store.root, store._core.catalogue, store._core.storage, clock=clock)
     note(timed, "q/sink", 50)
-    clock.advance(event_times.SILENT_MS)
+    clock.advance(chunk_index.SILENT_MS)
     note(timed, "p/sink", 300)
     assert event_time(store) == 50
     clock.advance(1)

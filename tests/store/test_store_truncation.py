@@ -21,9 +21,8 @@ from headgate.storage.local import LocalStorage
 from headgate.store import chunks, maintenance
 from headgate.store.catalogue import chunk_index, tables, truncation
 from headgate.store.catalogue.records import Swept
-from headgate.store.policies import Retention
 from headgate.store.store import Store
-from headgate.store.streams import StreamCut, StreamInfo
+from headgate.store.streams import Retention, StreamCut, StreamInfo
 from headgate.store.writer import Appended, AppendedRange, StreamWriter
 
 

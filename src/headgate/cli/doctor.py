@@ -33,7 +33,8 @@ from headgate.spark.prerequisites import read_master, spark_home_problem
 from headgate.spark.session import Executor
 from headgate.storage.local_files import is_open_to_others, make_directories, user_state_directory
 from headgate.storage.urls import absolute_location
-from headgate.store.store import Store, store_root
+from headgate.store.location import store_root
+from headgate.store.store import Store
 
 PYTHON_MIN = (3, 11)
 JAVA_MIN = 17

@@ -29,9 +29,10 @@ from headgate.errors import HeadgateError, UsageError
 from headgate.model.config import SecurityConfig
 from headgate.store.addresses import PORT, TOKEN_FILE_VARIABLE
 from headgate.store.client.connection import read_tokens
+from headgate.store.location import store_root
 from headgate.store.server.handlers import ServerCounts
 from headgate.store.server.server import ServerOptions, StoreServer, own_token_file
-from headgate.store.store import Store, store_root
+from headgate.store.store import Store
 
 StoreOption = Annotated[
     str | None,

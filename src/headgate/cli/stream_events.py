@@ -57,7 +57,8 @@ from headgate.protocol.store.transactions import Status
 from headgate.spark.stream_options import is_spark_owner
 from headgate.store.catalogue.records import TransactionInfo
 from headgate.store.follower import EARLIEST, LATEST, StreamFollower
-from headgate.store.store import Store, store_root
+from headgate.store.location import store_root
+from headgate.store.store import Store
 from headgate.store.streams import TEXT_SCHEMA, StreamCut
 from headgate.store.transactions import SharedTransaction
 from headgate.store.writer import StreamWriter

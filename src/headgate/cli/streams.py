@@ -20,9 +20,9 @@ from headgate.display.progress import size_text, time_text
 from headgate.errors import CorruptionError, UsageError
 from headgate.protocol.store.layouts import KEY_SPACE, Layout, Segment
 from headgate.store.fsck import Problem
-from headgate.store.policies import Retention, Scaling
-from headgate.store.store import Store, store_root
-from headgate.store.streams import TEXT_SCHEMA, StreamCut, StreamInfo
+from headgate.store.location import store_root
+from headgate.store.store import Store
+from headgate.store.streams import TEXT_SCHEMA, Retention, Scaling, StreamCut, StreamInfo
 
 MaxAge = Annotated[str | None, typer.Option("--retention-age", help="Remove events that are older, such as '7 days'.")]
 MaxSize = Annotated[

@@ -1,7 +1,7 @@
 """A text of which many places are looked at together, eight bytes at a time.
 
 ``WordText`` compares, finds and cuts out at one place of each of many objects, and ``plain_numbers`` reads digits. All
-of it is arithmetic on whole columns. Counterparts: ``json_shape``, which knows where to look, and ``text_hash``.
+of it is arithmetic on whole columns. Counterparts: ``json_shape``, which knows where to look, and ``state.key_hash``.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from headgate.errors import CorruptionError, UsageError
 from headgate.model.graph import Graph, Role
 from headgate.model.pipeline_identity import Target, TargetKind
 from headgate.model.state_schema import Form, StateIdentity
-from headgate.store.policies import recorded_retention
+from headgate.store.streams import recorded_retention
 
 _STREAM_START = b"\xff\xff\xff\xff"
 """Every Arrow stream begins so."""

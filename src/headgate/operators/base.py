@@ -29,11 +29,11 @@ from headgate.environment import SYSTEM_CLOCK, SYSTEM_THREADS, Threads
 from headgate.model.graph import InputName, OutputTag
 from headgate.operators.schemas import fitted
 from headgate.protocol.watermarks import Origin
-from headgate.state.arrays import Mask
 from headgate.state.backend import ContinuingBackend, Ownership, StateBackend, StateFactory
 from headgate.state.descriptors import KeyColumns
 from headgate.state.key_index import Slots
 from headgate.state.snapshot import FrozenState, StoredFiles
+from headgate.state.values import Mask
 from headgate.state.worker_backends import MemoryStates
 
 WATERMARK_MAX_MS = (1 << 63) - 1

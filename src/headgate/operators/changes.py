@@ -23,9 +23,9 @@ from headgate.operators.keys import KeyCheckOperator, check_keys
 from headgate.operators.process.timers import TimedOperator
 from headgate.operators.schemas import describe, require_columns
 from headgate.operators.user_functions import bad_records, described_rows, shortened
-from headgate.state.arrays import Mask
 from headgate.state.backend import ListColumns, TimeKind
 from headgate.state.key_index import Slots
+from headgate.state.values import Mask
 from headgate.state.vectors import SlotArray
 
 OP = "op"

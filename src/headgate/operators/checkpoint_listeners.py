@@ -2,7 +2,7 @@
 
 For functions given to the verbs of a stream, and for a user's own sources and sinks, their readers and writers;
 objects in the driver (hooks, ``on_round=``) may listen. Operator state is lists of a subtask, which a restore deals
-out again. Values are stored as keyed state stores them (``state.row_values``), so that they cannot be
+out again. Values are stored as keyed state stores them (``state.values``), so that they cannot be
 changed from outside.
 """
 
@@ -33,8 +33,8 @@ from headgate.state.descriptors import (
     evolved_values,
     type_text,
 )
-from headgate.state.row_values import Conversion, conversion, mismatch, python_values
 from headgate.state.snapshot import FrozenState
+from headgate.state.values import Conversion, conversion, mismatch, python_values
 
 _COLUMN = "value"
 

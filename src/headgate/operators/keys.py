@@ -13,8 +13,8 @@ from headgate.errors import UsageError
 from headgate.operators.base import LazyRows, Operator, as_batch
 from headgate.operators.schemas import require_columns
 from headgate.operators.user_functions import bad_records, described_rows, shortened
-from headgate.state.arrays import Mask
 from headgate.state.key_hash import KEY_TYPES, hash_columns, is_key_type, key_groups
+from headgate.state.values import Mask
 
 
 @dataclass(frozen=True)

@@ -29,10 +29,10 @@ from headgate.operators.base import (
     RestoredState,
 )
 from headgate.operators.process.timers import TimedOperator
-from headgate.state.arrays import Mask
 from headgate.state.backend import TimersMeta
 from headgate.state.key_hash import hash_columns, key_groups
 from headgate.state.key_index import Slots
+from headgate.state.values import Mask
 
 _BOUNDS = np.array(LATENESS_MS)
 

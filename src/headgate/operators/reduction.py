@@ -30,8 +30,8 @@ from headgate.operators.user_functions import (
 )
 from headgate.state.backend import RowBackend, TimeKind
 from headgate.state.descriptors import NO_EVOLUTION, Evolution, StateDescriptor, StateKind, state_identity
-from headgate.state.row_values import Conversion, RecordConversion, conversion
 from headgate.state.ttl import TTL, live_value
+from headgate.state.values import Conversion, RecordConversion, conversion
 
 ACCUMULATORS = "accumulators"
 """The state of ``reduce``."""
@@ -217,7 +217,7 @@ class ReduceOperator(FunctionOperator, TimedOperator):
 
 
 class _Layout:
-    """What is stored of a record: the columns beside its key, in the form of state (``row_values``)."""
+    """What is stored of a record: the columns beside its key, in the form of state (``values``)."""
 
     def __init__(self, spec: ReduceSpec) -> None:
         kept, names = spec.kept, spec.schema.names

@@ -41,12 +41,12 @@ from headgate.operators.row_order import LEFT_OUT, Order, first_rows, group_rank
 from headgate.operators.schemas import describe, require_columns
 from headgate.operators.windows.window_assigner import AlignedWindows
 from headgate.operators.windows.window_plan import END_COLUMN
-from headgate.state.arrays import Mask
 from headgate.state.backend import ColumnBackend, ListColumns, TimeKind, ValueColumns
 from headgate.state.descriptors import StateDescriptor, StateKind, state_identity
 from headgate.state.heap import HeapRows
 from headgate.state.key_index import Slots
 from headgate.state.ttl import TTL
+from headgate.state.values import Mask
 
 Columns: TypeAlias = Mapping[str, pa.Array]
 

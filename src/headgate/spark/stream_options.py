@@ -11,7 +11,8 @@ from collections.abc import Mapping
 
 from headgate.dataclass import dataclass
 from headgate.errors import UsageError
-from headgate.store.store import Store, store_root
+from headgate.store.location import store_root
+from headgate.store.store import Store
 from headgate.store.streams import StreamCut, StreamInfo, no_such_stream
 
 EARLIEST, LATEST = "earliest", "latest"

@@ -20,13 +20,13 @@ import pyarrow as pa
 
 from headgate.codec.snapshot import MetaSection
 from headgate.dataclass import dataclass
-from headgate.state.arrays import Mask
 from headgate.state.descriptors import KeyColumns, Section, StateDescriptor, row_conversion, section_data
 from headgate.state.heap import HeapRows
 from headgate.state.key_hash import Hashes, Words, owned_rows
 from headgate.state.key_index import Slots
 from headgate.state.snapshot import FrozenState, StoredFiles, decode_stream
 from headgate.state.ttl import StateTime, as_declared, has_expiry, other_form
+from headgate.state.values import Mask
 from headgate.state.window_aggregates import Accumulator, MergedRows
 
 RESERVED_PREFIX = "headgate."

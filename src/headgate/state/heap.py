@@ -14,8 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headgate.dataclass import dataclass
-from headgate.state.arrays import Array, Mask, is_fixed, storage_type, to_arrow, to_numpy
 from headgate.state.key_index import Slots
+from headgate.state.values import Array, Mask, is_fixed, storage_type, to_arrow, to_numpy
 
 _ROWS_MIN = 64
 _BLOCK_MIN, _BLOCK_MAX = 1 << 12, 1 << 25

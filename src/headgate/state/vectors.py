@@ -14,9 +14,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headgate.dataclass import dataclass
-from headgate.state.arrays import Array, Mask, is_fixed, storage_type, to_arrow, to_numpy
 from headgate.state.heap import Growing, Heap, HeapRows
 from headgate.state.key_index import Slots
+from headgate.state.values import Array, Mask, is_fixed, storage_type, to_arrow, to_numpy
 
 _SLOTS_MIN = 256
 

@@ -1,15 +1,17 @@
-"""Location of a shared store: the catalogue on a database server or a store server, and the chunks.
+"""Location of a store: its root, and the catalogue and the chunks of one that machines share.
 
 Counterparts: ``store.Store`` opens it by its URL; ``catalogue.postgresql`` and ``client.remote_store`` connect.
-Source: docs/spec/shared-store.md, docs/spec/served-store.md. Never lets two stores have
-one place: one would take the chunks of the other for its own.
+Source: docs/spec/shared-store.md, docs/spec/served-store.md. Never lets two stores have one place: one would take the
+chunks of the other for its own.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 from headgate.distribution import install_command
 from headgate.environment import Clock
@@ -18,6 +20,36 @@ from headgate.storage.base import AlreadyExists, NotFound, Storage, refuse_unles
 from headgate.storage.urls import absolute_location, open_storage
 from headgate.store.addresses import is_postgres_url, is_server_url, parse_postgres_url, parse_server_url
 from headgate.store.catalogue.base import Catalogue
+
+ROOT_VARIABLE = "HEADGATE_STORE"
+
+ROOT_DEFAULT = ".headgate/store"
+
+OPENERS: dict[str, Callable[[str], Any]] = {}
+"""Stores of other surroundings, by scheme: the simulator's."""
+
+
+def store_root(root: str | Path | None = None) -> str:
+    """Return the store's absolute directory, or URL: ``root``, else $HEADGATE_STORE, else ``.headgate/store``.
+
+    Raises:
+        UsageError: it is no directory and not the URL of a store.
+    """
+    chosen = str(root) if root is not None else os.environ.get(ROOT_VARIABLE) or ROOT_DEFAULT
+    scheme, separator, _ = chosen.partition("://")
+    if scheme in OPENERS:
+        return chosen
+    shared = shared_store_url(chosen)
+    if shared is not None:
+        return shared
+    place = chosen if separator else absolute_location(chosen)
+    if "://" in place:
+        raise UsageError(
+            "the stream store needs a local directory, postgresql://user@host/database, or headgate://host:port, "
+            f"not {chosen}"
+        )
+    return place
+
 
 MARK = "headgate-store"
 """The object beside the chunks that says to which store they belong."""
@@ -39,11 +71,6 @@ def shared_store_url(text: str) -> str | None:
 def is_shared(root: str) -> bool:
     """Return whether ``root`` is the URL of such a store."""
     return is_postgres_url(root) or is_server_url(root)
-
-
-def is_served(root: str) -> bool:
-    """Return whether ``root`` is the URL of a store that another process has."""
-    return is_server_url(root)
 
 
 def shared_exists(root: str) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import datetime as dt
 import functools
-import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
@@ -28,58 +27,38 @@ from headgate.protocol.store.truncation import Extent, Hold, is_of_group, needed
 from headgate.storage.base import Storage
 from headgate.storage.local import LocalStorage
 from headgate.storage.local_files import access_in, checked_access, make_root
-from headgate.storage.urls import absolute_location
+from headgate.store.addresses import is_server_url
 from headgate.store.catalogue.base import Catalogue
 from headgate.store.catalogue.records import Shared, TransactionInfo
 from headgate.store.chunks import delete_quietly, random_name
 from headgate.store.core import StoreCore
 from headgate.store.follower import EARLIEST, StreamFollower, open_follower
 from headgate.store.fsck import Problem, check_store
-from headgate.store.location import is_served, is_shared, open_shared, shared_exists, shared_store_url
+from headgate.store.location import OPENERS, ROOT_VARIABLE, is_shared, open_shared, shared_exists, store_root
 from headgate.store.maintenance import Maintenance
 from headgate.store.pipelines import Pipelines
-from headgate.store.policies import Retention, Scaling, retention_policy_of, scaling_policy_of
 from headgate.store.reader import SegmentReader
 from headgate.store.reader_groups import ReaderGroup, group_start
-from headgate.store.streams import OtherLayoutError, StreamCut, StreamDefinition, StreamInfo, check_open
+from headgate.store.streams import (
+    OtherLayoutError,
+    Retention,
+    Scaling,
+    StreamCut,
+    StreamDefinition,
+    StreamInfo,
+    check_open,
+    retention_policy_of,
+    scaling_policy_of,
+)
 from headgate.store.transactions import SharedTransaction, Transactions
 from headgate.store.writer import LINGER, StreamWriter
 
 if TYPE_CHECKING:
     from headgate.store.server.server import ServerOptions, StoreServer
 
-ROOT_VARIABLE = "HEADGATE_STORE"
-
-ROOT_DEFAULT = ".headgate/store"
-
 TRANSACTION_LEASE = "10 minutes"
 
 TRANSACTION_OWNER = "writers"
-
-OPENERS: dict[str, Callable[[str], Store]] = {}
-"""Stores of other surroundings, by scheme: the simulator's."""
-
-
-def store_root(root: str | Path | None = None) -> str:
-    """Return the store's absolute directory, or URL: ``root``, else $HEADGATE_STORE, else ``.headgate/store``.
-
-    Raises:
-        UsageError: it is no directory and not the URL of a store.
-    """
-    chosen = str(root) if root is not None else os.environ.get(ROOT_VARIABLE) or ROOT_DEFAULT
-    scheme, separator, _ = chosen.partition("://")
-    if scheme in OPENERS:
-        return chosen
-    shared = shared_store_url(chosen)
-    if shared is not None:
-        return shared
-    place = chosen if separator else absolute_location(chosen)
-    if "://" in place:
-        raise UsageError(
-            "the stream store needs a local directory, postgresql://user@host/database, or headgate://host:port, "
-            f"not {chosen}"
-        )
-    return place
 
 
 class Store:
@@ -132,7 +111,7 @@ class Store:
                 another release.
         """
         directory = store_root(root)
-        if is_served(directory):
+        if is_server_url(directory):
             return cls._open_served(directory, storage, chunks)
         if "://" in directory:
             catalogue, place, clock = open_shared(directory, chunks)
@@ -171,7 +150,10 @@ class Store:
         """Return the store at ``root`` that this process shares. It is never closed."""
         directory = store_root(root)
         scheme, separator, name = directory.partition("://")
-        return OPENERS[scheme](name) if scheme in OPENERS and separator else _shared(directory)
+        if scheme in OPENERS and separator:
+            opened: Store = OPENERS[scheme](name)
+            return opened
+        return _shared(directory)
 
     @staticmethod
     def exists(root: str | Path | None = None) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from tests import servers
-from tests.runtime.runs.test_object_stores import WAIT_S, Watching
+from tests.runtime.runs.test_storages import WAIT_S, Watching
 from tests.servers.kafka import java as java_command
 from tests.servers.pravega import LIBRARIES, OPENED, SCOPE, PravegaServer, read_all
 

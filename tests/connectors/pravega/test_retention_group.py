@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.runtime.runs.test_object_stores import WAIT_S, Watching
+from tests.runtime.runs.test_storages import WAIT_S, Watching
 from tests.servers.pravega import SCOPE, PravegaServer, context
 
 import headgate as hg

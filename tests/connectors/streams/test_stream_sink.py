@@ -32,9 +32,8 @@ from headgate.model.manifest import Committable
 from headgate.model.pipeline_identity import PipelineIdentity
 from headgate.protocol.checkpoints.commit import CommitPermit
 from headgate.runtime.driver.reset import Reset
-from headgate.store.policies import Retention, retention_policy_of
 from headgate.store.store import Store
-from headgate.store.streams import StreamCut, StreamInfo
+from headgate.store.streams import Retention, StreamCut, StreamInfo, retention_policy_of
 
 SCHEMA = pa.schema([pa.field("key", pa.large_string()), pa.field("value", pa.int64())])
 NAME = "app/events"

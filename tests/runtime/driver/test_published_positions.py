@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from tests.runtime.runs.test_object_stores import WAIT_S, Watching
+from tests.runtime.runs.test_storages import WAIT_S, Watching
 
 import headgate as hg
 from headgate import testing

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import polars as pl
+import pyarrow as pa
 import pytest
+from pyspark import cloudpickle
 from tests.conftest import few
 from tests.killing import run_killing
-from tests.runtime.running import WAIT_S, in_flight, taken
+from tests.runtime.running import WAIT_S, definition_of, in_flight, pipeline_at, taken
+from tests.runtime.runs.test_results import events, generator, same
+from tests.runtime.runs.test_unaligned import KilledAt
 
 import headgate as hg
 from headgate import testing
+from headgate.connectors.files.file_committer import read_committed
+from headgate.errors import UsageError
+from headgate.model.config import RocksState
+from headgate.model.plan import PipelineDefinition
 from headgate.testing import EOF, PAUSE, Collect, FailOnce, ScriptedSource
 
 EVENT = {"key": int, "n": int}
@@ -319,3 +329,179 @@ class Told(hg.BroadcastProcessFunction):
 
     def process_broadcast(self, row: Row, context: hg.BroadcastContext) -> list[Row]:
         return [{"key": row["rule"] - 5}]
+
+
+JOINED_EVENT = {"id": int, "key": int}
+TABLE = {"key": int, "name": str}
+JOINED_EVENTS = [{"id": n, "key": n % 7} for n in range(140)]
+ROWS = [{"key": n % 5, "name": f"{n % 5}-{n}"} for n in range(50)]
+LAST = {row["key"]: row["name"] for row in ROWS}
+
+
+def joined(directory: Path, events: list[Any], rows: list[Any], *, options: Any = None, **join: Any) -> hg.Pipeline:
+    made: dict[str, Any] = {"parallelism": 2, "restart": hg.FixedDelay(delay="10ms"), **(options or {})}
+    made.setdefault("checkpointing", hg.Checkpointing(interval="20ms"))
+    pipeline = hg.Pipeline("p", **made)
+    table = pipeline.source(ScriptedSource(rows, schema=TABLE, pause_ms=20), name="rows")
+    stream = pipeline.source(ScriptedSource(events, schema=JOINED_EVENT, pause_ms=20), name="events")
+    stream.join(table.broadcast(), on="key", **join).sink(Collect(directory / "out"))
+    return pipeline
+
+
+def check(directory: Path) -> None:
+    found = sorted((row["id"], row["name"]) for row in Collect(directory / "out").rows())
+    assert found == [(row["id"], LAST[row["key"]]) for row in JOINED_EVENTS if row["key"] in LAST]
+
+
+def test_a_lost_worker_changes_nothing_while_records_wait(tmp_path: Path) -> None:
+    rows = [ROWS[:20], PAUSE, PAUSE, PAUSE, FailOnce(tmp_path / "failed"), PAUSE, ROWS[20:], PAUSE, EOF]
+    events = [JOINED_EVENTS[:50], PAUSE, JOINED_EVENTS[50:], EOF]
+    run_killing(joined(tmp_path, events, rows, wait=True), 2)
+    check(tmp_path)
+
+
+@pytest.mark.parametrize("timeout", [None, 0])
+@pytest.mark.parametrize(("before", "after"), few([(3, 2), (1, 5), (5, 1)], 1))
+def test_what_waits_and_the_table_are_restored_at_another_parallelism(
+    tmp_path: Path, before: int, after: int, timeout: Any
+) -> None:
+    checkpointing = hg.Checkpointing(interval=None, dir=tmp_path / "chk", alignment_timeout=timeout)
+    options = {"checkpointing": checkpointing, "parallelism": before}
+    with testing.running(
+        joined(tmp_path, [JOINED_EVENTS[:50], PAUSE], [ROWS[:20], PAUSE], options=options, wait=True)
+    ) as handle:
+        taken(handle, lambda: {str(node.node): node.records_in for node in handle.progress.nodes}.get("join", 0) >= 50)
+        taken(handle)
+    assert not Collect(tmp_path / "out").rows()
+    script = [JOINED_EVENTS[:50], PAUSE, JOINED_EVENTS[50:], EOF], [ROWS[:20], PAUSE, ROWS[20:], EOF]
+    options = {"checkpointing": checkpointing, "parallelism": after}
+    testing.run(joined(tmp_path, *script, options=options, wait=True), timeout_s=300)
+    check(tmp_path)
+
+
+def source() -> tuple[hg.Pipeline, hg.Stream, hg.Stream]:
+    pipeline = hg.Pipeline("p")
+    events = pipeline.source(hg.FromRows([{**row, "ms": row["id"]} for row in JOINED_EVENTS]), name="events")
+    return pipeline, events, pipeline.source(hg.FromRows(ROWS), name="rows")
+
+
+def test_records_wait_for_a_table_that_ends_and_keep_their_event_time(tmp_path: Path) -> None:
+    pipeline, events, rows = source()
+    both = events.with_timestamps("ms").join(rows.broadcast(), on="key", how="left", name="with-names")
+    both.sink(Collect(tmp_path / "out"))
+    testing.run(pipeline, parallelism=2, timeout_s=300)
+    found = sorted((row["id"], row["name"]) for row in Collect(tmp_path / "out").rows())
+    assert found == [(row["id"], LAST.get(row["key"])) for row in JOINED_EVENTS]
+    assert "<- with-names-table, broadcast" in pipeline.describe()
+    both.key_by("key").window(hg.Tumbling("70ms"))
+
+
+def test_a_table_with_changes_loses_the_rows_that_are_deleted(tmp_path: Path) -> None:
+    pipeline, events, rows = source()
+    gone = rows.map(
+        lambda row: {**row, "op": "delete" if row["name"] == "3-48" else "insert"}, {**TABLE, "op": str}
+    ).records_as_changes("key")
+    events.join(gone.broadcast(), on="key", how="semi").sink(Collect(tmp_path / "out"))
+    testing.run(pipeline, timeout_s=300)
+    assert {row["key"] for row in Collect(tmp_path / "out").rows()} == {0, 1, 2, 4}
+
+
+def test_a_table_that_never_ends_is_seen_as_it_is(tmp_path: Path) -> None:
+    pipeline = hg.Pipeline("p")
+    rate = hg.Generator({"key": hg.Uniform(0, 5)}, rows_per_second=10)
+    table = pipeline.source(rate, name="table")
+    events = pipeline.source(hg.FromRows(JOINED_EVENTS), name="events")
+    events.join(table.broadcast(), on="key", how="anti")
+    with pytest.raises(UsageError, match=r"with wait=True records wait .* but its source 'table' never ends"):
+        events.join(table.broadcast(), on="key", wait=True)
+
+
+def test_what_cannot_be_joined_is_refused() -> None:
+    _, events, rows = source()
+    changes = rows.map(lambda row: row, {**TABLE, "op": str}).records_as_changes("name")
+    for call, problem in (
+        (lambda: events.join(rows.broadcast(), on="key", how="right"), "must be one of inner, left, semi, anti"),
+        (lambda: events.join(rows.broadcast(), on="key", wait=1), "wait= must be True, False or None, not 1"),
+        (lambda: events.broadcast().join(rows.broadcast(), on="key"), "both sides of the join are broadcast"),
+        (lambda: events.join(changes.broadcast(), on="key"), "the table has changes of rows by 'name', so join it by"),
+        (lambda: changes.join(rows.broadcast(), on="key"), "has changes"),
+        (lambda: events.join(rows.broadcast(), on="name"), "the stream has no column 'name'"),
+    ):
+        with pytest.raises(UsageError, match=problem):
+            call()
+
+
+def test_a_table_joins_records_in_a_loop(tmp_path: Path) -> None:
+    pipeline, events, rows = source()
+
+    def body(loop: hg.Stream) -> Any:
+        found = loop.join(rows.broadcast(), on="key", name="named")
+        again = found.filter(lambda row: row["id"] >= 100)
+        return again.select(pl.lit(0).cast(pl.Int64).alias("id"), "key", "ms"), found
+
+    with pytest.raises(UsageError, match="but 'select' is in a loop"):
+        events.iterate(lambda loop: (loop, loop.join(loop.select("key").broadcast(), on="key", wait=True)))
+    events.iterate(body, name="loop").sink(Collect(tmp_path / "out"))
+    testing.run(pipeline, parallelism=2, timeout_s=300)
+    ids = [row["id"] for row in JOINED_EVENTS if row["key"] in LAST]
+    again = [0 for one in ids if one >= 100]
+    assert sorted(row["id"] for row in Collect(tmp_path / "out").rows()) == sorted(ids + again)
+
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import tests
+
+Start = Any
+RULES = 600
+
+
+class Numbered(hg.BroadcastProcessFunction):
+    """Numbers events by key; tells every rule, with a digest of all before it, from each subtask."""
+
+    schema = {"key": pa.int64(), "id": pa.int64(), "n": pa.int64(), "subtask": pa.int64()}
+
+    def open(self, state: hg.StateHandle) -> None:
+        self.count = state.value("count", pa.int64())
+        self.rules = state.broadcast("rules", pa.int64(), pa.int64())
+
+    def process(self, row: dict[str, Any], context: hg.ProcessContext) -> Iterator[dict[str, Any]]:
+        n = self.count.get(0) + 1
+        self.count.put(n)
+        yield {"key": row["key"], "id": row["id"], "n": n, "subtask": -1}
+
+    def process_broadcast(self, row: dict[str, Any], context: hg.BroadcastContext) -> Iterator[dict[str, Any]]:
+        digest = (self.rules.get(-1, 0) * 31 + row["id"] + 1) % 1_000_003
+        self.rules.put(-1, digest)
+        self.rules.put(row["id"] % 50, digest)
+        yield {"key": -1, "id": row["id"], "n": digest, "subtask": context.subtask_index}
+
+
+def told(root: Path, parallelism: int, timeout: Any) -> PipelineDefinition:
+    pipeline = pipeline_at(root, parallelism=parallelism, interval="100ms", alignment_timeout=timeout)
+    rules = replace(generator(RULES, splits=3), rows_per_second=150)
+    source = replace(generator(6_000, splits=4), rows_per_second=1_500)
+    side = pipeline.source(rules, name="rules").select("id")
+    stream = pipeline.source(source, name="events").select("key", "id")
+    found = stream.key_by("key").connect(side.broadcast()).process(Numbered(), name="told")
+    found.sink(hg.FileSink(root / "rows", "parquet", roll_interval=0), name="rows")
+    definition = definition_of(pipeline)
+    return replace(definition, config=replace(definition.config, state=RocksState(16 << 20, str(root / "local"))))
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("timeout", few([None, 0], 1))
+def test_killed_workers_tell_every_rule_once_and_alike(start: Start, tmp_path: Path, timeout: Any) -> None:
+    points = (("before-snapshot", 9), ("in-restore", 3), ("after-snapshot-before-ack", 4), ("in-put", 12))
+    killed = KilledAt(tmp_path, points)
+    run = start(told(tmp_path, 2, timeout), prepare=killed)
+    run.wait_checkpoints(2)
+    run.kill(0)
+    run.wait(lambda: len(killed.missing()) < len(points), "a worker died at a named point")
+    run.wait_checkpoints(1)
+    run.kill(1)
+    assert run.result().is_finished
+    rows = read_committed(str(tmp_path / "rows"))
+    same(rows.filter(pl.col("subtask") < 0).select("key", "id"), events(generator(6_000, splits=4)).select("key", "id"))
+    rules = rows.filter(pl.col("subtask") >= 0)
+    assert rules.select("id", "subtask").is_unique().all(), "a subtask told a rule twice"
+    assert rules.height == 2 * RULES
+    assert rules.group_by("id").agg(pl.col("n").n_unique())["n"].max() == 1, "copies differ"

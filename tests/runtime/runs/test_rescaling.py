@@ -1,11 +1,12 @@
 """A checkpoint restored at another parallelism, with the real driver and real workers: nothing lost, nothing twice."""
 
-# Rules: F1, F21
-
 from __future__ import annotations
 
 import json
 import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,15 @@ from pyspark import cloudpickle
 from tests.conftest import few
 from tests.runtime.running import Run, definition_of, pipeline_at
 from tests.runtime.runs.test_results import events, generator, recounted, same
+from tests.store.traffic import KEYS, SCHEMA, Traffic, flowing, rows_of
 
 import headgate as hg
 from headgate.connectors.files.file_committer import read_committed
 from headgate.model.plan import PipelineDefinition
+from headgate.store.store import Store
+
+# Rules: F1, F21
+
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import tests
 
@@ -156,3 +162,51 @@ def test_a_list_of_files_that_grew_between_two_runs_shifts_nobodys_position(
     assert {name for name, _ in found} == {"a", "b", "c", "d", "generated"}
     assert len([name for name, _ in found if name in "abcd"]) == 400
     assert len([name for name, _ in found if name == "generated"]) == 5_000
+
+
+@pytest.fixture
+def segments() -> int:
+    return 2
+
+
+@pytest.fixture
+def store(tmp_path: Path, segments: int) -> Iterator[Store]:
+    with Store.open(tmp_path / "store") as opened:
+        opened.create_stream("in", SCHEMA, segments=segments, routing_key="key")
+        yield opened
+
+
+def windowed(root: Path) -> PipelineDefinition:
+    pipeline = pipeline_at(root, parallelism=2)
+    events = pipeline.source(hg.StreamSource("in", store=str(root / "store")), name="source")
+    counts = (
+        events.with_timestamps("at", out_of_orderness="0s")
+        .key_by("key")
+        .window(hg.Tumbling("100ms"))
+        .agg(count=pl.len())
+    )
+    counts.sink(hg.StreamSink("out", store=str(root / "store"), segments=2), name="out")
+    return definition_of(pipeline)
+
+
+def scaled(run: Run, traffic: Traffic, times: int) -> None:
+    """Wait until streams were scaled so often, between checkpoints."""
+    while traffic.scaled_count < times:
+        run.wait_checkpoints(1)
+
+
+@pytest.mark.parametrize("segments", few([1, 2], 1))
+def test_windows_are_right_when_a_stream_is_scaled(start: Callable[..., Run], store: Store, tmp_path: Path) -> None:
+    is_over = threading.Event()
+    run = start(windowed(tmp_path))
+    run.wait_checkpoints(1)  # with one segment, the other subtask has begun without any
+    with flowing(store, is_over, "in", rounds=40, most=8) as traffic:
+        scaled(run, traffic, 8)
+        while not rows_of(store, "out"):  # event time goes on, also with a subtask that has no segment
+            run.wait_checkpoints(1)
+        is_over.set()
+    assert run.result().is_finished
+    found: Counter[str] = Counter()
+    for row in rows_of(store, "out"):
+        found[str(row["key"])] += int(str(row["count"]))
+    assert found == {f"k{key}": traffic.rounds_count for key in range(KEYS)}

@@ -2,41 +2,50 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from tests import sqlite_sinks
+from tests.conftest import few
 from tests.runtime.runs.test_reset import World, reset
 from tests.storage.faulty import FaultyStorage
 
+import headgate as hg
 from headgate.api import launch
-from headgate.codec.json_files import beat_path, encode_beat
+from headgate.codec.json_files import Ending, beat_path, encode_beat
 from headgate.connectors.base import SinkContext
 from headgate.connectors.files import file_sink
+from headgate.connectors.registry import targets_of
 from headgate.connectors.streams import StreamSink
-from headgate.errors import FencedError, UsageError
+from headgate.errors import FencedError, StorageError, UsageError
 from headgate.model.heartbeat import Beat, Course
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable, Manifest
-from headgate.model.pipeline_identity import PipelineIdentity
+from headgate.model.pipeline_identity import PipelineIdentity, ResetOrder, Target
+from headgate.model.plan import PipelineDefinition
 from headgate.model.progress import SilentObserver
 from headgate.protocol.checkpoints import recovery as deciding
 from headgate.protocol.checkpoints.commit import CommitPermit
 from headgate.protocol.checkpoints.recovery import candidates
 from headgate.runtime.checkpoints.log import CheckpointLog
+from headgate.runtime.checkpoints.sink_registry import SinkRegistry
 from headgate.runtime.driver import reset as reset_module
 from headgate.runtime.driver import restart
+from headgate.runtime.driver.pipeline_lock import AlreadyRunning, PipelineLock
 from headgate.runtime.driver.reset import Reset, refuse_if_alive
 from headgate.runtime.surroundings import Process
+from headgate.storage.base import Storage
 from headgate.storage.memory import MemoryStorage
 from headgate.storage.urls import open_storage
 from headgate.store.catalogue.sql import SqlCatalogue
-from headgate.store.store import _shared
+from headgate.store.store import Store, _shared
 
 SCHEMA = pa.schema({"number": pa.int64(), "text": pa.string()})
 NOTHING: list[Counter[int]] = [Counter(), Counter(), Counter()]
@@ -309,3 +318,282 @@ def test_a_driver_that_beats_in_an_object_store_is_left_alone() -> None:
         refuse_if_alive(storage, "p", Beating(beat))
     refuse_if_alive(storage, "p", Beating(lambda: None))
     refuse_if_alive(storage, "p", Beating(lambda: beat(Course.STOPPED)))
+
+
+MOVED_SCHEMA = pa.schema({"number": pa.int64()})
+ORDERS = list(itertools.permutations(("app/a", "app/b")))
+
+
+class Moved:
+    """A pipeline whose only sink wrote to one stream after the other. Any of ``stores`` is a name of the same."""
+
+    def __init__(self, root: Path, streams: tuple[str, ...], stores: tuple[str, ...] = ("store", "store")) -> None:
+        self.root, self.streams = root, streams
+        self.stores = [str(root / store) for store in stores]
+        (root / "store").mkdir(parents=True)
+        for store in stores:
+            if store != "store":
+                (root / store).symlink_to(root / "store")
+        for number in range(len(streams)):
+            self.produce(number)
+        assert self.counts() == Counter(streams)
+
+    def program(self, number: int = -1) -> PipelineDefinition:
+        kept = hg.Checkpointing("100ms", dir=str(self.root / "home"))
+        made = hg.Pipeline("p", checkpointing=kept)
+        rows = made.source(hg.FromRows([{"number": 1}]))
+        rows.sink(hg.StreamSink(self.streams[number], store=self.stores[number]), name="out")
+        found = made.definition()
+        return replace(found, targets=targets_of(found.graph))
+
+    def produce(self, number: int = -1) -> None:
+        """Do as the pipeline does, without workers: begin a generation, complete and commit a checkpoint."""
+        made, log = self.program(number), log_of(self)  # type: ignore[arg-type]
+        found = restart.begin_generation(made, log, "test", lambda _: None)
+        assert isinstance(found, restart.NewGeneration)
+        sink: Any = next(node.spec for node in made.graph.nodes if hasattr(node.spec, "open_committer"))
+        writer = sink.open(SinkContext("p", "out", 0, 1, found.generation, MOVED_SCHEMA))
+        writer.write(pa.RecordBatch.from_pylist([{"number": number}], MOVED_SCHEMA))
+        checkpoint = CheckpointId(found.first_checkpoint)
+        output = [Committable("out", checkpoint, 0, found.generation, writer.seal(checkpoint).prepare())]
+        texts = made.plan.state_texts()
+        log.append(Manifest(checkpoint, found.generation, 1, made.plan.max_parallelism, (), tuple(output), texts))
+        found.commits.commit(CommitPermit(checkpoint, found.generation), output)
+        for closed in (found.commits, writer):
+            closed.close()
+
+    def counts(self) -> Counter[str]:
+        with Store.open(self.stores[0]) as store:
+            return +Counter({info.name: info.events_count for info in store.list_streams()})
+
+    def reset(self) -> None:
+        with Reset.holding_the_lock(str(self.root / "home"), "p", self.program()) as resetting:
+            resetting.carry_out(resetting.plan())
+
+
+@pytest.mark.parametrize("streams", ORDERS)
+def test_all_that_a_moved_sink_wrote_goes(tmp_path: Path, streams: tuple[str, ...]) -> None:
+    moved = Moved(tmp_path, streams)
+    moved.reset()
+    assert moved.counts() == Counter()
+    moved.produce()
+    assert moved.counts() == Counter(streams[-1:])
+
+
+@pytest.mark.parametrize("stores", [("store", "link"), ("link", "store")])
+def test_a_store_with_two_names_is_one(tmp_path: Path, stores: tuple[str, ...]) -> None:
+    moved = Moved(tmp_path, ("app/a", "app/b"), stores)
+    moved.reset()
+    assert moved.counts() == Counter()
+
+
+@pytest.mark.parametrize("order", few(range(len(ORDERS)), 1))
+def test_a_reset_of_a_moved_sink_dies_anywhere(  # SO2
+    tmp_path: Path, order: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streams = ORDERS[order]
+    reaper, found = reaping(monkeypatch), []
+    for at in itertools.count(1):
+        moved = Moved(tmp_path / str(at), streams)
+        is_over = reset_killed(moved, reaper, at)
+        is_decided = not candidates(log_of(moved).observe())  # type: ignore[arg-type]
+        launch.finish_reset(moved.program(), SilentObserver())
+        assert moved.counts() == (Counter() if is_decided else Counter(streams))
+        found.append(is_decided)
+        if is_over:
+            break
+    assert found == sorted(found), "one step decides"
+    assert not found[0]
+    moved.produce()
+    assert moved.counts() == Counter(streams[-1:])
+
+
+def reset_killed(moved: Moved, reaper: Reaper, at: int) -> bool:
+    reaper.count, reaper.at = 0, at
+    try:
+        moved.reset()
+    except Killed:
+        return False
+    finally:
+        reaper.at = 0
+    return True
+
+
+def test_what_is_emptied_in_one_step(tmp_path: Path) -> None:
+    from headgate.connectors.registry import grouped_by_owner, sink_of
+    from headgate.model.pipeline_identity import TargetKind
+
+    def stream(sink: str, store: str, name: str) -> Target:
+        return Target(sink, TargetKind.STREAM, str(tmp_path / store), name, segments=1)
+
+    files = [Target("out", TargetKind.FILES, str(tmp_path / name)) for name in ("x", "y")]
+    targets = [
+        stream("out", "s", "a"),
+        *files,
+        stream("out", "t", "a"),
+        stream("in", "s", "b"),
+        stream("out", "s", "b"),
+    ]
+    groups = grouped_by_owner([(target, found) for target in targets if (found := sink_of(target)) is not None])
+    sizes = {(group[0][0].place_key): len(group) for group in groups}
+    assert sorted(sizes.values()) == [1, 1, 1, 1, 2]
+    assert sizes[targets[0].place_key] == 2
+
+
+OLD, NEW = "p/inputs/rows/part-0", "p/aside/0000000001-0000000005/why"
+A, B = "a" * 16, "b" * 16
+
+
+def begun(storage: Storage) -> CheckpointLog:
+    """A pipeline that has claimed once."""
+    log = CheckpointLog(storage, "p")
+    log.identity("here", 0)
+    log.claim("a driver", 0)
+    return log
+
+
+class Sleeper(Reset):
+    """A reset that sleeps between its step and what follows."""
+
+    meanwhile: Callable[[], None]
+
+    def _finish(self, *arguments: Any) -> None:
+        self.meanwhile()
+        super()._finish(*arguments)
+
+
+def sleeping(storage: Storage, meanwhile: Callable[[], None]) -> None:
+    sleeper = Sleeper(storage, "p", None)
+    sleeper.meanwhile = meanwhile
+    sleeper.carry_out(sleeper.plan())
+
+
+def ordered(storage: Storage, token: str) -> None:
+    """Somebody orders and decides, and dies."""
+    log = CheckpointLog(storage, "p")
+    log.sink_registry.give(ResetOrder(token, log.sink_registry.targets() or ()))
+    log.start_over(token, 0, log.observe(), Generation(0))
+
+
+def test_a_reset_that_wakes_behind_a_later_life_leaves_what_is_its_own() -> None:
+    storage = MemoryStorage()
+    begun(storage).sink_registry.note(0, ())
+    storage.put(OLD, [b"of the first life"])
+    files = "p/chk-0000000003/v-0.g2"
+
+    def later() -> None:
+        assert Reset(storage, "p", None).finish()
+        assert storage.list(OLD) == []
+        CheckpointLog(storage, "p").claim("a later driver", 0)
+        for path in (OLD, NEW, files):
+            storage.put(path, [b"of the second life"])
+
+    sleeping(storage, later)
+    assert [path for path in (OLD, NEW, files) if path not in storage.list("p")] == []
+
+
+def test_a_reset_that_wakes_behind_a_later_order_leaves_it() -> None:
+    storage = MemoryStorage()
+    begun(storage).sink_registry.note(0, ())
+
+    def later() -> None:
+        assert Reset(storage, "p", None).finish()
+        CheckpointLog(storage, "p").claim("a later driver", 0)
+        ordered(storage, B)
+
+    sleeping(storage, later)
+    log = CheckpointLog(storage, "p")
+    assert deciding.decided_reset(log.observe()) == B
+    assert log.sink_registry.orders() == (B,)
+    assert Reset(storage, "p", None).finish()
+
+
+def test_a_start_that_captures_behind_a_finished_reset_keeps_its_capture() -> None:
+    storage = MemoryStorage()
+    begun(storage).sink_registry.note(0, ())
+    storage.put(OLD, [b"captured once"])
+
+    def later() -> None:
+        assert Reset(storage, "p", None).finish()
+        storage.put(OLD, [b"captured anew"])  # the start claims afterwards
+
+    sleeping(storage, later)
+    assert storage.get(OLD) == b"captured anew"
+
+
+def test_what_comes_behind_the_order_is_not_removed() -> None:
+    storage = MemoryStorage()
+    begun(storage).sink_registry.note(0, ())
+    for path in (OLD, NEW):
+        storage.put(path, [b"of the first life"])
+    sleeping(storage, lambda: storage.put("p/inputs/rows/part-1", [b"of a start that claims next"]))
+    assert storage.list("p/inputs") == ["p/inputs/rows/part-1"]
+    assert storage.list("p/aside") == []
+
+
+@pytest.fixture
+def moved(tmp_path: Path) -> Moved:
+    return Moved(tmp_path, ("app/a",))
+
+
+def records(moved: Moved) -> SinkRegistry:
+    return SinkRegistry(open_storage(str(moved.root / "home")), "p")
+
+
+def test_an_order_that_never_counted_stands_in_nobodys_way(moved: Moved) -> None:  # SO2
+    records(moved).give(ResetOrder(A, ()))
+    lock = PipelineLock.acquire(str(moved.root / "home"), "p", "a driver")
+    launch.finish_reset(moved.program(), SilentObserver())
+    lock.release(Ending.CANCELLED, reason="")
+    assert records(moved).orders() == (A,)
+
+
+def test_a_start_removes_orders_that_never_counted(moved: Moved) -> None:  # SO2
+    records(moved).give(ResetOrder(A, ()))
+    moved.produce()
+    assert records(moved).orders() == ()
+
+
+def test_a_reset_removes_orders_that_never_counted(moved: Moved) -> None:  # SO2
+    records(moved).give(ResetOrder(A, ()))
+    moved.reset()
+    assert records(moved).orders() == ()
+
+
+def test_an_order_that_a_start_removed_cannot_count_any_more(moved: Moved, monkeypatch: Any) -> None:  # SO2
+    """The start sees an order, and then the order is decided or the start claims: one of the two fails."""
+    real = CheckpointLog.claim
+
+    def claim(log: Any, *arguments: Any, **options: Any) -> Any:
+        with monkeypatch.context() as patch:
+            patch.setattr(CheckpointLog, "claim", real)
+            ordered(open_storage(str(moved.root / "home")), B)
+        return real(log, *arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckpointLog, "claim", claim)
+        patch.setattr("headgate.runtime.driver.restart.RETRY_PAUSES_S", ())
+        with pytest.raises(StorageError, match="removed a moment ago"):
+            moved.produce()
+    assert records(moved).orders() == (B,)
+
+    with Reset.holding_the_lock(str(moved.root / "home"), "p", moved.program()) as resetting:
+        resetting.finish()
+        plan = resetting.plan()
+        moved.produce()
+        with pytest.raises(FencedError):
+            resetting.carry_out(plan)
+    moved.produce()
+    assert records(moved).orders() == ()
+    assert moved.counts() == {"app/a": 2}
+
+
+def test_a_takeover_waits_for_a_reset_that_is_under_way(moved: Moved) -> None:  # SO3
+    """What a standby takes for somebody who was quicker."""
+    ordered(open_storage(str(moved.root / "home")), B)
+    lock = PipelineLock.acquire(str(moved.root / "home"), "p", "a reset")
+    with pytest.raises(AlreadyRunning, match="is run by a reset"):
+        launch.finish_reset(moved.program(), SilentObserver())
+    lock.release(Ending.CANCELLED, reason="")
+    launch.finish_reset(moved.program(), SilentObserver())
+    assert records(moved).orders() == ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,20 @@ import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
 from tests.conftest import few
-from tests.runtime.running import definition_of, pipeline_at
+from tests.runtime.running import Run, definition_of, pipeline_at
 
 import headgate as hg
+from headgate import testing
 from headgate.connectors.base import SourceContext
 from headgate.connectors.files.file_committer import read_committed
+from headgate.connectors.streams import checkpoint_of, transaction_name
+from headgate.errors import PipelineFailed
+from headgate.model.ids import CheckpointId, Generation
+from headgate.model.plan import PipelineDefinition
+from headgate.model.progress import RunResult
+from headgate.runtime.driver import coordinator_host
+from headgate.store.catalogue import transaction_rows
+from headgate.store.store import Store
 from headgate.testing.connectors import PAUSE, ScriptedSource
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import tests
@@ -246,3 +256,153 @@ def test_a_barrier_gets_through_a_slow_operator_under_back_pressure(start: Start
     gate.touch()
     assert run.result().is_finished
     same(read_committed(str(tmp_path / "out")), events(source).select("id", "key", "value"))
+
+
+STREAM = "app/out"
+SCHEMA = pa.schema([("n", pa.int64())])
+
+
+def piped(root: Path, rows: int, stream: str = STREAM, **options: object) -> PipelineDefinition:
+    pipeline = pipeline_at(root, **options)  # type: ignore[arg-type]
+    source = hg.Generator(columns={"n": hg.RowNumber()}, rows=rows, rows_per_second=300, batch_rows=20)
+    pipeline.source(source).select("n").sink(hg.StreamSink(stream, store=str(root / "store")), name="out")
+    return definition_of(pipeline)
+
+
+def count(store: Store, stream: str = STREAM) -> int:
+    return store.describe(stream).events_count
+
+
+def commit_one(store: Store, name: str, owner: str) -> None:
+    transaction = store.transactions.begin(STREAM, owner=owner, epoch=0, name=name)
+    transaction.write(pa.record_batch([[0]], schema=SCHEMA))
+    transaction.prepare()
+    store.commit_transactions([(STREAM, name)], owner=owner, epoch=0)
+
+
+def test_a_busy_owner_does_not_keep_a_quiet_pipeline_from_starting(
+    start: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transaction_rows, "OUTCOMES_RETAINED", 3)
+    monkeypatch.setattr(transaction_rows, "OUTCOME_CLEANUP_INTERVAL", 1)
+    assert start(piped(tmp_path, 60)).result().is_finished
+    with Store.open(tmp_path / "store") as store:
+        for n in range(9):
+            commit_one(store, f"busy-{n}", "busy")
+        assert start(piped(tmp_path, 60)).result().is_finished  # commits again what its checkpoint promised
+        assert count(store) == 60 + 9
+
+
+def test_a_long_run_leaves_outcomes_that_its_checkpoints_may_ask_for_and_few_others(
+    start: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # K20
+    monkeypatch.setattr(coordinator_host, "DROPS_BETWEEN_FORGETTING", 1)
+    run = start(piped(tmp_path, 600, retained=2))
+    run.wait_checkpoints(9)
+    assert run.result().is_finished
+    assert len(run.checkpoints) > 8
+    with Store.open(tmp_path / "store") as store:
+        left = {checkpoint_of(info.name) for info in store.list_transactions(owner="p/out")}
+        assert None not in left
+        assert len(left) < len(run.checkpoints) - 2
+        assert run.checkpoints[-1] >= max(c for c in left if c is not None)
+        assert run.checkpoints[0] not in left
+        assert start(piped(tmp_path, 600, retained=2)).result().is_finished
+        assert count(store) == 600
+
+
+def test_a_target_that_knows_other_output_under_a_name_stops_the_pipeline_for_good(
+    start: Callable[..., Run], tmp_path: Path
+) -> None:
+    with Store.open(tmp_path / "store") as store:
+        store.create_stream(STREAM, SCHEMA, segments=1)
+        for subtask in (0, 1):
+            for checkpoint in (1, 2, 3):
+                commit_one(store, transaction_name("p/out", CheckpointId(checkpoint), subtask, Generation(1)), "p/out")
+        run = start(piped(tmp_path, 600))
+        with pytest.raises(PipelineFailed, match=r"sink 'out' cannot prepare .* cannot be prepared with other content"):
+            run.result()
+        assert run.restarts == []
+        assert count(store) == 6
+
+
+def test_a_sink_that_is_moved_to_another_stream_leaves_nothing_prepared_in_the_former_one(
+    start: Callable[..., Run], tmp_path: Path
+) -> None:
+    with Store.open(tmp_path / "store") as store:
+        first = start(piped(tmp_path, 6_000))
+        first.wait_checkpoints(2)
+        first.driver.cancel()  # what is prepared for the next checkpoint stays prepared
+        first.driver.join()
+        transaction = store.transactions.begin(
+            STREAM, owner="p/out", epoch=1, name="p/out/checkpoint-999/subtask-0/generation-1"
+        )
+        transaction.write(pa.record_batch([[1]], schema=SCHEMA))
+        transaction.prepare()
+        second = start(piped(tmp_path, 6_000, stream="app/elsewhere"))
+        second.wait_checkpoints(1)
+        store.seal(STREAM)
+        assert store.describe(STREAM).prepared_count == 0
+        second.driver.cancel()
+        second.driver.join()
+
+
+ROWS = 6_000
+
+Starts = Callable[..., Run]
+
+
+def last_of_each_key(root: Path) -> hg.Pipeline:
+    pipeline = pipeline_at(root, interval="100ms")
+    columns = {"key": hg.Uniform(0, 20), "n": hg.RowNumber()}
+    source = hg.Generator(columns=columns, rows=ROWS, rows_per_second=3_000, splits=3, batch_rows=50)
+    last = pipeline.source(source).key_by("key").reduce(lambda so_far, record: record)
+    last.filter(pl.col("n") >= 0).sink(hg.FileSink(root / "out", "parquet"), name="out")
+    return pipeline
+
+
+def test_a_finished_pipeline_that_is_started_again_reports_what_it_had_counted(tmp_path: Path) -> None:  # OM1
+    def run(least: int) -> RunResult:
+        pipeline = pipeline_at(tmp_path)
+        rows = pipeline.source(hg.FromRows([{"n": n} for n in range(7)]))
+        rows.filter(pl.col("n") >= least).sink(hg.FileSink(tmp_path / "out", "parquet"))
+        return testing.run(pipeline)
+
+    first, again, changed = run(2), run(2), run(4)
+    assert (first.is_finished, first.records_in, first.records_out) == (True, 7, 5)
+    for later in (again, changed):
+        assert (later.is_finished, later.records_in, later.records_out) == (True, 7, 5)
+
+
+def test_totals_survive_kills_of_workers_and_the_end_of_a_driver(start: Starts, tmp_path: Path) -> None:  # OM1
+    first = start(definition_of(last_of_each_key(tmp_path)))
+    first.wait_checkpoints(2)
+    first.kill(0)
+    first.wait_restarts(1)
+    first.wait_checkpoints(2)
+    first.driver.stop()
+    stopped = first.result()
+    second = start(definition_of(last_of_each_key(tmp_path)))
+    second.wait_checkpoints(1)
+    second.kill(1)
+    result = second.result()
+    assert result.is_finished
+    assert stopped.records_in < ROWS
+    assert (result.records_in, result.records_out) == (ROWS, ROWS)
+    found = {str(node.node): (node.records_in, node.records_out) for node in second.driver.progress.nodes}
+    assert found["reduce"] == (ROWS, ROWS)
+    assert (second.driver.progress.failures, second.driver.progress.restarts) == (1, 1)
+
+
+def test_what_flows_over_the_edges_of_a_run_is_told(start: Starts, tmp_path: Path) -> None:
+    pipeline = pipeline_at(tmp_path)
+    rows = pipeline.source(hg.FromRows([{"n": n} for n in range(10)]), name="rows")
+    kept = rows.filter(pl.col("n") > 3, name="kept").with_columns(m=pl.col("n") * 2, name="doubled").key_by("n")
+    kept.reduce(lambda so_far, record: record, name="last").sink(hg.Discard(), name="end")
+    run = start(definition_of(pipeline))
+    assert run.result().is_finished
+    found = run.driver.progress
+    counts = {str(node.node): (node.records_in, node.records_out, node.runs_with) for node in found.nodes}
+    assert counts["kept"] == (10, 6, "doubled")
+    assert counts["doubled"] == (6, 6, None)
+    assert [(edge.source, edge.target) for edge in found.edges] == [("key-by", "last")]

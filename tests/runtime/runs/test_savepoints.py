@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
 import sys
 import threading
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +21,22 @@ from tests.runtime.running import WAIT_S, Run, definition_of, pipeline_at
 from tests.runtime.runs.test_results import events, generator, recounted, same
 
 import headgate as hg
+from headgate.api.streams.stream import Stream
 from headgate.connectors.files.file_committer import read_committed
 from headgate.errors import PipelineFailed, StorageError, UsageError
 from headgate.model.config import StartConfig
-from headgate.model.ids import CheckpointId
+from headgate.model.graph import Edge, InputName, OutputTag, Partitioner, Role
+from headgate.model.ids import CheckpointId, NodeName
 from headgate.model.manifest import Manifest
 from headgate.model.plan import PipelineDefinition
 from headgate.model.progress import CheckpointOutcome, SilentObserver
+from headgate.operators import catalog
+from headgate.operators.base import Operator
 from headgate.protocol.checkpoints.recovery import candidates
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.checkpoints.savepoints import SavepointDirectory
+from headgate.runtime.driver import pipeline_lock
+from headgate.runtime.driver.pipeline_lock import RequestFile
 from headgate.storage.local import LocalStorage
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import tests
@@ -271,3 +279,128 @@ def test_a_changed_program_goes_on_from_a_savepoint(start: Start, tmp_path: Path
     same(kept.group_by("key").agg(pl.col("n").max()), wanted)
     per_key = fresh.group_by("key").agg(most=pl.col("n").max(), count=pl.len().cast(pl.Int64))
     assert per_key["most"].equals(per_key["count"], null_equal=True), "it began with nothing"
+
+
+def begun(start: Start, root: Path) -> Run:
+    """A pipeline that takes no checkpoint by itself."""
+    pipeline = pipeline_at(root, interval=None)
+    pipeline.source(generator(2_000, 1_000, batch=20)).sink(hg.FileSink(root / "out"), name="out")
+    run: Run = start(definition_of(pipeline))
+    run.pids()
+    return run
+
+
+def test_a_checkpoint_is_taken_on_request(start: Start, tmp_path: Path) -> None:  # C60
+    run = begun(start, tmp_path)
+    first = run.driver.take_checkpoint().result(WAIT_S)
+    second = run.driver.take_checkpoint().result(WAIT_S)
+    assert [first.checkpoint, second.checkpoint] == run.checkpoints[:2]
+    assert run.result().is_finished
+    assert run.driver.take_checkpoint().result(WAIT_S) == CheckpointOutcome(None, "the pipeline ended")
+
+
+def test_a_request_that_a_failure_meets_is_answered(start: Start, tmp_path: Path) -> None:  # C62
+    run = begun(start, tmp_path)
+    frozen = run.suspend(0)  # it acknowledges nothing
+    asked = run.driver.take_checkpoint()
+    run.wait(lambda: run.driver.supervision.live is not None and bool(run.driver.supervision._asked), "it was asked")
+    os.kill(frozen, 9)
+    assert asked.result(WAIT_S) == CheckpointOutcome(None, "the pipeline restarted")
+    run.wait_restarts(1)
+    assert run.driver.take_checkpoint().result(WAIT_S).checkpoint is not None, "who asks again gets one"
+
+
+def test_whoever_asks_from_another_process_is_answered(start: Start, tmp_path: Path) -> None:
+    run = begun(start, tmp_path)
+    root = str(tmp_path / "checkpoints")
+    asks = [RequestFile.leave(root, "p") for _ in range(2)]
+    dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
+    (tmp_path / "checkpoints" / "p" / f"checkpoint-{int(dead.stdout)}-aa.answered").touch()
+    run.driver.answer_asks()
+    answers = [ask.answered() for ask in asks]
+    assert answers == [CheckpointOutcome(run.checkpoints[0])] * 2, "one checkpoint is for all who wait"
+    assert pipeline_lock.waiting_requests(root, "p") == []
+    for ask in asks:
+        ask.remove()
+    assert list((tmp_path / "checkpoints" / "p").glob("checkpoint-*")) == [], "the dead one's is gone, too"
+
+
+ORDERS, PAYMENTS = InputName("orders"), InputName("payments")
+PAID, UNPAID = OutputTag("main"), OutputTag("unpaid")
+ORDER = pa.schema([("order", pa.int64()), ("amount", pa.int64())])
+PAYMENT = pa.schema([("payer", pa.large_string()), ("order", pa.int64())])
+
+
+@dataclass(frozen=True)
+class MatchSpec:
+    """Orders with their payments; what is never paid goes to a side output when the input ends."""
+
+    def output_schemas(self, inputs: Mapping[InputName, pa.Schema], node: str) -> Mapping[OutputTag, pa.Schema]:
+        if set(inputs) != {ORDERS, PAYMENTS}:
+            raise UsageError(f"operator '{node}' needs orders and payments, not {sorted(inputs)}")
+        return {PAID: pa.schema([*inputs[ORDERS], inputs[PAYMENTS].field("payer")]), UNPAID: inputs[ORDERS]}
+
+    def build(self) -> Operator:
+        return MatchOperator()
+
+
+class MatchOperator(Operator):
+    def __init__(self) -> None:
+        self._orders: list[pa.RecordBatch] = []
+        self._payments: list[pa.RecordBatch] = []
+
+    def process_input(self, name: InputName, batch: pa.RecordBatch) -> None:
+        assert batch.schema.equals(ORDER if name == ORDERS else PAYMENT)
+        (self._orders if name == ORDERS else self._payments).append(batch)
+
+    def finish(self) -> None:
+        orders = pl.from_arrow(pa.Table.from_batches(self._orders, ORDER))
+        payments = pl.from_arrow(pa.Table.from_batches(self._payments, PAYMENT))
+        assert isinstance(orders, pl.DataFrame)
+        assert isinstance(payments, pl.DataFrame)
+        self._emit(PAID, orders.join(payments, on="order"), [*ORDER, PAYMENT.field("payer")])
+        self._emit(UNPAID, orders.join(payments, on="order", how="anti"), list(ORDER))
+
+    def _emit(self, tag: OutputTag, frame: pl.DataFrame, fields: list[pa.Field]) -> None:
+        for batch in frame.to_arrow().cast(pa.schema(fields)).to_batches():
+            if tag == PAID:
+                self.output.emit(batch)
+            else:
+                self.output.emit_to(tag, batch)
+
+
+def matched(pipeline: hg.Pipeline, orders: Stream, payments: Stream) -> tuple[Stream, Stream]:
+    """Return what is paid and what is not, as an API of joins will."""
+    edges = tuple(
+        Edge(edge.upstream, Partitioner.HASH, ("order",), edge.tag, name)
+        for stream, name in ((orders, ORDERS), (payments, PAYMENTS))
+        for edge in stream._all_edges
+    )
+    spec, node = MatchSpec(), NodeName("match")
+    schemas = dict(catalog.output_schemas(spec, {ORDERS: orders._schema, PAYMENTS: payments._schema}, str(node)))
+    main = schemas.pop(PAID)
+    pipeline._builder.add(node, Role.OPERATOR, edges, spec, main, side_outputs=schemas)
+    return Stream(pipeline, (Edge(node),), main), Stream(pipeline, (Edge(node, tag=UNPAID),), schemas[UNPAID])
+
+
+@pytest.mark.parametrize("parallelism", few([3, 1], 1))
+def test_an_operator_knows_its_inputs_apart_and_has_outputs_of_their_own(
+    start: Any, tmp_path: Path, parallelism: int
+) -> None:
+    pipeline = pipeline_at(tmp_path, parallelism=parallelism)
+    numbers = range(3_000)
+    orders = pipeline.source(hg.FromRows([{"order": n, "amount": n * 10} for n in numbers]))
+    payments = pipeline.source(hg.FromRows([{"payer": f"p{n}", "order": n} for n in numbers if n % 3]))
+    paid, unpaid = matched(pipeline, orders, payments)
+    paid.sink(hg.FileSink(tmp_path / "paid", "parquet"), name="paid")
+    unpaid.filter(pl.col("amount") > 0).sink(hg.FileSink(tmp_path / "unpaid", "parquet"), name="unpaid")  # chained
+    assert start(definition_of(pipeline)).result().is_finished
+    found = read_committed(str(tmp_path / "paid")).sort("order").to_dicts()
+    assert found == [{"order": n, "amount": n * 10, "payer": f"p{n}"} for n in numbers if n % 3]
+    left = read_committed(str(tmp_path / "unpaid")).sort("order").to_dicts()
+    assert left == [{"order": n, "amount": n * 10} for n in numbers if n and n % 3 == 0]
+
+
+def test_an_operator_says_which_inputs_it_needs() -> None:
+    with pytest.raises(UsageError, match=r"operator 'match' needs orders and payments, not \['orders'\]"):
+        catalog.output_schemas(MatchSpec(), {ORDERS: ORDER}, "match")

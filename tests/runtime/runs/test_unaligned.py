@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import polars as pl
+import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
 from tests.conftest import few
 from tests.runtime.running import WAIT_S, Run, definition_of, pipeline_at
-from tests.runtime.runs.test_results import events, generator, same
+from tests.runtime.runs.test_results import events, generator, same, windowed
 
 import headgate as hg
 from headgate import fault_points
 from headgate.codec.snapshot import IN_FLIGHT_PREFIX
+from headgate.connectors.base import CheckpointMarker, Source, SourceBatch, SourceContext
 from headgate.connectors.files.file_committer import read_committed
+from headgate.errors import PipelineFailed
 from headgate.model.config import StartConfig
 from headgate.model.ids import Generation
 from headgate.model.manifest import Manifest
@@ -307,3 +312,225 @@ def test_a_start_that_is_repeated_goes_on_from_records_in_flight_of_its_own(
     went_on = [n for n in again.notes if "continues from checkpoint" in n]
     assert int(went_on[0].rpartition(" ")[2]) >= own
     check(here, there)
+
+
+SCHEMA = pa.schema([("n", pa.int64())])
+BATCH, PAUSE_MS = 10, 20
+
+
+class Marking(hg.CoordinatorHook):
+    """Writes each marker behind everything that is there. ``loses`` all: nobody ever meets one."""
+
+    def __init__(self, root: Path, *, loses: bool = False) -> None:
+        self.markers, self.loses = root / "markers", loses
+
+    def trigger(self, checkpoint_id: int) -> None:
+        if not self.loses:
+            with self.markers.open("a") as out:
+                out.write(f"{checkpoint_id}\n")
+
+    def restore(self, checkpoint_id: int, data: bytes | None) -> None:
+        """What was read is read again from the restored position."""
+
+    def reset(self) -> None:
+        """Nothing: markers of former generations are read past."""
+
+
+class Backlog(Source):
+    """``rows`` rows that are all there, and the markers behind them; it ends when ``root/closed`` is there."""
+
+    def __init__(self, root: Path, rows: int) -> None:
+        self.root, self.rows = root, rows
+
+    def schema(self) -> pa.Schema:
+        return SCHEMA
+
+    def identity(self) -> str:
+        return "backlog"
+
+    def open(self, context: SourceContext) -> BacklogReader:
+        return BacklogReader(self, context)
+
+
+class BacklogReader:
+    """Takes its time for each batch: that is what makes the backlog long."""
+
+    def __init__(self, source: Backlog, context: SourceContext) -> None:
+        self.source, self.is_mine = source, context.subtask_index == 0
+        self.at = int((context.positions or {}).get("all", b"0"))
+        self.is_still = self.is_over = False
+        self.rests_until = 0.0
+
+    def splits(self) -> Sequence[str]:
+        return ["all"] if self.is_mine and not self.is_over else []
+
+    def poll(self) -> SourceBatch | CheckpointMarker | None:
+        if not self.splits() or self.is_still or self.wakeup_ms():
+            return None
+        if self.at < self.source.rows:
+            self.rests_until = time.monotonic() + PAUSE_MS / 1000
+            numbers = range(self.at, min(self.at + BATCH, self.source.rows))
+            self.at = numbers[-1] + 1
+            return SourceBatch("all", pa.record_batch({"n": pa.array(numbers, pa.int64())}))
+        path = self.source.root / "markers"
+        found = path.read_text().splitlines() if path.exists() else []
+        if self.at - self.source.rows < len(found):
+            self.at += 1
+            self.is_still = True
+            return CheckpointMarker("all", int(found[self.at - self.source.rows - 1]))
+        if (self.source.root / "closed").exists():
+            self.is_over = True
+            return SourceBatch("all", pa.RecordBatch.from_pylist([], SCHEMA), None, True)
+        return None
+
+    def read_on(self, splits: Sequence[str]) -> None:
+        self.is_still = False
+
+    def is_finished(self) -> bool:
+        return not self.splits()
+
+    def positions(self) -> dict[str, bytes]:
+        return {"all": b"%d" % self.at} if self.is_mine else {}
+
+    def wakeup_ms(self) -> int:
+        return max(0, round((self.rests_until - time.monotonic()) * 1000))
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def backlog(root: Path, rows: int, *, loses: bool = False, **options: Any) -> hg.Pipeline:
+    """A pipeline whose first marker is ``rows / BATCH * PAUSE_MS`` away, and whose timeout is a second."""
+    pipeline = pipeline_at(root, **{"timeout": "1s", **options})
+    pipeline.source(Backlog(root, rows), name="backlog").rebalance().sink(hg.FileSink(root / "out"), name="out")
+    pipeline.add_hook("marking", Marking(root, loses=loses))
+    return pipeline
+
+
+def numbers(root: Path) -> list[int]:
+    return sorted(read_committed(str(root / "out"))["n"].to_list())
+
+
+@pytest.mark.parametrize("mode", few(["exactly_once", "at_least_once", "at_most_once"], 1))
+def test_a_marker_behind_a_long_backlog_is_met(start: Start, tmp_path: Path, mode: str) -> None:  # EI36, EI37
+    """No failure is tolerable. Restarts are for a machine that gives somebody no turn for a whole timeout."""
+    restart = hg.FixedDelay(delay="20ms", attempts=20)
+    run = start(definition_of(backlog(tmp_path, 1_500, mode=mode, restart=restart)))
+    run.wait_checkpoints(1)
+    assert any("still reads towards its marker" in note for note in run.notes)
+    (tmp_path / "closed").touch()
+    assert run.result().is_finished
+    assert numbers(tmp_path) == list(range(1_500))
+
+
+def test_barriers_that_overtake_leave_it_the_credit_to_read_to_its_marker(start: Start, tmp_path: Path) -> None:
+    """UA20: the other subtask of the source has ended, and its barrier is there at once."""
+    pipeline = backlog(tmp_path, 1_500, alignment_timeout=0, restart=hg.FixedDelay(delay="20ms", attempts=20))
+    run = start(definition_of(pipeline, credit_bytes=2_000))
+    run.wait_checkpoints(1)
+    (tmp_path / "closed").touch()
+    assert run.result().is_finished
+    assert numbers(tmp_path) == list(range(1_500))
+
+
+def test_a_marker_that_is_lost_in_front_of_a_source_that_stands_still_counts(start: Start, tmp_path: Path) -> None:
+    """EI27"""
+    run = start(definition_of(backlog(tmp_path, 10, loses=True, restart=hg.NoRestart())))
+    with pytest.raises(PipelineFailed, match="it did not complete within its timeout"):
+        run.result()
+
+
+RATE = 4_000.0
+MANY_ROWS = 4_000_000
+
+
+def newest_manifest(root: Path) -> Manifest:
+    log = CheckpointLog(open_storage(str(root / "checkpoints")), "p").observe()
+    return max((e.content for e in log.entries if isinstance(e.content, Manifest)), key=lambda m: m.checkpoint)
+
+
+class Holding(hg.ProcessFunction):
+    """Sends records on when its timer fires: tomorrow."""
+
+    schema = {"key": int, "n": int}
+
+    def open(self, state: hg.StateHandle) -> None:
+        self.count = state.value("count", int)
+
+    def process(self, row: dict[str, Any], context: hg.ProcessContext) -> None:
+        self.count.put(self.count.get(0) + 1)
+        context.timers.register_processing_time(context.timers.processing_time_ms + 86_400_000)
+
+    def on_timer(self, timer: hg.Timer, context: hg.ProcessContext) -> Iterator[dict[str, Any]]:
+        yield {"key": context.key, "n": self.count.get(0)}
+
+
+def test_what_waits_for_a_timer_of_processing_time_is_not_sent_on_by_a_drain(start: Start, tmp_path: Path) -> None:
+    pipeline = pipeline_at(tmp_path)
+    counts = pipeline.source(generator(MANY_ROWS, RATE)).key_by("key").process(Holding(), name="hold")
+    counts.sink(hg.FileSink(tmp_path / "out", "parquet", roll_interval="50ms"), name="out")
+    run = start(definition_of(pipeline))
+    run.wait_checkpoints(2)
+    run.driver.drain()
+    result = run.result()
+    assert result.is_drained
+    assert result.records_in > 0
+    assert (newest_manifest(tmp_path).is_final, newest_manifest(tmp_path).is_draining) == (True, True)
+    assert not list((tmp_path / "out").glob("**/*.parquet")), "the end neither fires it nor waits for it"
+
+
+def test_a_drain_asked_before_the_workers_run_is_remembered(start: Start, tmp_path: Path) -> None:  # E7
+    run = start(definition_of(windowed(tmp_path, generator(MANY_ROWS, RATE))))
+    run.driver.drain()
+    assert run.result().is_drained
+
+
+def test_input_that_ends_while_it_drains_changes_nothing(start: Start, tmp_path: Path) -> None:  # E7
+    source = generator(2_000, splits=1)
+    run = start(definition_of(windowed(tmp_path, source)))
+    run.wait(lambda: run.driver.running_generation is not None or run.driver.result.done(), "it runs, or has ended")
+    run.driver.drain()
+    assert run.result().is_finished
+    found = read_committed(str(tmp_path / "out"))
+    assert found["n"].sum() <= events(source).height
+
+
+def test_a_worker_killed_in_mid_drain_does_not_end_the_drain(start: Start, tmp_path: Path) -> None:  # E9
+    run = start(definition_of(windowed(tmp_path, generator(MANY_ROWS, RATE, splits=2))))
+    run.wait_checkpoints(2)
+    run.drain_and_kill(0)
+    result = run.result()
+    assert result.is_drained
+    found = read_committed(str(tmp_path / "out"))
+    assert found.select(pl.struct("key", "window_start").n_unique()).item() == found.height, "no window fired twice"
+
+
+def slowly(row: dict[str, Any]) -> dict[str, Any]:
+    time.sleep(0.0005)  # work that takes time: not a wait for anything
+    return row
+
+
+def test_a_restart_from_a_checkpoint_taken_while_draining_drains_on(start: Start, tmp_path: Path) -> None:  # E9
+    pipeline = pipeline_at(tmp_path, interval="20ms")
+    stream = pipeline.source(generator(MANY_ROWS, RATE, splits=2)).rebalance().map(slowly)
+    stream.sink(hg.FileSink(tmp_path / "out", "parquet"), name="out")
+    run = start(definition_of(pipeline, credit_bytes=64 << 10))  # a backlog of seconds, however long it grows
+    run.wait_checkpoints(2)
+    killed: list[int] = []
+
+    def kill_at_the_first_marked_checkpoint(checkpoint: int, duration_ms: int, size_bytes: int) -> None:
+        manifest = newest_manifest(tmp_path)
+        if manifest.is_draining and not manifest.is_final and not killed:
+            killed.append(checkpoint)
+            os.kill(run.driver.worker_pids()[1], signal.SIGKILL)
+        Run.on_checkpoint(run, checkpoint, duration_ms, size_bytes)
+
+    run.on_checkpoint = kill_at_the_first_marked_checkpoint  # type: ignore[method-assign]
+    run.driver.drain()
+    result = run.result()
+    assert result.is_drained
+    if result.restarts:  # else, or if it was not noticed, the final checkpoint was complete before the worker died
+        notes = " ".join(run.notes)
+        assert f"continues from checkpoint {killed[0]}" in notes or "was drained and does not continue" in notes
+    found = read_committed(str(tmp_path / "out"))
+    assert found["id"].n_unique() == found.height, "nothing came out twice"

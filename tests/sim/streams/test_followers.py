@@ -6,7 +6,7 @@ import pytest
 from tests.conftest import IS_DEEP
 
 from headgate.sim.streams.client_programs import FollowRun
-from headgate.store import store as stores
+from headgate.store import location
 
 SMOKE = range(20) if IS_DEEP else range(8)
 
@@ -17,7 +17,7 @@ def test_programs_that_follow_pass_every_smoke_seed() -> None:
     runs = [FollowRun(seed, is_traced=True) for seed in SMOKE]
     found = [(seed, str(violation)) for seed, run in zip(SMOKE, runs, strict=True) if (violation := run.run())]
     assert found == []
-    assert "sim" not in stores.OPENERS
+    assert "sim" not in location.OPENERS
     assert sum(run.heard_count for run in runs) > 2 * len(runs)
     assert any(run.truncated_count for run in runs)
     assert any(run.scaler.scaled_count > 2 for run in runs)

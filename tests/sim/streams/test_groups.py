@@ -21,7 +21,7 @@ from headgate.protocol.store.reader_group import (
 )
 from headgate.protocol.store.reading_order import Progress
 from headgate.sim.streams.groups import Cuts, GroupJudge, GroupRun
-from headgate.store import store as stores
+from headgate.store import location
 from headgate.store.reader_groups import GroupEvents
 
 SMOKE = range(20) if IS_DEEP else range(8)
@@ -34,7 +34,7 @@ def test_reader_groups_pass_every_smoke_seed() -> None:
     runs = [GroupRun(seed, is_traced=True) for seed in SMOKE]
     found = [(seed, str(violation)) for seed, run in zip(SMOKE, runs, strict=True) if (violation := run.run())]
     assert found == []
-    assert "sim" not in stores.OPENERS
+    assert "sim" not in location.OPENERS
     told = ["\n".join(run.world.story) for run in runs]
     assert sum(run.judge.in_vain_count for run in runs) > len(runs)
     assert sum(run.judge.resets_count for run in runs) > len(runs) // 4

@@ -7,8 +7,8 @@ from tests.conftest import IS_DEEP
 
 from headgate.sim.scenario_table import scenario
 from headgate.sim.streams.remote_store import REMOTE_KINDS, AfarRun, ServedRun
-from headgate.store import store as stores
-from headgate.store.client import requests
+from headgate.store import location
+from headgate.store.client import connection
 
 SMOKE = range(12) if IS_DEEP else (2, 3, 8, 9)
 
@@ -17,12 +17,12 @@ SMOKE = range(12) if IS_DEEP else (2, 3, 8, 9)
 @pytest.mark.early
 def test_stores_afar_pass_every_smoke_seed() -> None:
     """The seeds reach what they are for, too."""
-    usual = requests.PATIENCE_S
+    usual = connection.PATIENCE_S
     runs = [scenario("remote-store").draw(seed, is_traced=True) for seed in SMOKE]
     found = [(seed, str(violation)) for seed, run in zip(SMOKE, runs, strict=True) if (violation := run.run())]
     assert found == []
-    assert "sim" not in stores.OPENERS
-    assert usual == requests.PATIENCE_S
+    assert "sim" not in location.OPENERS
+    assert usual == connection.PATIENCE_S
     assert {type(run) for run in runs} == set(REMOTE_KINDS)
     served = [run.served for run in runs if isinstance(run, ServedRun)]
     assert {what for one in served for what in one.done} == {"link", "crash", "pause", "end", "lost", "late"}

@@ -7,7 +7,7 @@ from tests.conftest import IS_DEEP
 
 from headgate.sim.machine.world import Fault
 from headgate.sim.streams.streams import GroupedRun, StreamRun
-from headgate.store import store as stores
+from headgate.store import location
 
 SMOKE = (*range(14), 16, 26, 36, 72) if IS_DEEP else (3, 26, 36, 72)
 
@@ -18,7 +18,7 @@ def test_streams_pass_every_smoke_seed() -> None:
     runs = [StreamRun(seed, is_traced=True) for seed in SMOKE]
     found = [(seed, str(violation)) for seed, run in zip(SMOKE, runs, strict=True) if (violation := run.run())]
     assert found == []
-    assert "sim" not in stores.OPENERS
+    assert "sim" not in location.OPENERS
     told = ["\n".join(run.world.story) for run in runs]
     assert any("producer2" in story for story in told)
     assert any("injected after its effect" in story for story in told)

@@ -14,10 +14,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from tests.conftest import few
-from tests.state.backends import IN_FILES, states
+from tests.state.backends import IN_FILES, NODE, Moved, restore, states
 from tests.state.memory.test_window_backend import ADD_MAX, ROWS, partials, window_of
 from tests.state.memory.test_window_backend import KEYS as WINDOW_KEYS
-from tests.state.moved import NODE, Moved, restore
 from tests.state.rocksdb.test_window_backend import taken
 
 import headgate as hg

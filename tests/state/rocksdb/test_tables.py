@@ -12,17 +12,16 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.state.backends import IN_FILES, states
-from tests.state.moved import NODE, Moved, restore
+from tests.state.backends import IN_FILES, NODE, Moved, restore, states
 from tests.state.rocksdb.test_snapshots_of_timers import GROUPS, owned_by
 
 import headgate as hg
 from headgate.codec.snapshot import DATABASE_DESCRIPTION, decode_sections
 from headgate.errors import CorruptionError
-from headgate.state.arrays import to_numpy
 from headgate.state.backend import Ownership
 from headgate.state.descriptors import Evolution, KeyColumns, StateDescriptor, StateKind
 from headgate.state.rocksdb.tables import PackedTable, Table, tables_of
+from headgate.state.values import to_numpy
 from headgate.state.worker_backends import WorkerStates
 
 KEYS = KeyColumns(("id",), (pa.int64(),))

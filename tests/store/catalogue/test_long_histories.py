@@ -30,8 +30,7 @@ from headgate.store.catalogue.records import ChunkRecord, GroupStart, Numbers, R
 from headgate.store.catalogue.sql import SqlCatalogue
 from headgate.store.catalogue.sqlite import MemoryDatabase
 from headgate.store.catalogue.tables import make_tables
-from headgate.store.policies import RetentionPolicy
-from headgate.store.streams import StreamDefinition, StreamInfo
+from headgate.store.streams import RetentionPolicy, StreamDefinition, StreamInfo
 
 SHORT, LONG = 3, 15
 STEPS_MORE_MAX = 10

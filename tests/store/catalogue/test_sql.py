@@ -28,9 +28,8 @@ from headgate.store.catalogue.base import VERBS, Catalogue
 from headgate.store.catalogue.records import AppendFound, ChunkRecord, GroupStart, Numbers, Reading, Shared
 from headgate.store.catalogue.sql import memory_catalogue
 from headgate.store.catalogue.sqlite import Database
-from headgate.store.policies import RetentionPolicy
 from headgate.store.store import Store
-from headgate.store.streams import StreamDefinition, StreamInfo, StreamReset
+from headgate.store.streams import RetentionPolicy, StreamDefinition, StreamInfo, StreamReset
 
 OWNER = "p/sink"
 READING = Reading("q/source", "life", 3)

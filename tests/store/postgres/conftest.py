@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 from tests.servers.postgres import PostgresServer, postgres_server
-from tests.store.repetitions import leave_repetitions
+from tests.store.storing import leave_repetitions
 
-from headgate.store import core
-from headgate.store import store as stores
+from headgate.store import core, location
 from headgate.store.store import Store
 
 HEARS_S = 60.0
@@ -23,13 +22,10 @@ ESSENTIAL = ("test_server", "test_transactions")
 """What ``make check`` runs of this room; the rest takes minutes."""
 
 REPEATED = {
-    "test_machine_there",
-    "test_reading_there",
-    "test_scaling_by_hand_there",
+    "test_repeated_there",
     "test_scaling_there",
     "test_schemas_there",
     "test_truncation_there",
-    "test_writers_there",
 }
 """Modules that ``make test`` leaves out: what they do is Python around verbs, each of which has its tests here."""
 
@@ -76,11 +72,11 @@ def _stores_are_on_the_server(postgres: PostgresServer, monkeypatch: pytest.Monk
     with ExitStack() as opened:
 
         def url_of(root: object) -> str:
-            text = stores.store_root(root)  # type: ignore[arg-type]
+            text = location.store_root(root)  # type: ignore[arg-type]
             return text if "://" in text else postgres.url(schema_for(Path(text)))
 
         def open_there(cls: type[Store], root: object = None, *, storage: Any = None, **_: Any) -> Store:
-            text = stores.store_root(root)  # type: ignore[arg-type]
+            text = location.store_root(root)  # type: ignore[arg-type]
             chunks = None if "://" in text else text
             store: Store = real_open(cls, url_of(root), storage=storage, chunks=chunks)
             opened.callback(store.close)

@@ -11,12 +11,10 @@ import pytest
 from tests.servers.processes import Port
 from tests.servers.proxy import Wire
 from tests.store import storing
-from tests.store.repetitions import leave_repetitions
 from tests.store.served.serving import WAIT_S, serving
-from tests.store.storing import KEYED, STREAM
+from tests.store.storing import KEYED, STREAM, leave_repetitions
 
-from headgate.store import core
-from headgate.store import store as stores
+from headgate.store import core, location
 from headgate.store.server.server import ServerOptions, StoreServer
 from headgate.store.store import Store
 
@@ -27,15 +25,11 @@ ESSENTIAL = ("test_served", "test_transactions")
 """What ``make check`` runs of this room; the rest takes minutes."""
 
 REPEATED = {
-    "test_kills_afar",
-    "test_machine_afar",
-    "test_reading_afar",
+    "test_repeated_afar",
     "test_scaling_afar",
-    "test_scaling_by_hand_afar",
     "test_schemas_afar",
     "test_shared_transactions_afar",
     "test_truncation_afar",
-    "test_writers_afar",
 }
 """Modules that ``make test`` leaves out: what they do is Python around verbs, each of which is sent in tests here."""
 
@@ -73,7 +67,7 @@ def _stores_are_served(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with ExitStack() as opened:
 
         def url_of(root: object, access: str = "owner") -> str:
-            text = stores.store_root(root)  # type: ignore[arg-type]
+            text = location.store_root(root)  # type: ignore[arg-type]
             if "://" in text:
                 return text
             if text not in urls:
@@ -90,7 +84,7 @@ def _stores_are_served(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             return store
 
         def exists_there(root: object = None) -> bool:
-            text = stores.store_root(root)  # type: ignore[arg-type]
+            text = location.store_root(root)  # type: ignore[arg-type]
             return bool(real_exists(urls.get(text, text)))
 
         monkeypatch.setattr(Store, "open", classmethod(open_there))

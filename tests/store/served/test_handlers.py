@@ -17,10 +17,9 @@ from tests.store.storing import KEYED, STREAM, drained, keyed
 
 from headgate.errors import StorageError, UsageError
 from headgate.store.catalogue.sql import SqlCatalogue
-from headgate.store.client import requests as clients
-from headgate.store.client.connection import Request, UnreachableError
+from headgate.store.client import connection as clients
+from headgate.store.client.connection import Client, Request, UnreachableError
 from headgate.store.client.messages import checksum_of, decode, encode
-from headgate.store.client.requests import Client
 from headgate.store.server import handlers
 from headgate.store.server import handlers as settlings
 from headgate.store.server.server import StoreServer

@@ -26,8 +26,9 @@ from headgate.model.config import SecurityConfig
 from headgate.store import addresses
 from headgate.store.addresses import ServerAddress
 from headgate.store.client import connection as asking
-from headgate.store.client import requests as clients
+from headgate.store.client import connection as clients
 from headgate.store.client.connection import (
+    Client,
     ConnectionLostError,
     Request,
     ServerFacts,
@@ -35,7 +36,6 @@ from headgate.store.client.connection import (
     read_tokens,
 )
 from headgate.store.client.messages import PROTOCOL_VERSION
-from headgate.store.client.requests import Client
 from headgate.store.server import connections
 from headgate.store.server import server as desks
 from headgate.store.server import server as servers

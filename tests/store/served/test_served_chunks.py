@@ -18,11 +18,10 @@ from tests.store.served.serving import SPEAKS, WAIT_S
 from headgate.errors import StorageError, UsageError
 from headgate.storage.base import AlreadyExists, NotFound
 from headgate.storage.local import LocalStorage
+from headgate.store.client import connection as clients
 from headgate.store.client import remote_store
-from headgate.store.client import requests as clients
-from headgate.store.client.connection import ConnectionLostError, Request
+from headgate.store.client.connection import Client, ConnectionLostError, Request
 from headgate.store.client.remote_store import RemoteStorage, open_remote_store
-from headgate.store.client.requests import Client
 from headgate.store.server import connections
 from headgate.store.server.server import StoreServer
 

@@ -10,17 +10,20 @@ import pytest
 
 from headgate.errors import StorageError, UsageError
 from headgate.store.addresses import parse_server_url
-from headgate.store.client import requests as asking
+from headgate.store.client import connection as asking
 from headgate.store.client.connection import (
     REQUEST_HEADER,
+    SETTLE,
+    Client,
     ConnectionLostError,
     Request,
+    RequestOutcome,
     Response,
     ServerFacts,
     UnreachableError,
+    request_of,
 )
 from headgate.store.client.messages import decode, encode, encode_failure
-from headgate.store.client.requests import SETTLE, Client, RequestOutcome, request_of
 
 LOST = "the answer is lost"
 QUESTION = Request("POST", "/verb", [b"append"])

@@ -36,8 +36,8 @@ from headgate.store.catalogue.base import VERBS, Catalogue
 from headgate.store.catalogue.sql import memory_catalogue
 from headgate.store.catalogue.tables import CATALOGUE_VERSION
 from headgate.store.client import connection as asking
-from headgate.store.client import requests as clients
-from headgate.store.client.connection import Request, Response, ServerFacts
+from headgate.store.client import connection as clients
+from headgate.store.client.connection import Client, Request, Response, ServerFacts
 from headgate.store.client.messages import (
     CATALOGUE_SIGNATURES,
     PROTOCOL_VERSION,
@@ -49,7 +49,6 @@ from headgate.store.client.messages import (
     encode_failure,
 )
 from headgate.store.client.remote_store import CHECK, CheckRequest, CheckResult, RemoteCatalogue, open_remote_store
-from headgate.store.client.requests import Client
 from headgate.store.server import connections as answering
 from headgate.store.server.handlers import RequestHandlers, ServerMetrics
 from headgate.store.server.server import ServerOptions, StoreServer, serve_store

@@ -27,9 +27,11 @@ from headgate.model.pipeline_identity import Mine, Owner, PipelineIdentity, Targ
 from headgate.operators.schemas import canonical_schema, carried
 from headgate.protocol.checkpoints.commit import CommitPermit
 from headgate.protocol.store.transactions import Status
-from headgate.store.policies import Retention, RetentionPolicy, retention_policy_of
-from headgate.store.store import Store, store_root
+from headgate.store.location import store_root
+from headgate.store.store import Store
 from headgate.store.streams import (
+    Retention,
+    RetentionPolicy,
     StreamDefinition,
     StreamInfo,
     StreamReset,
@@ -37,6 +39,7 @@ from headgate.store.streams import (
     difference_by_name,
     newest_matching,
     no_such_stream,
+    retention_policy_of,
 )
 from headgate.store.transactions import Transaction
 

@@ -37,8 +37,9 @@ from headgate.model.state_schema import Form
 from headgate.operators.checkpoint_listeners import CheckpointedFunction, CheckpointListener, SnapshotContext
 from headgate.operators.schemas import canonical_schema, carried
 from headgate.protocol.store.reading_order import NOT_BEGUN, FirstStart, Place, Restored, Start
+from headgate.store.location import store_root
 from headgate.store.reader import SegmentReader
-from headgate.store.store import Store, store_root
+from headgate.store.store import Store
 from headgate.store.streams import StreamCut, StreamInfo, newest_matching, no_such_stream
 
 EARLIEST, LATEST = "earliest", "latest"

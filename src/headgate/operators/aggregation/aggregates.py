@@ -29,9 +29,9 @@ from headgate.dataclass import dataclass
 from headgate.operators.expressions import elementwise_problem, expression_text
 from headgate.operators.schemas import empty_frame, schema_of_frame
 from headgate.operators.user_functions import batch_error
-from headgate.state.arrays import Mask
 from headgate.state.key_hash import is_key_type
 from headgate.state.key_index import Slots
+from headgate.state.values import Mask
 from headgate.state.window_aggregates import (
     too_large,
 )

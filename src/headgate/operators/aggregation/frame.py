@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from headgate.state.arrays import Mask
 from headgate.state.key_index import Slots
+from headgate.state.values import Mask
 from headgate.state.window_aggregates import Accumulator, Array, FrozenTable, Kind, Values, started, too_large
 
 

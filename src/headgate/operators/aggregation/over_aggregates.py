@@ -36,11 +36,11 @@ from headgate.operators.lateness import InTimeOperator
 from headgate.operators.schemas import batch_of, columns_of, describe, frame_of
 from headgate.operators.timestamps import EventTime
 from headgate.operators.windows.window_plan import Decomposed, InputReader, aggregated_schema, decomposed, results
-from headgate.state.arrays import Mask
 from headgate.state.backend import ColumnBackend, TimeKind
 from headgate.state.descriptors import StateDescriptor, StateKind, state_identity
 from headgate.state.key_index import Slots
 from headgate.state.ttl import TTL
+from headgate.state.values import Mask
 from headgate.state.vectors import ranges
 from headgate.state.window_aggregates import FrozenTable, Kind, Values, accumulated_column, wide_values
 

@@ -41,11 +41,11 @@ from headgate.operators.windows.window_plan import (
     ranks,
     results,
 )
-from headgate.state.arrays import Mask
 from headgate.state.backend import ColumnBackend, MapColumns
 from headgate.state.descriptors import StateDescriptor, StateKind, state_identity
 from headgate.state.key_index import Slots
 from headgate.state.ttl import TTL
+from headgate.state.values import Mask
 from headgate.state.window_aggregates import (
     Accumulator,
     Array,

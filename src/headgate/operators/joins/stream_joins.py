@@ -51,11 +51,11 @@ from headgate.operators.joins.join_plan import (
 )
 from headgate.operators.lateness import InTimeOperator
 from headgate.operators.windows.window_assigner import AlignedWindows, ends_ms
-from headgate.state.arrays import Mask
 from headgate.state.backend import ColumnBackend, ListColumns, TimeKind, TimersMeta
 from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind, state_identity
 from headgate.state.heap import HeapRows
 from headgate.state.key_index import Slots
+from headgate.state.values import Mask
 from headgate.state.vectors import ranges
 
 PAIRS_MAX = 65_536

@@ -16,10 +16,10 @@ import pyarrow.compute as pc
 from headgate.codec.exact_values import MisfitError, exact_array
 from headgate.errors import UsageError
 from headgate.operators.schemas import empty_frame, fitted, frame_of
-from headgate.state.arrays import Mask, is_fixed
 from headgate.state.backend import ColumnBackend, ListColumns, MapColumns, ValueColumns
 from headgate.state.descriptors import StateDescriptor
 from headgate.state.key_index import Slots
+from headgate.state.values import Mask, is_fixed
 
 How: TypeAlias = Literal["min", "max", "add", "last"]
 

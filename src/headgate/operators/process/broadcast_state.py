@@ -24,8 +24,8 @@ from headgate.operators.process.row_state import CurrentKey, MapState
 from headgate.operators.schemas import fitted, frame_of
 from headgate.state.backend import RESERVED_PREFIX
 from headgate.state.descriptors import KeyColumns, StateDescriptor, evolved_values, section_schema
-from headgate.state.row_values import Conversion, conversion, python_values
 from headgate.state.snapshot import FrozenState, decode_stream, encode_batches
+from headgate.state.values import Conversion, conversion, python_values
 
 _NO_KEY = KeyColumns((), ())
 _COPIES = MetaSection(f"{RESERVED_PREFIX}copies", "copies of broadcast state")

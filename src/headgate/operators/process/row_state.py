@@ -14,8 +14,8 @@ from typing import Any, Generic, NoReturn, Protocol, TypeVar
 from headgate.errors import UsageError
 from headgate.state.backend import RowCells
 from headgate.state.descriptors import StateDescriptor
-from headgate.state.row_values import Conversion, conversion, mismatch
 from headgate.state.ttl import TTL, StateTime, Timed, live_elements, live_entries, live_value
+from headgate.state.values import Conversion, conversion, mismatch
 
 
 class NoKey:

@@ -53,12 +53,12 @@ from headgate.operators.windows.window_plan import (
     window_shape,
     window_state_text,
 )
-from headgate.state.arrays import Mask
 from headgate.state.backend import META, PartedWindows, StateFactory, WindowBackend, WindowRows
 from headgate.state.descriptors import KeyColumns, Section, column_identity
 from headgate.state.key_hash import Words, column_words, is_text
 from headgate.state.key_index import KeyIndex, frozen_keys, make_key_index
 from headgate.state.snapshot import FrozenState
+from headgate.state.values import Mask
 from headgate.state.window_aggregates import (
     AggTable,
     MergedRows,

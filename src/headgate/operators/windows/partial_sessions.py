@@ -15,9 +15,9 @@ from headgate.dataclass import dataclass
 from headgate.operators.base import Operator
 from headgate.operators.timestamps import EventTime
 from headgate.operators.windows.window_plan import ROWS_COLUMN, InputReader, WindowPlan
-from headgate.state.arrays import Mask
 from headgate.state.key_hash import Words
 from headgate.state.key_index import Slots, make_key_index
+from headgate.state.values import Mask
 from headgate.state.window_aggregates import Accumulator, AggTable, FrozenTable, Values, accumulated_column
 
 START, END = "__start", "__end"

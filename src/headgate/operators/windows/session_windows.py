@@ -73,12 +73,12 @@ from headgate.operators.windows.window_plan import (
     results,
     window_shape,
 )
-from headgate.state.arrays import Mask
 from headgate.state.backend import META, ColumnBackend, ColumnTimers
 from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind, column_identity
 from headgate.state.key_hash import Words
 from headgate.state.key_index import KeyIndex, Slots, frozen_keys, make_key_index
 from headgate.state.snapshot import FrozenState
+from headgate.state.values import Mask
 from headgate.state.window_aggregates import (
     FrozenTable,
     accumulated_column,

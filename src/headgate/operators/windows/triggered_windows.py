@@ -43,10 +43,10 @@ from headgate.operators.windows.window_plan import (
     measure_text,
     results,
 )
-from headgate.state.arrays import Mask
 from headgate.state.backend import ColumnBackend, ColumnTimers, TimeKind
 from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind, column_identity
 from headgate.state.key_index import Slots, make_key_index
+from headgate.state.values import Mask
 from headgate.state.window_aggregates import (
     Accumulator,
     AggTable,

@@ -54,10 +54,10 @@ from headgate.operators.windows.window_plan import (
     aggregated_schema,
     decompose,
 )
-from headgate.state.arrays import Mask
 from headgate.state.backend import TimeKind
 from headgate.state.key_index import Slots
 from headgate.state.ttl import StateTime
+from headgate.state.values import Mask
 from headgate.state.window_aggregates import AggTable, FrozenTable
 from headgate.state.worker_backends import MemoryStates
 

@@ -375,7 +375,7 @@ class Unit(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ScalingPolicy:
-    """How many segments a stream gets by itself; checked, see ``store.policies.Scaling``.
+    """How many segments a stream gets by itself; checked, see ``store.streams.Scaling``.
 
     Attributes:
         unit: what is counted.

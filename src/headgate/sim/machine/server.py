@@ -20,7 +20,7 @@ from headgate.sim.machine.world import Bound, Fault
 from headgate.store import core
 from headgate.store.addresses import PORT
 from headgate.store.catalogue.base import Catalogue
-from headgate.store.client import connection, remote_store, requests
+from headgate.store.client import connection, remote_store
 from headgate.store.client.connection import ServerFacts
 from headgate.store.client.remote_store import open_remote_store
 from headgate.store.server import handlers
@@ -32,8 +32,8 @@ from headgate.store.store import Store
 URL = f"headgate://{HOST}:{PORT}"
 
 QUICKER: tuple[Bound, ...] = (
-    (requests, "OPENING_PATIENCE_S", 0.4),
-    (requests, "PAUSES_S", (0.01, 0.1)),
+    (connection, "OPENING_PATIENCE_S", 0.4),
+    (connection, "PAUSES_S", (0.01, 0.1)),
     (connection, "CONNECT_S", 0.3),
     (connection, "SILENCE_S", 1),
     (handlers, "SETTLE_S", 0.05),
@@ -59,7 +59,7 @@ BUDGET = 30
 
 
 class ServedStores(SimStores):
-    """The one store of a run, which a server has; ``open`` is for ``store.OPENERS``."""
+    """The one store of a run, which a server has; ``open`` is for ``location.OPENERS``."""
 
     def __init__(
         self, seed: int, disk: Callable[[str], Disk], watched: Callable[[Catalogue], Catalogue] = lambda x: x
@@ -82,7 +82,7 @@ class ServedStores(SimStores):
         """What clients and the server have instead of the usual values."""
         return (
             *QUICKER,
-            (requests, "PATIENCE_S", 1.2 * self._patience_s),
+            (connection, "PATIENCE_S", 1.2 * self._patience_s),
             (connection, "ANSWER_S", self._patience_s),
             (handlers, "NEWS_S", 0.8 * self._patience_s),
         )

@@ -265,7 +265,7 @@ class SimCatalogue:
 
 
 class SimStores:
-    """The stores of one run, by name; ``open`` is for ``store.OPENERS``."""
+    """The stores of one run, by name; ``open`` is for ``location.OPENERS``."""
 
     def __init__(self, disk: Callable[[str], Disk], watched: Callable[[Catalogue], Catalogue] = lambda x: x) -> None:
         """``watched`` gives what stands in front of a catalogue: a user who hears what takes effect."""

@@ -34,9 +34,8 @@ from headgate.sim.machine.world import Bound, Violation
 from headgate.sim.product.settings import NAME, ROOT
 from headgate.storage.urls import open_storage
 from headgate.store import chunks, maintenance, transactions, writer
-from headgate.store.policies import Scaling
 from headgate.store.store import Store
-from headgate.store.streams import StreamInfo
+from headgate.store.streams import Scaling, StreamInfo
 from headgate.store.transactions import Transaction
 from headgate.store.writer import StreamWriter
 

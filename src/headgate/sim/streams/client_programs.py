@@ -25,7 +25,7 @@ from headgate.sim.machine.tasks import SimProcess
 from headgate.sim.machine.world import Fault, Faults, Violation
 from headgate.sim.product.run import Simulation
 from headgate.sim.streams.background_traffic import Scaler, left_in
-from headgate.store import store as stores
+from headgate.store import location
 from headgate.store.catalogue.base import Catalogue
 from headgate.store.follower import WAIT_FOREVER, StreamEvents, StreamFollower
 from headgate.store.store import Store
@@ -167,7 +167,7 @@ class ProgramsRun(Simulation):
         self._disk = Disk(self.tasks, self.faults, "store")
         self._stores = self._made_stores(seed)
         self._stopped: list[SimProcess] = []
-        self.bounds.append((stores, "OPENERS", {**stores.OPENERS, "sim": self._stores.open}))
+        self.bounds.append((location, "OPENERS", {**location.OPENERS, "sim": self._stores.open}))
         self.finding: Violation | None = None
         self.streams: tuple[str, ...] = ()
         self._draw()

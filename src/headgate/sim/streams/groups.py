@@ -31,9 +31,9 @@ from headgate.sim.streams.background_traffic import left_in
 from headgate.sim.streams.client_programs import STORE, Program, ProgramsRun, Writer
 from headgate.store.catalogue.base import Catalogue
 from headgate.store.catalogue.records import GroupFound, GroupStart
-from headgate.store.policies import Retention
 from headgate.store.reader_groups import CheckpointMarker, GroupEvents, GroupReader, ReaderGroup
 from headgate.store.store import Store
+from headgate.store.streams import Retention
 
 GROUP = "app/readers"
 

@@ -40,12 +40,11 @@ from headgate.sim.streams.background_traffic import (
     left_in,
 )
 from headgate.storage.urls import open_storage
-from headgate.store import store as stores
-from headgate.store.policies import Retention
+from headgate.store import location
 from headgate.store.reader import SegmentReader
 from headgate.store.reader_groups import ReaderGroup
 from headgate.store.store import Store
-from headgate.store.streams import StreamCut, StreamDefinition
+from headgate.store.streams import Retention, StreamCut, StreamDefinition
 from headgate.store.writer import StreamWriter
 
 STORE = "sim://store"
@@ -188,7 +187,7 @@ class StreamRun(Run):
         self.truncates = not is_plain and self._chance.random() < TRUNCATES_RATE
         self._onlookers: list[Reader] = []
         self._is_looking = False
-        self.bounds += [(stores, "OPENERS", {**stores.OPENERS, "sim": self.stores.open}), *self.background.bounds]
+        self.bounds += [(location, "OPENERS", {**location.OPENERS, "sim": self.stores.open}), *self.background.bounds]
         if self.truncates:
             self.bounds.append((coordinator_host, "DROPS_BETWEEN_FORGETTING", 1))
         if self.has_policies:

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from headgate.dataclass import dataclass
-from headgate.state.arrays import Array
 from headgate.state.key_index import Slots
+from headgate.state.values import Array
 from headgate.state.vectors import SlotArray
 
 KEYS_FREE = 4_096

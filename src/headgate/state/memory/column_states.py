@@ -15,10 +15,10 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from headgate.state.arrays import Array, Mask, to_numpy
 from headgate.state.heap import HeapRows
 from headgate.state.key_index import Slots, WordIndex, make_key_index
 from headgate.state.memory.change_tracking import ChangedSlots
+from headgate.state.values import Array, Mask, to_numpy
 from headgate.state.vectors import (
     FixedVector,
     FrozenChanges,

@@ -18,7 +18,6 @@ from headgate.codec.snapshot import Buffer, decode_sections, encode_sections
 from headgate.errors import CorruptionError
 from headgate.model.ids import key_groups_of_subtask
 from headgate.model.manifest import KeyGroups
-from headgate.state.arrays import Mask, to_numpy
 from headgate.state.backend import Ownership, StateBackend
 from headgate.state.key_hash import hash_columns, key_groups
 from headgate.state.key_index import KeyIndex, make_key_index
@@ -33,6 +32,7 @@ from headgate.state.memory.incremental_snapshot import (
 )
 from headgate.state.snapshot import OwnedKeys, StoredFiles, UnsoundFiles, encode_batches
 from headgate.state.ttl import EXPIRES_COLUMN
+from headgate.state.values import Mask, to_numpy
 from headgate.state.vectors import SlotArray
 
 FileChange: TypeAlias = tuple[KeyGroups, Change]

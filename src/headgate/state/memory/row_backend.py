@@ -30,9 +30,9 @@ from headgate.state.memory.incremental_restore import continue_from
 from headgate.state.memory.incremental_snapshot import Change, ChunkedState, ChunkLog, Replaced, replaced_timers
 from headgate.state.memory.timers import FrozenRowTimers, MemoryRowTimers, key_arrays, timer_batches, timer_pair_batches
 from headgate.state.memory.ttl import ExpiringCells
-from headgate.state.row_values import column_of, python_values, stored_of
 from headgate.state.snapshot import StoredFiles
 from headgate.state.ttl import EXPIRES_COLUMN, TTL_SECTION, StateTime, TtlMeta, live_objects
+from headgate.state.values import column_of, python_values, stored_of
 
 _ENCODE_KEYS = 16_384
 

@@ -21,7 +21,6 @@ import numpy as np
 import pyarrow as pa
 
 from headgate.dataclass import dataclass
-from headgate.state.arrays import Mask
 from headgate.state.backend import first_timers
 from headgate.state.descriptors import KeyColumns, Section
 from headgate.state.key_hash import Hashes, Words, hash_columns, value_hash
@@ -34,6 +33,7 @@ from headgate.state.memory.change_tracking import (
     MemoryCells,
     are_too_many,
 )
+from headgate.state.values import Mask
 from headgate.state.vectors import FrozenChanges, FrozenRows, KeyedColumns
 
 TimerOps: TypeAlias = tuple[Words, Words]

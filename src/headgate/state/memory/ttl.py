@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from headgate.state.arrays import Array, Mask, to_numpy
 from headgate.state.heap import HeapRows
 from headgate.state.key_index import Slots
 from headgate.state.memory.change_tracking import ChangedSlots, Interval, MemoryCells
 from headgate.state.memory.column_states import MemoryLists, MemoryMaps, MemoryValues
 from headgate.state.ttl import TTL, StateTime, drop_expired, last_expiry, no_longer_than
+from headgate.state.values import Array, Mask, to_numpy
 from headgate.state.vectors import FrozenRows, KeyedColumns, SlotArray
 
 SWEEP_ROWS = 4_096

@@ -11,7 +11,6 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 import pyarrow as pa
 
-from headgate.state.arrays import is_fixed, storage_type
 from headgate.state.backend import (
     META,
     TIMERS,
@@ -47,6 +46,7 @@ from headgate.state.rocksdb.timers import RocksColumnTimers, StoredTimers
 from headgate.state.rocksdb.ttl import CachedExpiring, CachedState, ExpiringTables, make_cache
 from headgate.state.snapshot import FrozenState, StoredFiles
 from headgate.state.ttl import TTL_SECTION, StateTime, TtlMeta
+from headgate.state.values import is_fixed, storage_type
 from headgate.state.vectors import FrozenRows, SlotArray
 
 CHANGES_MAX = 65_536

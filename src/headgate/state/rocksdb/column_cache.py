@@ -12,7 +12,6 @@ from typing import Protocol, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from headgate.state.arrays import Mask, is_fixed
 from headgate.state.heap import HeapRows
 from headgate.state.key_index import Slots
 from headgate.state.memory.column_states import LOW, MemoryLists, MemoryMaps, MemoryValues
@@ -28,6 +27,7 @@ from headgate.state.rocksdb.tables import (
     store_heads,
     store_values,
 )
+from headgate.state.values import Mask, is_fixed
 from headgate.state.vectors import SlotArray, ranges
 
 

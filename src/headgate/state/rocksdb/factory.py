@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from headgate.state.arrays import is_fixed
 from headgate.state.backend import ColumnBackend, RowBackend, WindowBackend, WindowRows
 from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind
 from headgate.state.memory.column_backend import MemoryColumnBackend
@@ -17,6 +16,7 @@ from headgate.state.rocksdb.database import Use
 from headgate.state.rocksdb.local_databases import LocalDatabase, LocalDatabases
 from headgate.state.rocksdb.row_backend import RocksRowBackend
 from headgate.state.rocksdb.window_backend import RocksMergedRows, RocksWindowRows
+from headgate.state.values import is_fixed
 from headgate.state.window_aggregates import Accumulator, MergedRows
 
 

@@ -46,9 +46,9 @@ from headgate.state.rocksdb.tables import (
 )
 from headgate.state.rocksdb.timers import RocksRowTimers, StoredTimers
 from headgate.state.rocksdb.ttl import ExpiringTables
-from headgate.state.row_values import column_of, keys_of, python_values, stored_of
 from headgate.state.snapshot import FrozenState, StoredFiles
 from headgate.state.ttl import TTL_SECTION, StateTime, TtlMeta, drop_expired
+from headgate.state.values import column_of, keys_of, python_values, stored_of
 
 _ABSENT = object()
 """In the cache: the database has nothing for this key."""

@@ -20,11 +20,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headgate.dataclass import dataclass
-from headgate.state.arrays import is_fixed, storage_type, to_arrow, to_numpy
 from headgate.state.descriptors import KeyColumns
 from headgate.state.key_hash import Hashes, Words, column_words, hash_columns, is_text, key_groups, text_bytes
 from headgate.state.key_index import words_to_array
 from headgate.state.ttl import EXPIRES_COLUMN
+from headgate.state.values import is_fixed, storage_type, to_arrow, to_numpy
 
 PREFIX_BYTES = 4
 TIME_BYTES = 8

@@ -16,7 +16,6 @@ import numpy as np
 import pyarrow as pa
 
 from headgate.dataclass import dataclass
-from headgate.state.arrays import Mask, is_fixed, storage_type, to_arrow, to_numpy
 from headgate.state.descriptors import KeyColumns, Section, StateDescriptor, StateKind, section_of
 from headgate.state.key_index import Slots, make_key_index
 from headgate.state.rocksdb.database import Changes, Database, Rows
@@ -36,6 +35,7 @@ from headgate.state.rocksdb.row_encoding import (
     value_codec,
 )
 from headgate.state.ttl import TTL
+from headgate.state.values import Mask, is_fixed, storage_type, to_arrow, to_numpy
 
 _HEAD = value_codec(pa.int64())
 

@@ -15,7 +15,6 @@ import numpy as np
 import pyarrow as pa
 
 from headgate.dataclass import dataclass
-from headgate.state.arrays import Mask
 from headgate.state.backend import TimeKind, timer_section
 from headgate.state.descriptors import KeyColumns, Section
 from headgate.state.key_hash import Hashes, Words, hash_columns
@@ -35,7 +34,7 @@ from headgate.state.rocksdb.row_encoding import (
     encoded_keys,
 )
 from headgate.state.rocksdb.tables import TABLES_MAX
-from headgate.state.row_values import keys_of
+from headgate.state.values import Mask, keys_of
 
 _NUMBERS = {TimeKind.EVENT_TIME: TABLES_MAX, TimeKind.PROCESSING_TIME: TABLES_MAX + 1}
 """Of the tables: after those of all states, however many an operator has."""

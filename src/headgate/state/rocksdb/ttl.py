@@ -14,7 +14,6 @@ from typing import TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from headgate.state.arrays import to_numpy
 from headgate.state.descriptors import KeyColumns, StateKind
 from headgate.state.key_index import Slots
 from headgate.state.memory.column_states import MemoryMaps, MemoryValues
@@ -24,6 +23,7 @@ from headgate.state.rocksdb.database import Changes, Database, Rows
 from headgate.state.rocksdb.row_encoding import EncodedKeys, decode_columns, expiries_of, expiring_at, runs, timed
 from headgate.state.rocksdb.tables import Table, load_entries
 from headgate.state.ttl import TTL, StateTime
+from headgate.state.values import to_numpy
 from headgate.state.vectors import SlotArray
 
 SWEEP_ROWS = 512

@@ -15,7 +15,6 @@ from typing import Generic, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from headgate.state.arrays import Mask
 from headgate.state.backend import META, Ownership, WindowRows, restored_batches
 from headgate.state.descriptors import KeyColumns, Section
 from headgate.state.key_hash import Words, hash_columns, key_groups
@@ -36,6 +35,7 @@ from headgate.state.rocksdb.row_encoding import (
 )
 from headgate.state.rocksdb.tables import record_table
 from headgate.state.snapshot import FrozenState, LocalDamage, StoredFiles
+from headgate.state.values import Mask
 from headgate.state.window_aggregates import (
     Accumulator,
     AggTable,

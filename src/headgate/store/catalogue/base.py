@@ -42,8 +42,7 @@ from headgate.store.catalogue.records import (
     Swept,
     TransactionInfo,
 )
-from headgate.store.policies import RetentionPolicy
-from headgate.store.streams import StreamDefinition, StreamInfo, StreamReset
+from headgate.store.streams import RetentionPolicy, StreamDefinition, StreamInfo, StreamReset
 
 
 class Audit(Protocol):

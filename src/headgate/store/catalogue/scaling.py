@@ -22,8 +22,7 @@ from headgate.store.catalogue.base import Catalogue
 from headgate.store.catalogue.records import Reading
 from headgate.store.catalogue.stream_rows import check_takes_events, find_layout, find_stream, look
 from headgate.store.catalogue.tables import checked_values
-from headgate.store.policies import decode_scaling
-from headgate.store.streams import OtherLayoutError, StreamInfo
+from headgate.store.streams import OtherLayoutError, StreamInfo, decode_scaling
 
 
 @t.implements(Catalogue.scale_stream)

@@ -27,20 +27,25 @@ from headgate.storage.local_files import access_in, has_access, open_created, op
 from headgate.store.catalogue import (
     audit,
     chunk_index,
-    event_times,
     group_rows,
-    integrity,
     pipeline_rows,
     scaling,
     shared_transaction_rows,
+    sqlite,
     stream_rows,
     transaction_rows,
     truncation,
 )
 from headgate.store.catalogue.audit import SqlAudit
 from headgate.store.catalogue.base import VERBS, Catalogue, Verb
-from headgate.store.catalogue.integrity import CATALOGUE
-from headgate.store.catalogue.sqlite import BUSY_TIMEOUT_S, Database, FileDatabase, MemoryDatabase, translate_errors
+from headgate.store.catalogue.sqlite import (
+    BUSY_TIMEOUT_S,
+    CATALOGUE,
+    Database,
+    FileDatabase,
+    MemoryDatabase,
+    translate_errors,
+)
 from headgate.store.catalogue.tables import IMPLEMENTATIONS, check_version, make_tables
 
 LOCK_TIMEOUT_S = 60.0
@@ -269,7 +274,7 @@ class ReadonlyDatabase:
             yield connection
 
     def readable_part(self, connection: Connection) -> AbstractContextManager[tuple[Connection, list[str]]]:
-        return integrity.readable_part(connection)
+        return sqlite.readable_part(connection)
 
     def changes(self) -> int:
         """See ``Database``. Those of a ``FileDatabase`` are higher."""
@@ -373,7 +378,7 @@ def open_to_write(path: Path) -> FileDatabase:
 
 
 _IMPLEMENTED_IN = (
-    *(audit, chunk_index, event_times, group_rows, pipeline_rows, scaling, shared_transaction_rows, stream_rows),
+    *(audit, chunk_index, group_rows, pipeline_rows, scaling, shared_transaction_rows, stream_rows),
     *(transaction_rows, truncation),
 )
 

@@ -23,16 +23,20 @@ from headgate.protocol.store.truncation import Extent
 from headgate.store.catalogue import tables as t
 from headgate.store.catalogue.base import Catalogue
 from headgate.store.catalogue.tables import checked_row, checked_values
-from headgate.store.policies import RetentionPolicy, decode_retention, decode_scaling, encode_retention, encode_scaling
 from headgate.store.streams import (
     OtherLayoutError,
+    RetentionPolicy,
     StreamDefinition,
     StreamInfo,
     check_added_may_be_null,
     check_open,
     check_same_schema,
     columns_of,
+    decode_retention,
+    decode_scaling,
     decode_schema,
+    encode_retention,
+    encode_scaling,
     encode_schema,
     merged_schema,
     newest_matching,

@@ -33,8 +33,15 @@ from headgate.protocol.store.transactions import (
 )
 from headgate.store.catalogue import tables as t
 from headgate.store.catalogue.base import Catalogue
-from headgate.store.catalogue.chunk_index import assign_positions, insert_chunk, part_entry, part_row
-from headgate.store.catalogue.event_times import event_time, note, segment_ends
+from headgate.store.catalogue.chunk_index import (
+    assign_positions,
+    event_time,
+    insert_chunk,
+    note,
+    part_entry,
+    part_row,
+    segment_ends,
+)
 from headgate.store.catalogue.records import ChunkRecord, ParticipantInfo, Recovered, TransactionInfo
 from headgate.store.catalogue.scaling import Reopening
 from headgate.store.catalogue.stream_rows import (

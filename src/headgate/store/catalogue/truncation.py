@@ -20,8 +20,7 @@ from headgate.store.catalogue.records import Swept
 from headgate.store.catalogue.stream_rows import extents, find_extents, find_stream, remove_stream
 from headgate.store.catalogue.tables import checked_row, checked_values
 from headgate.store.chunks import TRANSACTIONS
-from headgate.store.policies import RetentionPolicy, decode_retention
-from headgate.store.streams import StreamInfo
+from headgate.store.streams import RetentionPolicy, StreamInfo, decode_retention
 
 
 @t.implements(Catalogue.cut_at)

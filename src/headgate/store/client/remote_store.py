@@ -20,13 +20,15 @@ from headgate.model.pipeline_identity import Mine
 from headgate.storage.base import Bytes, RequestStorage, Storage, checked_path
 from headgate.store.addresses import parse_server_url
 from headgate.store.catalogue.base import Audit, Catalogue, Verb
-from headgate.store.client import requests as clients
+from headgate.store.client import connection as clients
 from headgate.store.client.connection import (
+    Client,
     ConnectionLostError,
     RefusedError,
     Request,
     ServerConnection,
     UnreachableError,
+    request_of,
 )
 from headgate.store.client.messages import (
     CATALOGUE_SIGNATURES,
@@ -39,7 +41,6 @@ from headgate.store.client.messages import (
     UnjudgedError,
     decode,
 )
-from headgate.store.client.requests import Client, request_of
 from headgate.store.core import ChangeListener, ServerClock
 from headgate.store.fsck import Problem
 

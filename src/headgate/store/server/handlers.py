@@ -24,6 +24,7 @@ from headgate.errors import HeadgateError, ProtocolViolation, StorageError
 from headgate.model.pipeline_identity import Mine, Owner
 from headgate.storage.base import Storage
 from headgate.store.catalogue.base import VERBS, Catalogue
+from headgate.store.client.connection import SETTLE, RequestOutcome
 from headgate.store.client.messages import (
     CATALOGUE_SIGNATURES,
     OF_THE_CATALOGUE,
@@ -37,7 +38,6 @@ from headgate.store.client.messages import (
     encode_failure,
 )
 from headgate.store.client.remote_store import CHECK, DATE, NEWS, UNTOUCHED, CheckRequest, CheckResult, SeenChanges
-from headgate.store.client.requests import SETTLE, RequestOutcome
 from headgate.store.fsck import Problem, check_store
 from headgate.store.server.connections import ChunkStorage, IncompleteError, Range
 

@@ -1,3 +1,0 @@
-"""Real processes, killed, of a served store."""
-
-from tests.store.test_store_crash import *  # noqa: F403
