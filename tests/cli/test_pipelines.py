@@ -28,7 +28,7 @@ from headgate.cli.app import app
 from headgate.cli.output import TOKEN
 from headgate.cli.pipelines import _outcome
 from headgate.codec.json_files import Ending, LockHolder
-from headgate.connectors.files.ownership import FileOwner
+from headgate.connectors.files.file_sink import FileOwner
 from headgate.connectors.files.publish_log import SinkIdentity
 from headgate.errors import PipelineFailed, UsageError
 from headgate.model.ids import Generation

@@ -30,8 +30,7 @@ from headgate.cli.options import (
 from headgate.cli.output import HOST, TOKEN, PageAddress, Terminal, count_text, duration_text, say, size_text, time_text
 from headgate.codec.json_files import Ending, LockHolder
 from headgate.connectors.fenced_sink import FencedSink
-from headgate.connectors.files.file_sink import FileSink
-from headgate.connectors.files.ownership import owners_in
+from headgate.connectors.files.file_sink import FileSink, owners_in
 from headgate.connectors.registry import sink_of
 from headgate.errors import HeadgateError, PipelineFailed, UsageError
 from headgate.model.pipeline_identity import Owner, Target, TargetKind

@@ -18,8 +18,7 @@ from tests.storage.faulty import Fault, FaultKind
 from headgate.connectors.files import file_committer as file_commit
 from headgate.connectors.files import publish_log as file_ledger
 from headgate.connectors.files.file_committer import FileCommitter, committed_files
-from headgate.connectors.files.file_sink import FileSink
-from headgate.connectors.files.ownership import PublishedFiles
+from headgate.connectors.files.file_sink import FileSink, PublishedFiles
 from headgate.connectors.files.publish_log import Ledger, SinkIdentity
 from headgate.errors import CorruptionError, FencedError, StorageError
 from headgate.model.ids import CheckpointId, Generation

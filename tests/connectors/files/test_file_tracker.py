@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from tests.conftest import few
-from tests.connectors.files.test_rotation import Following, append, assert_each_once, rotate, source_of
+from tests.connectors.files.following import Following, Meddling, append, assert_each_once, rotate, source_of
 
 from headgate.connectors.files.filesystem import LOCAL, FileSystem, LocalFiles
 from headgate.connectors.files.line_file import FilePosition, OlderFile
@@ -21,40 +21,6 @@ from headgate.connectors.files.rotation import OlderFiles, seen_at
 from headgate.errors import CorruptionError, StorageError, UsageError
 
 REPLACED = "it was replaced between two looks; lines that were appended to it last may not have been read"
-
-
-class Meddling(LocalFiles):
-    """Lets a test act before or after calls, by the name of the method; ``calls`` are taken off as they happen."""
-
-    def __init__(self) -> None:
-        self.before: dict[str, Callable[[str], object]] = {}
-        self.after: dict[str, Callable[[str], object]] = {}
-
-    def _act(self, when: dict[str, Callable[[str], object]], name: str, path: str) -> None:
-        if name in when:
-            when[name](path)
-
-    def stat(self, path: str) -> os.stat_result:
-        self._act(self.before, "stat", path)
-        return os.stat(path)
-
-    def opened(self, path: str) -> Any:
-        self._act(self.before, "opened", path)
-        return super().opened(path)
-
-    def siblings(self, path: str) -> list[tuple[str, int]]:
-        self._act(self.before, "siblings", path)
-        found = super().siblings(path)
-        self._act(self.after, "siblings", path)
-        return found
-
-    def may_read(self, path: str) -> bool:
-        self._act(self.before, "may_read", path)
-        return super().may_read(path)
-
-    def may_list(self, path: str) -> bool:
-        self._act(self.before, "may_list", path)
-        return super().may_list(path)
 
 
 def once(when: dict[str, Callable[[str], object]], name: str, act: Callable[[], object]) -> None:

@@ -22,7 +22,7 @@ from tests.servers.processes import START_S
 from tests.servers.proxy import Wire
 
 from headgate.connectors.base import SinkContext
-from headgate.connectors.files import file_upload, file_writer
+from headgate.connectors.files import file_writer
 from headgate.connectors.files.file_committer import committed_files, read_committed
 from headgate.connectors.files.file_sink import FileSink
 from headgate.errors import CorruptionError, StorageError, UsageError
@@ -115,7 +115,7 @@ def test_a_large_file_is_encoded_and_uploaded_piece_by_piece(
     url: str, file_format: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file_writer, "ENCODED_BYTES", 1 << 20)
-    monkeypatch.setattr(file_upload, "PART_BYTES", PART_BYTES_MIN)
+    monkeypatch.setattr(file_writer, "PART_BYTES", PART_BYTES_MIN)
     sink = sink_at(url, format=file_format, buffer_bytes=1 << 20)
     committing = committer(sink)
     batches = [
@@ -370,7 +370,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 @pytest.mark.parametrize("fails", [False, True], ids=["", "no network at first"])
 def test_files_are_uploaded_while_records_flow(url: str, fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_upload, "PART_BYTES", PART_BYTES_MIN)
+    monkeypatch.setattr(file_writer, "PART_BYTES", PART_BYTES_MIN)
     sink = sink_at(url, buffer_bytes=1 << 20, file_bytes=10 << 20)
     committing = committer(sink)
     writer = flowing(sink)
@@ -409,7 +409,7 @@ def test_files_are_uploaded_while_records_flow(url: str, fails: bool, monkeypatc
 
 
 def test_a_writer_that_is_closed_aborts_what_it_had_begun_to_upload(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_upload, "PART_BYTES", PART_BYTES_MIN)
+    monkeypatch.setattr(file_writer, "PART_BYTES", PART_BYTES_MIN)
     sink = sink_at(url, buffer_bytes=1 << 20, file_bytes=64 << 20)
     committer(sink)
     writer = flowing(sink)
@@ -444,7 +444,7 @@ def test_a_driver_that_cannot_complete_uploads_says_what_it_needs(url: str, monk
 
 def test_the_size_of_parts_is_enough_for_every_size_of_files() -> None:
     for file_bytes in (1, 64 << 20, 6 << 30, 1 << 40):
-        size = file_upload.part_bytes(file_bytes)
+        size = file_writer.part_bytes(file_bytes)
         assert PART_BYTES_MIN <= size <= 5 << 30
         assert size * 10_000 >= 40 * file_bytes
 

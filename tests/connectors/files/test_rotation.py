@@ -12,84 +12,14 @@ from typing import Any
 
 import pytest
 from tests.conftest import few
+from tests.connectors.files.following import Following, Meddling, append, assert_each_once, rotate
 from tests.connectors.source_reading import context, read_all
 
-from headgate.connectors.base import SourceReader
-from headgate.connectors.files.filesystem import LOCAL, FileSystem
+from headgate.connectors.files.filesystem import LocalFiles
 from headgate.connectors.files.line_file import FilePosition
 from headgate.connectors.files.line_source import FileReader, TextFiles
 from headgate.connectors.files.selection import numbered_files, owner_of_file, series_of
 from headgate.errors import UsageError
-
-
-def source_of(paths: object, system: FileSystem, *, follow: bool = True) -> TextFiles:
-    kind = type("Files", (TextFiles,), {"system": system})
-    made = kind(paths, follow=follow, poll_interval="1ms", discovery_interval=0)
-    assert isinstance(made, TextFiles)
-    return made
-
-
-class Following:
-    """All subtasks of a source that follows files, with a clock of their own; may be started again at any time."""
-
-    def __init__(self, paths: object, parallelism: int = 2, *, follow: bool = True, system: FileSystem = LOCAL) -> None:
-        self.source = source_of(paths, system, follow=follow)
-        self.found: list[str] = []
-        self.bad: list[dict[str, object]] = []
-        self.seconds = 0.0
-        self.start(parallelism, None)
-
-    def start(self, parallelism: int, positions: dict[str, bytes] | None) -> None:
-        self.source.schema()
-        self.readers = []
-        for index in range(parallelism):
-            reader = self.source.open(context(index, parallelism, positions, lambda: int(self.seconds * 1_000)))
-            assert isinstance(reader, FileReader)
-            self.readers.append(reader)
-
-    def positions(self) -> dict[str, bytes]:
-        found: dict[str, bytes] = {}
-        for reader in self.readers:
-            assert not found.keys() & reader.positions().keys(), "two subtasks own one file"
-            found |= reader.positions()
-        return found
-
-    def restart(self, parallelism: int = 2) -> None:
-        self.start(parallelism, self.positions())
-
-    def poll(self, times: int = 12) -> list[str]:
-        """Let every subtask look several times; return the lines that are new."""
-        before = len(self.found)
-        for _ in range(times):
-            self.seconds += 1.0
-            for reader in self.readers:
-                self.take(reader)
-        return self.found[before:]
-
-    def take(self, reader: SourceReader) -> None:
-        batch = reader.poll()
-        if batch is not None:
-            self.found += batch.batch.column("line").to_pylist()
-            self.bad += batch.bad.to_pylist() if batch.bad is not None else []
-
-
-def append(path: Path, *lines: str) -> None:
-    with path.open("a") as file:
-        file.writelines(f"{line}\n" for line in lines)
-
-
-def rotate(log: Path, *, count: int = 9) -> None:
-    """As ``logrotate`` with ``nocreate`` does."""
-    for old in range(count, 0, -1):
-        if Path(f"{log}.{old}").exists():
-            Path(f"{log}.{old}").rename(f"{log}.{old + 1}")
-    log.rename(f"{log}.1")
-
-
-def assert_each_once(following: Following, written: int) -> None:
-    """Every line, which ends with its number, was found once."""
-    assert sorted(int(line.split()[1]) for line in following.found) == list(range(written))
-    assert following.bad == []
 
 
 @pytest.fixture(params=["app.log", "app.log*", ""])
@@ -486,3 +416,132 @@ def test_a_bad_line_has_its_number_in_its_own_file_after_a_rotation(tmp_path: Pa
     assert sorted(following.poll()) == ["a", "three"]
     places = sorted(str(bad["position"]) for bad in following.bad)
     assert places == [f"{log} line 2 (byte 2)", f"{rotated} line 4 (byte 14)"]
+
+
+class Reusing(LocalFiles):
+    """Gives files the inodes of others, which are gone by then."""
+
+    def __init__(self) -> None:
+        self.given: dict[int, int] = {}
+
+    def keep(self, path: Path) -> int:
+        """Return the inode of the file at ``path``, which no real file is given while the test runs."""
+        os.link(path, path.parent.parent / f"aside-{path.parent.name}")
+        return path.stat().st_ino
+
+    def give(self, path: Path, inode: int) -> None:
+        """The file at ``path`` was given this inode when it was made."""
+        self.given[path.stat().st_ino] = inode
+
+    def _told(self, status: os.stat_result) -> os.stat_result:
+        inode = self.given.get(status.st_ino, status.st_ino)
+        return os.stat_result((status.st_mode, inode, *status[2:]), {"st_mtime_ns": status.st_mtime_ns})
+
+    def stat(self, path: str) -> os.stat_result:
+        return self._told(os.stat(path))
+
+    def fstat(self, descriptor: int) -> os.stat_result:
+        return self._told(os.fstat(descriptor))
+
+    def siblings(self, path: str) -> list[tuple[str, int]]:
+        return [(name, self.given.get(inode, inode)) for name, inode in super().siblings(path)]
+
+
+def test_what_got_the_inode_of_a_file_that_was_replaced_is_another_file(tmp_path: Path) -> None:
+    """The one was replaced by a copy, the other rotated twice, both while nobody ran."""
+    system, log, other = Reusing(), tmp_path / "app.log", tmp_path / "other.log"
+    append(log, "1")
+    append(other, "a")
+    following = Following([log, other], 1, system=system)
+    following.poll()
+    following.restart(1)  # what lies beside them is known from here on
+    following.poll()
+    left = system.keep(other)
+    shutil.copy(other, tmp_path / ".copy")
+    append(tmp_path / ".copy", "b")
+    os.replace(tmp_path / ".copy", other)
+    log.rename(tmp_path / "app.log-1")
+    append(log, "2")
+    system.give(log, left)
+    log.rename(tmp_path / "app.log-2")
+    append(log, "3")
+    following.restart(1)
+    assert sorted(following.poll()) == ["2", "3", "b"]
+    following.restart(1)
+    assert following.poll() == []
+
+
+def test_a_copy_that_took_the_place_of_a_file_may_be_renamed_before_it_is_read(tmp_path: Path) -> None:
+    system, log = Reusing(), tmp_path / "app.log"
+    append(log, "1")
+    following = Following(log, 1, system=system)
+    following.poll()
+    shutil.copy(log, tmp_path / ".copy")
+    append(tmp_path / ".copy", "2")
+    os.replace(tmp_path / ".copy", log)
+    following.restart(1)
+    log.rename(tmp_path / "app.log.1")
+    append(log, "3")
+    assert sorted(following.poll()) == ["2", "3"]
+    assert following.bad == []
+
+
+def test_a_new_file_with_the_inode_of_an_empty_one_is_read_whoever_looks_first(tmp_path: Path) -> None:
+    names = {owner_of_file(name, 2): tmp_path / name for name in ("first", "second", "third")}
+    empty, new = names[0], names[1]
+    system = Reusing()
+    empty.touch()
+    following = Following(tmp_path, system=system)
+    following.poll()
+    positions, left = following.positions(), system.keep(empty)
+    empty.unlink()
+    following.source.schema()
+    following.readers = []
+    for index in range(2):  # the owner of the empty file finds that it is nowhere; then there is another one
+        reader = following.source.open(context(index, 2, positions, lambda: int(following.seconds * 1_000)))
+        assert isinstance(reader, FileReader)
+        following.readers.append(reader)
+        if index == 0:
+            append(new, "late")
+            system.give(new, left)
+    assert following.poll() == ["late"]
+    following.restart(3)
+    assert following.poll() == []
+
+
+def test_a_file_that_nobody_had_begun_goes_to_the_owner_of_its_new_name(tmp_path: Path) -> None:  # N21
+    names = {owner_of_file(name, 2): tmp_path / name for name in ("first", "second", "third")}
+    before, after = names[0], names[1]
+    append(before, "1")
+    following = Following(tmp_path)
+    following.start(2, None)
+    following.take(following.readers[1])  # the other subtask is slow
+    positions = following.positions()
+    before.rename(after)
+    append(before, "2")
+    following.start(2, positions)
+    assert sorted(following.poll()) == ["1", "2"]
+    assert following.bad == []
+
+
+def test_what_is_renamed_to_the_place_of_a_file_that_nobody_had_begun_is_no_copy_of_it(tmp_path: Path) -> None:
+    """While a subtask starts, what it has just seen in its place gets the name of a file that is gone."""
+    log, rotated = tmp_path / "app.log", tmp_path / "app.log.1"
+    append(log, "1")
+    rotated.touch()
+    system = Meddling()
+    following = Following(tmp_path / "app.log*", 1, system=system)
+    following.poll()
+    positions = following.positions()
+    rotated.unlink()
+
+    def rotate(path: str) -> None:
+        if path == str(rotated) and log.exists():  # the log was seen in its place
+            log.rename(rotated)
+
+    system.before["stat"] = rotate
+    following.start(1, positions)
+    assert rotated.exists()
+    assert following.poll() == []
+    following.restart(1)
+    assert following.poll() == []

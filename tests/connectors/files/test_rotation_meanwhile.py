@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
-from tests.connectors.files.test_rotation import Following, append
+from tests.connectors.files.following import Following, append
 
 from headgate.connectors.files.filesystem import LocalFiles, Status
 from headgate.connectors.files.selection import owner_of_file

@@ -18,7 +18,6 @@ import polars as pl
 from headgate import fault_points
 from headgate.connectors.base import Committer
 from headgate.connectors.encode import decode
-from headgate.connectors.files.partitions import values_of
 from headgate.connectors.files.publish_log import (
     UPLOADED,
     Ledger,
@@ -29,6 +28,7 @@ from headgate.connectors.files.publish_log import (
     decode_files,
     decode_uploads,
     digest,
+    values_of,
 )
 from headgate.distribution import install_command
 from headgate.errors import CorruptionError, FencedError, StorageError, UsageError, gone

@@ -1,7 +1,9 @@
-"""The writer of a file sink in one subtask: collects records, and prepares them as staged files.
+"""The writer of a file sink in one subtask: collects records, and prepares them as staged files or as open uploads.
 
-Records wait in memory, in a temporary file, or as state of the pipeline while they are held back. Source: rules
-D15 of docs/spec/connectors.md. Never writes a file where a reader looks.
+Records wait in memory, in a temporary file, or as state of the pipeline while they are held back. An upload takes the
+parts of a file while it is written; the file appears when ``file_committer`` completes it in the driver, by the id in
+the committable. A file belongs to one checkpoint and one generation: no process goes on with another's upload. Source:
+rules D15 and D17 of docs/spec/connectors.md. Never writes a file where a reader looks.
 """
 
 from __future__ import annotations
@@ -18,9 +20,15 @@ from headgate.codec.snapshot import Buffer, decode_sections, encode_sections
 from headgate.connectors.base import EmptyTransaction, SealedTransaction, SinkContext, SinkWriter
 from headgate.connectors.encode import FileEncoder, FileFormat
 from headgate.connectors.files.file_committer import refuse_if_fenced
-from headgate.connectors.files.file_upload import part_bytes, upload_content
-from headgate.connectors.files.partitions import divided
-from headgate.connectors.files.publish_log import OpenUpload, SinkIdentity, StagedFile, digest, encode_files
+from headgate.connectors.files.publish_log import (
+    UPLOADED,
+    OpenUpload,
+    SinkIdentity,
+    StagedFile,
+    digest,
+    divided,
+    encode_files,
+)
 from headgate.connectors.spill_buffer import GrowingRecords, SpillBuffer
 from headgate.dataclass import dataclass
 from headgate.environment import SYSTEM_ENVIRONMENT, Thread
@@ -28,7 +36,56 @@ from headgate.errors import CorruptionError, StorageError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.operators.base import RestoredState
 from headgate.state.snapshot import FrozenState, encode_batches
-from headgate.storage.base import Storage, Uploads
+from headgate.storage.base import PART_BYTES_MIN, Bytes, Storage, Uploads
+
+PART_BYTES = 8 << 20
+PART_BYTES_MAX = 5 << 30
+PARTS_OF_FILE = 200
+"""Of ``file_bytes`` of Arrow. Text has more bytes than Arrow: 10,000 parts are enough for 50 times as many."""
+
+
+def part_bytes(file_bytes: int) -> int:
+    """Return the size of the parts of files with so many Arrow bytes."""
+    return min(max(PART_BYTES, PART_BYTES_MIN, file_bytes // PARTS_OF_FILE), PART_BYTES_MAX)
+
+
+@dataclass(frozen=True, slots=True)
+class UploadedContent:
+    """The content of a file whose upload is not completed. ``checksum``: see ``StagedFile``."""
+
+    size_bytes: int
+    checksum: str
+    upload: OpenUpload
+
+
+def upload_content(uploads: Uploads, name: str, content: Iterable[Bytes], size_of_part: int) -> UploadedContent:
+    """Upload a file in parts as its content comes.
+
+    An upload that fails is aborted, if the storage can be reached.
+
+    Raises:
+        StorageError
+    """
+    upload = uploads.begin(name)
+    try:
+        etags: list[str] = []
+        size_bytes, waiting = 0, bytearray()
+        for data in content:
+            waiting += data
+            size_bytes += len(data)
+            whole = len(waiting) - len(waiting) % size_of_part
+            for start in range(0, whole, size_of_part):
+                part = bytes(memoryview(waiting)[start : start + size_of_part])
+                etags.append(uploads.put_part(name, upload.id, len(etags) + 1, part))
+            del waiting[:whole]
+        if waiting or not etags:
+            etags.append(uploads.put_part(name, upload.id, len(etags) + 1, waiting))
+    except BaseException:
+        with contextlib.suppress(StorageError):
+            uploads.abort(name, upload.id)
+        raise
+    return UploadedContent(size_bytes, UPLOADED + upload.mark, OpenUpload(upload.id, tuple(etags)))
+
 
 _SECTION = "records"
 

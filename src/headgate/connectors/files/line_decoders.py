@@ -21,8 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from headgate.codec.exact_values import MisfitError, shortened_text
-from headgate.connectors.files.json_maps import MapLines
-from headgate.connectors.files.json_shape import ShapedReader
+from headgate.connectors.files.json_shape import MapLines, ShapedReader
 from headgate.connectors.files.line_file import Lines, RawLines
 from headgate.dataclass import dataclass
 from headgate.errors import UsageError

@@ -15,8 +15,16 @@ import pyarrow as pa
 import xxhash
 
 from headgate.connectors.base import SplitPosition
-from headgate.connectors.files.compressed_file import INFER, CompressedFile, codec_of
-from headgate.connectors.files.filesystem import ABSENT, LOCAL, FileSystem, Status, failing
+from headgate.connectors.files.filesystem import (
+    ABSENT,
+    INFER,
+    LOCAL,
+    CompressedFile,
+    FileSystem,
+    Status,
+    codec_of,
+    failing,
+)
 from headgate.connectors.files.selection import PATTERN_DEFAULT
 from headgate.dataclass import dataclass
 from headgate.errors import CorruptionError, UsageError

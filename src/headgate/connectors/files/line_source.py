@@ -16,10 +16,9 @@ from typing import Any, Literal, TypeAlias, TypedDict, Unpack
 import pyarrow as pa
 
 from headgate.connectors.base import FailStopReader, Source, SourceBatch, SourceContext, SourceReader, SplitPosition
-from headgate.connectors.files.compressed_file import CODECS, COMPRESSIONS, INFER
 from headgate.connectors.files.csv_decoder import CsvFileDecoder, CsvOptions
 from headgate.connectors.files.file_tracker import FileTracker
-from headgate.connectors.files.filesystem import LOCAL, FileSystem
+from headgate.connectors.files.filesystem import CODECS, COMPRESSIONS, INFER, LOCAL, FileSystem
 from headgate.connectors.files.line_decoders import (
     Decoded,
     Decoder,
@@ -38,8 +37,17 @@ from headgate.connectors.files.line_file import (
     RefusedLine,
 )
 from headgate.connectors.files.object_reader import Fetcher, LinesOfObject, ObjectReader
-from headgate.connectors.files.object_selection import ObjectSelection, Replacement, object_options, select_objects
-from headgate.connectors.files.selection import COMPRESSED, PATTERN_DEFAULT, FileSelection, Paths, select_files
+from headgate.connectors.files.selection import (
+    COMPRESSED,
+    PATTERN_DEFAULT,
+    FileSelection,
+    ObjectSelection,
+    Paths,
+    Replacement,
+    object_options,
+    select_files,
+    select_objects,
+)
 from headgate.errors import UsageError
 from headgate.model.config import Duration, check_switches, duration_ms
 from headgate.model.lineage import Location

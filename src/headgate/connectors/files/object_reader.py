@@ -1,7 +1,7 @@
 """Reads objects of object stores, or files of a distributed file system: whole, in ranges, fetched ahead by threads.
 
 An object is never changed, only replaced. So a position is its name, its version, and a place in it. Counterparts:
-``object_selection``, which finds them; ``line_source`` and ``parquet``, which make records of them. Source:
+``selection``, which finds them; ``line_source`` and ``parquet``, which make records of them. Source:
 docs/spec/connectors.md.
 """
 
@@ -22,8 +22,7 @@ import pyarrow as pa
 import xxhash
 
 from headgate.connectors.base import FailStopReader, SourceBatch, SourceContext, SplitPosition, owner_of_split
-from headgate.connectors.files.compressed_file import codec_of
-from headgate.connectors.files.filesystem import LocalFiles
+from headgate.connectors.files.filesystem import LocalFiles, codec_of
 from headgate.connectors.files.line_file import (
     BLOCK_BYTES,
     HEAD_BYTES,
@@ -33,8 +32,7 @@ from headgate.connectors.files.line_file import (
     Lines,
     RefusedLine,
 )
-from headgate.connectors.files.object_selection import ObjectOptions, ObjectSelection, in_order
-from headgate.connectors.files.selection import numbered_files
+from headgate.connectors.files.selection import ObjectOptions, ObjectSelection, in_order, numbered_files
 from headgate.dataclass import dataclass
 from headgate.environment import DaemonPool
 from headgate.errors import CorruptionError, StorageError, UsageError

@@ -32,8 +32,15 @@ from headgate.connectors.base import (
     owner_of_split,
 )
 from headgate.connectors.files.object_reader import Fetcher, ObjectReader, ObjectStream
-from headgate.connectors.files.object_selection import ObjectSelection, Replacement, object_options, select_objects
-from headgate.connectors.files.selection import Paths, numbered_files, select_files
+from headgate.connectors.files.selection import (
+    ObjectSelection,
+    Paths,
+    Replacement,
+    numbered_files,
+    object_options,
+    select_files,
+    select_objects,
+)
 from headgate.dataclass import dataclass
 from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.model.config import Duration, check_switches

@@ -12,7 +12,7 @@ import pytest
 from tests.connectors.source_reading import context, read_all
 
 from headgate.connectors.base import SplitPosition
-from headgate.connectors.files import compressed_file, line_file
+from headgate.connectors.files import filesystem, line_file
 from headgate.connectors.files.line_source import CsvFiles, JsonLines, LineSource, TextFiles
 from headgate.errors import UsageError
 from headgate.testing.source_kit import check_source
@@ -82,7 +82,7 @@ def test_what_is_not_compressed_so_says_so(ending: str, tmp_path: Path) -> None:
     assert [row["line"] for row in read(TextFiles(path, compression="none"))] == ["no such thing, but a text"]
     other = tmp_path / "b.log"
     other.write_bytes(CODECS[ending](b"text\n"))
-    codec: Any = compressed_file.CODECS[ending]
+    codec: Any = filesystem.CODECS[ending]
     assert read(TextFiles(other, compression=codec)) == [{"line": "text"}]
 
 
@@ -92,8 +92,8 @@ def test_any_position_is_gone_on_from(ending: str, seed: int, tmp_path: Path, mo
     random_ = random.Random(seed)
     monkeypatch.setattr(line_file, "BLOCK_BYTES", random_.choice([100, 700, 3000]))
     monkeypatch.setattr(line_file, "ROWS_MAX", random_.choice([3, 50]))
-    monkeypatch.setattr(compressed_file, "_STEP_BYTES", random_.choice([100, 5000]))
-    monkeypatch.setattr(compressed_file, "_HEAD_BYTES", 2_000)
+    monkeypatch.setattr(filesystem, "_STEP_BYTES", random_.choice([100, 5000]))
+    monkeypatch.setattr(filesystem, "_HEAD_BYTES", 2_000)
     path = tmp_path / f"a.csv{ending}"
     path.write_bytes(CODECS[ending](b"n,text\n" + b"".join(b'%d,"a\n%d"\n' % (n, n) for n in range(2000))))
     source = CsvFiles(path, {"n": int, "text": str})
