@@ -63,6 +63,24 @@ def test_every_connection_syncs_every_commit(tmp_path: Path) -> None:
         assert levels(database_of(again)) == {2}
 
 
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_child_has_connections_of_its_own(tmp_path: Path) -> None:
+    def marks(database: Database) -> int:
+        with database.read() as connection:
+            return int(connection.exec_driver_sql("SELECT count(*) FROM sqlite_temp_master").scalar_one())
+
+    with Store.open(tmp_path / "store") as store:
+        with database_of(store).read() as connection:
+            connection.exec_driver_sql("CREATE TEMP TABLE mark (number)")
+        assert marks(database_of(store)) == 1
+
+        def check() -> None:
+            assert marks(database_of(store)) == 0
+            assert store.changes() == store.changes(), "and they are made once"
+
+        in_a_child(check)
+
+
 def break_syncs() -> None:
     """Have the kernel fail every fsync and fdatasync of this thread with an I/O error, from now on."""
 
@@ -99,7 +117,7 @@ def test_a_commit_that_cannot_be_synced_is_not_acknowledged(tmp_path: Path) -> N
 
         def commit_without_syncs() -> None:
             break_syncs()
-            with pytest.raises(StorageError, match="disk I/O error"):
+            with pytest.raises(StorageError, match=r"cannot write .*disk I/O error"):
                 store.commit_transactions([(STREAM, "t")], owner="p", epoch=1)
 
         in_a_child(commit_without_syncs)
@@ -160,13 +178,17 @@ def test_a_catalogue_that_was_closed_tells_of_what_came_meanwhile(tmp_path: Path
         assert not store.is_untouched
 
 
+def files_open_below(start: str) -> list[str]:
+    links = [os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()]
+    return [link for link in links if link.startswith(start)]
+
+
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs to see the files of the process")
 def test_a_store_that_was_closed_has_no_file_of_its_catalogue_open(tmp_path: Path) -> None:
     with Store.open(tmp_path / "store") as store:
         store.create_stream(STREAM, KEYED)
         store.changes()
-    links = [os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()]
-    assert not [link for link in links if link.startswith(f"{tmp_path}/store/catalogue")]
+    assert files_open_below(f"{tmp_path}/store/catalogue") == []
 
 
 NOBODY = 65_534
@@ -280,6 +302,17 @@ def test_what_others_write_meanwhile_is_seen(readonly: Path, stays: bool) -> Non
             assert looker.changes() != seen
             assert looker.describe(STREAM).is_sealed == bool(is_sealed)
             assert looker.changes() == looker.changes()
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs to see the files of the process")
+def test_a_store_that_may_be_written_meanwhile_is_read_itself(readonly: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Store.open(readonly) as looker:
+        assert looker.is_untouched
+        assert looker._core.catalogue.path == str(readonly / "catalogue.sqlite")
+        monkeypatch.undo()
+        assert not looker.is_untouched
+        assert len(drained(looker)) == EVENTS_COUNT
+    assert files_open_below(f"{readonly}/catalogue") == []
 
 
 def test_a_store_that_has_another_version_meanwhile_is_refused(readonly: Path) -> None:
