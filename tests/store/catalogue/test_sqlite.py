@@ -310,6 +310,8 @@ def test_a_store_that_may_be_written_meanwhile_is_read_itself(readonly: Path, mo
         assert looker.is_untouched
         assert looker._core.catalogue.path == str(readonly / "catalogue.sqlite")
         monkeypatch.undo()
+        with tables_of(readonly) as writer:
+            writer.execute("INSERT INTO meta VALUES ('more', '')")
         assert not looker.is_untouched
         assert len(drained(looker)) == EVENTS_COUNT
     assert files_open_below(f"{readonly}/catalogue") == []

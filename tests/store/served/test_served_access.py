@@ -465,6 +465,7 @@ def test_where_no_more_connections_can_be_taken_the_oldest_stranger_makes_room(
     server: StoreServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(desks, "HANDSHAKE_TIMEOUT_S", 2 * WAIT_S)
+    monkeypatch.setattr(connections.Connection, "timeout", 2 * WAIT_S)
     came = threading.Event()
     monkeypatch.setattr(server, "came", lambda connection: (StoreServer.came(server, connection), came.set()))
     with closing(socket.create_connection(("127.0.0.1", server.address.port), WAIT_S)) as stranger:
