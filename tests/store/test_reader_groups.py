@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from tests.store.storing import KEYED, STREAM, Failing, keyed, lose_an_answer
+from tests.store.storing import KEYED, STREAM, Failing, database_of, keyed, lose_an_answer
 
 from headgate.errors import CorruptionError, FencedError, StorageError, UsageError
 from headgate.store.catalogue.group_rows import decode_group, encode_group
 from headgate.store.reader_groups import CheckpointMarker, GroupEvents, GroupReader, ReaderGroup
 from headgate.store.store import Store
+from headgate.store.streams import StreamCut
 
 
 class Clock:
@@ -108,6 +109,19 @@ def test_a_group_one_of_whose_streams_was_deleted_begins_anew_in_it_and_goes_on_
     group.reset(cuts=list(group.cut().values()))
     with group.join("a") as reader:
         assert numbers(drain(reader)) == [*range(20, 30), 100]
+
+
+def test_what_is_unread_is_counted_from_the_position_on(store: Store) -> None:
+    stream = store.create_stream("one", KEYED, segments=1)
+    for _ in range(2):
+        with store.writer("one") as writer:
+            writer.append(keyed(*(("k", number) for number in range(10))))
+    with database_of(store).read() as connection:
+        query = f"SELECT size_bytes FROM parts WHERE stream_id = {stream.stream_id} ORDER BY start"
+        first, second = connection.exec_driver_sql(query).scalars()
+    for position, expected in ((0, first + second), (5, first // 2 + second), (10, second), (20, 0)):
+        group = store.reader_group(f"g{position}", "one", cuts=[StreamCut("one", stream.stream_id, {0: position})])
+        assert group.unread_bytes() == expected
 
 
 def test_what_a_read_returned_is_processed_with_the_next_one(store: Store, clock: Clock) -> None:
