@@ -81,7 +81,7 @@ mutants: setup ## change SAMPLE places of PART (a package or module) one by one,
 	$(PYTHON_ENV) scripts/mutants $(PART) --sample $(SAMPLE) --seed $(SEED) $(if $(TESTS),--tests $(TESTS)) $(if $(QUICK),--quick)
 
 crash-loops: setup-java ## kill what runs loops TIMES times in each scenario, on Spark
-	HEADGATE_TEST_TIMES=$(TIMES) $(PYTHON_ENV) -m pytest -q tests/crash/test_loop_*.py
+	HEADGATE_TEST_TIMES=$(TIMES) $(PYTHON_ENV) -m pytest -q tests/crash/test_loops.py
 
 kill-drivers: setup-java ## kill drivers under --supervised and --standby for MINUTES minutes, on Spark
 	HEADGATE_TEST_MINUTES=$(MINUTES) HEADGATE_TEST_PATIENCE=$(PATIENCE) $(PYTHON_ENV) -m pytest -q -s tests/crash/test_kept_drivers.py \

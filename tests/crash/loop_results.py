@@ -1,8 +1,11 @@
-"""What the pipelines of ``loop_pipelines.py`` must have written, computed plainly."""
+"""Kills of what runs a loop, and what the pipelines of ``loop_pipelines.py`` must have written, computed plainly."""
 
 from __future__ import annotations
 
 import heapq
+import os
+import random
+import threading
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,8 @@ import polars as pl
 import pytest
 
 from crash import loop_pipelines
+from crash.pacing import hurry
+from crash.processes import Life, kill
 from crash.results import assert_clean, assert_equal
 from headgate.connectors.files.file_committer import read_committed
 
@@ -209,3 +214,46 @@ def assert_drained(root: Path, splits: int) -> None:
         assert mine["id"].to_list() == list(range(split, split + splits * mine.height, splits))
     expected = found.select("id").with_columns(trips=loop_pipelines.TRIPS)
     assert_equal(found, expected, "drained")
+
+
+TIMES = int(os.environ.get("HEADGATE_TEST_TIMES", "3"))
+"""Kills of each scenario."""
+
+PAUSE_S = 0.8
+"""Up to so long a generation runs undisturbed."""
+
+EVERYBODY = 4
+"""Every so many kills hit all workers at once."""
+
+
+def kill_workers(life: Life, dice: random.Random, times: int, *, workers: int = 2, after: int = 0) -> int:
+    """SIGKILL workers ``times`` times; every second time not before a checkpoint. Return the last generation killed."""
+    generation = after
+    for number in range(times):
+        running = life.running(after=generation, workers=workers)
+        generation = running["generation"]
+        if number % 2:
+            life.checkpoint()
+        threading.Event().wait(dice.uniform(0.0, PAUSE_S))  # the fault's time, not a wait for anything
+        victims = list(running["workers"].values())
+        dice.shuffle(victims)
+        for pid in victims if number % EVERYBODY == EVERYBODY - 1 else victims[:1]:
+            kill(pid)
+        life.restart()
+    return generation
+
+
+def kill_and_finish(life: Life, dice: random.Random, spec: dict[str, Any], times: int = TIMES) -> dict[str, Any]:
+    """Kill workers ``times`` times while input comes slowly, let it hurry, kill once more, and wait for the end."""
+    workers = spec.get("parallelism", 2)
+    generation = kill_workers(life, dice, times - 1, workers=workers)
+    running = life.running(after=generation, workers=workers)
+    hurry(Path(spec["root"]))
+    threading.Event().wait(dice.uniform(0.0, 0.3))  # the fault's time: not a wait for anything
+    if not life.seen("result"):  # else it has ended within so short a time, which is no failure
+        kill(next(iter(running["workers"].values())))
+    result = life.result()
+    assert result["is_finished"]
+    assert result["restarts"] >= times - 1
+    print(f"{result['restarts']} kills")
+    return result

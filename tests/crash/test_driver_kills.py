@@ -1,17 +1,21 @@
-"""SIGKILL of the driver and of its JVM, at named points and at random; the same command continues (F3)."""
+"""Drivers that are killed, at named points and at random, and two at once: the same command continues (F3, F6, F15)."""
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.conftest import few
+from tests.sqlite_sinks import connect
 
-from crash.processes import STEP_S, Life, kill
-from crash.results import assert_clean, assert_standard
+from crash.processes import STARTED_S, STEP_S, Life, kill
+from crash.results import assert_clean, assert_nothing_twice, assert_standard
 from crash.standing import SPARK_IN_DEEP
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(1_800)]
@@ -98,3 +102,97 @@ def test_a_driver_killed_at_random_continues_and_ends_only_once(
     assert life.result()["is_finished"]
     assert life.child.exit_code() == 0
     assert_standard(tmp_path, ROWS)
+
+
+@pytest.mark.parametrize("with_spark", SPARK_IN_DEEP)
+def test_a_second_driver_names_the_first_one_and_stops(
+    spec: Spec, launch: Launch, tmp_path: Path, with_spark: bool
+) -> None:
+    rows = 2_000_000
+    what = spec("standard", rows=rows)  # longer than the second one takes to start; it is stopped then
+    first = launch(what, with_spark=with_spark)
+    first.running()
+    second = launch(what, with_spark=with_spark)
+    error = second.failed()["error"]
+    assert error.startswith(f"pipeline '{what['name']}' is already run by process {first.child.pid} on ")
+    assert second.child.exit_code() == 2
+    second.child.assert_gone()
+    first.checkpoint()
+    first.child.signal(signal.SIGTERM)
+    assert not first.result()["is_finished"]
+    assert first.child.exit_code() == 0
+    assert_nothing_twice(tmp_path, rows)
+    assert_clean(tmp_path)
+
+
+@pytest.mark.parametrize("with_spark", SPARK_IN_DEEP)
+@pytest.mark.parametrize("completed", few([6, 1], 1))
+def test_a_driver_that_wakes_after_its_replacement_says_so_and_changes_nothing(
+    spec: Spec, launch: Launch, tmp_path: Path, completed: int, with_spark: bool
+) -> None:  # R40
+    """On an object store there is no lock of the machine: only the log and the sinks' fences tell who runs.
+
+    After six checkpoints the heir has pruned its own claim and everything that the sleeper knows.
+    """
+    where = f"obstore+file://{tmp_path}/checkpoints"
+    what = spec("standard", rows=60_000, checkpoints=where, only_files=True)
+    zombie = launch(what, with_spark=with_spark)
+    zombie.running()
+    zombie.checkpoint(2)
+    os.kill(zombie.child.pid, signal.SIGSTOP)
+    try:
+        heir = launch(what, with_spark=with_spark)
+        heir.note("continues from checkpoint")
+        heir.running()
+        heir.checkpoint(completed)
+    finally:
+        kill(zombie.child.pid, signal.SIGCONT)
+    error = zombie.failed()
+    assert error["kind"] == "FencedError"
+    ways = ("generation 1 was replaced by generation 2", "generation 2 of this pipeline was started elsewhere")
+    assert any(way in error["error"] for way in ways), error
+    assert zombie.child.exit_code() == 4
+    zombie.child.assert_gone()
+    assert heir.result()["restarts"] == 0  # the one that wakes takes nothing back
+    assert heir.child.exit_code() == 0
+    assert_standard(tmp_path, 60_000)
+    assert_clean(tmp_path)
+
+
+OWN_SINK_ROWS = 16_000
+START_S = 3 * STARTED_S
+"""Five JVMs start in a row, beside whatever else runs."""
+
+POINTS = {"before-manifest": 2, "after-manifest": 3, "in-recover": 2, "in-commit": 3, "after-commit": 2}
+"""In the order in which a start passes them first; one kills each start."""
+
+
+def assert_exactly_once(root: Path) -> None:
+    """Both sinks together have each number once, and nothing waits for anybody."""
+    with connect(str(root / "numbers.db")) as target:
+        found = target.execute("select number, text from numbers order by number").fetchall()
+        waiting = target.execute("select count(*) from waiting").fetchone()
+    assert len(found) == OWN_SINK_ROWS, f"{len(found)} of {OWN_SINK_ROWS} records"
+    assert found == [(n, str(n)) for n in range(OWN_SINK_ROWS)]
+    assert waiting == (0,)
+    assert_clean(root)
+
+
+@pytest.mark.deep  # as the kit for sinks kills them, and the tests above drivers
+@pytest.mark.parametrize("with_spark", SPARK_IN_DEEP)
+@pytest.mark.early
+def test_own_sinks_have_every_record_once_wherever_in_a_commit_the_driver_is_killed(
+    spec: Spec, launch: Launch, tmp_path: Path, with_spark: bool
+) -> None:
+    what = spec("own_sinks", rows=OWN_SINK_ROWS, rate=4_000, gate=None)
+    markers = {point: tmp_path / f"killed-{point}" for point in POINTS}
+    points = ";".join(f"{point}:{count}:{markers[point]}" for point, count in POINTS.items())
+    for _ in POINTS:
+        life = launch(what, with_spark=with_spark, HEADGATE_KILL_AT=points)
+        assert life.child.exit_code(START_S) == -9, life.child.tale("it was not killed")
+        life.child.assert_gone()
+    life = launch(what, with_spark=with_spark)
+    assert life.result(START_S)["is_finished"]
+    assert life.child.exit_code() == 0
+    assert [point for point, marker in markers.items() if not marker.exists()] == []
+    assert_exactly_once(tmp_path)

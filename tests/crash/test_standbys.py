@@ -1,7 +1,5 @@
 """``headgate run --standby``: the driver dies, freezes or stops; whoever stands by takes over, once (SB1–SB13)."""
 
-# Rules: F3, F6, F15
-
 from __future__ import annotations
 
 import os
@@ -33,7 +31,7 @@ from crash.standing import (
 )
 from crash.takeovers import Takeover, problem, told
 
-pytestmark = [pytest.mark.crash, pytest.mark.timeout(1_800 + 120 * float(os.environ.get("HEADGATE_TEST_MINUTES", "0")))]
+# Rules: F3, F6, F15
 
 
 def ways(spark_on: str | None, *, only: str | None = None) -> list[Any]:
@@ -80,6 +78,8 @@ def took_over(heir: Process, since_s: float, record: Callable[[str, object], Non
     print(f"takeover: {took_ms} ms")
 
 
+@pytest.mark.crash
+@pytest.mark.timeout(1800 + 120 * float(os.environ.get("HEADGATE_TEST_MINUTES", "0")))
 @pytest.mark.parametrize(("is_object_store", "with_spark"), ways(spark_on="directory", only="directory"))
 @pytest.mark.early
 def test_a_standby_takes_over_when_the_driver_is_killed(
@@ -107,6 +107,8 @@ def test_a_standby_takes_over_when_the_driver_is_killed(
     assert_clean(tmp_path)
 
 
+@pytest.mark.crash
+@pytest.mark.timeout(1800 + 120 * float(os.environ.get("HEADGATE_TEST_MINUTES", "0")))
 @pytest.mark.parametrize(("is_object_store", "with_spark"), ways(spark_on=None, only="directory"))
 def test_a_frozen_driver_that_wakes_after_the_takeover_ends_and_changes_nothing(
     place: Callable[..., Place],
@@ -138,6 +140,8 @@ def test_a_frozen_driver_that_wakes_after_the_takeover_ends_and_changes_nothing(
     assert_clean(tmp_path)
 
 
+@pytest.mark.crash
+@pytest.mark.timeout(1800 + 120 * float(os.environ.get("HEADGATE_TEST_MINUTES", "0")))
 @pytest.mark.parametrize("with_spark", SPARK_IN_DEEP)
 def test_a_standby_does_not_start_what_was_stopped_and_ends_with_what_has_finished(
     place: Callable[..., Place], with_spark: bool
@@ -159,6 +163,8 @@ def test_a_standby_does_not_start_what_was_stopped_and_ends_with_what_has_finish
     here.assert_exactly_once()
 
 
+@pytest.mark.crash
+@pytest.mark.timeout(1800 + 120 * float(os.environ.get("HEADGATE_TEST_MINUTES", "0")))
 @pytest.mark.parametrize("with_spark", SPARK_IN_DEEP)
 def test_what_failed_while_its_user_stopped_it_is_not_taken_over(
     place: Callable[..., Place], with_spark: bool
@@ -192,6 +198,8 @@ def test_what_failed_while_its_user_stopped_it_is_not_taken_over(
     here.assert_exactly_once()
 
 
+@pytest.mark.crash
+@pytest.mark.timeout(1800 + 120 * float(os.environ.get("HEADGATE_TEST_MINUTES", "0")))
 @pytest.mark.parametrize("with_spark", SPARK_IN_DEEP)
 def test_what_died_before_it_heard_the_stop_of_its_user_is_not_taken_over(
     place: Callable[..., Place], with_spark: bool
@@ -217,6 +225,8 @@ def test_what_died_before_it_heard_the_stop_of_its_user_is_not_taken_over(
     assert decided["notice"] == "stopped", tale(here.processes)
 
 
+@pytest.mark.crash
+@pytest.mark.timeout(1800 + 120 * float(os.environ.get("HEADGATE_TEST_MINUTES", "0")))
 @pytest.mark.parametrize("with_spark", SPARK_IN_DEEP)
 @pytest.mark.early
 def test_of_two_standbys_one_takes_over_and_the_other_goes_on_waiting(
@@ -242,6 +252,8 @@ def test_of_two_standbys_one_takes_over_and_the_other_goes_on_waiting(
     assert_clean(tmp_path)
 
 
+@pytest.mark.crash
+@pytest.mark.timeout(1800 + 120 * float(os.environ.get("HEADGATE_TEST_MINUTES", "0")))
 @pytest.mark.parametrize("with_spark", SPARK_IN_DEEP)
 def test_a_standby_ends_when_it_is_told_to(place: Callable[..., Place], with_spark: bool) -> None:  # SB6
     here = place(with_spark)
@@ -253,6 +265,8 @@ def test_a_standby_ends_when_it_is_told_to(place: Callable[..., Place], with_spa
     assert "Traceback" not in alone.stderr()
 
 
+@pytest.mark.crash
+@pytest.mark.timeout(1800 + 120 * float(os.environ.get("HEADGATE_TEST_MINUTES", "0")))
 @pytest.mark.parametrize("with_spark", SPARK_IN_DEEP)
 @pytest.mark.deep
 @pytest.mark.early
@@ -304,3 +318,35 @@ def test_drivers_killed_and_frozen_at_random_among_standbys_lose_and_double_noth
     assert_clean(tmp_path)
     assert not [p for p in psutil.process_iter() if p.pid in frozen]
     assert problem(takeovers) is None, problem(takeovers)
+
+
+def awaited(*took_ms: int) -> list[Takeover]:
+    return [Takeover(one, was_awaited=True) for one in took_ms]
+
+
+def test_takeovers_are_judged_by_the_longest_of_them() -> None:
+    assert problem(awaited(6_000, 29_999), 3) is None
+    assert problem(awaited(6_000, 30_001), 3) == (
+        "takeovers by a standby that was waiting: 2, median 18.0 s, longest 30.0 s (promised: 10 s); "
+        "while no standby was waiting: none; allowed here: 30 s each"
+    )
+
+
+def test_a_takeover_of_a_minute_is_not_accepted() -> None:
+    assert problem(awaited(60_000), 3) is not None
+
+
+def test_where_no_standby_waits_nothing_is_promised() -> None:
+    alone = Takeover(60_000, was_awaited=False)
+    assert problem([*awaited(6_000), alone], 1) is None
+    assert told([*awaited(6_000), alone]).endswith("while no standby was waiting: 1, median 60.0 s, longest 60.0 s")
+
+
+def test_without_takeovers_there_is_nothing_to_be_content_with() -> None:
+    for nothing in ([], [Takeover(5, was_awaited=False)]):
+        assert (problem(nothing, 3) or "").startswith("takeovers by a standby that was waiting: none (promised: 10 s)")
+
+
+def test_nobody_is_judged_by_the_clock_unless_asked() -> None:
+    assert problem(awaited(60_000), 0) is None
+    assert "longest 60.0 s" in told(awaited(60_000))

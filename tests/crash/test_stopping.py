@@ -1,23 +1,32 @@
-"""Ctrl-C and SIGTERM stop with a last checkpoint and leave nothing running; the same command continues."""
+"""Stops by a signal or a command, drains, and moves with a savepoint: the same command continues, nothing is left."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
+import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import psutil
 import pytest
 
-from crash.processes import STARTED_S, Child, end_session
-from crash.results import assert_clean, assert_standard
+from crash.pipelines import generated, recounted
+from crash.processes import STARTED_S, STEP_S, Child, Life, end_session, environment, kill, without_spark
+from crash.results import assert_clean, assert_equal, assert_standard, read_rows
+from crash.standing import SPARK_IN_DEEP
+from headgate.connectors.files.file_committer import read_committed
 from headgate.spark.jvm import QUICK_COMPILER
 
-pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(1_800)]
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(1800)]
+
 
 PROGRAM = """
 import json, sys
@@ -43,6 +52,7 @@ def command_of_jvm(child: Child) -> list[str]:
     return found
 
 
+@pytest.mark.spark
 @pytest.mark.deep
 @pytest.mark.early
 def test_ctrl_c_once_and_twice_and_sigterm_end_a_run_and_the_next_one_continues(
@@ -127,6 +137,7 @@ def has_sigterm(status: str, name: str) -> bool:
     return bool(int(mask, 16) >> (signal.SIGTERM - 1) & 1)
 
 
+@pytest.mark.spark
 def test_sigterm_to_every_process_of_a_service_stops_with_a_last_checkpoint(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -174,3 +185,211 @@ def test_sigterm_to_every_process_of_a_service_stops_with_a_last_checkpoint(
     ]
     assert len(seen) >= result["records_in"] > 0, "each once, and again what was read again"
     assert " WARN " in (logs / "spark.log").read_text()
+
+
+# Rules: F3
+
+
+ROWS = 24_000
+
+
+class Place:
+    """A user's program and directories."""
+
+    def __init__(self, root: Path, what: dict[str, Any], *, with_spark: bool) -> None:
+        self.root, self.what, self._with_spark = root, what, with_spark
+        self.program = root / "program.py"
+        self.program.write_text(PROGRAM)
+        self.children: list[Child] = []
+
+    def start(self, *options: str, kill_at: str = "") -> Child:
+        """``headgate run``."""
+        *command, dashes, arguments = command_line(self.program, self.what)
+        points = ";".join(f"{point}:1:{self.root / f'killed-{point}'}" for point in kill_at.split() if point)
+        env = {} if self._with_spark else without_spark()
+        if points:
+            env["HEADGATE_KILL_AT"] = points
+        child = Child([*command, *options, dashes, arguments], self.root / "driver", env)
+        self.children.append(child)
+        return child
+
+    def headgate(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Another command."""
+        command = [sys.executable, "-m", "headgate.cli.app", *arguments]
+        return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=STEP_S, check=False)
+
+    def stop(self, savepoint: Path) -> subprocess.CompletedProcess[str]:
+        where = str(self.root / "checkpoints")
+        return self.headgate("stop", self.what["name"], "--dir", where, "--savepoint", str(savepoint))
+
+
+@pytest.mark.parametrize("with_spark", SPARK_IN_DEEP)
+@pytest.mark.deep
+@pytest.mark.early
+def test_a_pipeline_moves_with_a_savepoint_whatever_is_killed(
+    spec: Callable[..., dict[str, Any]], tmp_path: Path, with_spark: bool
+) -> None:  # SV2, SV10, SV24
+    gate = tmp_path / "gate"
+    place = Place(
+        tmp_path, spec("standard", rows=ROWS, rate=400, inline_bytes_max=0, gate=str(gate)), with_spark=with_spark
+    )
+    try:
+        for point in ("before-savepoint", "after-savepoint"):
+            child = place.start(kill_at=point)
+            checkpoints(child, 1)
+            stopped = place.stop(tmp_path / point)
+            assert child.exit_code() == -9, child.tale(point)
+            assert stopped.returncode != 0, stopped
+            assert (tmp_path / point / "savepoint").exists() == (point == "after-savepoint")
+            child.assert_gone()
+        child = place.start()
+        checkpoints(child, 1)
+        stopped = place.stop(tmp_path / "taken")
+        assert stopped.returncode == 0, stopped
+        assert child.exit_code() == 0, child.tale("exit code")
+        child.assert_gone()
+
+        gate.touch()  # nobody has to meet it any more while it runs
+        shutil.rmtree(tmp_path / "checkpoints")
+        moved = shutil.move(tmp_path / "taken", tmp_path / "moved")
+        for _ in range(3):  # the sinks belong to the pipeline that was: the user does what each of them says
+            child = place.start("--restore", str(moved))
+            assert child.exit_code() not in (0, -9), child.tale("exit code")
+            forget = re.search(r"run: headgate (.*)$", child.stderr(), re.MULTILINE)
+            assert forget is not None, child.tale("what to do")
+            assert place.headgate(*shlex.split(forget.group(1)), "--yes").returncode == 0
+        for expected in (-9, -9, 0):
+            child = place.start("--restore", str(moved), kill_at="after-claim after-adoption")
+            assert child.exit_code(2 * STEP_S) == expected, child.tale("exit code")
+            child.assert_gone()
+        notes = [event["text"] for event in child.events if event["event"] == "note"]
+        assert any("was restored before" in text for text in notes), notes
+    finally:
+        for child in place.children:
+            child.close()
+    assert json.loads(place.headgate("savepoints", "list", str(moved), "--json").stdout)[0]["path"] == ""
+    assert_standard(tmp_path, ROWS)
+    assert_clean(tmp_path)
+
+
+# Rules: F3
+
+
+DRAINED_ROWS = 400_000
+"""Far more than is read before the drain."""
+
+RATE = 4_000
+"""Twice what the slow reduce of ``backlog`` can take: the drain lasts as long as the reading before it."""
+
+Spec = Callable[..., dict[str, Any]]
+
+
+def assert_drained(root: Path, *, reduced_every: int = 1) -> None:
+    """Everything that was read, as the plain copy tells, went into the windows and the counts once; splits are
+    prefixes."""
+    rows = read_rows(root)
+    assert 0 < rows.height < DRAINED_ROWS, "it was drained in the middle"
+    events = generated(DRAINED_ROWS).filter(pl.col("id").is_in(rows["id"].implode()))
+    expected = recounted(events, reduced_every)
+    assert_equal(rows, expected["rows"], "rows")
+    assert_equal(read_committed(str(root / "windows")), expected["windows"], "windows")
+    assert_equal(read_committed(str(root / "counts")), expected["counts"], "counts")
+    assert_clean(root)
+
+
+def draining(life: Life) -> None:
+    life.wait("draining", lambda e: e["event"] == "progress" and e["state"] == "draining")
+
+
+@pytest.mark.spark
+def test_a_worker_killed_in_mid_drain_loses_and_doubles_nothing(
+    spec: Spec, run: Callable[[dict[str, Any]], Life], tmp_path: Path, told: Callable[[Life], None]
+) -> None:  # E7, E9
+    life = run(spec("backlog", rows=DRAINED_ROWS, rate=RATE))
+    running = life.running()
+    life.checkpoint(2)
+    life.child.send({"drain": life.name})
+    draining(life)
+    kill(next(iter(running["workers"].values())))
+    life.restart()
+    result = life.result()
+    told(life)
+    assert (result["is_finished"], result["is_drained"], result["restarts"]) == (True, True, 1)
+    assert_drained(tmp_path)
+
+
+@pytest.mark.parametrize("with_spark", SPARK_IN_DEEP)
+def test_a_driver_killed_in_mid_drain_forgets_it_and_the_next_one_continues_until_it_is_drained(
+    spec: Spec, launch: Callable[..., Life], tmp_path: Path, with_spark: bool
+) -> None:  # E9
+    what = spec("backlog", rows=DRAINED_ROWS, rate=RATE)
+    life = launch(what, with_spark=with_spark)
+    life.running()
+    life.checkpoint(2)
+    life.child.signal(signal.SIGUSR1)
+    draining(life)
+    life.child.signal(signal.SIGKILL)
+    life.child.assert_gone()
+    life = launch(what, with_spark=with_spark)
+    life.running()
+    life.checkpoint()
+    life.child.signal(signal.SIGUSR1)
+    result = life.result()
+    assert (result["is_finished"], result["is_drained"]) == (True, True)
+    assert life.child.exit_code() == 0
+    assert_drained(tmp_path)
+
+
+def headgate(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "headgate.cli.app", *arguments]
+    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=STARTED_S, check=False)
+
+
+def test_a_pipeline_of_another_terminal_is_stopped_restored_and_drained(spec: Spec, tmp_path: Path) -> None:
+    """Each by its command, and a checkpoint is taken by one."""
+    what = spec("standard", rows=DRAINED_ROWS, gate=str(tmp_path / "never"))
+    name, where = what["name"], ("--dir", str(tmp_path / "checkpoints"))
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    children: list[Child] = []
+
+    def start(*options: str) -> Child:
+        *command, dashes, arguments = command_line(program, what)
+        children.append(Child([*command, *options, dashes, arguments], tmp_path / "driver", without_spark()))
+        return children[-1]
+
+    def ends(child: Child, outcome: str, *options: str) -> None:
+        asked = headgate("stop", name, *where, *options)
+        assert asked.returncode == 0, asked.stderr
+        assert asked.stdout.startswith(f"{name}: {outcome}"), asked
+        assert "process" in asked.stderr.splitlines()[0]
+        assert child.exit_code() == 0, child.tale("exit code")
+        child.assert_gone()
+
+    try:
+        first = start()
+        checkpoints(first, 1)
+        asked = headgate("checkpoints", "take", name, *where)
+        found = re.fullmatch(rf"{name}: checkpoint (\d+) is completed\n", asked.stdout)
+        assert found, asked.stderr
+        first.wait_event(
+            lambda e: e["event"] == "checkpoint" and e["checkpoint"] == int(found[1]), 0, STARTED_S, "that checkpoint"
+        )
+        ends(first, "stopped; started again, it continues from checkpoint ")
+        second = start()
+        checkpoints(second, 2)
+        ends(second, "stopped", "--savepoint", str(tmp_path / "taken"))
+        third = start("--restore", str(tmp_path / "taken"))
+        checkpoints(third, 2)
+        ends(third, "drained; ", "--drain")
+        again = start()
+        assert again.exit_code() == 0
+        notes = [e["text"] for e in again.events if e["event"] == "note"]
+        assert any("was drained and does not continue" in text for text in notes), json.dumps(notes)
+    finally:
+        for child in children:
+            child.close()
+    assert_drained(tmp_path, reduced_every=20)
+    gone = headgate("stop", name, *where)
+    assert (gone.returncode, gone.stderr.count("\n")) == (2, 1)
+    assert f"Error: no pipeline '{name}' runs" in gone.stderr
