@@ -30,13 +30,7 @@ from bench.peers.measure import (
     measure_flink,
     run_peer,
 )
-from bench.peers.structured_streaming import (
-    figures_of,
-    session,
-    size_for_one_second,
-    summary_of,
-    windowed_count,
-)
+from bench.peers.structured_streaming import figures_of, session, size_for_one_second, summary_of, windowed_count
 
 from headgate.nexmark import QUERIES
 

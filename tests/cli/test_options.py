@@ -28,7 +28,7 @@ from headgate.errors import UsageError
 from headgate.model.config import ExponentialDelay, FailureRate, FixedDelay, NoRestart, RestartStrategy
 from headgate.model.progress import PipelineHandle
 from headgate.nexmark import Nexmark
-from headgate.operators.catalog import RowFunctionSpec
+from headgate.operators.functions import RowFunctionSpec
 from headgate.spark.worker_main import log_directory
 from headgate.store.server.server import ServerOptions
 

@@ -21,7 +21,7 @@ from headgate import testing
 from headgate.cli.options import load_pipeline
 from headgate.connectors.files.file_committer import read_committed
 from headgate.model.ids import NodeName
-from headgate.operators.catalog import ExpressionsSpec
+from headgate.operators.expressions import ExpressionsSpec
 from headgate.store.store import Store
 from headgate.store.streams import TEXT_SCHEMA
 from headgate.testing import EOF, PAUSE, Collect, ScriptedSource, run

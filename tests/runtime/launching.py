@@ -324,7 +324,8 @@ def _warm_up() -> None:
     import headgate.connectors.generator
     import headgate.connectors.memory
     import headgate.connectors.streams
-    import headgate.operators.catalog
+    import headgate.operators.process.connected_process
+    import headgate.operators.windows.aligned_windows
     import headgate.runtime.worker.worker
     import headgate.testing.connectors  # noqa: F401
 

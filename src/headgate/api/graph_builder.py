@@ -22,11 +22,12 @@ from headgate.model.config import StateConfig
 from headgate.model.graph import BAD_RECORDS, MAIN, Edge, Graph, Node, OutputTag, Partitioner, Role
 from headgate.model.ids import NodeName
 from headgate.model.schema_evolution import NO_OPERATOR_RULES, OperatorRules
-from headgate.operators import catalog, user_functions
+from headgate.operators import user_functions
 from headgate.operators.async_map import AsyncMapSpec
 from headgate.operators.functions import RowFunctionSpec
 from headgate.operators.loop_head import LoopHeadSpec
 from headgate.operators.schemas import canonical_schema, schema_text
+from headgate.operators.specs import ColumnsSpec, PartitionedSpec, output_schema
 
 BAD_RECORDS_NODE = NodeName("bad-records")
 """The implicit sink of diverted records."""
@@ -292,7 +293,7 @@ Outputs = dict[NodeName, dict[OutputTag, pa.Schema]]
 def read_used_columns(graph: Graph, outputs: Outputs) -> tuple[Graph, Outputs]:
     """Return the graph with sources that read what is used, and the schemas that follow from that.
 
-    What an operator reads is known where it is chained to a source and says so (``catalog.ColumnsSpec``). Every other
+    What an operator reads is known where it is chained to a source and says so (``ColumnsSpec``). Every other
     one reads all columns. Behind an exchange all are kept: an older program's records may come out of a checkpoint.
     Not for pipelines that divert bad records: these are diverted whole, and every value is looked at.
     """
@@ -306,7 +307,7 @@ def read_used_columns(graph: Graph, outputs: Outputs) -> tuple[Graph, Outputs]:
             if columns:
                 node = _narrow_source(node, found, columns, narrowed)
         elif len(node.inputs) == 1 and node.inputs[0].upstream in narrowed and columns is not None:
-            schema = catalog.output_schema(node.spec, found[node.inputs[0].upstream][MAIN], str(node.name))  # type: ignore[arg-type]
+            schema = output_schema(node.spec, found[node.inputs[0].upstream][MAIN], str(node.name))  # type: ignore[arg-type]
             if schema != found[node.name][MAIN]:
                 found[node.name] = found[node.name] | {MAIN: schema}
                 node = replace(node, schema_text=schema_text(schema))
@@ -318,7 +319,7 @@ def read_used_columns(graph: Graph, outputs: Outputs) -> tuple[Graph, Outputs]:
 def leave_out_shuffles(graph: Graph) -> Graph:
     """Return the graph without shuffles of records that are in the subtask of their key already.
 
-    They come from a join, or another operator by key (``catalog.PartitionedSpec``), with nothing but operators in
+    They come from a join, or another operator by key (``PartitionedSpec``), with nothing but operators in
     between that keep the columns of the key.
     """
     keys_of: dict[NodeName, tuple[str, ...] | None] = {}
@@ -332,7 +333,7 @@ def leave_out_shuffles(graph: Graph) -> Graph:
                 node = replace(node, inputs=(replace(edge, partitioner=Partitioner.FORWARD, keys=()),))
         elif edge is None or edge.partitioner is not Partitioner.FORWARD:
             before = None
-        if isinstance(node.spec, catalog.PartitionedSpec):
+        if isinstance(node.spec, PartitionedSpec):
             keys_of[node.name] = node.spec.keys_after(before)
         else:
             keys_of[node.name] = None
@@ -359,7 +360,7 @@ def _used(graph: Graph) -> Mapping[NodeName, frozenset[str] | None]:
         wanted = used[node.name]
         is_chained = len(node.inputs) == 1 and node.inputs[0].partitioner is Partitioner.FORWARD and not node.feedback
         reads: frozenset[str] | None = None
-        if is_chained and isinstance(node.spec, catalog.ColumnsSpec):
+        if is_chained and isinstance(node.spec, ColumnsSpec):
             reads = node.spec.columns_read(wanted)
         for edge in (*node.inputs, *node.feedback):
             before = used[edge.upstream]

@@ -66,7 +66,6 @@ class StreamCopy(ABC):
         direction: whether the stream of the store is written or read.
         stream, store: the stream, as for ``StreamSource``.
         name: of the pipeline; "": made from what is copied.
-        other: the stream of the other system, in words.
     """
 
     direction: Direction
@@ -76,7 +75,8 @@ class StreamCopy(ABC):
 
     @property
     @abstractmethod
-    def other(self) -> str: ...
+    def other(self) -> str:
+        """The stream of the other system, in words."""
 
     @property
     @abstractmethod
@@ -245,7 +245,6 @@ class TopicCopy(StreamCopy):
 
     @property
     def other(self) -> str:
-        """See ``StreamCopy``."""
         return f"topic {self.topic}"
 
     @property
@@ -254,7 +253,6 @@ class TopicCopy(StreamCopy):
         return self.named(self.topic) + (f"-{self.target_id}" if self.target_id else "")
 
     def pipeline(self) -> Pipeline:
-        """See ``StreamCopy``."""
         return self._to_stream() if self.direction == "to-stream" else self._to_topic()
 
     def _to_stream(self) -> Pipeline:
@@ -319,11 +317,9 @@ class TopicCopy(StreamCopy):
             client.close()
 
     def end_elsewhere(self) -> Mapping[int, int]:
-        """See ``StreamCopy``."""
         return self._end_of_topic()
 
     def is_past_elsewhere(self, end: Mapping[int, int], positions: Mapping[str, bytes]) -> bool:
-        """See ``StreamCopy``."""
         reached = {
             partition_of(split)[1]: TopicPosition.decode(split, data).offset for split, data in positions.items()
         }
@@ -401,7 +397,6 @@ class PravegaCopy(StreamCopy):
 
     @property
     def other(self) -> str:
-        """See ``StreamCopy``."""
         return f"stream {self.pravega} of Pravega"
 
     @property
@@ -410,7 +405,6 @@ class PravegaCopy(StreamCopy):
         return self.named(self.pravega)
 
     def pipeline(self) -> Pipeline:
-        """See ``StreamCopy``."""
         StreamName.parse(self.pravega)
         return self._to_stream() if self.direction == "to-stream" else self._from_stream()
 
@@ -451,7 +445,6 @@ class PravegaCopy(StreamCopy):
         return pipeline
 
     def end_elsewhere(self) -> Mapping[int, int] | None:
-        """See ``StreamCopy``."""
         client, stream = Controller(self.controller), StreamName.parse(self.pravega)
         try:
             return tail(client, stream, SYSTEM_ENVIRONMENT) if client.current(stream) else None

@@ -15,13 +15,13 @@ from headgate.model.config import CheckpointConfig, DamagedCheckpoint, Guarantee
 from headgate.model.graph import Graph, Node, Role
 from headgate.model.ids import NodeName
 from headgate.model.plan import HookSpec
-from headgate.operators import catalog
 from headgate.operators.checkpoint_listeners import CheckpointListener
 from headgate.operators.loop_head import LoopHeadSpec
 from headgate.operators.process.batch_process import BatchProcessFunction, BatchProcessSpec
 from headgate.operators.process.key_process import KeyFunctionSpec
 from headgate.operators.process.row_process import ProcessFunction, ProcessSpec
 from headgate.operators.schemas import schema_text
+from headgate.operators.specs import is_listening
 from headgate.protocol.supervision.restart_policy import longest_outage_ms
 
 
@@ -82,7 +82,7 @@ def check_retention(graph: Graph, checkpoints: CheckpointConfig, hooks: Iterable
     """
     options = {"retain_on_cancel": checkpoints.retain_on_cancel, "retain_on_failure": checkpoints.retain_on_failure}
     given = [name for name, retains in options.items() if not retains]
-    listening = [f"operator '{node.name}'" for node in graph.nodes if catalog.is_listening(node.spec)]
+    listening = [f"operator '{node.name}'" for node in graph.nodes if is_listening(node.spec)]
     listening += [f"hook '{spec.name}'" for spec in hooks if _is_listening(spec.hook)]
     if given and listening:
         raise UsageError(

@@ -23,13 +23,7 @@ import typer
 from rich.table import Table
 
 from headgate.cli.line_format import Format, batch_of_json, batch_of_lines, is_json, line_blocks, text_lines
-from headgate.cli.options import (
-    CheckpointDirOption,
-    MasterOption,
-    ParallelismOption,
-    QuietOption,
-    check_pipeline_name,
-)
+from headgate.cli.options import CheckpointDirOption, MasterOption, ParallelismOption, QuietOption, check_pipeline_name
 from headgate.cli.output import (
     ProgressBar,
     Terminal,

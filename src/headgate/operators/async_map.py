@@ -124,7 +124,7 @@ class AsyncMapSpec:
         return schema if self.schema is None else as_schema(node, self.schema)
 
     def state_text(self) -> str:
-        """See ``catalog.state_text``. Columns are compared where there are records."""
+        """See ``specs.state_text``. Columns are compared where there are records."""
         return Form.REQUESTS.value
 
 

@@ -213,7 +213,6 @@ class OperatorLists:
         return self._kept(descriptor, UnionList(self.node, descriptor, own, values, everybodys))
 
     def forget(self, name: str) -> None:
-        """See ``RestoreContext.forget``."""
         if not isinstance(name, str) or not name:
             raise UsageError(f"operator '{self.node}': forget takes the name of a list, not {name!r}")
         self._forgotten.add(name)

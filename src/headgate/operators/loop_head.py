@@ -48,7 +48,7 @@ class LoopHeadSpec:
         return self.schema
 
     def state_text(self) -> str:
-        """See ``catalog.state_text``. Rounds may be limited differently after a restore, but not begin to exist."""
+        """See ``specs.state_text``. Rounds may be limited differently after a restore, but not begin to exist."""
         keys = f"keys {', '.join(map(name_text, self.keys))}; " if self.keys else ""
         rounds = "" if self.round_column is None else f"round column {name_text(self.round_column)}; "
         return f"loop({keys}columns {schema_identity(self.schema)}; {rounds}log 1)"

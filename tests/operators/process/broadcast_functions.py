@@ -9,8 +9,8 @@ import pyarrow as pa
 
 import headgate as hg
 from headgate.model.graph import BROADCAST_INPUT, MAIN_INPUT
-from headgate.operators import catalog
 from headgate.operators.base import OperatorSpec, RestoredState
+from headgate.operators.process.connected_process import broadcast_spec
 
 READING = pa.schema([("key", pa.int64()), ("name", pa.large_string()), ("value", pa.int64())])
 LIMIT = pa.schema([("name", pa.large_string()), ("limit", pa.int64())])
@@ -95,7 +95,7 @@ class UnkeyedBatches(BatchLimits):
 
 
 def spec_of(function: object, *keys: str) -> OperatorSpec:
-    return catalog.broadcast_spec("node", keys, function, READING)
+    return broadcast_spec("node", keys, function, READING)
 
 
 def readings(*rows: tuple[int, str, int]) -> pa.RecordBatch:

@@ -17,7 +17,8 @@ from tests.state.backends import EACH, Chosen, choose, rows_in
 import headgate as hg
 from headgate.codec.snapshot import decode_sections
 from headgate.errors import UsageError
-from headgate.operators.catalog import process_spec, state_text
+from headgate.operators.process.connected_process import process_spec
+from headgate.operators.specs import state_text
 
 SCHEMA = pa.schema([("key", pa.int64()), ("n", pa.int64())])
 SPAN = pa.struct([("first", pa.int64()), ("least", pa.int64()), ("most", pa.int64()), ("last", pa.int64())])

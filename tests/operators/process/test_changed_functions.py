@@ -14,7 +14,8 @@ from tests.operators.harness import Harness
 import headgate as hg
 from headgate.errors import UsageError
 from headgate.model.schema_evolution import StateRules
-from headgate.operators import catalog
+from headgate.operators.process.connected_process import process_spec
+from headgate.operators.specs import state_rules, state_text
 
 SCHEMA = pa.schema([("key", pa.int64()), ("n", pa.int64())])
 Opening = Callable[[Any], Any]
@@ -60,7 +61,7 @@ NEW = pa.struct([("c", pa.large_list(pa.int64())), ("x", pa.int64())])
 
 
 def spec_of(function: Any) -> Any:
-    return catalog.process_spec("node", ("key",), function, SCHEMA)
+    return process_spec("node", ("key",), function, SCHEMA)
 
 
 def changed(state: Any) -> Any:
@@ -85,10 +86,10 @@ def test_what_is_said_is_in_the_spec_and_not_in_the_identity(form: Any) -> None:
         return changed(state)
 
     spec, plain = spec_of(form(open_now)), spec_of(form(lambda state: state.value("now", NEW)))
-    rules = catalog.state_rules(spec, "node")
+    rules = state_rules(spec, "node")
     assert dict(rules.states) == {"now": StateRules("kept", (("a", "x"),), frozenset({"c"}))}
     assert rules.forgotten == {"gone"}
-    assert catalog.state_text(spec, "node") == catalog.state_text(plain, "node")
+    assert state_text(spec, "node") == state_text(plain, "node")
 
 
 @pytest.mark.parametrize(

@@ -29,10 +29,10 @@ from tests.state.backends import IN_FILES, Chosen, choose
 import headgate as hg
 from headgate.errors import UsageError
 from headgate.model.graph import BROADCAST_INPUT, MAIN_INPUT, InputName
-from headgate.operators import catalog
 from headgate.operators.base import WATERMARK_MAX_MS, OperatorSpec, RestoredState
 from headgate.operators.keys import partition
-from headgate.operators.process.connected_process import RIGHT_INPUT, BroadcastOrderSpec
+from headgate.operators.process.connected_process import RIGHT_INPUT, BroadcastOrderSpec, co_process_spec, process_spec
+from headgate.operators.specs import output_schemas, state_rules, state_text
 from headgate.operators.user_functions import UserFunctionError
 from headgate.protocol.checkpoints.compatibility import judged
 
@@ -261,7 +261,7 @@ def test_broadcast_values_are_checked_and_isolated() -> None:
 def test_the_identity_of_broadcast_state_is_names_and_types_in_any_order(function: type, keys: tuple[str, ...]) -> None:
     of_side = "operator state(broadcast map changes: int64 -> int64; broadcast map limits: large_string -> int64)"
     of_keys = "keyed state(keys key: int64; value count: int64); " if keys else ""
-    assert catalog.state_text(spec_of(function(), *keys), "node") == of_keys + of_side
+    assert state_text(spec_of(function(), *keys), "node") == of_keys + of_side
 
 
 class Timed(Unkeyed):
@@ -303,10 +303,10 @@ def test_what_a_broadcast_function_cannot_be_is_refused() -> None:
             spec_of(function, *keys)
     for alone in (Sideless(), SidelessBatches()):
         with pytest.raises(UsageError, match="broadcast state 'limits' needs a broadcast side"):
-            catalog.process_spec("node", ("key",), alone, READING)
+            process_spec("node", ("key",), alone, READING)
     for function in (Limits(), BatchLimits()):
         with pytest.raises(UsageError, match=r"has a broadcast side; connect the stream with one: stream\.connect"):
-            catalog.process_spec("node", ("key",), function, READING)
+            process_spec("node", ("key",), function, READING)
 
 
 def test_a_bad_record_of_the_side_is_one() -> None:
@@ -364,7 +364,7 @@ def test_broadcast_state_evolves() -> None:
     evolution = hg.Evolution(renamed_from="rules", renamed={"limit": "bound"}, defaults={"unit": "m"})
     now = Wider("limits", NEW, evolution)
     old, new = spec_of(former), spec_of(now)
-    verdict = judged("node", "it", catalog.state_text(old), catalog.state_text(new), catalog.state_rules(new))
+    verdict = judged("node", "it", state_text(old), state_text(new), state_rules(new))
     assert verdict.refusal is None
     assert len(verdict.changes) == 4
     before = Harness(old)
@@ -385,11 +385,11 @@ def test_broadcast_state_evolves() -> None:
         ),
     ):
         spec = spec_of(other)
-        refused = judged("node", "it", catalog.state_text(old), catalog.state_text(spec), catalog.state_rules(spec))
+        refused = judged("node", "it", state_text(old), state_text(spec), state_rules(spec))
         assert refused.refusal is not None
         assert re.search(problem, refused.refusal), refused.refusal
     left = spec_of(Wider("other", OLD, hg.Evolution(starts_empty=True), forgotten="rules"))
-    verdict = judged("node", "it", catalog.state_text(old), catalog.state_text(left), catalog.state_rules(left))
+    verdict = judged("node", "it", state_text(old), state_text(left), state_rules(left))
     assert verdict.refusal is None
     empty = Harness(left)
     empty.operator.restore_broadcast([side])
@@ -501,8 +501,8 @@ class BatchBalance(hg.BatchCoProcessFunction):
 
 
 def spec(function: Any, left: pa.Schema = LEFT, right: pa.Schema = RIGHT) -> OperatorSpec:
-    made = catalog.co_process_spec("node", ("customer",), ("payer",), function, left)
-    catalog.output_schemas(made, {MAIN_INPUT: left, RIGHT_INPUT: right}, "node")
+    made = co_process_spec("node", ("customer",), ("payer",), function, left)
+    output_schemas(made, {MAIN_INPUT: left, RIGHT_INPUT: right}, "node")
     return made
 
 

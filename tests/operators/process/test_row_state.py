@@ -17,7 +17,8 @@ import headgate as hg
 from headgate.codec.snapshot import decode_sections
 from headgate.errors import UsageError
 from headgate.operators.base import RestoredState
-from headgate.operators.catalog import process_spec, state_text
+from headgate.operators.process.connected_process import process_spec
+from headgate.operators.specs import state_text
 
 SCHEMA = pa.schema([("key", pa.int64()), ("n", pa.int64())])
 MEAN = pa.struct([("sum", pa.int64()), ("n", pa.int64())])

@@ -13,7 +13,8 @@ from tests.operators.harness import Harness
 import headgate as hg
 from headgate.errors import BadRecord, UsageError
 from headgate.model.graph import MAIN_INPUT, OutputTag
-from headgate.operators import catalog
+from headgate.operators.process.connected_process import process_spec
+from headgate.operators.specs import output_schemas
 from headgate.operators.user_functions import UserFunctionError
 
 SCHEMA = pa.schema([("key", pa.large_string()), ("n", pa.int64())])
@@ -52,7 +53,7 @@ class BatchSplit(hg.BatchProcessFunction):
 
 
 def spec(function: Any) -> Any:
-    return catalog.process_spec("node", ("key",), function, SCHEMA)
+    return process_spec("node", ("key",), function, SCHEMA)
 
 
 def side(run: Harness, name: str) -> list[tuple[Any, ...]]:
@@ -73,7 +74,7 @@ def test_records_go_to_the_output_that_is_named(function: Any) -> None:
 
 @pytest.mark.parametrize("function", [Split(), BatchSplit()])
 def test_every_output_has_its_schema(function: Any) -> None:
-    found = catalog.output_schemas(spec(function), {MAIN_INPUT: SCHEMA}, "node")
+    found = output_schemas(spec(function), {MAIN_INPUT: SCHEMA}, "node")
     timers = pa.schema([("key", pa.large_string()), ("time", pa.int64())])
     assert found == {"main": SCHEMA, "odd": SCHEMA, "timers": timers}
 

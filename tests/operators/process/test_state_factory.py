@@ -15,7 +15,7 @@ from tests.operators.harness import Recorder
 import headgate as hg
 import headgate.operators
 from headgate.operators.base import OperatorContext, OperatorSpec
-from headgate.operators.catalog import process_spec
+from headgate.operators.process.connected_process import process_spec
 from headgate.operators.reduction import ReduceSpec
 from headgate.operators.windows.aligned_windows import window_operators
 from headgate.operators.windows.window_assigner import tumbling

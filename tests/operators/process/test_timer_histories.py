@@ -16,9 +16,9 @@ from tests.state.backends import EACH, IN_FILES, Chosen, choose
 
 import headgate as hg
 from headgate.operators.base import WATERMARK_MAX_MS
-from headgate.operators.catalog import process_spec
 from headgate.operators.keys import partition
 from headgate.operators.process import batch_process
+from headgate.operators.process.connected_process import process_spec
 from headgate.state.rocksdb import timers as rocks_timers
 
 SCHEMA = pa.schema([("key", pa.int64()), ("at", pa.int64()), ("is_event", pa.bool_()), ("deletes", pa.bool_())])

@@ -18,9 +18,9 @@ from headgate.codec.snapshot import decode_sections, encode_sections
 from headgate.errors import CorruptionError, UsageError
 from headgate.model.manifest import KeyGroups
 from headgate.operators.base import WATERMARK_MAX_MS, WATERMARK_MIN_MS, OperatorSpec, RestoredState
-from headgate.operators.catalog import process_spec
 from headgate.operators.process import batch_process, row_process
 from headgate.operators.process import timers as timers_module
+from headgate.operators.process.connected_process import process_spec
 from headgate.operators.user_functions import UserFunctionError
 from headgate.state import snapshot
 from headgate.state.key_hash import hash_column

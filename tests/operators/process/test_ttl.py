@@ -19,7 +19,8 @@ import headgate as hg
 from headgate.codec.snapshot import decode_sections, encode_sections
 from headgate.errors import CorruptionError, UsageError
 from headgate.operators.base import OperatorSpec, RestoredState
-from headgate.operators.catalog import process_spec, state_text
+from headgate.operators.process.connected_process import process_spec
+from headgate.operators.specs import state_text
 from headgate.state.memory.column_backend import MemoryColumnBackend
 from headgate.state.memory.ttl import ExpiringCells
 from headgate.state.rocksdb.ttl import ExpiringTables

@@ -19,8 +19,8 @@ from tests.runtime.checkpoints.frozen_cases import small
 from tests.state.backends import EACH, IN_FILES, Chosen, choose
 
 import headgate as hg
-from headgate.operators.catalog import process_spec
 from headgate.operators.keys import partition
+from headgate.operators.process.connected_process import process_spec
 
 TTLS = ((5, "write"), (9, "write"), (5, "read_and_write"), (12, "read_and_write"), (None, "write"))
 ttls = st.sampled_from(TTLS)

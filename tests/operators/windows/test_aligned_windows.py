@@ -20,8 +20,8 @@ from headgate.errors import UsageError
 from headgate.model.graph import OutputTag
 from headgate.model.progress import Lateness
 from headgate.operators.base import WATERMARK_MAX_MS, RestoredState
-from headgate.operators.catalog import state_text
 from headgate.operators.keys import partition
+from headgate.operators.specs import state_text
 from headgate.operators.timestamps import WithTimestampsSpec
 from headgate.operators.windows.aligned_windows import UPDATE_MS, WindowOperators, window_operators
 from headgate.operators.windows.window_assigner import FixedWindows, tumbling

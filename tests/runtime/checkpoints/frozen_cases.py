@@ -28,12 +28,12 @@ from headgate.model.ids import ChannelIndex, CheckpointId, Generation, NodeName,
 from headgate.model.plan import Plan, PlanEdge
 from headgate.operators.async_map import AsyncMapSpec
 from headgate.operators.base import Operator, OperatorSpec, RestoredState
-from headgate.operators.catalog import broadcast_spec
 from headgate.operators.checkpoint_listeners import OperatorLists
 from headgate.operators.functions import paused_gc
 from headgate.operators.joins.broadcast_join import BroadcastJoinSpec
 from headgate.operators.process.batch_aggregation import BatchStateHandle
 from headgate.operators.process.batch_process import BatchContext, BatchProcessFunction, FiredTimers, batch_process_spec
+from headgate.operators.process.connected_process import broadcast_spec
 from headgate.operators.process.row_process import ProcessContext, ProcessFunction, StateHandle, row_process_spec
 from headgate.operators.process.timers import Timer
 from headgate.operators.reduction import ReduceSpec

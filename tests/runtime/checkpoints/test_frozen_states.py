@@ -20,7 +20,6 @@ from headgate.operators.aggregation.over_aggregates import OverOperator, OverSpe
 from headgate.operators.aggregation.running_aggregate import RunningAggregateOperator, RunningAggregateSpec
 from headgate.operators.async_map import AsyncMapSpec
 from headgate.operators.base import Operator
-from headgate.operators.catalog import StatefulSpec
 from headgate.operators.deduplication import DeduplicateOperator, DeduplicateSpec
 from headgate.operators.joins.broadcast_join import BroadcastJoinSpec
 from headgate.operators.joins.changing_join import ChangingJoinOperator, ChangingJoinSpec
@@ -39,6 +38,7 @@ from headgate.operators.process.connected_process import (
 )
 from headgate.operators.process.key_process import KeyFunctionOperator, KeyFunctionSpec
 from headgate.operators.process.row_process import ProcessOperator
+from headgate.operators.specs import StatefulSpec
 from headgate.operators.top_rows import (
     ChangingTopOperator,
     ChangingTopSpec,

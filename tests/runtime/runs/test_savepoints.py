@@ -30,8 +30,8 @@ from headgate.model.ids import CheckpointId, NodeName
 from headgate.model.manifest import Manifest
 from headgate.model.plan import PipelineDefinition
 from headgate.model.progress import CheckpointOutcome, SilentObserver
-from headgate.operators import catalog
 from headgate.operators.base import Operator
+from headgate.operators.specs import output_schemas
 from headgate.protocol.checkpoints.recovery import candidates
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.checkpoints.savepoints import SavepointDirectory
@@ -377,7 +377,7 @@ def matched(pipeline: hg.Pipeline, orders: Stream, payments: Stream) -> tuple[St
         for edge in stream._all_edges
     )
     spec, node = MatchSpec(), NodeName("match")
-    schemas = dict(catalog.output_schemas(spec, {ORDERS: orders._schema, PAYMENTS: payments._schema}, str(node)))
+    schemas = dict(output_schemas(spec, {ORDERS: orders._schema, PAYMENTS: payments._schema}, str(node)))
     main = schemas.pop(PAID)
     pipeline._builder.add(node, Role.OPERATOR, edges, spec, main, side_outputs=schemas)
     return Stream(pipeline, (Edge(node),), main), Stream(pipeline, (Edge(node, tag=UNPAID),), schemas[UNPAID])
@@ -403,4 +403,4 @@ def test_an_operator_knows_its_inputs_apart_and_has_outputs_of_their_own(
 
 def test_an_operator_says_which_inputs_it_needs() -> None:
     with pytest.raises(UsageError, match=r"operator 'match' needs orders and payments, not \['orders'\]"):
-        catalog.output_schemas(MatchSpec(), {ORDERS: ORDER}, "match")
+        output_schemas(MatchSpec(), {ORDERS: ORDER}, "match")

@@ -23,7 +23,7 @@ from headgate.codec.snapshot import IN_FLIGHT_PREFIX, LISTS_PREFIX, STATE_PREFIX
 from headgate.errors import UsageError
 from headgate.model.state_schema import StateIdentity
 from headgate.operators.base import WATERMARK_MAX_MS, WATERMARK_MIN_MS
-from headgate.operators.catalog import process_spec
+from headgate.operators.process.connected_process import process_spec
 from headgate.operators.reduction import ReduceSpec
 from headgate.operators.windows.aligned_windows import window_operators
 from headgate.operators.windows.window_assigner import tumbling

@@ -28,8 +28,8 @@ from tests.state.backends import states as states_on
 import headgate as hg
 from headgate.errors import BadRecord, UsageError
 from headgate.operators.base import WATERMARK_MAX_MS
-from headgate.operators.catalog import state_rules, state_text
 from headgate.operators.process.key_process import KeyFunctionSpec
+from headgate.operators.specs import state_rules, state_text
 from headgate.operators.user_functions import UserFunctionError
 from headgate.protocol.checkpoints.compatibility import judged
 from headgate.spark.stateful_processor import processor_spec

@@ -18,8 +18,8 @@ from tests.state.test_timers import GROUPS as FEW_GROUPS
 from tests.state.test_timers import KEYS, Columns, Rows, Timer, arrays, hash_of
 
 import headgate as hg
-from headgate.operators.catalog import process_spec
 from headgate.operators.process import batch_process
+from headgate.operators.process.connected_process import process_spec
 from headgate.state.backend import Ownership, TimeKind, first_timers
 from headgate.state.memory.timers import MemoryColumnTimers
 from headgate.state.rocksdb import column_backend, row_encoding

@@ -16,13 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 import polars as pl
 
 from headgate.api.sql.expressions import Scalars
-from headgate.api.sql.relations import (
-    Bounds,
-    Column,
-    Relation,
-    kept_rows,
-    selected,
-)
+from headgate.api.sql.relations import Bounds, Column, Relation, kept_rows, selected
 from headgate.api.sql.syntax import PROCTIME, exp, interval_ms, refuse_others
 from headgate.api.sql.values import type_of_keys, unsupported
 from headgate.dataclass import dataclass

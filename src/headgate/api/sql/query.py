@@ -16,14 +16,7 @@ import polars as pl
 
 from headgate.api.sql.aggregation import Grouping
 from headgate.api.sql.expressions import Scalars
-from headgate.api.sql.joins import (
-    LINK,
-    SubqueryCondition,
-    all_of,
-    check_no_nulls,
-    joined,
-    subquery_condition,
-)
+from headgate.api.sql.joins import LINK, SubqueryCondition, all_of, check_no_nulls, joined, subquery_condition
 from headgate.api.sql.over import is_of_over, is_over, with_named_windows, with_overs
 from headgate.api.sql.relations import (
     END,

@@ -26,11 +26,14 @@ from headgate.model.graph import BAD_RECORDS, MAIN, MAIN_INPUT, Edge, InputName,
 from headgate.model.ids import NodeName
 from headgate.model.plan import PipelineDefinition
 from headgate.model.progress import PipelineHandle
-from headgate.operators import catalog
-from headgate.operators.async_map import AsyncFunction, Result, check_async_function
+from headgate.operators.async_map import AsyncFunction, AsyncMapSpec, Result, check_async_function
 from headgate.operators.base import OperatorSpec
+from headgate.operators.changes import ChangeCheckSpec
+from headgate.operators.expressions import ExplodeSpec, filter_spec, select_spec, with_columns_spec
+from headgate.operators.functions import MapBatchesSpec, RowFunctionSpec, RowVerb
 from headgate.operators.schemas import SchemaLike, schema_text
-from headgate.operators.timestamps import WatermarkGenerator
+from headgate.operators.specs import output_schemas, state_rules, state_text
+from headgate.operators.timestamps import WatermarkGenerator, WithTimestampsSpec
 
 Row = dict[str, Any]
 R = TypeVar("R", bound="Records")
@@ -145,8 +148,8 @@ class Records:
         refuses: bool = False,
     ) -> pa.Schema:
         """Add an operator with inputs of these schemas and return the schema of its main output."""
-        outputs = dict(catalog.output_schemas(spec, inputs, str(node)))
-        text, rules = catalog.state_text(spec, str(node)), catalog.state_rules(spec, str(node))
+        outputs = dict(output_schemas(spec, inputs, str(node)))
+        text, rules = state_text(spec, str(node)), state_rules(spec, str(node))
         self._pipeline._builder.add(
             node,
             Role.OPERATOR,
@@ -231,7 +234,7 @@ class AsyncOptions:
 
 def async_map(
     stream: Records, function: Any, schema: SchemaLike | None, options: AsyncOptions, name: str | None
-) -> tuple[NodeName, catalog.AsyncMapSpec]:
+) -> tuple[NodeName, AsyncMapSpec]:
     """Return the name and the spec of an operator that asks for each record of ``stream``.
 
     Raises:
@@ -258,7 +261,7 @@ def async_map(
             f"operator '{node}': map_async cannot be in the body of loop '{loops[0]}', because no round waits for its "
             "answers; call it before or after iterate"
         )
-    spec = catalog.AsyncMapSpec(
+    spec = AsyncMapSpec(
         function,
         stream._schema,
         schema,
@@ -291,7 +294,7 @@ class StatelessVerbs(Records):
         expressions = tuple(p for p in predicates if isinstance(p, pl.Expr))
         if not functions and predicates:
             if self._changes is None:
-                return self._then("filter", name, catalog.filter_spec(*expressions))
+                return self._then("filter", name, filter_spec(*expressions))
             first, *others = filter_of_changes(self._changes, expressions)
             stream = self._then("filter", name, first, changes=self._changes)
             for other in others:
@@ -301,7 +304,7 @@ class StatelessVerbs(Records):
         if len(predicates) != 1 or not callable(functions[0]):
             raise UsageError("filter needs Polars expressions such as pl.col('level') == 'ERROR', or one function")
         function = function_of("filter", functions[0])
-        spec = catalog.RowFunctionSpec(catalog.RowVerb.FILTER, function)
+        spec = RowFunctionSpec(RowVerb.FILTER, function)
         return self._then("filter", name, spec, refuses=True)
 
     def select(self, *expressions: pl.Expr | str, name: str | None = None, **named: Any) -> Self:
@@ -311,7 +314,7 @@ class StatelessVerbs(Records):
         """
         found = expressions_of("select", name, expressions, named)
         changes = self._changes_after("select", found)
-        result = self._then("select", name, catalog.select_spec(*found), changes=changes)
+        result = self._then("select", name, select_spec(*found), changes=changes)
         if result._time_column is None and self._time_column is not None:
             sources = renamed(found, self._schema)
             result._time_column = next((one for one in sources if sources[one] == self._time_column), None)
@@ -321,7 +324,7 @@ class StatelessVerbs(Records):
         """Add or replace columns."""
         found = expressions_of("with_columns", name, expressions, named)
         changes = self._changes_after("with_columns", found, keeps_others=True)
-        return self._then("with-columns", name, catalog.with_columns_spec(*found), changes=changes)
+        return self._then("with-columns", name, with_columns_spec(*found), changes=changes)
 
     def explode(
         self, column: str, *, keep_empty: bool = False, position: str | None = None, name: str | None = None
@@ -347,7 +350,7 @@ class StatelessVerbs(Records):
         changes = None
         if self._changes is not None and self._changes.retractions:
             changes = Changes((), retractions=True)
-        return self._then("explode", name, catalog.ExplodeSpec(column, keep_empty, position or ""), changes=changes)
+        return self._then("explode", name, ExplodeSpec(column, keep_empty, position or ""), changes=changes)
 
     def map(self, function: Callable[[Row], Row], schema: SchemaLike | None = None, *, name: str | None = None) -> Self:
         """Turn each record (a dict) into another one.
@@ -355,14 +358,14 @@ class StatelessVerbs(Records):
         ``schema`` describes the results if their schema is not that of the input. A result that does not fit it is a
         bad record.
         """
-        spec = catalog.RowFunctionSpec(catalog.RowVerb.MAP, function_of("map", function), schema)
+        spec = RowFunctionSpec(RowVerb.MAP, function_of("map", function), schema)
         return self._then("map", name, spec, refuses=True)
 
     def flat_map(
         self, function: Callable[[Row], Iterable[Row]], schema: SchemaLike | None = None, *, name: str | None = None
     ) -> Self:
         """Turn each record (a dict) into any number of records; otherwise like ``map``."""
-        spec = catalog.RowFunctionSpec(catalog.RowVerb.FLAT_MAP, function_of("flat_map", function), schema)
+        spec = RowFunctionSpec(RowVerb.FLAT_MAP, function_of("flat_map", function), schema)
         return self._then("flat-map", name, spec, refuses=True)
 
     def map_batches(
@@ -387,7 +390,7 @@ class StatelessVerbs(Records):
         """
         if as_arrow is not None:
             check_switches("map_batches: ", as_arrow=as_arrow)
-        spec = catalog.MapBatchesSpec(function_of("map_batches", function), schema, as_arrow)
+        spec = MapBatchesSpec(function_of("map_batches", function), schema, as_arrow)
         return self._then("map-batches", name, spec, refuses=True)
 
     def map_async(
@@ -541,7 +544,7 @@ class StatelessVerbs(Records):
         for option, given in (("idle_timeout", idle_timeout), ("silent_after", silent_after)):
             if given is not None and ms(given, option) == 0:
                 raise UsageError(f"{option} must be longer than zero, such as '30s': all splits were silent else")
-        spec = catalog.WithTimestampsSpec(
+        spec = WithTimestampsSpec(
             column,
             ms(out_of_orderness, "out_of_orderness"),
             ms(idle_timeout, "idle_timeout"),
@@ -625,7 +628,7 @@ class StatelessVerbs(Records):
         if not keys:
             raise UsageError("records_as_changes needs the columns that identify a row, such as 'id'")
         check_switches("records_as_changes: ", retractions=retractions)
-        spec = catalog.ChangeCheckSpec(keys, retractions)
+        spec = ChangeCheckSpec(keys, retractions)
         return self._then("changes", name, spec, refuses=True, changes=Changes(keys, retractions))
 
     def _changes_after(self, verb: str, found: list[pl.Expr], *, keeps_others: bool = False) -> Changes | None:

@@ -17,7 +17,6 @@ from headgate.errors import UsageError
 from headgate.model.config import StateConfig
 from headgate.model.graph import BROADCAST_INPUT, MAIN_INPUT, Edge, Partitioner, Role
 from headgate.model.ids import NodeName
-from headgate.operators import catalog
 from headgate.operators.process.connected_process import (
     RIGHT_INPUT,
     BatchBroadcastProcessFunction,
@@ -25,6 +24,8 @@ from headgate.operators.process.connected_process import (
     BroadcastOrderSpec,
     BroadcastProcessFunction,
     CoProcessFunction,
+    broadcast_spec,
+    co_process_spec,
 )
 
 S = TypeVar("S", bound=Records)
@@ -72,7 +73,7 @@ class ConnectedStreams(Generic[S]):
         refuse_foreign_methods(str(node), function)
         if self._side._keys:
             return self._of_two_keys(node, function, where)
-        spec = catalog.broadcast_spec(str(node), main._keys, function, main._schema)
+        spec = broadcast_spec(str(node), main._keys, function, main._schema)
         inputs = {MAIN_INPUT: main._schema, BROADCAST_INPUT: self._side._schema}
         with builder.all_or_nothing():
             edges = (*main._edges, self._ordered(node, by_row=isinstance(function, BroadcastProcessFunction)))
@@ -82,7 +83,7 @@ class ConnectedStreams(Generic[S]):
 
     def _of_two_keys(self, node: NodeName, function: object, where: StateConfig | None) -> S:
         left, right = self._main, self._side
-        spec = catalog.co_process_spec(str(node), left._keys, right._keys, function, left._schema)
+        spec = co_process_spec(str(node), left._keys, right._keys, function, left._schema)
         inputs = {MAIN_INPUT: left._schema, RIGHT_INPUT: right._schema}
         edges = (*left._edges, *(replace(edge, input=RIGHT_INPUT) for edge in right._edges))
         left._add_with_inputs(node, spec, edges, inputs, refuses=True)

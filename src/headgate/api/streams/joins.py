@@ -23,7 +23,6 @@ from headgate.errors import UsageError
 from headgate.model.config import Duration, StateConfig, duration_ms
 from headgate.model.graph import BROADCAST_INPUT, MAIN_INPUT, Edge, Partitioner, Role
 from headgate.model.ids import NodeName
-from headgate.operators import catalog
 from headgate.operators.changes import OP
 from headgate.operators.joins.broadcast_join import HOWS as BROADCAST_HOWS
 from headgate.operators.joins.broadcast_join import BroadcastJoinSpec, TableOrderSpec
@@ -47,6 +46,7 @@ from headgate.operators.joins.join_plan import (
 )
 from headgate.operators.joins.stream_joins import JoinSpec
 from headgate.operators.schemas import schema_text
+from headgate.operators.specs import output_schemas, state_text
 from headgate.operators.timestamps import EventTime, event_time
 from headgate.state.ttl import TTL
 
@@ -196,13 +196,13 @@ def _added(
     ]
     made_of = ChangingJoinSpec if isinstance(bound, Changing) else JoinSpec
     spec = made_of(JoinPlan(sides[0], sides[1], how, bound, suffix))
-    output = catalog.output_schemas(spec, {LEFT_INPUT: left._schema, RIGHT_INPUT: other._schema}, str(node))
+    output = output_schemas(spec, {LEFT_INPUT: left._schema, RIGHT_INPUT: other._schema}, str(node))
     edges, null_keys = [], []
     with builder.all_or_nothing():
         for side, name, columns in zip((left, other), (LEFT_INPUT, RIGHT_INPUT), spec.edge_keys, strict=True):
             before = JoinInputSpec(spec.plan, name)
             part = builder.claim_name(f"{node}-{name}", None, part_of=node)
-            made = dict(catalog.output_schemas(before, {}, str(part)))
+            made = dict(output_schemas(before, {}, str(part)))
             outputs = {tag: schema for tag, schema in made.items() if tag == NULL_KEYS}
             main = next(schema for tag, schema in made.items() if tag != NULL_KEYS)
             takes_changes = isinstance(bound, Changing) or (isinstance(bound, AsOf) and side is other)
@@ -211,7 +211,7 @@ def _added(
             edges.append(Edge(part, Partitioner.HASH, columns, input=name))
             null_keys += [Edge(part, tag=tag) for tag in outputs]
         schema = next(iter(output.values()))
-        builder.add(node, Role.OPERATOR, tuple(edges), spec, schema, state_text=catalog.state_text(spec))
+        builder.add(node, Role.OPERATOR, tuple(edges), spec, schema, state_text=state_text(spec))
     builder.keep_state(node, where)
     changes = _changes_of(left, other, keys, how) if isinstance(bound, Changing) else None
     return stream(left._pipeline, (Edge(node), *null_keys), schema, spec.plan.time_column, (), changes)

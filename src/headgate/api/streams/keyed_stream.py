@@ -37,24 +37,25 @@ from headgate.api.streams.windowed_stream import (
     over,
     trigger_of,
 )
-from headgate.api.unsupported import (
-    not_there_yet,
-    refuse_foreign_methods,
-    refuse_uncalled_methods,
-)
+from headgate.api.unsupported import not_there_yet, refuse_foreign_methods, refuse_uncalled_methods
 from headgate.dataclass import dataclass
 from headgate.errors import UsageError
 from headgate.model.config import Duration, StateConfig, check_switches, duration_ms
 from headgate.model.graph import Edge, Partitioner
 from headgate.model.ids import NodeName
-from headgate.operators import catalog
+from headgate.operators.aggregation.running_aggregate import RunningAggregate, needed_columns, running_aggregate_spec
 from headgate.operators.async_map import AsyncFunction, Result
 from headgate.operators.changes import OP
+from headgate.operators.deduplication import DeduplicateSpec
+from headgate.operators.expressions import select_spec
 from headgate.operators.process.batch_process import BatchProcessFunction
+from headgate.operators.process.connected_process import process_spec
 from headgate.operators.process.row_process import ProcessFunction
 from headgate.operators.reduction import ReduceSpec
+from headgate.operators.row_order import LEFT_OUT, Order, WindowCandidatesSpec, order_of
 from headgate.operators.schemas import SchemaLike, schema_text
 from headgate.operators.timestamps import event_time
+from headgate.operators.top_rows import ChangingTopSpec, TopSpec, WindowTopSpec
 from headgate.operators.windows.window_plan import END_COLUMN, START_COLUMN, Emission
 from headgate.operators.windows.window_trigger import Trigger
 from headgate.state.descriptors import NO_EVOLUTION, Evolution, checked_evolution
@@ -194,10 +195,10 @@ class KeyedVerbs(Records, Generic[S]):
             )
         check_switches(f"operator '{node}': ", retractions=retractions)
         lifetime = _lifetime(node, "ttl", ttl, retractions=retractions)
-        aggregate = catalog.RunningAggregate(self._keys, found, self._changes is not None, retractions, lifetime)
-        spec = catalog.running_aggregate_spec(aggregate, self._schema, str(node))
+        aggregate = RunningAggregate(self._keys, found, self._changes is not None, retractions, lifetime)
+        spec = running_aggregate_spec(aggregate, self._schema, str(node))
         with builder.all_or_nothing():
-            narrow = self._narrowed(node, catalog.needed_columns(found, self._schema, (*self._keys, OP)))
+            narrow = self._narrowed(node, needed_columns(found, self._schema, (*self._keys, OP)))
             output = narrow._add(node, spec, takes_changes=True)
         builder.keep_state(node, where)
         return self._stream(self._pipeline, (Edge(node),), output, None, (), Changes(self._keys, retractions))
@@ -239,7 +240,7 @@ class KeyedVerbs(Records, Generic[S]):
             raise UsageError(f"operator '{node}': by= is the name of a column, not {by!r}")
         check_switches(f"operator '{node}': ", retractions=retractions)
         lifetime = _lifetime(node, "within", within, retractions=retractions)
-        spec = catalog.DeduplicateSpec(self._keys, self._schema, keep == "last", by, retractions, lifetime)
+        spec = DeduplicateSpec(self._keys, self._schema, keep == "last", by, retractions, lifetime)
         output = self._add(node, spec)
         builder.keep_state(node, where)
         changes = None if spec.is_append_only else Changes(self._keys, retractions)
@@ -284,17 +285,17 @@ class KeyedVerbs(Records, Generic[S]):
         node = builder.claim_name("top", name)
         _check_count(node, count)
         check_switches(f"operator '{node}': ", retractions=retractions)
-        order = catalog.order_of(str(node), by, descending)
+        order = order_of(str(node), by, descending)
         has_retractions = retractions or (rank is None and count > 1)
         lifetime = _lifetime(node, "within", within, retractions=has_retractions)
         if self._changes is None:
-            spec = catalog.TopSpec(self._keys, self._schema, count, order, rank, has_retractions, lifetime)
+            spec = TopSpec(self._keys, self._schema, count, order, rank, has_retractions, lifetime)
         else:
             schema = pa.schema([field for field in self._schema if field.name != OP])
             known = self._changes.keys or schema.names
             identity = tuple(column for column in known if column not in self._keys)
             is_upsert = not self._changes.retractions
-            spec = catalog.ChangingTopSpec(
+            spec = ChangingTopSpec(
                 self._keys, schema, count, order, rank, has_retractions, lifetime, identity, is_upsert
             )
         output = self._add(node, spec, takes_changes=True)
@@ -338,7 +339,7 @@ class KeyedVerbs(Records, Generic[S]):
         node = self._pipeline._builder.claim_name("top-per-window", name)
         _check_count(node, count)
         check_switches(f"operator '{node}': ", ties=ties)
-        order = catalog.order_of(str(node), by, descending)
+        order = order_of(str(node), by, descending)
         keys = (*(key for key in self._keys if key not in WINDOW_COLUMNS), *WINDOW_COLUMNS)
         if window is not None:
             return self._top_of_windows(node, keys, window, count, order, ties, rank, where)
@@ -349,7 +350,7 @@ class KeyedVerbs(Records, Generic[S]):
                 "and one of them as event time; call it after window(...).agg(...), give window=, or use "
                 "key_by(...).top(...)"
             )
-        return self._top_per_window(node, catalog.WindowTopSpec(keys, self._schema, count, order, rank, ties), where)
+        return self._top_per_window(node, WindowTopSpec(keys, self._schema, count, order, rank, ties), where)
 
     def _top_of_windows(
         self,
@@ -357,7 +358,7 @@ class KeyedVerbs(Records, Generic[S]):
         keys: tuple[str, ...],
         window: Tumbling | Sliding,
         count: int,
-        order: catalog.Order,
+        order: Order,
         ties: bool,
         rank: str | None,
         state: StateConfig | None,
@@ -377,14 +378,14 @@ class KeyedVerbs(Records, Generic[S]):
         before = tuple(replace(edge, partitioner=Partitioner.FORWARD, keys=()) for edge in self._edges)
         plain = self._stream(self._pipeline, before, self._schema, self._time_column)
         with self._pipeline._builder.all_or_nothing():
-            candidates = catalog.WindowCandidatesSpec(self._keys, windows, time, count, order, ties)
+            candidates = WindowCandidatesSpec(self._keys, windows, time, count, order, ties)
             found = plain._then(f"{node}-windows", None, candidates, part_of=node)
             keyed = type(self)(self._pipeline, found._edges, found._schema, START_COLUMN, keys)
-            records = pa.schema([field for field in found._schema if field.name != catalog.LEFT_OUT])
-            spec = catalog.WindowTopSpec(keys, records, count, order, rank, ties, windows, holds_back)
+            records = pa.schema([field for field in found._schema if field.name != LEFT_OUT])
+            spec = WindowTopSpec(keys, records, count, order, rank, ties, windows, holds_back)
             return keyed._top_per_window(node, spec, state)
 
-    def _top_per_window(self, node: NodeName, spec: catalog.WindowTopSpec, state: StateConfig | None) -> S:
+    def _top_per_window(self, node: NodeName, spec: WindowTopSpec, state: StateConfig | None) -> S:
         edges = tuple(replace(edge, partitioner=Partitioner.HASH, keys=spec.keys) for edge in self._edges)
         output = type(self)(self._pipeline, edges, self._schema, self._time_column, spec.keys)._add(node, spec)
         self._pipeline._builder.keep_state(node, state)
@@ -439,7 +440,7 @@ class KeyedVerbs(Records, Generic[S]):
             return self
         before = tuple(replace(edge, partitioner=Partitioner.FORWARD, keys=()) for edge in self._all_edges)
         plain = self._stream(self._pipeline, before, self._schema, self._time_column)
-        spec = catalog.select_spec(*map(pl.col, columns))
+        spec = select_spec(*map(pl.col, columns))
         narrow = plain._then(f"{node}-columns", None, spec, part_of=node)
         edges = tuple(replace(edge, partitioner=Partitioner.HASH, keys=self._keys) for edge in narrow._edges)
         return type(self)(self._pipeline, edges, narrow._schema, narrow._time_column, self._keys, self._changes)
@@ -537,7 +538,7 @@ class KeyedVerbs(Records, Generic[S]):
         where = operator_state(state)
         node = self._pipeline._builder.claim_name("process", name)
         refuse_foreign_methods(str(node), function)
-        self._add(node, catalog.process_spec(str(node), self._keys, function, self._schema), refuses=True)
+        self._add(node, process_spec(str(node), self._keys, function, self._schema), refuses=True)
         self._pipeline._builder.keep_state(node, where)
         return self._result(node, self._stream)
 

@@ -23,7 +23,7 @@ from headgate.dataclass import dataclass
 from headgate.errors import UsageError
 from headgate.model.graph import Edge, Partitioner, Role
 from headgate.model.ids import NodeName
-from headgate.operators import catalog
+from headgate.operators.keys import KeyCheckSpec
 from headgate.operators.loop_head import LoopHeadSpec
 
 Feedback: TypeAlias = Records | Sequence[Records]
@@ -101,7 +101,7 @@ def _to_keys(back: Records, name: NodeName, keys: tuple[str, ...]) -> tuple[Edge
         return tuple(replace(edge, partitioner=Partitioner.HASH, keys=keys) for edge in back._edges)
     builder = back._pipeline._builder
     check = builder.claim_name(f"{name}-feedback", None, name)
-    builder.add(check, Role.OPERATOR, back._edges, catalog.KeyCheckSpec(keys), back._schema, refuses=True)
+    builder.add(check, Role.OPERATOR, back._edges, KeyCheckSpec(keys), back._schema, refuses=True)
     return (Edge(check, Partitioner.HASH, keys),)
 
 

@@ -14,32 +14,20 @@ import polars as pl
 
 from headgate.api.collect import ROWS_SHOWN, Bound, run_and_collect, run_to_dataframe, show
 from headgate.api.config import StateChoice
-from headgate.api.streams.base_stream import (
-    Row,
-    StatelessVerbs,
-)
+from headgate.api.streams.base_stream import Row, StatelessVerbs
 from headgate.api.streams.changes import check_keys_of_changes
 from headgate.api.streams.connected_streams import ConnectedStreams, connected
 from headgate.api.streams.joins import UNSET, JoinOptions, joined, joined_as_of
 from headgate.api.streams.keyed_stream import WINDOW_COLUMNS, KeyedVerbs
 from headgate.api.streams.loops import Feedback, LoopOptions, Output, iterate
-from headgate.api.streams.windowed_stream import (
-    Sliding,
-    Tumbling,
-)
-from headgate.api.unsupported import (
-    KEYED_HINTS,
-    STREAM_HINTS,
-    raise_no_attribute,
-    refuse_uncalled_methods,
-    refused,
-)
+from headgate.api.streams.windowed_stream import Sliding, Tumbling
+from headgate.api.unsupported import KEYED_HINTS, STREAM_HINTS, raise_no_attribute, refuse_uncalled_methods, refused
 from headgate.connectors.base import Sink, check_is_sink
 from headgate.errors import UsageError
 from headgate.model.config import Duration
 from headgate.model.graph import Partitioner, Role
-from headgate.operators import catalog
 from headgate.operators.joins.join_plan import How
+from headgate.operators.keys import KeyCheckSpec
 from headgate.operators.schemas import schema_text
 from headgate.state.ttl import TTL
 
@@ -62,7 +50,7 @@ class Stream(StatelessVerbs):
             raise UsageError("key_by takes names of columns; compute a key with with_columns(...) before")
         if self._changes is not None:
             check_keys_of_changes(self._changes, columns)
-        checked = self._then("key-by", name, catalog.KeyCheckSpec(columns), refuses=True, changes=self._changes)
+        checked = self._then("key-by", name, KeyCheckSpec(columns), refuses=True, changes=self._changes)
         edges = tuple(replace(edge, partitioner=Partitioner.HASH, keys=columns) for edge in checked._all_edges)
         return KeyedStream(checked._pipeline, edges, checked._schema, checked._time_column, columns, self._changes)
 

@@ -23,11 +23,11 @@ from headgate.errors import UsageError
 from headgate.model.config import Duration, StateConfig, check_switches, duration_ms
 from headgate.model.graph import BAD_RECORDS, MAIN, MAIN_INPUT, Edge, OutputTag, Partitioner, Role
 from headgate.model.ids import NodeName
-from headgate.operators import catalog
 from headgate.operators.aggregation.frame import Frame
 from headgate.operators.aggregation.over_aggregates import over_spec
 from headgate.operators.functions import Row
 from headgate.operators.schemas import SchemaLike, as_schema
+from headgate.operators.specs import output_schema, output_schemas, state_rules, state_text
 from headgate.operators.timestamps import WithTimestampsSpec, event_time
 from headgate.operators.windows.aligned_windows import WindowOperators, window_operators
 from headgate.operators.windows.session_windows import SessionMergeSpec, session_operators
@@ -438,7 +438,7 @@ class WindowedStream(Generic[S]):
         else:
             values = as_schema(str(node), schema)
         spec = WindowFunctionSpec(keyed._keys, function, values, schema is None, has_changes, retractions)
-        output = catalog.output_schema(spec, windowed._schema, str(node))
+        output = output_schema(spec, windowed._schema, str(node))
         builder.add(node, Role.OPERATOR, windowed._all_edges, spec, output, refuses=True)
         result = self._stream(keyed._pipeline, (Edge(node),), output, windowed._time_column)
         result._side_outputs = windowed._side_outputs
@@ -459,11 +459,11 @@ class WindowedStream(Generic[S]):
         if operators.combine is not None:
             before = tuple(replace(edge, partitioner=Partitioner.FORWARD, keys=()) for edge in edges)
             combine = builder.claim_name(f"{node}-combine", None, node)
-            partial = catalog.output_schema(operators.combine, keyed._schema, str(combine))
-            text = catalog.state_text(operators.combine)
+            partial = output_schema(operators.combine, keyed._schema, str(combine))
+            text = state_text(operators.combine)
             builder.add(combine, Role.OPERATOR, before, operators.combine, partial, state_text=text)
             edges = (Edge(combine, Partitioner.HASH, operators.keys),)
-        text = catalog.state_text(operators.window)
+        text = state_text(operators.window)
         late = self._emission.late
         sides = {} if late is None else {late: keyed._schema}
         builder.add(node, Role.OPERATOR, edges, operators.window, operators.output, state_text=text, side_outputs=sides)
@@ -497,7 +497,7 @@ class WindowedStream(Generic[S]):
             before = tuple(replace(edge, partitioner=Partitioner.FORWARD, keys=()) for edge in edges)
             assign = builder.claim_name(f"{node}-assign", None, node)
             assigning = AssignWindowsSpec(windows, event_time(str(node), records, self._time_column))
-            schema = catalog.output_schema(assigning, records, str(assign))
+            schema = output_schema(assigning, records, str(assign))
             builder.add(assign, Role.OPERATOR, before, assigning, schema)
             edges = (Edge(assign, Partitioner.HASH, keys),)
         asked = builder.claim_name(f"{node}-trigger", None, node)
@@ -513,9 +513,9 @@ class WindowedStream(Generic[S]):
             windows_text=text,
             holds_back=self._emission.holds_back,
         )
-        found = catalog.output_schemas(spec, {MAIN_INPUT: schema}, str(asked))
+        found = output_schemas(spec, {MAIN_INPUT: schema}, str(asked))
         sides = {tag: side for tag, side in found.items() if tag != MAIN}
-        rules, identity = catalog.state_rules(spec), catalog.state_text(spec)
+        rules, identity = state_rules(spec), state_text(spec)
         builder.add(
             asked,
             Role.OPERATOR,
@@ -527,7 +527,7 @@ class WindowedStream(Generic[S]):
             side_outputs=sides,
             refuses=True,
         )
-        output, identity = content.shape.output, catalog.state_text(content)
+        output, identity = content.shape.output, state_text(content)
         to_content = (Edge(asked, Partitioner.HASH, keys),)
         builder.add(node, Role.OPERATOR, to_content, content, output, state_text=identity)
         for one in (asked, node):

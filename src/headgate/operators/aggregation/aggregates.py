@@ -32,9 +32,7 @@ from headgate.operators.user_functions import batch_error
 from headgate.state.key_hash import is_key_type
 from headgate.state.key_index import Slots
 from headgate.state.values import Mask
-from headgate.state.window_aggregates import (
-    too_large,
-)
+from headgate.state.window_aggregates import too_large
 
 
 class Aggregate(Enum):

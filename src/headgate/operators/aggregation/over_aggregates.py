@@ -22,14 +22,7 @@ from headgate.model.state_schema import name_text
 from headgate.operators.aggregation.aggregates import RecordAggregates
 from headgate.operators.aggregation.frame import Frame, frame_totals, joined, single_rows, taken
 from headgate.operators.aggregation.running_aggregate import measure_name
-from headgate.operators.base import (
-    WATERMARK_MAX_MS,
-    WATERMARK_MIN_MS,
-    Operator,
-    OperatorContext,
-    Output,
-    key_columns,
-)
+from headgate.operators.base import WATERMARK_MAX_MS, WATERMARK_MIN_MS, Operator, OperatorContext, Output, key_columns
 from headgate.operators.changes import keep_elements
 from headgate.operators.joins.stream_joins import pair_slices
 from headgate.operators.lateness import InTimeOperator

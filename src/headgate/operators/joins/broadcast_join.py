@@ -157,7 +157,7 @@ class BroadcastJoinSpec:
         return StateDescriptor("table", StateKind.MAP, pa.struct(list(self.stored)), pa.int64())
 
     def state_text(self) -> str:
-        """See ``catalog.state_text``. Columns of records that wait are compared where there are some."""
+        """See ``specs.state_text``. Columns of records that wait are compared where there are some."""
         return StateIdentity.of_lists([broadcast_text(one) for one in (_COMPLETE, self.descriptor)]).text
 
 

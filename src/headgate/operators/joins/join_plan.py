@@ -17,21 +17,8 @@ import pyarrow.compute as pc
 from headgate.dataclass import dataclass
 from headgate.errors import UsageError
 from headgate.model.graph import MAIN, InputName, OutputTag
-from headgate.operators.base import (
-    LazyRows,
-    Operator,
-    Part,
-    RowSource,
-)
-from headgate.operators.changes import (
-    DELETE,
-    INSERT,
-    OP,
-    OP_FIELD,
-    UPDATE_BEFORE,
-    Signs,
-    signs,
-)
+from headgate.operators.base import LazyRows, Operator, Part, RowSource
+from headgate.operators.changes import DELETE, INSERT, OP, OP_FIELD, UPDATE_BEFORE, Signs, signs
 from headgate.operators.keys import check_keys, whole_keys
 from headgate.operators.timestamps import EventTime
 from headgate.operators.windows.window_assigner import AlignedWindows, ends_ms, rows_in_windows, starts_ms

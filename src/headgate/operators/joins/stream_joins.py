@@ -28,12 +28,7 @@ from headgate.operators.base import (
     RestoredState,
     RowSource,
 )
-from headgate.operators.changes import (
-    DELETE,
-    OP,
-    DistinctSlots,
-    keep_elements,
-)
+from headgate.operators.changes import DELETE, OP, DistinctSlots, keep_elements
 from headgate.operators.joins.join_plan import (
     LEFT_INPUT,
     RIGHT_INPUT,

@@ -21,7 +21,15 @@ import pyarrow as pa
 from headgate.dataclass import dataclass
 from headgate.errors import UsageError
 from headgate.model.graph import BROADCAST_INPUT, MAIN, MAIN_INPUT, InputName, OutputTag
-from headgate.operators.base import WATERMARK_MAX_MS, Operator, OperatorContext, Output, RestoredState, key_columns
+from headgate.operators.base import (
+    WATERMARK_MAX_MS,
+    Operator,
+    OperatorContext,
+    OperatorSpec,
+    Output,
+    RestoredState,
+    key_columns,
+)
 from headgate.operators.checkpoint_listeners import CheckpointedFunction
 from headgate.operators.functions import Row, paused_gc, rows_of
 from headgate.operators.keys import check_keys
@@ -48,7 +56,7 @@ from headgate.operators.process.row_process import (
 from headgate.operators.process.row_state import CurrentKey, RowHandleFactory
 from headgate.operators.process.timers import CallContext, OperatorTime, Times
 from headgate.operators.schemas import frame_of
-from headgate.operators.user_functions import batch_error, divert_unreadable, user_error
+from headgate.operators.user_functions import batch_error, divert_unreadable, shortened, user_error
 from headgate.protocol.watermarks import Origin
 from headgate.state.backend import ColumnBackend, RowCells
 from headgate.state.descriptors import StateDescriptor
@@ -468,3 +476,47 @@ class BroadcastOrderOperator(Operator):
     def on_idle(self, is_idle: bool) -> None:
         if self._spec.is_timed:
             self.output.emit_idle(is_idle)
+
+
+def process_spec(node: str, keys: tuple[str, ...], function: object, schema: pa.Schema) -> OperatorSpec:
+    """Return the spec of a process function by row or by batch; its states are learned from a copy.
+
+    Raises:
+        UsageError: it is neither, or a wrong declaration of state.
+        UserFunctionError: its ``open`` raised.
+    """
+    if isinstance(function, BroadcastProcessFunction | BatchBroadcastProcessFunction):
+        raise UsageError(
+            f"operator '{node}': {type(function).__name__} has a broadcast side; connect the stream with one: "
+            "stream.connect(rules.broadcast()).process(...)"
+        )
+    if isinstance(function, CoProcessFunction | BatchCoProcessFunction):
+        raise UsageError(
+            f"operator '{node}': {type(function).__name__} is a function of two keyed streams; connect them: "
+            "left.key_by(...).connect(right.key_by(...)).process(...)"
+        )
+    if isinstance(function, ProcessFunction):
+        return row_process_spec(node, keys, function, schema)
+    if isinstance(function, BatchProcessFunction):
+        return batch_process_spec(node, keys, function, schema)
+    raise UsageError(
+        f"operator '{node}': an instance of a ProcessFunction or BatchProcessFunction is needed, such as Step(), "
+        f"not {shortened(function)}"
+    )
+
+
+def broadcast_spec(node: str, keys: tuple[str, ...], function: object, schema: pa.Schema) -> OperatorSpec:
+    """Return the spec of a function with a broadcast side, by row or by batch; ``keys``: of the other side, if any.
+
+    Raises:
+        UsageError: it is neither, or a wrong declaration of state.
+        UserFunctionError: its ``open`` raised.
+    """
+    if isinstance(function, BroadcastProcessFunction):
+        return row_broadcast_spec(node, keys, function, schema)
+    if isinstance(function, BatchBroadcastProcessFunction):
+        return batch_broadcast_spec(node, keys, function, schema)
+    raise UsageError(
+        f"operator '{node}': an instance of a BroadcastProcessFunction or BatchBroadcastProcessFunction is needed, "
+        f"such as Apply(), not {shortened(function)}"
+    )

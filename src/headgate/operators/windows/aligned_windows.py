@@ -95,11 +95,9 @@ class WindowCombineSpec:
     plan: WindowPlan
 
     def build(self) -> Operator:
-        """See ``OperatorSpec``."""
         return WindowCombineOperator(self.plan)
 
     def columns_read(self, wanted: frozenset[str] | None) -> frozenset[str] | None:
-        """See ``catalog.ColumnsSpec``."""
         roots = columns_of(self.plan.inners)
         return None if roots is None else roots | {*self.plan.shape.keys, self.plan.shape.time.column}
 
@@ -465,7 +463,6 @@ class WindowMergeSpec:
     plan: WindowPlan
 
     def build(self) -> Operator:
-        """See ``OperatorSpec``."""
         return WindowMergeOperator(self.plan)
 
     @property
@@ -488,7 +485,6 @@ class WindowMergeSpec:
         return self.plan.shape.outputs(inputs[MAIN_INPUT])
 
     def state_text(self) -> str:
-        """See ``catalog.state_text``."""
         aggregates = [measure_text(self.plan, i) for i in range(len(self.plan.measures))]
         return window_state_text(self.plan.shape, Form.WINDOW_RESULTS, aggregates)
 
@@ -552,7 +548,6 @@ class WindowBufferSpec:
         return self.shape.emission.holds_back
 
     def build(self) -> Operator:
-        """See ``OperatorSpec``."""
         return WindowBufferOperator(self)
 
     def output_schemas(self, inputs: Mapping[InputName, pa.Schema], node: str) -> Mapping[OutputTag, pa.Schema]:
@@ -560,7 +555,6 @@ class WindowBufferSpec:
         return self.shape.outputs(inputs[MAIN_INPUT])
 
     def state_text(self) -> str:
-        """See ``catalog.state_text``."""
         return window_state_text(self.shape, Form.WINDOW_RECORDS, list(map(column_identity, self.kept)))
 
 

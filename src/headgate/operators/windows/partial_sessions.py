@@ -119,7 +119,6 @@ class SessionCombineSpec:
     gap_ms: int
 
     def build(self) -> Operator:
-        """See ``OperatorSpec``."""
         return SessionCombineOperator(self)
 
     def output_schema(self, schema: pa.Schema, node: str) -> pa.Schema:

@@ -79,11 +79,7 @@ from headgate.state.key_hash import Words
 from headgate.state.key_index import KeyIndex, Slots, frozen_keys, make_key_index
 from headgate.state.snapshot import FrozenState
 from headgate.state.values import Mask
-from headgate.state.window_aggregates import (
-    FrozenTable,
-    accumulated_column,
-    partial_values,
-)
+from headgate.state.window_aggregates import FrozenTable, accumulated_column, partial_values
 
 _EMITTED = "__emitted"
 _NOTHING, _FORMER, _CURRENT = 0, 1, 2
@@ -131,7 +127,6 @@ class SessionMergeSpec:
         return list(self.shape.output)[len(self.shape.keys) + 2 :]
 
     def build(self) -> Operator:
-        """See ``OperatorSpec``."""
         return SessionMergeOperator(self)
 
     @property
@@ -144,7 +139,6 @@ class SessionMergeSpec:
         return {**self.shape.outputs(inputs[MAIN_INPUT]), MAIN: self.output}
 
     def state_text(self) -> str:
-        """See ``catalog.state_text``."""
         keys = [(name, str(dtype)) for name, dtype in zip(self.shape.keys, self.shape.key_types, strict=True)]
         if self.plan is None:
             parts = list(map(column_identity, self.kept))

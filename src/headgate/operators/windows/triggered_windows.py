@@ -47,14 +47,7 @@ from headgate.state.backend import ColumnBackend, ColumnTimers, TimeKind
 from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind, column_identity
 from headgate.state.key_index import Slots, make_key_index
 from headgate.state.values import Mask
-from headgate.state.window_aggregates import (
-    Accumulator,
-    AggTable,
-    FrozenTable,
-    Values,
-    partial_values,
-    take_values,
-)
+from headgate.state.window_aggregates import Accumulator, AggTable, FrozenTable, Values, partial_values, take_values
 
 _OUTPUT_ROWS = 65_536
 _TIMERS_MAX = 65_536
@@ -107,7 +100,6 @@ class KeyCombineSpec:
     plan: WindowPlan
 
     def build(self) -> Operator:
-        """See ``OperatorSpec``."""
         return KeyCombineOperator(self.plan)
 
     def output_schema(self, schema: pa.Schema, node: str) -> pa.Schema:
@@ -179,7 +171,6 @@ class TriggeredWindowSpec:
     time: EventTime | None
 
     def build(self) -> Operator:
-        """See ``OperatorSpec``."""
         return TriggeredWindowOperator(self)
 
     def output_schema(self, schema: pa.Schema, node: str) -> pa.Schema:
@@ -187,7 +178,7 @@ class TriggeredWindowSpec:
         return self.shape.output
 
     def state_text(self) -> str:
-        """See ``catalog.state_text``. The trigger's numbers may change: what is kept does not depend on them."""
+        """See ``specs.state_text``. The trigger's numbers may change: what is kept does not depend on them."""
         keys = [(name, str(dtype)) for name, dtype in zip(self.shape.keys, self.shape.key_types, strict=True)]
         if self.plan is None:
             parts = list(map(column_identity, self.kept))
@@ -458,7 +449,6 @@ class TriggeredWindowOperator(TimedOperator):
         return self._backend.timers.of(kind)
 
     def _fire_some(self, kind: TimeKind, until_ms: int) -> int:
-        """See ``TimedOperator``."""
         self._begin_call()
         self._backend.prepare()
         slots, times_ms = self._timers(kind).take(until_ms, _TIMERS_MAX)

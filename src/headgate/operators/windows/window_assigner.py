@@ -280,7 +280,6 @@ class CalendarWindows:
 
 @lru_cache(maxsize=1 << 16)
 def _start_ms(unit: str, count: int, zone: str, offset_ms: int, window: int) -> int:
-    """See ``CalendarWindows.start_ms``."""
     if unit == "mo":
         years, months = divmod(window * count, 12)
         first = datetime(1970 + years, 1 + months, 1)
@@ -305,7 +304,6 @@ class AssignWindowsSpec:
     time: EventTime
 
     def build(self) -> Operator:
-        """See ``OperatorSpec``."""
         return AssignWindowsOperator(self)
 
     def output_schema(self, schema: pa.Schema, node: str) -> pa.Schema:

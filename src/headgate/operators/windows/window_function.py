@@ -56,7 +56,6 @@ class WindowFunctionSpec:
     retractions: bool = False
 
     def build(self) -> Operator:
-        """See ``OperatorSpec``."""
         return WindowFunctionOperator(self)
 
     def output_schema(self, schema: pa.Schema, node: str) -> pa.Schema:

@@ -445,7 +445,6 @@ class CommandedWindowSpec(TriggeredWindowSpec):
     lateness_ms: int = 0
 
     def build(self) -> Operator:
-        """See ``OperatorSpec``."""
         return CommandedWindowOperator(self)
 
     @property

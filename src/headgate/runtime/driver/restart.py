@@ -21,7 +21,7 @@ from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Left, Manifest, RestoredFrom, SnapshotPart
 from headgate.model.pipeline_identity import NO_GENERATION
 from headgate.model.plan import PipelineDefinition
-from headgate.operators import catalog
+from headgate.operators.specs import is_listening
 from headgate.protocol.checkpoints import recovery, restore_selection
 from headgate.protocol.checkpoints.commit import (
     CommitPermit,
@@ -259,7 +259,7 @@ def _adopt_named(adoption: Adoption, claimed: Claimed, note: Callable[[str], Non
 
 def has_listeners(definition: PipelineDefinition) -> bool:
     """Whether a listener may have missed the completion of the final checkpoint."""
-    return any(catalog.is_listening(node.spec) for vertex in definition.plan.vertices for node in vertex.nodes)
+    return any(is_listening(node.spec) for vertex in definition.plan.vertices for node in vertex.nodes)
 
 
 def _set_aside(

@@ -1,4 +1,4 @@
-"""The operators there are, and what the API asks of each when a pipeline is built."""
+"""What specs of operators may say besides ``OperatorSpec``, and what is asked of each when a pipeline is built."""
 
 from __future__ import annotations
 
@@ -8,103 +8,11 @@ from typing import Protocol, cast, runtime_checkable
 
 import pyarrow as pa
 
-from headgate.errors import UsageError
 from headgate.model.graph import MAIN, MAIN_INPUT, InputName, OutputTag
 from headgate.model.schema_evolution import NO_OPERATOR_RULES, OperatorRules
 from headgate.model.state_schema import StateIdentity
-from headgate.operators.aggregation.running_aggregate import (
-    RunningAggregate,
-    RunningAggregateSpec,
-    needed_columns,
-    running_aggregate_spec,
-)
-from headgate.operators.async_map import AsyncMapSpec
 from headgate.operators.base import OperatorSpec
-from headgate.operators.changes import ChangeCheckSpec
 from headgate.operators.checkpoint_listeners import CheckpointListener, lists_rules, lists_text
-from headgate.operators.deduplication import DeduplicateSpec
-from headgate.operators.expressions import (
-    ExplodeSpec,
-    ExpressionsSpec,
-    filter_spec,
-    fuse,
-    select_spec,
-    with_columns_spec,
-)
-from headgate.operators.functions import MapBatchesSpec, RowFunctionSpec, RowVerb
-from headgate.operators.keys import KeyCheckSpec
-from headgate.operators.process.batch_process import BatchProcessFunction, BatchProcessSpec, batch_process_spec
-from headgate.operators.process.connected_process import (
-    BatchBroadcastProcessFunction,
-    BatchCoProcessFunction,
-    BroadcastProcessFunction,
-    CoProcessFunction,
-    batch_broadcast_spec,
-    co_process_spec,
-    row_broadcast_spec,
-)
-from headgate.operators.process.row_process import ProcessFunction, ProcessSpec, row_process_spec
-from headgate.operators.reduction import ReduceSpec
-from headgate.operators.row_order import LEFT_OUT, Order, WindowCandidatesSpec, order_of
-from headgate.operators.timestamps import WithTimestampsSpec
-from headgate.operators.top_rows import ChangingTopSpec, TopSpec, WindowTopSpec
-from headgate.operators.user_functions import UserFunctionError, shortened
-from headgate.operators.windows.aligned_windows import (
-    WindowBufferSpec,
-    WindowCombineSpec,
-    WindowMergeSpec,
-    WindowOperators,
-    window_operators,
-)
-from headgate.operators.windows.window_plan import WindowedAggregate
-
-__all__ = [
-    "LEFT_OUT",
-    "AsyncMapSpec",
-    "BatchProcessSpec",
-    "ChangeCheckSpec",
-    "ChangingTopSpec",
-    "DeduplicateSpec",
-    "ExplodeSpec",
-    "ExpressionsSpec",
-    "KeyCheckSpec",
-    "MapBatchesSpec",
-    "Order",
-    "PartitionedSpec",
-    "ProcessSpec",
-    "ReduceSpec",
-    "RowFunctionSpec",
-    "RowVerb",
-    "RunningAggregate",
-    "RunningAggregateSpec",
-    "TopSpec",
-    "UserFunctionError",
-    "WindowBufferSpec",
-    "WindowCandidatesSpec",
-    "WindowCombineSpec",
-    "WindowMergeSpec",
-    "WindowOperators",
-    "WindowTopSpec",
-    "WindowedAggregate",
-    "WithTimestampsSpec",
-    "broadcast_spec",
-    "co_process_spec",
-    "filter_spec",
-    "function_in",
-    "fuse",
-    "is_listening",
-    "needed_columns",
-    "order_of",
-    "output_schema",
-    "output_schemas",
-    "process_spec",
-    "running_aggregate_spec",
-    "select_spec",
-    "state_rules",
-    "state_text",
-    "window_operators",
-    "with_columns_spec",
-]
 
 
 class SchemaSpec(OperatorSpec, Protocol):
@@ -181,50 +89,6 @@ def output_schema(spec: OperatorSpec, schema: pa.Schema, node: str) -> pa.Schema
         UsageError: naming the operator, what is wrong, and the columns there are.
     """
     return output_schemas(spec, {MAIN_INPUT: schema}, node)[MAIN]
-
-
-def process_spec(node: str, keys: tuple[str, ...], function: object, schema: pa.Schema) -> OperatorSpec:
-    """Return the spec of a process function by row or by batch; its states are learned from a copy.
-
-    Raises:
-        UsageError: it is neither, or a wrong declaration of state.
-        UserFunctionError: its ``open`` raised.
-    """
-    if isinstance(function, BroadcastProcessFunction | BatchBroadcastProcessFunction):
-        raise UsageError(
-            f"operator '{node}': {type(function).__name__} has a broadcast side; connect the stream with one: "
-            "stream.connect(rules.broadcast()).process(...)"
-        )
-    if isinstance(function, CoProcessFunction | BatchCoProcessFunction):
-        raise UsageError(
-            f"operator '{node}': {type(function).__name__} is a function of two keyed streams; connect them: "
-            "left.key_by(...).connect(right.key_by(...)).process(...)"
-        )
-    if isinstance(function, ProcessFunction):
-        return row_process_spec(node, keys, function, schema)
-    if isinstance(function, BatchProcessFunction):
-        return batch_process_spec(node, keys, function, schema)
-    raise UsageError(
-        f"operator '{node}': an instance of a ProcessFunction or BatchProcessFunction is needed, such as Step(), "
-        f"not {shortened(function)}"
-    )
-
-
-def broadcast_spec(node: str, keys: tuple[str, ...], function: object, schema: pa.Schema) -> OperatorSpec:
-    """Return the spec of a function with a broadcast side, by row or by batch; ``keys``: of the other side, if any.
-
-    Raises:
-        UsageError: it is neither, or a wrong declaration of state.
-        UserFunctionError: its ``open`` raised.
-    """
-    if isinstance(function, BroadcastProcessFunction):
-        return row_broadcast_spec(node, keys, function, schema)
-    if isinstance(function, BatchBroadcastProcessFunction):
-        return batch_broadcast_spec(node, keys, function, schema)
-    raise UsageError(
-        f"operator '{node}': an instance of a BroadcastProcessFunction or BatchBroadcastProcessFunction is needed, "
-        f"such as Apply(), not {shortened(function)}"
-    )
 
 
 def state_text(spec: OperatorSpec, node: str = "") -> str:

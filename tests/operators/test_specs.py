@@ -1,21 +1,94 @@
-"""Two programs that keep different state never have one identity of it, whatever their columns are called."""
+"""Specs of operators survive the trip to a worker, and no two that keep different state have one identity of it."""
 
 from __future__ import annotations
 
+import pickle  # noqa: TID251 (specs of our own making; Spark ships them so)
 from collections.abc import Iterable
 from itertools import combinations, permutations, product
 from typing import Any
 
+import polars as pl
 import pyarrow as pa
 import pytest
+from tests.operators.harness import Recorder
 
 from headgate.model.state_schema import FunctionParts, StateIdentity, parts_of, read_type
+from headgate.operators.base import OperatorContext, OperatorSpec
 from headgate.operators.checkpoint_listeners import ListDescriptor
 from headgate.operators.deduplication import DeduplicateSpec
+from headgate.operators.expressions import filter_spec
+from headgate.operators.functions import MapBatchesSpec, RowFunctionSpec, RowVerb
+from headgate.operators.keys import KeyCheckSpec
 from headgate.operators.loop_head import LoopHeadSpec
+from headgate.operators.process.batch_aggregation import BatchStateHandle
+from headgate.operators.process.batch_process import BatchProcessFunction
+from headgate.operators.process.connected_process import process_spec
+from headgate.operators.process.row_process import ProcessFunction, StateHandle
 from headgate.operators.reduction import ReduceSpec
+from headgate.operators.specs import output_schema, state_text
+from headgate.operators.timestamps import WithTimestampsSpec
 from headgate.operators.top_rows import Order, TopSpec
+from headgate.operators.windows.aligned_windows import window_operators
+from headgate.operators.windows.window_assigner import tumbling
+from headgate.operators.windows.window_plan import WindowedAggregate
 from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind, state_identity, value_type
+
+SCHEMA = pa.schema([("key", pa.int64()), ("ts", pa.timestamp("us"))])
+
+
+def same(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch
+
+
+def first(left: dict[str, object], right: dict[str, object]) -> dict[str, object]:
+    return left
+
+
+class Counting(ProcessFunction):
+    def open(self, state: StateHandle) -> None:
+        self.count = state.value("count", pa.int64())
+
+
+class CountingBatches(BatchProcessFunction):
+    def open(self, state: BatchStateHandle) -> None:
+        self.count = state.value("count", pa.int64())
+
+
+class Stateless(ProcessFunction):
+    pass
+
+
+def window(*aggregates: pl.Expr) -> OperatorSpec:
+    return window_operators(WindowedAggregate(("key",), "ts", tumbling(1_000), aggregates), SCHEMA, "w").window
+
+
+SPECS: list[tuple[OperatorSpec, bool]] = [
+    (filter_spec(pl.col("key") > 0), False),
+    (KeyCheckSpec(("key",)), False),
+    (MapBatchesSpec(same), False),
+    (RowFunctionSpec(RowVerb.FILTER, bool), False),
+    (ReduceSpec(("key",), first, SCHEMA), True),
+    (process_spec("node", ("key",), Counting(), SCHEMA), True),
+    (process_spec("node", ("key",), Stateless(), SCHEMA), False),
+    (process_spec("node", ("key",), CountingBatches(), SCHEMA), True),
+    (WithTimestampsSpec("ts", 5), True),
+    (window(pl.len(), (pl.col("key") * 2).max().alias("m")), True),
+    (window(pl.col("key").median().alias("m")), True),
+]
+
+
+@pytest.mark.parametrize(("spec", "is_stateful"), SPECS)
+def test_every_spec_survives_the_trip_to_a_worker_and_says_whether_it_has_state(
+    spec: OperatorSpec, is_stateful: bool
+) -> None:
+    there = pickle.loads(pickle.dumps(spec))
+    assert output_schema(there, SCHEMA, "node") == output_schema(spec, SCHEMA, "node")
+    assert state_text(there) == state_text(spec)
+    assert bool(state_text(spec)) == is_stateful
+    operator = there.build()
+    operator.open(OperatorContext("p", "node", 0, 1, 128, lambda: 0), Recorder())
+    assert (operator.freeze() is not None) == is_stateful
+
 
 NAMES = (
     *("a", "b", "a, b", "a: int64", "a: int64, b", "a; value b", "a -> b", "a>", "struct<a", "large_list<item"),
