@@ -148,11 +148,6 @@ class BatchChunk:
     segments: tuple[int, ...]
     schema_version: int
 
-    @property
-    def events_count(self) -> int:
-        """Events in the chunk."""
-        return int(self.counts.sum())
-
     def record(self, path: str) -> ChunkRecord:
         """Return the record for the catalogue once the chunk is at ``path``."""
         return ChunkRecord(path, self.chunk.size_bytes, self.chunk.entries, self.schema_version)
