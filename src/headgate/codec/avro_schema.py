@@ -190,6 +190,11 @@ class _Parser:
             precision, scale = connect_types.decimal_digits(given)
             if not isinstance(precision, int) or not 0 < precision <= 38:
                 return replace(base, problem=f"a decimal of {precision} digits; columns have 38 at most")
+            if not isinstance(scale, int) or not 0 <= scale <= precision:
+                problem = (
+                    f"a decimal of {precision} digits with {scale} of them after the point, which no column can hold"
+                )
+                return replace(base, problem=problem)
             return AvroType(base.kind, pa.decimal128(precision, scale), base.name, size=base.size)
         found = _LOGICAL_TYPES.get((base.kind, str(logical))) or connect_types.NUMBERS.get((base.kind, connect))
         if found is not None:

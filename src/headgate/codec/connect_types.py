@@ -48,13 +48,14 @@ NUMBERS: Mapping[tuple[str, str], tuple[pa.DataType, int, int]] = {
 def decimal_digits(given: Mapping[str, Any]) -> tuple[Any, Any]:
     """Return precision and scale of a decimal in a schema.
 
-    Connect has no precision, and its converters write 64 where they are told of none: its decimals are those of 38
-    digits, and a larger one is not read.
+    Connect has no precision, and its converters write 64 where they are told of none, and a scale that is larger, such
+    as 127, where the database has none. Its decimals are those of 38 digits then, and a larger one is not read.
     """
     precision, scale = given.get("precision"), given.get("scale", 0)
     if given.get("connect.name") == DECIMAL:
         parameters = given.get("connect.parameters") or {}
-        precision, scale = min(precision or DIGITS_MAX, DIGITS_MAX), int(parameters.get("scale", scale))
+        scale = int(parameters.get("scale", scale))
+        precision = DIGITS_MAX if not precision or precision < scale else min(precision, DIGITS_MAX)
     return precision, scale
 
 

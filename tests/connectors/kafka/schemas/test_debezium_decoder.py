@@ -217,6 +217,11 @@ def test_without_a_registry_all_values_have_the_envelope_that_is_given() -> None
         ({"schema": '"long"', "registry": "http://r:1"}, "is of kind long, not a record"),
         ({"schema": json.dumps(envelope(op="string"))}, "have a field 'op'"),
         ({"schema": json.dumps(envelope(x=["string", "long"]))}, "a union of several types"),
+        (
+            {"schema": json.dumps(envelope(x=decimal(127, 64)))},
+            "a decimal of 38 digits with 127 of them after the point",
+        ),
+        ({"schema": json.dumps(envelope(x=decimal(-2, 5)))}, "a decimal of 5 digits with -2 of them after the point"),
         ({"schema": json.dumps(FIRST), "upsert": "id"}, "upsert= of a Kafka source is for values with fields"),
         ({"schema": json.dumps(FIRST), "tombstones": "keep"}, "tombstones='keep' of a Kafka source is not for changes"),
         ({"schema": json.dumps(FIRST), "fine_times": "round"}, "fine_times='round' of a Kafka source is none of"),
@@ -258,6 +263,15 @@ def test_values_have_the_types_of_the_database(registry: Registry) -> None:
         ),
         "price": (decimal(2, 10), Decimal("-1.50"), Decimal("-1.50")),
         "unbounded": (decimal(3, 64), Decimal("12.345"), Decimal("12.345")),  # Connect knows no precision
+        "tiny": (  # more digits after the point than digits: the converter leaves Avro's own type out
+            connect(
+                "bytes",
+                "org.apache.kafka.connect.data.Decimal",
+                **{"connect.parameters": {"scale": "7", "connect.decimal.precision": "3"}},
+            ),
+            b"\x0c",
+            Decimal("0.0000012"),
+        ),
         "json": (connect("string", "io.debezium.data.Json"), "{}", "{}"),
         "year": (connect("int", "io.debezium.time.Year"), 2026, 2026),
         "bits": (
