@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import datetime as dt
+import io
 import json
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import fastavro
 import pytest
 from tests.servers.kafka import KafkaBroker
 from tests.servers.schema_registry import schema_registry
@@ -100,7 +102,7 @@ def frame(number: int) -> bytes:
     return b"\0" + number.to_bytes(4, "big")
 
 
-def put(broker: KafkaBroker, topic: str, *values: bytes) -> None:
+def put(broker: KafkaBroker, topic: str, *values: bytes | None) -> None:
     from confluent_kafka import Producer
 
     producer = Producer({"bootstrap.servers": broker.address})
@@ -117,3 +119,48 @@ def ids(directory: Path) -> list[int]:
 def until(handle: Any, condition: Callable[[], bool]) -> None:
     while not condition():
         assert not handle.progress.state.has_ended
+
+
+def table(**types: Any) -> dict[str, Any]:
+    """Return the schema of Debezium's envelopes of a table with these columns."""
+    row = {"type": "record", "name": "Value", "fields": [{"name": name, "type": of} for name, of in types.items()]}
+    fields = [{"name": "before", "type": ["null", row]}, {"name": "after", "type": ["null", "Value"]}]
+    return {"type": "record", "name": "Envelope", "fields": [*fields, {"name": "op", "type": "string"}]}
+
+
+def test_a_table_that_is_altered_while_it_is_read_goes_on(kafka: KafkaBroker, topic: str, tmp_path: Path) -> None:
+    """Tombstones are left out, and what is no change goes to the dead letters, with its place."""
+    old, new = table(id="int"), table(note="string", id="int")
+    pipeline = hg.Pipeline(
+        "altered",
+        checkpointing=hg.Checkpointing(interval="50ms", dir=tmp_path / "checkpoints"),
+        bad_records=hg.DeadLetter(hg.FileSink(tmp_path / "bad", roll_interval=0)),
+    )
+    with schema_registry() as registry:
+        number = registry.register(f"{topic}-value", old)
+        put(kafka, topic, envelope(number, old, "c", None, {"id": 1}), b"?")
+        source = hg.Kafka(kafka.address, topic, format="debezium-avro", registry=registry.url)
+        changes = pipeline.source(source, name="in").records_as_changes("id")
+        changes.sink(hg.FileSink(tmp_path / "out", roll_interval=0), name="out")
+        with testing.running(pipeline) as handle:
+            until(handle, lambda: ids(tmp_path / "out") == [1])
+            number = registry.register(f"{topic}-value", new)
+            row = {"note": "n", "id": 2}
+            put(kafka, topic, envelope(number, new, "c", None, row), envelope(number, new, "d", row, None), None)
+            put(kafka, topic, envelope(number, new, "u", None, {"note": "n", "id": 3}))
+            until(handle, lambda: ids(tmp_path / "out") == [1, 2, 2, 3])
+            until(handle, lambda: (tmp_path / "bad").exists() and len(read_committed(str(tmp_path / "bad"))) == 1)
+    found = read_committed(str(tmp_path / "out")).sort("id", "op").to_dicts()
+    assert [(row["id"], row["op"]) for row in found] == [
+        (1, "insert"),
+        (2, "delete"),
+        (2, "insert"),
+        (3, "update_after"),
+    ]
+    assert read_committed(str(tmp_path / "bad"))["position"].to_list() == [f"topic {topic} partition 0 offset 1"]
+
+
+def envelope(number: int, schema: dict[str, Any], op: str, before: Any, after: Any) -> bytes:
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, fastavro.parse_schema(schema), {"before": before, "after": after, "op": op})
+    return frame(number) + out.getvalue()
