@@ -52,7 +52,7 @@ PUBLIC_NAMES = {
     "headgate.connectors.postgres.query": "PostgresQuery",
     "headgate.connectors.ledger_sink": "LedgerOutput LedgerSink output_checkpoint",
     "headgate.connectors.memory": "Discard FromRows Print",
-    "headgate.connectors.pravega.security": "PravegaSecurity",
+    "headgate.connectors.pravega.controller": "PravegaSecurity",
     "headgate.connectors.pravega.sink": "PravegaSink",
     "headgate.connectors.pravega.source": "Pravega",
     "headgate.connectors.postgres.sink": "PostgresSink",
@@ -177,7 +177,7 @@ if TYPE_CHECKING:
     from headgate.connectors.postgres.changes import PostgresChanges as PostgresChanges
     from headgate.connectors.postgres.query import PostgresQuery as PostgresQuery
     from headgate.connectors.postgres.sink import PostgresSink as PostgresSink
-    from headgate.connectors.pravega.security import PravegaSecurity as PravegaSecurity
+    from headgate.connectors.pravega.controller import PravegaSecurity as PravegaSecurity
     from headgate.connectors.pravega.sink import PravegaSink as PravegaSink
     from headgate.connectors.pravega.source import Pravega as Pravega
     from headgate.connectors.sql.sink import SqlSink as SqlSink

@@ -23,9 +23,8 @@ from tests.servers.kafka import java
 from tests.servers.processes import LOOPBACK, START_S, Port, ServerProcess, answers
 
 from headgate.connectors.base import SourceContext
-from headgate.connectors.pravega.access import Access
-from headgate.connectors.pravega.controller import Controller, StreamName, message
-from headgate.connectors.pravega.security import NO_SECURITY, PravegaSecurity
+from headgate.connectors.pravega.controller import NO_SECURITY, Controller, PravegaSecurity, StreamName, message
+from headgate.connectors.pravega.segment_store import Access
 from headgate.connectors.pravega.source import Pravega
 from headgate.environment import SYSTEM_ENVIRONMENT
 

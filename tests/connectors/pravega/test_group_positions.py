@@ -20,12 +20,12 @@ from tests.servers.pravega import LIBRARIES, OPENED, SCOPE, PravegaServer, read_
 import headgate as hg
 from headgate import testing
 from headgate.connectors.base import HoldContext
-from headgate.connectors.pravega import group_log
+from headgate.connectors.pravega import reader_group
 from headgate.connectors.pravega.controller import StreamName
 from headgate.connectors.pravega.group_state import newest_mark, numbers_in, state_after
 from headgate.connectors.pravega.scaled_stream import Position
-from headgate.connectors.pravega.segment_log import SegmentLog
 from headgate.connectors.pravega.source import Pravega
+from headgate.connectors.pravega.stream_log import SegmentLog
 from headgate.environment import SYSTEM_ENVIRONMENT
 from headgate.errors import FencedError, PipelineFailed, UsageError
 from headgate.model.ids import CheckpointId, Generation
@@ -219,7 +219,7 @@ def test_the_log_of_a_group_stays_short_and_readable(
     pravega: PravegaServer, judge: Judge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """PV15."""
-    monkeypatch.setattr(group_log, "LOG_BYTES_MAX", 4_000)
+    monkeypatch.setattr(reader_group, "LOG_BYTES_MAX", 4_000)
     stream, name = filled(pravega), group_name()
     source = source_of(pravega, stream, group=name)
     for number in range(60):

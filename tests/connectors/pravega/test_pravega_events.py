@@ -1,16 +1,20 @@
-"""Events of Pravega in bulk, and the controller's messages: without a server."""
+"""Events of Pravega in bulk, the controller's messages, and the logs beside streams: without a server."""
 
 from __future__ import annotations
+
+from typing import cast
 
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.connectors.pravega.controller import StreamName, message, parse
+from headgate.connectors.pravega.controller import NO_SECURITY, Controller, StreamName, message, parse
 from headgate.connectors.pravega.events import frame, key_places, unframe
 from headgate.connectors.pravega.scaled_stream import Position, ScaledStream
-from headgate.errors import CorruptionError, ProtocolViolation, UsageError
+from headgate.connectors.pravega.stream_log import SideStream
+from headgate.environment import SYSTEM_ENVIRONMENT
+from headgate.errors import CorruptionError, ProtocolViolation, StorageError, UsageError
 
 
 @given(st.lists(st.binary(max_size=40)), st.integers(0, 60))
@@ -76,3 +80,22 @@ def test_a_merged_segment_waits_for_all_that_it_follows() -> None:
     assert stream.waits_for(5) == set()
     assert stream.waits_for(6) == {7}, "also for one that is not known yet"
     assert stream.unknown == {4, 5, 6}
+
+
+class HalfCreated:
+    """A controller that knows a stream by name, and none of its segments yet, as it does while it creates one."""
+
+    security = NO_SECURITY
+
+    def exists(self, stream: StreamName) -> bool:
+        return True
+
+    def head(self, stream: StreamName) -> dict[int, int]:
+        raise UsageError(f"Pravega found no such stream: {stream}")
+
+
+def test_a_log_that_another_process_is_creating_is_looked_at_again() -> None:
+    log = SideStream(cast(Controller, HalfCreated()), StreamName("shop", "orders"), "notes", SYSTEM_ENVIRONMENT)
+    with pytest.raises(StorageError, match="it is being created or deleted") as caught:
+        log.news()
+    assert caught.value.is_transient

@@ -23,10 +23,9 @@ from tests.servers.pravega import (
 import headgate as hg
 from headgate import testing
 from headgate.connectors.base import HoldContext
-from headgate.connectors.pravega.access import Access
-from headgate.connectors.pravega.controller import StreamName
+from headgate.connectors.pravega.controller import PravegaSecurity, StreamName
 from headgate.connectors.pravega.scaled_stream import Position
-from headgate.connectors.pravega.security import PravegaSecurity
+from headgate.connectors.pravega.segment_store import Access
 from headgate.connectors.pravega.source import Pravega
 from headgate.environment import SYSTEM_ENVIRONMENT
 from headgate.errors import HeadgateError, StorageError, UsageError

@@ -23,9 +23,9 @@ from headgate.api.foreground import RunRequested, loading_only
 from headgate.connectors.base import SinkContext, SinkWriter
 from headgate.connectors.fenced_sink import Fence
 from headgate.connectors.pravega.controller import StreamName, TransactionState
-from headgate.connectors.pravega.owner import StreamOwner
 from headgate.connectors.pravega.sink import PravegaSink, prepared_in
 from headgate.connectors.pravega.source import Pravega
+from headgate.connectors.pravega.stream_log import StreamOwner
 from headgate.environment import SYSTEM_ENVIRONMENT
 from headgate.errors import FencedError, StorageError, UsageError
 from headgate.model.ids import CheckpointId, Generation

@@ -22,13 +22,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headgate.connectors.base import FailStopReader, SourceBatch, SourceContext, SplitPosition, owner_of_split
-from headgate.connectors.pravega.access import Access
 from headgate.connectors.pravega.controller import Controller, StreamName
 from headgate.connectors.pravega.events import unframe
 from headgate.connectors.pravega.scaled_stream import Position, ScaledStream, segment_of, without_needless
 from headgate.connectors.pravega.segment_store import (
     PATIENCE_MS,
     PAUSE_S,
+    Access,
     Command,
     Connection,
     Place,
@@ -37,7 +37,7 @@ from headgate.connectors.pravega.segment_store import (
     ask_for_data,
     data_in,
 )
-from headgate.connectors.pravega.side_stream import SideStream
+from headgate.connectors.pravega.stream_log import SideStream
 from headgate.connectors.pravega.time_marks import MarkReader, SegmentTimes, TimeMark
 from headgate.dataclass import dataclass
 from headgate.environment import Environment, ThreadEnded

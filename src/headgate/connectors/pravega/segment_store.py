@@ -1,8 +1,9 @@
 """The segment store of Pravega over its wire protocol: reading segments from offsets, and acknowledged appends.
 
-The package ``pravega`` has neither: it tells no offsets of events, and cannot wait for what a transaction wrote.
+The package ``pravega`` has neither: it has no offsets of events, and cannot wait for what a transaction wrote.
 Numbers and fields of the commands: ``WireCommandType`` and ``WireCommands`` of Pravega 0.13, whose stores talk to
-clients since wire version 5. Counterpart: ``controller`` says which store has a segment.
+clients since wire version 5. Stores are reached over TLS or not, with a token that the controller gives. Counterpart:
+``controller`` says which store has a segment.
 """
 
 from __future__ import annotations
@@ -19,11 +20,66 @@ from dataclasses import field
 from enum import IntEnum
 from typing import TypeAlias
 
-from headgate.connectors.pravega.access import Access
 from headgate.connectors.pravega.controller import Controller, StreamName
 from headgate.dataclass import dataclass
 from headgate.environment import SYSTEM_ENVIRONMENT, Environment
 from headgate.errors import ProtocolViolation, StorageError, UsageError
+
+CONNECT_MS = 10_000
+
+TOKEN_MS = 30_000
+"""So long a token is used; the controller makes them for ten minutes, unless it is configured otherwise."""
+
+
+class Access:
+    """Makes connections for one stream. Without a login there are no tokens."""
+
+    def __init__(
+        self, client: Controller, stream: StreamName, environment: Environment, *, only_reads: bool = False
+    ) -> None:
+        """``only_reads``: the user needs no right to write the stream."""
+        self.environment, self._only_reads = environment, only_reads
+        self._client, self._stream = client, stream
+        self._context = client.security.context()
+        self._token, self._until_ms = "", 0
+
+    def connect(self, host: str, port: int, name: str) -> socket.socket:
+        """Return a connection to a store.
+
+        Raises:
+            StorageError: it is not reached, or its certificate is not trusted, which does not pass.
+        """
+        try:
+            plain: socket.socket = self.environment.connect(host, port, CONNECT_MS / 1000)
+            if self._context is None:
+                return plain
+            try:
+                return self._context.wrap_socket(plain, server_hostname=host)
+            except BaseException:
+                plain.close()
+                raise
+        except ssl.SSLCertVerificationError as error:
+            raise StorageError("reach", name, error.verify_message, is_transient=False) from error
+        except OSError as error:
+            raise StorageError("reach", name, str(error)) from error
+
+    def token(self) -> str:
+        """Return the token of a request.
+
+        Raises:
+            StorageError, UsageError: the controller does not give one.
+        """
+        if not self._client.security.secret:
+            return ""
+        now_ms = self.environment.monotonic_ms()
+        if not self._token or now_ms >= self._until_ms:
+            self._token, self._until_ms = self._client.token(self._stream, self._only_reads), now_ms + TOKEN_MS
+        return self._token
+
+    def forget_token(self) -> None:
+        """A store has refused the token: ask for another one."""
+        self._token = ""
+
 
 WIRE_VERSION, OLDEST_WIRE_VERSION = 16, 5
 

@@ -30,12 +30,17 @@ from headgate.connectors.base import (
 from headgate.connectors.event_progress import EventClock, event_time_of
 from headgate.connectors.fenced_sink import Fence, FencedSink, in_order, owner_of, with_stored_life
 from headgate.connectors.kafka.outgoing_records import RecordColumns
-from headgate.connectors.pravega.access import Access
-from headgate.connectors.pravega.controller import Controller, StreamName, TransactionState, require_grpc
+from headgate.connectors.pravega.controller import (
+    NO_SECURITY,
+    Controller,
+    PravegaSecurity,
+    StreamName,
+    TransactionState,
+    require_grpc,
+)
 from headgate.connectors.pravega.events import EVENT_BYTES_MAX, HEADER_BYTES, frame, key_places
-from headgate.connectors.pravega.owner import StreamOwner
-from headgate.connectors.pravega.security import NO_SECURITY, PravegaSecurity
-from headgate.connectors.pravega.segment_store import Appender, Appending, Place, SegmentError, tail
+from headgate.connectors.pravega.segment_store import Access, Appender, Appending, Place, SegmentError, tail
+from headgate.connectors.pravega.stream_log import StreamOwner
 from headgate.environment import SYSTEM_ENVIRONMENT, Environment
 from headgate.errors import CorruptionError, HeadgateError, StorageError, UsageError, gone
 from headgate.model.config import Duration, duration_ms

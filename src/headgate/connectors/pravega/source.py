@@ -25,12 +25,17 @@ from headgate.connectors.kafka.formats import (
     refuse_the_rest,
     value_decoder,
 )
-from headgate.connectors.pravega.controller import Controller, Cut, StreamName, require_grpc
-from headgate.connectors.pravega.group_positions import cut_at, cut_of_group, publish
+from headgate.connectors.pravega.controller import (
+    NO_SECURITY,
+    Controller,
+    Cut,
+    PravegaSecurity,
+    StreamName,
+    require_grpc,
+)
 from headgate.connectors.pravega.reader import PravegaReader, Reading
-from headgate.connectors.pravega.retention_group import forget, hold_back
+from headgate.connectors.pravega.reader_group import cut_at, cut_of_group, forget, hold_back, publish
 from headgate.connectors.pravega.scaled_stream import Position, segment_of
-from headgate.connectors.pravega.security import NO_SECURITY, PravegaSecurity
 from headgate.connectors.pravega.segment_store import tail
 from headgate.connectors.pravega.time_marks import marks_of
 from headgate.environment import SYSTEM_ENVIRONMENT, Environment

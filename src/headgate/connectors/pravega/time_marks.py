@@ -10,10 +10,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Mapping
 
-from headgate.connectors.pravega.access import Access
 from headgate.connectors.pravega.controller import Controller, StreamName
 from headgate.connectors.pravega.events import unframe
-from headgate.connectors.pravega.segment_store import Command, Connection, SegmentError, read, segment_info
+from headgate.connectors.pravega.segment_store import Access, Command, Connection, SegmentError, read, segment_info
 from headgate.dataclass import dataclass
 from headgate.environment import Environment
 from headgate.errors import CorruptionError
