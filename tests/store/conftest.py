@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.store.storing import KEYED, STREAM
+from tests.store.storing import KEYED, STREAM, Clock
 
 from headgate.store.store import Store
 
@@ -15,6 +15,11 @@ from headgate.store.store import Store
 def hearing_s() -> float:
     """So long after a change was made a reader may not have heard of it."""
     return 0.0
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
 
 
 @pytest.fixture

@@ -26,6 +26,23 @@ def keyed(*pairs: tuple[str | None, int | None]) -> pa.RecordBatch:
     return pa.record_batch([[k for k, _ in pairs], [v for _, v in pairs]], schema=KEYED)
 
 
+class Clock:
+    """A clock that the test sets, and a date that goes with it unless it is set, too."""
+
+    def __init__(self, now_ms: int = 1_000, date_ms: int = 1_700_000_000_000) -> None:
+        self.now_ms = now_ms
+        self.date_ms = date_ms
+
+    def monotonic_ms(self) -> int:
+        return self.now_ms
+
+    def monotonic_ns(self) -> int:
+        return self.now_ms * 1_000_000
+
+    def wall_ms(self) -> int:
+        return self.date_ms + self.now_ms
+
+
 def drain(store: Store, stream: str = STREAM, rows_max: int = 1_000) -> list[list[tuple[str, int]]]:
     """Everything visible, per segment."""
     found = []

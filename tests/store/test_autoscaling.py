@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.store.storing import KEYED, STREAM, database_of, drain, drained, keyed, lose_an_answer
-from tests.store.test_store_truncation import Clock
+from tests.store.storing import KEYED, STREAM, Clock, database_of, drain, drained, keyed, lose_an_answer
 
 from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.model.pipeline_identity import PipelineIdentity
@@ -25,7 +24,7 @@ SCALING = Scaling(events_per_second=1, max_segments=8)
 
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(1_000_000, date_ms=0)
 
 
 @pytest.fixture

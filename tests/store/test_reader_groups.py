@@ -11,33 +11,13 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from tests.store.storing import KEYED, STREAM, Failing, database_of, keyed, lose_an_answer
+from tests.store.storing import KEYED, STREAM, Clock, Failing, database_of, keyed, lose_an_answer
 
 from headgate.errors import CorruptionError, FencedError, StorageError, UsageError
 from headgate.store.catalogue.group_rows import decode_group, encode_group
 from headgate.store.reader_groups import CheckpointMarker, GroupEvents, GroupReader, ReaderGroup
 from headgate.store.store import Store
 from headgate.store.streams import StreamCut
-
-
-class Clock:
-    """A clock that the test sets."""
-
-    now_ms = 1_000
-
-    def monotonic_ms(self) -> int:
-        return self.now_ms
-
-    def monotonic_ns(self) -> int:
-        return self.now_ms * 1_000_000
-
-    def wall_ms(self) -> int:
-        return 1_700_000_000_000 + self.now_ms
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 @pytest.fixture

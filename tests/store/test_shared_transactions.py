@@ -13,6 +13,7 @@ from tests.storage.faulty import Fault, FaultKind, FaultyStorage
 from tests.store.storing import (
     KEYED,
     STREAM,
+    Clock,
     database_of,
     drain,
     drained,
@@ -31,27 +32,6 @@ from headgate.store.streams import TEXT_SCHEMA, Retention
 from headgate.store.transactions import SharedTransaction
 
 LEASE_MS = 1_000
-
-
-class Clock:
-    """A clock that the test sets, and a date that goes with it unless it is set, too."""
-
-    now_ms = 1_000
-    date_ms = 1_700_000_000_000
-
-    def monotonic_ms(self) -> int:
-        return self.now_ms
-
-    def monotonic_ns(self) -> int:
-        return self.now_ms * 1_000_000
-
-    def wall_ms(self) -> int:
-        return self.date_ms + self.now_ms
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 @pytest.fixture

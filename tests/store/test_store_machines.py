@@ -25,8 +25,7 @@ from hypothesis.stateful import (
     rule,
 )
 from tests.storage.faulty import Fault, FaultKind, FaultyStorage
-from tests.store.storing import KEYED, STREAM, drain, keyed
-from tests.store.test_shared_transactions import Clock
+from tests.store.storing import KEYED, STREAM, Clock, drain, keyed
 
 from headgate.errors import CorruptionError, FencedError, HeadgateError, StorageError, UsageError
 from headgate.storage.local import LocalStorage

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.storage.faulty import Fault, FaultKind, FaultyStorage
-from tests.store.storing import KEYED, STREAM, database_of, drain, keyed, lose_an_answer
+from tests.store.storing import KEYED, STREAM, Clock, database_of, drain, keyed, lose_an_answer
 
 from headgate.connectors.streams import StreamCommitter, owner_of
 from headgate.errors import CorruptionError, FencedError, StorageError, TruncatedError, UsageError
@@ -26,25 +26,9 @@ from headgate.store.streams import Retention, StreamCut, StreamInfo
 from headgate.store.writer import Appended, AppendedRange, StreamWriter
 
 
-class Clock:
-    """A date that the test sets."""
-
-    def __init__(self) -> None:
-        self.now_ms = 1_000_000
-
-    def monotonic_ms(self) -> int:
-        return self.now_ms
-
-    def monotonic_ns(self) -> int:
-        return self.now_ms * 1_000_000
-
-    def wall_ms(self) -> int:
-        return self.now_ms
-
-
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(1_000_000, date_ms=0)
 
 
 @pytest.fixture

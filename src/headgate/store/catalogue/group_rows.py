@@ -250,11 +250,7 @@ def create_group(
     kept: int,
     claim: Claim | None = None,
 ) -> GroupFound:
-    """Make a group, ``claim``'s if there is one, or return the one that there is of the same streams.
-
-    Raises:
-        UsageError: a stream is missing, the name cannot be, the start is no cut of them, or it has other streams.
-    """
+    """Make a group, ``claim``'s if there is one, or return the one that there is of the same streams."""
     row = _row(connection, name)
     if row is not None:
         found = _group_found(row)
@@ -278,11 +274,7 @@ def create_group(
 
 @t.implements(Catalogue.find_group)
 def find_group(connection: Connection, name: str) -> GroupFound:
-    """Return a group.
-
-    Raises:
-        UsageError: there is none.
-    """
+    """Return a group."""
     row = _row(connection, name)
     if row is None:
         where, there = t.store_of(connection), _listed(names(connection))
@@ -298,12 +290,7 @@ def names(connection: Connection) -> list[str]:
 
 @t.implements(Catalogue.change_group)
 def change_group(connection: Connection, name: str, event: Event) -> GroupFound:
-    """Decide about an event and record the answer.
-
-    Raises:
-        FencedError: it comes from a reader that is not in the group any more (RG12).
-        UsageError: it is refused, or there is no such group.
-    """
+    """Decide about an event and record the answer."""
     found = find_group(connection, name)
     views = {x: _view_of(connection, found.group, x) for x in reader_group.views_for(found.group, event)}
     return _record(connection, found, event, views)
@@ -318,13 +305,7 @@ def reset_group(
     checkpoint: str | None,
     claim: Claim | None = None,
 ) -> GroupFound:
-    """Reset a group (RG15), and let it belong to ``claim`` from now on.
-
-    Raises:
-        FencedError: a newer generation has it.
-        TruncatedError: what it would begin with is gone; nothing has changed.
-        UsageError: there is no such group or checkpoint, a stream is missing, or a cut is of another one.
-    """
+    """Reset a group (RG15), and let it belong to ``claim`` from now on."""
     found = find_group(connection, name)
     if found.group.reset == token:
         return found
@@ -351,9 +332,6 @@ def group_cuts(connection: Connection, name: str, checkpoint: str | None) -> dic
     """Return, by stream, the cut of a completed checkpoint, or of the durable positions (RG10).
 
     A stream that was deleted has none.
-
-    Raises:
-        UsageError: there is no such checkpoint, or it is not complete.
     """
     found = find_group(connection, name)
     progress = found.group.progress

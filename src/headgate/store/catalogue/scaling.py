@@ -153,11 +153,7 @@ def _apply_change(connection: Connection, stream: StreamInfo, change: Change, no
 
 @t.implements(Catalogue.observe)
 def observe(connection: Connection, stream: StreamInfo, now_ms: int) -> ObservedLoad | None:
-    """Return what the policy of ``stream`` decides upon, of one moment; None if it has none, or takes no more events.
-
-    Raises:
-        UsageError: the stream was deleted.
-    """
+    """Return what the policy of ``stream`` decides upon, of one moment; None if it has none or takes no more events."""
     epoch, is_sealed = look(connection, stream)
     policy = stream.scaling
     if policy is None or is_sealed:
@@ -173,9 +169,6 @@ def autoscale(connection: Connection, stream: StreamInfo, plan: Plan, now_ms: in
     """Make the step that the policy of ``stream`` has decided upon; return whether it was made.
 
     Not if the stream has another policy by now, or another layout, because it was scaled (S81).
-
-    Raises:
-        UsageError: the stream was deleted, or sealed.
     """
     row = connection.execute(sa.select(t.streams).where(t.streams.c.id == stream.stream_id)).one_or_none()
     if row is None or decode_scaling("the stream store's catalogue", row.scaling) != stream.scaling:

@@ -153,11 +153,7 @@ def layout_and_extents(connection: Connection, stream: StreamInfo) -> tuple[Layo
 
 @t.implements(Catalogue.extents)
 def extents(connection: Connection, stream: StreamInfo) -> dict[int, Extent]:
-    """Return head and end of every segment.
-
-    Raises:
-        UsageError: the stream was deleted.
-    """
+    """Return head and end of every segment."""
     found = find_extents(connection, t.segments.c.stream_id == stream.stream_id)
     if not found:
         raise UsageError(f"stream '{stream.name}' was deleted")
@@ -334,11 +330,7 @@ def check_takes_events(connection: Connection, stream: StreamInfo) -> int:
 
 @t.implements(Catalogue.look)
 def look(connection: Connection, stream: StreamInfo) -> tuple[int, bool]:
-    """Return the number of the present layout, and whether the stream is sealed.
-
-    Raises:
-        UsageError: it was deleted.
-    """
+    """Return the number of the present layout, and whether the stream is sealed."""
     query = sa.select(t.streams.c.layout_epoch, t.streams.c.is_sealed).where(t.streams.c.id == stream.stream_id)
     row = connection.execute(query).one_or_none()
     if row is None:
@@ -366,11 +358,7 @@ def set_scaling(connection: Connection, name: str, policy: ScalingPolicy | None)
 
 @t.implements(Catalogue.seal_stream)
 def seal_stream(connection: Connection, name: str) -> None:
-    """End a stream.
-
-    Raises:
-        UsageError: a prepared transaction waits: its commit must not fail (S12), or several processes write one.
-    """
+    """End a stream."""
     info = find_stream(connection, name)
     for status in (Status.PREPARED, Status.OPEN):
         waiting = _names_of(connection, info.stream_id, status)

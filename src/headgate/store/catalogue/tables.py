@@ -286,7 +286,7 @@ garbage = sa.Table(
     sqlite_with_rowid=False,
 )
 """Chunk files that no part refers to any more and that are to be deleted; a row goes after its file. Those of no
-stream, ``NOBODYS``, were removed as orphans: their rows stay, and the files are never recorded."""
+stream, ``NO_STREAM``, were removed as orphans: their rows stay, and the files are never recorded."""
 
 NO_STREAM = 0
 """Number of no stream: those of streams begin with 1."""

@@ -313,11 +313,7 @@ def recover(
 
 @t.implements(Catalogue.fence)
 def fence(connection: Connection, owner: str, epoch: int) -> None:
-    """Refuse older epochs from now on (S18).
-
-    Raises:
-        FencedError: a newer epoch exists.
-    """
+    """Refuse older epochs from now on (S18)."""
     newest = fence_of(connection, owner)
     if epoch < newest:
         raise FencedError(f"'{owner}'", epoch, newest)

@@ -40,11 +40,7 @@ def cut_at(connection: Connection, stream: StreamInfo, date_ms: int) -> dict[int
 
 @t.implements(Catalogue.truncate)
 def truncate(connection: Connection, stream: StreamInfo, cut: Mapping[int, int], *, anyway: bool) -> dict[int, int]:
-    """Move heads forward to ``cut``; return those that moved.
-
-    Raises:
-        UsageError: the cut names what is not there, or a holder needs what would go, without ``anyway``.
-    """
+    """Move heads forward to ``cut``; return those that moved."""
     answer = truncation.truncate(cut, extents(connection, stream), holds(connection, stream), anyway=anyway)
     if isinstance(answer, Outside):
         raise _outside(stream, answer)
@@ -102,9 +98,6 @@ def retain(connection: Connection, stream: StreamInfo, cut: Mapping[int, int]) -
     """Move heads forward to what ``retention_cut`` found, up to what holders need by now; return those that moved.
 
     None moves if ``stream.retention`` is not the policy of the stream any more: the present one found no cut.
-
-    Raises:
-        UsageError: the stream was deleted.
     """
     move = _retention_move(connection, stream, cut)
     return _move(connection, stream, move) if _policy(connection, stream) == stream.retention else {}
@@ -147,13 +140,7 @@ def forget_garbage(connection: Connection, paths: Sequence[str]) -> None:
 
 @t.implements(Catalogue.hold)
 def hold(connection: Connection, stream: StreamInfo, hold: Hold) -> None:
-    """Let ``hold`` take the place of what its holder held in the stream before.
-
-    Raises:
-        TruncatedError: a segment begins after its position; then nothing has changed.
-        FencedError: a later generation of its holder holds already.
-        UsageError: it names what is not there.
-    """
+    """Let ``hold`` take the place of what its holder held in the stream before."""
     named = t.segments.c.segment_id.in_(sorted(hold.positions))  # of those only: a stream may have had many
     found = find_extents(connection, t.segments.c.stream_id == stream.stream_id, named) or extents(connection, stream)
     newest = _newest(connection, stream, hold.holder)
