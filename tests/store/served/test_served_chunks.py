@@ -37,7 +37,8 @@ def files(root: Path) -> list[str]:
     return sorted(path.name for path in (root / "served" / "chunks").rglob("*") if path.is_file())
 
 
-def test_chunks_come_back(storage: RemoteStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_come_back(server: StoreServer, storage: RemoteStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert storage.url == f"{server.address.url}/chunks"
     monkeypatch.setattr(connections, "PIECE_BYTES", 10)
     for size_bytes in (0, 1, 9, 10, 11, 20, 105):
         data = bytes(range(size_bytes))

@@ -9,9 +9,10 @@ from collections.abc import Callable
 import pytest
 from tests.servers.proxy import Wire
 from tests.store.served.serving import WAIT_S, over
-from tests.store.storing import STREAM, keyed
+from tests.store.storing import KEYED, STREAM, in_a_child, keyed
 
 from headgate.errors import StorageError
+from headgate.store import core
 from headgate.store.client import remote_store
 from headgate.store.client.connection import RequestOutcome
 from headgate.store.fsck import Problem
@@ -256,6 +257,25 @@ def test_a_reader_hears_of_news_from_afar(server: StoreServer) -> None:
         assert soon(reader) == [1]
 
 
+def test_who_hears_of_news_does_not_look(server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core, "POLL_MS", 0)  # who looks does so each time
+    with Store.open(server.address.url) as store:
+        deadline_s = time.monotonic() + WAIT_S
+        while store.changes() != store.changes() and time.monotonic() < deadline_s:
+            time.sleep(0.001)
+        assert store.changes() == store.changes()
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_child_waits_for_no_thread_of_its_parent(server: StoreServer) -> None:
+    with Store.open(server.address.url) as store:
+        store.changes()
+        listener = store._core.catalogue._change_listener  # type: ignore[attr-defined]
+        with listener._lock:  # as its thread may have it
+            in_a_child(lambda: store.create_stream("child", KEYED, segments=1) and store.changes())
+        assert store.find("child").segments_count == 1
+
+
 def test_what_a_process_has_changed_its_readers_see_at_once(server: StoreServer) -> None:
     with Store.open(server.address.url) as store, store.writer(STREAM, linger=None) as writer:
         reader = store.reader(STREAM, 0)
@@ -309,8 +329,12 @@ def test_what_comes_while_a_reader_asks_is_not_overlooked(server: StoreServer, m
 
 
 def test_who_closes_a_store_waits_for_nobody(server: StoreServer) -> None:
-    store = Store.open(server.address.url)
+    def hearing() -> int:
+        return [thread.name for thread in threading.enumerate()].count(remote_store.THREAD)
+
+    store, before = Store.open(server.address.url), hearing()
     store.changes()
     store.close()
+    assert hearing() == before
     assert store.changes() > 0, "and another question begins anew"
     store.close()
