@@ -8,8 +8,10 @@ from collections.abc import Callable
 import pytest
 from tests.clocks import HandClock
 
+from headgate.environment import SYSTEM_THREADS
 from headgate.errors import StorageError
-from headgate.store.core import ASK_EVERY_MS, PAUSES_S, POLL_MS, ChangeListener, ServerClock
+from headgate.storage.memory import MemoryStorage
+from headgate.store.core import ASK_EVERY_MS, PAUSES_S, POLL_MS, ChangeListener, Prefetcher, ServerClock
 
 
 class Server:
@@ -148,3 +150,19 @@ def test_who_cannot_listen_tries_again_less_and_less_often() -> None:
     first, longest = PAUSES_S
     slower = [min(first * 2**number, longest) for number in range(count - 2)]
     assert around.pauses_s == [*slower, first, 2 * first]
+    before = listener.changes()
+    around.advance(POLL_MS)
+    assert listener.changes() > before, "and looks meanwhile"
+
+
+def test_nothing_is_fetched_for_a_store_that_was_closed() -> None:
+    storage, prefetcher = MemoryStorage(), Prefetcher(SYSTEM_THREADS)
+    storage.put("a", [b"abc"])
+    fetch = prefetcher.begin(storage, "a", 1, 2)
+    assert fetch is not None
+    assert fetch.wait() == b"bc"
+    assert prefetcher.taken_bytes == 2
+    for _ in range(2):
+        prefetcher.close()
+        assert prefetcher.begin(storage, "a", 1, 2) is None
+    assert prefetcher.taken_bytes == 0
