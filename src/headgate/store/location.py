@@ -105,7 +105,7 @@ def open_shared(root: str, chunks: str | os.PathLike[str] | None) -> tuple[Catal
     with _client_library():
         from headgate.store.catalogue.postgresql import open_catalogue
         from headgate.store.core import ServerClock
-    place = None if chunks is None else _checked_place(chunks)
+    place = None if chunks is None else absolute_location(chunks).rstrip("/")
     catalogue, found = open_catalogue(parse_postgres_url(root), place)
     try:
         storage = open_storage(found.chunks)
@@ -132,10 +132,6 @@ def _client_library() -> Iterator[None]:
             "a store on PostgreSQL needs the package psycopg, in the driver and on every worker: "
             f"{install_command('postgres')}"
         ) from None
-
-
-def _checked_place(chunks: str | os.PathLike[str]) -> str:
-    return absolute_location(chunks).rstrip("/")
 
 
 def _claim(storage: Storage, store_id: str, root: str) -> None:

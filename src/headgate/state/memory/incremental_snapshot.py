@@ -303,7 +303,10 @@ class Description:
             "version": VERSION,
             "groups": [groups.first, groups.count, self.keys.max_parallelism],
             "now_ms": self.now_ms,
-            "chunks": [[c.rows, [_written(file) for file in c.files], sorted(c.whole)] for c in self.chunks],
+            "chunks": [
+                [c.rows, [[x.name, x.groups.first, x.groups.count] for x in c.files], sorted(c.whole)]
+                for c in self.chunks
+            ],
             "states": [[s.section.name, s.section.key_names, s.identity, s.group, s.more.names] for s in self.states],
         }
         schemas = {f"{_SCHEMA}{s.section.name}": [s.columns.serialize()] for s in self.states}
@@ -330,10 +333,6 @@ def decode_description(data: memoryview, where: str) -> Description:
         return Description(states, keys, chunks, what["now_ms"], meta)
     except (KeyError, TypeError, ValueError, pa.ArrowException) as error:
         raise CorruptionError(where, 0, "what the chunks of a state are", str(error)) from error
-
-
-def _written(file: ChunkFile) -> list[object]:
-    return [file.name, file.groups.first, file.groups.count]
 
 
 def _decoded_chunk(rows: int, files: Sequence[tuple[str, int, int]], whole: Sequence[str]) -> DescribedChunk:
@@ -399,7 +398,7 @@ class ChunkedState(KeyedState):
         chain = self._log.chain(shareable)
         on = chunks_to_share(chain, sum(self._rows().values()), self._changed_count)
         changes = self._changes(on[-1].until if on else None)
-        if not on and _size_bytes(changes) < max(1, SIZE_BYTES_MIN):
+        if not on and sum(batch.nbytes for change in changes for batch in change.rows) < max(1, SIZE_BYTES_MIN):
             self._write_rows(target, _portable_rows(changes))
             self._log.wrote(self._number, (), None)
             return
@@ -454,7 +453,3 @@ def _file(part: SnapshotPart, keys: OwnedKeys) -> ChunkFile:
 
 def _portable_rows(changes: Sequence[Change]) -> Rows:
     return [(change.state.section, list(map(change.state.portable, change.rows))) for change in changes]
-
-
-def _size_bytes(changes: Sequence[Change]) -> int:
-    return sum(batch.nbytes for change in changes for batch in change.rows)

@@ -58,8 +58,8 @@ def mend_groups(connection: Connection) -> list[str]:
         connection.execute(t.holds.delete().where(t.holds.c.holder == group_rows.holder_of(name)))
         done.append(f"stream '{stream}' is not held any more for reader group '{name}', which there is not")
     for name, group in _all_groups(connection):
-        if isinstance(group, CorruptionError) or not all(
-            _is_within_streams(connection, group, x) for x in group.streams
+        if isinstance(group, CorruptionError) or any(
+            _positions_beyond_end(connection, group, x) for x in group.streams
         ):
             continue  # what it needs is unknown
         too_little = [x for x in sorted(group.streams) if _is_held_too_little(connection, name, group, x)]
@@ -89,10 +89,6 @@ def _positions_beyond_end(connection: Connection, group: Group, stream: str) -> 
         for segment, position in sorted({**progress.begins, **progress.positions}.items())
         if segment not in ends or position > ends[segment]
     ]
-
-
-def _is_within_streams(connection: Connection, group: Group, stream: str) -> bool:
-    return not _positions_beyond_end(connection, group, stream)
 
 
 def _is_held_too_little(connection: Connection, name: str, group: Group, stream: str) -> bool:

@@ -360,7 +360,7 @@ def _problems_of_rows(raw: sqlite3.Connection, table: sa.Table) -> list[str]:
     columns = [_quoted(column) for column in table.columns]
     shown = [
         f"typeof({x}), substr(CAST({x} AS BLOB), 1, {_SHOWN_BYTES}), {_condition_of(c)}"
-        for x, c in _quoted_columns(table)
+        for x, c in zip(columns, table.columns, strict=True)
     ]
     query = f"SELECT {', '.join(shown)} FROM {table.name} WHERE NOT ({_sound(table)}) LIMIT {PROBLEMS_MAX + 1}"
     rows = raw.execute(query).fetchall()
@@ -425,10 +425,6 @@ def _rule_of(column: sa.Column[object]) -> _ColumnRule:
             return _BYTES
         case _:
             return _TEXT
-
-
-def _quoted_columns(table: sa.Table) -> list[tuple[str, sa.Column[object]]]:
-    return [(_quoted(column), column) for column in table.columns]
 
 
 def _quoted(column: sa.Column[object]) -> str:

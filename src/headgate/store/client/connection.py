@@ -504,7 +504,6 @@ class Client:
                 connection.close()  # of this process: the parent's own goes on
 
 
-def request_of(path: str, value: object = None, headers: Mapping[str, str] | None = None) -> Request:
+def request_of(path: str, value: object = None) -> Request:
     """Return a request with one value as its body."""
-    parts: Sequence[Bytes] = () if value is None else [encode(value)]
-    return Request("POST", path, parts, headers)
+    return Request("POST", path, () if value is None else [encode(value)])

@@ -195,11 +195,7 @@ class Signature:
     def bound(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments of a call by name, as they are sent."""
         given = dict(zip(self.takes.__struct_fields__, arguments, strict=False)) | dict(named)
-        return {name: _named(value) if name in self.kinds else value for name, value in given.items()}
-
-
-def _named(value: object) -> Named:
-    return type(value).__name__, value
+        return {name: (type(value).__name__, value) if name in self.kinds else value for name, value in given.items()}
 
 
 def _signature(owner: type, name: str) -> Signature:

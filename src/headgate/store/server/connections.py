@@ -143,13 +143,12 @@ BODY_BYTES_MAX = 64 << 20
 
 
 class RefusalError(Exception):
-    """A question that is not answered: ``status`` and one sentence. ``ends``: nor are others on its connection."""
+    """A question that is not answered, and ends its connection: ``status`` and one sentence."""
 
-    def __init__(self, status: int, text: str, *, ends: bool = True) -> None:
-        super().__init__(status, text, ends)
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(status, text)
         self.status = status
         self.text = text
-        self.ends = ends
 
 
 class ConnectionServer(Protocol):
@@ -309,7 +308,7 @@ class Connection(BaseHTTPRequestHandler):
             work(unquote(self.path))
         except RefusalError as refusal:
             self.desk.refused()
-            self._reply(refusal.status, refusal.text.encode(), ends=refusal.ends)
+            self._reply(refusal.status, refusal.text.encode(), ends=True)
         except IncompleteError as incomplete:
             self._reply(http.HTTPStatus.PRECONDITION_FAILED, incomplete.problem.encode(), ends=not incomplete.is_whole)
 
