@@ -153,6 +153,9 @@ ACTIONS = {"dataframes": dataframes}
 def main() -> None:
     argument = sys.argv[1]
     if not argument.isdigit():
+        begin_zygote = getattr(sys.modules.get("sitecustomize"), "begin_zygote", None)
+        if begin_zygote is not None and "machines" not in argument:  # workers are forked from this process
+            begin_zygote()
         sys.exit(run_one(json.loads(argument)))
     from pyspark.sql import SparkSession
 

@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 from headgate.model.failure import Failure, FailureKind
 
@@ -45,11 +45,9 @@ _LENGTH = struct.Struct("<I")
 class Zygote:
     """The test's end: asks for workers and hears of their ends."""
 
-    def __init__(self, at: Sequence[str] = ()) -> None:
-        """``at``: the command that starts others where its workers are to be."""
-        command = [*at, sys.executable, __file__]
-        environment = {**os.environ, "POLARS_MAX_THREADS": "1"}
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+    def __init__(self, at: Sequence[str] = (), process: _Process | None = None) -> None:
+        """``at``: the command that starts others where its workers are to be. ``process``: it was begun before."""
+        self._process = process or _begun(at)
         self._lock = threading.Lock()
         self._waiting: list[Callable[[int], None]] = []
         self._on_exit: dict[int, Callable[[int], None]] = {}
@@ -91,6 +89,46 @@ class Zygote:
                 with self._lock:
                     born = self._waiting.pop(0)
                 born(found["pid"])
+
+
+class _Process(Protocol):
+    """What ``subprocess.Popen`` is of a zygote."""
+
+    stdin: Any
+    stdout: Any
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end."""
+
+
+def _begun(at: Sequence[str]) -> _Process:
+    environment = {**os.environ, "POLARS_MAX_THREADS": "1"}
+    command = [*at, sys.executable, __file__]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+
+
+class ForkedZygote:
+    """A zygote that has what this process has imported: begun before this process has any thread."""
+
+    def __init__(self) -> None:
+        (theirs, ours), (heard, told) = os.pipe(), os.pipe()
+        self._pid = os.fork()
+        if not self._pid:
+            try:
+                os.dup2(theirs, 0)
+                os.dup2(told, 1)
+                os.closerange(3, 256)
+                _warm_up()
+                _serve(os.fdopen(os.dup(0), "rb", buffering=0), os.fdopen(os.dup(1), "wb"))
+            finally:
+                os._exit(0)
+        os.close(theirs)
+        os.close(told)
+        self.stdin, self.stdout = os.fdopen(ours, "wb"), os.fdopen(heard, "rb")
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end, which comes when its input is closed."""
+        return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
 
 
 @dataclass

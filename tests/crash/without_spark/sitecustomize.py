@@ -7,14 +7,17 @@ product's own: the command line, the supervisor, the standby, the driver, the wo
 import importlib.util
 import sys
 
-SESSION, JVM = "headgate.spark.session", "headgate.spark.jvm"
+SESSION, JVM, COMMANDS = "headgate.spark.session", "headgate.spark.jvm", "headgate.cli.command_line"
+
+begun = []
+"""The process that workers are forked from, until a run uses it."""
 
 
 class Finder:
-    """Replaces names of two modules as soon as they are imported: no context is made, and no JVM begun ahead."""
+    """Replaces names of three modules as soon as they are imported: no context is made, and no JVM begun ahead."""
 
     def __init__(self):
-        self._wanted = {SESSION: without_session, JVM: without_jvm}
+        self._wanted = {SESSION: without_session, JVM: without_jvm, COMMANDS: with_zygote}
 
     def find_spec(self, name, path=None, target=None):
         if name == "pandas":  # as where it is not installed: half a second for what nothing here needs
@@ -37,6 +40,24 @@ def without_session(module):
     module.start_pipeline = lambda definition, **options: start(module, definition, **options)
     module.check_cluster = lambda *_: None
     module.WarmContext = Nothing
+
+
+def with_zygote(module):
+    call = module.call
+
+    def called(app):
+        if sys.argv[1:2] == ["run"] and "--supervised" not in sys.argv:  # which leaves the run to another process
+            begin_zygote()
+        call(app)
+
+    module.call = called
+
+
+def begin_zygote():
+    """Fork what workers are forked from: after all imports, which it would repeat, and before any thread begins."""
+    from tests.runtime.launching import ForkedZygote
+
+    begun.append(ForkedZygote())
 
 
 def without_jvm(module):
@@ -62,7 +83,8 @@ def start(module, definition, *, observer=None, **_):
     from headgate.runtime.driver.driver import Driver, lock_for
 
     lock = lock_for(definition.config)
-    driver = Driver(definition, ProcessLauncher(Zygote(), definition), observer, FINGERPRINT, lock=lock, beats=True)
+    zygote = Zygote(process=begun.pop() if begun else None)
+    driver = Driver(definition, ProcessLauncher(zygote, definition), observer, FINGERPRINT, lock=lock, beats=True)
     driver.start()
     return module.SparkHandle(driver)
 
