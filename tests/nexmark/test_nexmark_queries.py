@@ -10,6 +10,7 @@ import duckdb
 import pytest
 from tests.killing import run_killing
 from tests.nexmark.oracles import database, expected_rows, found_rows
+from tests.unreported import seldom_reported
 
 import headgate as hg
 from headgate.errors import UsageError
@@ -42,7 +43,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[tu
         stream = tables.sql(found.sql) if is_sql else found.build(tables)
         keys[name] = stream._change_keys
         stream.sink(sinks[name], name=name)
-    run_killing(pipeline, 1, timeout_s=PATIENCE_S)
+    with seldom_reported():
+        run_killing(pipeline, 1, timeout_s=PATIENCE_S)
 
     return lambda name: found_rows(name.removesuffix("-sql"), sinks[name].rows(), keys[name])
 

@@ -215,6 +215,8 @@ class Lateness:
     @staticmethod
     def of(counters: Mapping[str, int]) -> Lateness | None:
         """Return it from the counters of an operator; None without late records."""
+        if not any(name.startswith(_LATE_WITHIN) for name in counters):
+            return None
         found = [(bound, counters.get(late_within(bound), 0)) for bound in LATENESS_MS]
         total = sum(count for _, count in found)
         if total == 0:

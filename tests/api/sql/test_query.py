@@ -14,6 +14,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from tests.nexmark.oracles import table_of
+from tests.unreported import seldom_reported
 
 import headgate as hg
 from headgate.errors import PipelineFailed, UsageError
@@ -503,7 +504,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], pl.Data
         found = hg.sql(query, bids=stream)
         keys[name] = found._change_keys
         found.sink(sinks[name])
-    run(pipeline, timeout_s=PATIENCE_S)
+    with seldom_reported():
+        run(pipeline, timeout_s=PATIENCE_S)
 
     def read(name: str) -> pl.DataFrame:
         rows, key = sinks[name].rows(), keys[name]

@@ -287,7 +287,8 @@ class OperatorTotals:
 
     def _subtask(self, worker: int, node: str) -> SubtaskProgress:
         now = self._now.get(worker, {}).get(node, {})
-        worked = _sum(self._worked.get(worker, {}).get(node, {}), now)
+        before = self._worked.get(worker, {}).get(node)
+        worked = now if before is None else _sum(before, now)
         busy, held_back = self._shares.get(worker, {}).get(node, (0.0, 0.0))
         return SubtaskProgress(
             worker,
