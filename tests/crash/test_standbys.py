@@ -31,6 +31,8 @@ from crash.standing import (
 )
 from crash.takeovers import Takeover, problem, told
 
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(1_800 + 120 * float(os.environ.get("HEADGATE_TEST_MINUTES", "0")))]
+
 # Rules: F3, F6, F15
 
 
@@ -78,8 +80,6 @@ def took_over(heir: Process, since_s: float, record: Callable[[str, object], Non
     print(f"takeover: {took_ms} ms")
 
 
-@pytest.mark.crash
-@pytest.mark.timeout(1800 + 120 * float(os.environ.get("HEADGATE_TEST_MINUTES", "0")))
 @pytest.mark.parametrize(("is_object_store", "with_spark"), ways(spark_on="directory", only="directory"))
 @pytest.mark.early
 def test_a_standby_takes_over_when_the_driver_is_killed(
@@ -107,8 +107,6 @@ def test_a_standby_takes_over_when_the_driver_is_killed(
     assert_clean(tmp_path)
 
 
-@pytest.mark.crash
-@pytest.mark.timeout(1800 + 120 * float(os.environ.get("HEADGATE_TEST_MINUTES", "0")))
 @pytest.mark.parametrize(("is_object_store", "with_spark"), ways(spark_on=None, only="directory"))
 def test_a_frozen_driver_that_wakes_after_the_takeover_ends_and_changes_nothing(
     place: Callable[..., Place],
@@ -140,8 +138,6 @@ def test_a_frozen_driver_that_wakes_after_the_takeover_ends_and_changes_nothing(
     assert_clean(tmp_path)
 
 
-@pytest.mark.crash
-@pytest.mark.timeout(1800 + 120 * float(os.environ.get("HEADGATE_TEST_MINUTES", "0")))
 @pytest.mark.parametrize("with_spark", SPARK_IN_DEEP)
 def test_a_standby_does_not_start_what_was_stopped_and_ends_with_what_has_finished(
     place: Callable[..., Place], with_spark: bool
@@ -163,8 +159,6 @@ def test_a_standby_does_not_start_what_was_stopped_and_ends_with_what_has_finish
     here.assert_exactly_once()
 
 
-@pytest.mark.crash
-@pytest.mark.timeout(1800 + 120 * float(os.environ.get("HEADGATE_TEST_MINUTES", "0")))
 @pytest.mark.parametrize("with_spark", SPARK_IN_DEEP)
 def test_what_failed_while_its_user_stopped_it_is_not_taken_over(
     place: Callable[..., Place], with_spark: bool
@@ -198,8 +192,6 @@ def test_what_failed_while_its_user_stopped_it_is_not_taken_over(
     here.assert_exactly_once()
 
 
-@pytest.mark.crash
-@pytest.mark.timeout(1800 + 120 * float(os.environ.get("HEADGATE_TEST_MINUTES", "0")))
 @pytest.mark.parametrize("with_spark", SPARK_IN_DEEP)
 def test_what_died_before_it_heard_the_stop_of_its_user_is_not_taken_over(
     place: Callable[..., Place], with_spark: bool
@@ -225,8 +217,6 @@ def test_what_died_before_it_heard_the_stop_of_its_user_is_not_taken_over(
     assert decided["notice"] == "stopped", tale(here.processes)
 
 
-@pytest.mark.crash
-@pytest.mark.timeout(1800 + 120 * float(os.environ.get("HEADGATE_TEST_MINUTES", "0")))
 @pytest.mark.parametrize("with_spark", SPARK_IN_DEEP)
 @pytest.mark.early
 def test_of_two_standbys_one_takes_over_and_the_other_goes_on_waiting(
@@ -252,8 +242,6 @@ def test_of_two_standbys_one_takes_over_and_the_other_goes_on_waiting(
     assert_clean(tmp_path)
 
 
-@pytest.mark.crash
-@pytest.mark.timeout(1800 + 120 * float(os.environ.get("HEADGATE_TEST_MINUTES", "0")))
 @pytest.mark.parametrize("with_spark", SPARK_IN_DEEP)
 def test_a_standby_ends_when_it_is_told_to(place: Callable[..., Place], with_spark: bool) -> None:  # SB6
     here = place(with_spark)
@@ -265,8 +253,6 @@ def test_a_standby_ends_when_it_is_told_to(place: Callable[..., Place], with_spa
     assert "Traceback" not in alone.stderr()
 
 
-@pytest.mark.crash
-@pytest.mark.timeout(1800 + 120 * float(os.environ.get("HEADGATE_TEST_MINUTES", "0")))
 @pytest.mark.parametrize("with_spark", SPARK_IN_DEEP)
 @pytest.mark.deep
 @pytest.mark.early

@@ -513,15 +513,21 @@ def test_two_that_look_at_once_move_a_head_once(store: Store, clock: Clock) -> N
     assert store.head(STREAM) == store.tail(STREAM)
 
 
-def test_an_append_that_was_truncated_before_its_answer_came_is_not_repeated(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def unanswered(store: Store, monkeypatch: pytest.MonkeyPatch) -> tuple[StreamWriter, Future[Appended]]:
+    """An append to both segments that took effect, of which its writer does not know."""
     writer = store.writer(STREAM, linger=None)
     future = writer.append(keyed(("a", 1), ("b", 2)))
     with monkeypatch.context() as patch:
         lose_an_answer(store, patch)
         with pytest.raises(StorageError):
             writer.flush()
+    return writer, future
+
+
+def test_an_append_that_was_truncated_before_its_answer_came_is_not_repeated(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, future = unanswered(store, monkeypatch)
     assert not future.done()
     store.truncate(store.tail(STREAM))
     writer.flush()
@@ -533,12 +539,7 @@ def test_an_append_that_was_truncated_before_its_answer_came_is_not_repeated(
 def test_an_append_of_which_one_segment_was_truncated_before_its_answer_came_is_acknowledged(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writer = store.writer(STREAM, linger=None)
-    future = writer.append(keyed(("a", 1), ("b", 2)))
-    with monkeypatch.context() as patch:
-        lose_an_answer(store, patch)
-        with pytest.raises(StorageError):
-            writer.flush()
+    writer, future = unanswered(store, monkeypatch)
     store.truncate(cut_of(store, {0: 1}))
     writer.flush()
     assert future.result().ranges == (AppendedRange(1, 0, 1),), "of segment 0 nothing is left"

@@ -345,16 +345,22 @@ def unreachable(self: Any, names: Any, fence: Any) -> None:
     raise sqlite3.OperationalError("the target cannot be reached")
 
 
-def test_an_outage_that_is_too_long_stops_the_pipeline_each_time_and_says_what_is_gone(
-    start: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # CS9
-    target = str(tmp_path / "target.db")
+def with_uncommitted_output(start: Any, root: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return a target that a stopped pipeline has promised output, and could not commit any."""
+    target = str(root / "target.db")
     with monkeypatch.context() as patch:
         patch.setattr(Expiring, "commit", unreachable)
-        run = start(numbering(tmp_path, 2, Expiring(target)))
+        run = start(numbering(root, 2, Expiring(target)))
         run.wait_checkpoints(2)
         run.driver.cancel(retain=True)
         run.result()
+    return target
+
+
+def test_an_outage_that_is_too_long_stops_the_pipeline_each_time_and_says_what_is_gone(
+    start: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # CS9
+    target = with_uncommitted_output(start, tmp_path, monkeypatch)
     with connect(target) as connection:
         assert connection.execute("delete from waiting").rowcount > 0  # an hour has passed
     for _ in range(2):
@@ -372,13 +378,7 @@ def test_a_pipeline_goes_on_without_what_is_gone_if_its_user_says_so(
     start: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half of what was promised is gone; the other half of the same checkpoint is not."""
-    target = str(tmp_path / "target.db")
-    with monkeypatch.context() as patch:
-        patch.setattr(Expiring, "commit", unreachable)
-        run = start(numbering(tmp_path, 2, Expiring(target)))
-        run.wait_checkpoints(2)
-        run.driver.cancel(retain=True)
-        run.result()
+    target = with_uncommitted_output(start, tmp_path, monkeypatch)
     with connect(target) as connection:
         promised = connection.execute("select name, count(*) from waiting group by name order by name").fetchall()
         gone = [name for name, _ in promised[::2]]

@@ -529,16 +529,20 @@ def test_a_local_file_that_is_damaged_is_not_written_to_a_checkpoint(subtask: Su
     assert subtask.storage.list("p") == before
 
 
-def test_states_in_files_can_be_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def with_two_checkpoints(root: Path, local: Path, monkeypatch: pytest.MonkeyPatch) -> Subtask:
     monkeypatch.setattr(database_restore, "PART_BYTES", 500_000)
-    root = tmp_path / "checkpoints"
     root.mkdir()
-    subtask = Subtask(tmp_path / "local", open_storage(str(root)))
+    subtask = Subtask(local, open_storage(str(root)))
     subtask.claim()
     subtask.put(range(KEYS))
     subtask.checkpoint(1)
     subtask.put(range(60), version=1)
     subtask.checkpoint(2)
+    return subtask
+
+
+def test_states_in_files_can_be_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    subtask = with_two_checkpoints(root := tmp_path / "checkpoints", tmp_path / "local", monkeypatch)
     catalog = {row["state"]: row for row in hg.state_catalog(root / "p").to_dicts()}
     assert {name: row["rows"] for name, row in catalog.items()} == {"value": KEYS, "list": 2 * KEYS}
     assert sum(row["size_bytes"] for row in catalog.values()) > rocks_increments.SIZE_BYTES_MIN
@@ -556,15 +560,7 @@ def test_states_in_files_can_be_looked_at(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_checkpoint_in_files_can_be_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str | None
 ) -> None:
-    monkeypatch.setattr(database_restore, "PART_BYTES", 500_000)
-    root = tmp_path / "checkpoints"
-    root.mkdir()
-    subtask = Subtask(tmp_path / "local", open_storage(str(root)))
-    subtask.claim()
-    subtask.put(range(KEYS))
-    subtask.checkpoint(1)
-    subtask.put(range(60), version=1)
-    subtask.checkpoint(2)
+    subtask = with_two_checkpoints(root := tmp_path / "checkpoints", tmp_path / "local", monkeypatch)
     before = {name: hg.read_state(root / "p", "sum", name) for name in ("value", "list")}
     draft = hg.edit_savepoint(root / "p", tmp_path / "new")
     if changed is not None:
