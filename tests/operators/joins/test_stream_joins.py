@@ -31,7 +31,7 @@ from headgate.operators.joins.join_plan import (
     Unbounded,
     Within,
 )
-from headgate.operators.joins.stream_joins import JoinSpec
+from headgate.operators.joins.stream_joins import StreamJoinSpec
 from headgate.operators.keys import partition
 from headgate.operators.timestamps import event_time
 from headgate.operators.windows.window_assigner import FixedWindows, tumbling
@@ -83,7 +83,7 @@ class Cluster:
 
     def __init__(self, joined: JoinPlan, parallelism: int = 1) -> None:
         self.plan = joined
-        self.spec = JoinSpec(joined)
+        self.spec = StreamJoinSpec(joined)
         self.before = {name: Harness(JoinInputSpec(joined, name)) for name in NAMES}
         self.rows: list[dict[str, Any]] = []
         self.watermark_ms = -(1 << 63)
@@ -125,7 +125,7 @@ class Cluster:
     def bounded_by(self, bound: Bound) -> None:
         """Go on from a snapshot of each subtask with another bound."""
         self.plan = replace(self.plan, bound=bound)
-        self.spec = JoinSpec(self.plan)
+        self.spec = StreamJoinSpec(self.plan)
         self.before = {name: Harness(JoinInputSpec(self.plan, name)) for name in NAMES}
         self.rescale(len(self.subtasks))
 
@@ -355,7 +355,7 @@ def test_what_was_late_in_one_of_several_subtasks_is_late_in_any(bound: Bound, p
 
 def test_the_identity_of_a_join_says_by_which_times_rows_are_kept() -> None:  # EV18
     texts = {
-        JoinSpec(plan("inner", bound)).state_text()
+        StreamJoinSpec(plan("inner", bound)).state_text()
         for bound in (
             *(Within(-5, 5), Within(-5, 6), Within(5, 6), AsOf(5), AsOf(None), Unbounded(None)),
             *(SameWindow(FixedWindows(10, 10)), SameWindow(FixedWindows(20, 10)), SameWindow(FixedWindows(20, 20))),
@@ -365,7 +365,10 @@ def test_the_identity_of_a_join_says_by_which_times_rows_are_kept() -> None:  # 
 
 
 def test_semi_and_anti_joins_do_not_take_over_each_others_rows() -> None:
-    assert JoinSpec(plan("semi", Within(-5, 5))).state_text() != JoinSpec(plan("anti", Within(-5, 5))).state_text()
+    assert (
+        StreamJoinSpec(plan("semi", Within(-5, 5))).state_text()
+        != StreamJoinSpec(plan("anti", Within(-5, 5))).state_text()
+    )
 
 
 DELETED = "b"

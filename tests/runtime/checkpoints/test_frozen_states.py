@@ -23,7 +23,7 @@ from headgate.operators.base import Operator
 from headgate.operators.deduplication import DeduplicateOperator, DeduplicateSpec
 from headgate.operators.joins.broadcast_join import BroadcastJoinSpec
 from headgate.operators.joins.changing_join import ChangingJoinOperator, ChangingJoinSpec
-from headgate.operators.joins.stream_joins import AsOfJoinOperator, JoinSpec, PairJoinOperator, WindowJoinOperator
+from headgate.operators.joins.stream_joins import AsOfJoinOperator, PairJoinOperator, StreamJoinSpec, WindowJoinOperator
 from headgate.operators.loop_head import LoopHeadSpec
 from headgate.operators.process.batch_process import BatchProcessOperator
 from headgate.operators.process.connected_process import (
@@ -66,7 +66,7 @@ BY_COLUMN: tuple[type[Operator], ...] = (
 SPECS_BY_COLUMN = (
     *(DeduplicateSpec, RunningAggregateSpec, SessionMergeSpec, TriggeredWindowSpec),
     CommandedWindowSpec,
-    *(JoinSpec, ChangingJoinSpec, TopSpec, WindowTopSpec),
+    *(StreamJoinSpec, ChangingJoinSpec, TopSpec, WindowTopSpec),
     *(ChangingTopSpec, OverSpec),
 )
 

@@ -44,7 +44,7 @@ from headgate.operators.joins.join_plan import (
     Unbounded,
     Within,
 )
-from headgate.operators.joins.stream_joins import JoinSpec
+from headgate.operators.joins.stream_joins import StreamJoinSpec
 from headgate.operators.schemas import schema_text
 from headgate.operators.specs import output_schemas, state_text
 from headgate.operators.timestamps import EventTime, event_time
@@ -194,7 +194,7 @@ def _added(
         JoinSide(side._schema, columns, None if isinstance(bound, Unbounded | Changing) else time_of(node, side, which))
         for side, columns, which in ((left, keys[0], "left"), (other, keys[1], "right"))
     ]
-    made_of = ChangingJoinSpec if isinstance(bound, Changing) else JoinSpec
+    made_of = ChangingJoinSpec if isinstance(bound, Changing) else StreamJoinSpec
     spec = made_of(JoinPlan(sides[0], sides[1], how, bound, suffix))
     output = output_schemas(spec, {LEFT_INPUT: left._schema, RIGHT_INPUT: other._schema}, str(node))
     edges, null_keys = [], []

@@ -14,8 +14,8 @@ import pyarrow as pa
 from headgate.dataclass import dataclass
 from headgate.operators.base import Operator
 from headgate.operators.changes import OP, Signs, counted, keep_elements, signs
-from headgate.operators.joins.join_plan import LEFT_INPUT, Changing, Columns, Input, with_op
-from headgate.operators.joins.stream_joins import PAIRS_MAX, JoinOperator, JoinSpec, Side, pair_slices, taken
+from headgate.operators.joins.join_plan import LEFT_INPUT, Changing, Columns, Input, JoinSpec, with_op
+from headgate.operators.joins.stream_joins import PAIRS_MAX, JoinOperator, Side, pair_slices, taken
 from headgate.state.backend import ListColumns
 from headgate.state.key_index import Slots
 from headgate.state.values import Mask

@@ -9,15 +9,13 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from headgate.dataclass import dataclass
-from headgate.model.graph import MAIN, InputName, OutputTag
-from headgate.model.state_schema import InWindows, Reach, Rule
+from headgate.model.graph import InputName
 from headgate.operators.base import (
     WATERMARK_MAX_MS,
     ChosenRows,
@@ -34,20 +32,16 @@ from headgate.operators.joins.join_plan import (
     RIGHT_INPUT,
     WINDOW_COLUMN,
     AsOf,
-    Changing,
     Columns,
-    JoinPlan,
+    JoinSpec,
     SameWindow,
-    Unbounded,
     Within,
-    check_join,
     columns_by_name,
     with_window,
 )
 from headgate.operators.lateness import InTimeOperator
-from headgate.operators.windows.window_assigner import AlignedWindows, ends_ms
+from headgate.operators.windows.window_assigner import ends_ms
 from headgate.state.backend import ColumnBackend, ListColumns, TimeKind, TimersMeta
-from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind, state_identity
 from headgate.state.heap import HeapRows
 from headgate.state.key_index import Slots
 from headgate.state.values import Mask
@@ -62,17 +56,9 @@ _SLACK_MS = 1_000
 """Rows that are only forgotten when no partner can come may stay so much longer: fewer timers."""
 
 
-# -- in front of the join ---------------------------------------------------------------------------------------------
-
-
-# -- the join ---------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
-class JoinSpec:
-    """Join the rows of two inputs."""
-
-    plan: JoinPlan
+class StreamJoinSpec(JoinSpec):
+    """Join the rows of two inputs; results are emitted once."""
 
     def build(self) -> Operator:
         match self.plan.bound:
@@ -82,107 +68,6 @@ class JoinSpec:
                 return AsOfJoinOperator(self)
             case _:
                 return PairJoinOperator(self)
-
-    @property
-    def output_delay_ms(self) -> int:
-        """By how much ``window_start`` may be earlier than the watermark."""
-        return self.plan.bound.windows.span_ms if isinstance(self.plan.bound, SameWindow) else 0
-
-    @property
-    def result_windows(self) -> AlignedWindows | None:
-        """The windows of results, which have their start as event time."""
-        return self.plan.bound.windows if isinstance(self.plan.bound, SameWindow) else None
-
-    def output_schemas(self, inputs: Mapping[InputName, pa.Schema], node: str) -> Mapping[OutputTag, pa.Schema]:
-        """Return the columns of both sides.
-
-        Raises:
-            UsageError: see ``check_join``.
-        """
-        check_join(node, self.plan)
-        return {MAIN: self.plan.output}
-
-    @property
-    def holds_back(self) -> bool:
-        """Whether the watermark is held back: results of windows come after it has passed their ``window_start``."""
-        bound = self.plan.bound
-        return bound.holds_back if isinstance(bound, SameWindow) else isinstance(bound, Within | AsOf)
-
-    @property
-    def edge_keys(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The columns by which each side is partitioned."""
-        window = (WINDOW_COLUMN,) if isinstance(self.plan.bound, SameWindow) else ()
-        return self.plan.left.keys + window, self.plan.right.keys + window
-
-    def keys_after(self, keys: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        is_of_left = self.plan.how not in ("right", "full") and not isinstance(self.plan.bound, SameWindow)
-        return self.plan.left.keys if is_of_left else None
-
-    @cached_property
-    def keys(self) -> KeyColumns:
-        """The key of the state. What the windows are is in the name of their column, and so in the state's identity."""
-        names, bound = self.plan.left.keys, self.plan.bound
-        types = tuple(self.plan.left.schema.field(key).type for key in names)
-        if isinstance(bound, SameWindow):
-            return KeyColumns((*names, bound.windows.text), (*types, pa.int64()))
-        return KeyColumns(names, types)
-
-    def rows(self, name: InputName) -> StateDescriptor | None:
-        """Return the state of rows that may match again; None: those of this side match once."""
-        keeps_all = self.plan.has_right_columns or isinstance(self.plan.bound, SameWindow | Changing)
-        is_once = name == LEFT_INPUT and not keeps_all
-        return None if is_once else self._list(name, str(name))
-
-    def waiting(self, name: InputName) -> StateDescriptor | None:
-        """Return the state of rows that have not matched yet; None: they are among the others."""
-        if isinstance(self.plan.bound, SameWindow | AsOf):
-            return None
-        how = self.plan.how
-        is_semi = name == LEFT_INPUT and how == "semi"
-        if not is_semi and not self.plan.emits_unmatched(name):
-            return None
-        # what has matched is gone, and matters to the one, and what has not to the other
-        return self._list(name, f"{name} unmatched, {how}" if how in ("semi", "anti") else f"{name} unmatched")
-
-    def _list(self, name: InputName, state: str) -> StateDescriptor:
-        schema = self.plan.side(name).schema
-        dtype = pa.struct([schema.field(column) for column in self.plan.kept(name)])
-        ttl = self.plan.bound.ttl if isinstance(self.plan.bound, Unbounded | Changing) else None
-        return StateDescriptor(state, StateKind.LIST, dtype, ttl=ttl)
-
-    @property
-    def next_timer(self) -> StateDescriptor | None:
-        """The state of the next timer of each key; None: there are none, or one time for each key."""
-        is_near = isinstance(self.plan.bound, Within | AsOf)
-        return StateDescriptor("next timer", StateKind.VALUE, pa.int64()) if is_near else None
-
-    @property
-    def has_timers(self) -> bool:
-        """Whether rows are forgotten by event time."""
-        return not isinstance(self.plan.bound, Unbounded | Changing)
-
-    @property
-    def descriptors(self) -> list[StateDescriptor]:
-        """All states."""
-        names = (LEFT_INPUT, RIGHT_INPUT)
-        found = [*map(self.rows, names), *map(self.waiting, names), self.next_timer]
-        return [one for one in found if one is not None]
-
-    @property
-    def rule(self) -> Rule | None:
-        """By which times rows are kept."""
-        match self.plan.bound:
-            case Within(lower_ms, upper_ms):
-                return Reach(lower_ms, upper_ms)
-            case AsOf(tolerance_ms):
-                return Reach(None if tolerance_ms is None else -tolerance_ms, 0)
-            case SameWindow(windows):
-                return InWindows(windows.text)
-            case _:
-                return None
-
-    def state_text(self) -> str:
-        return state_identity(self.keys, self.descriptors, has_timers=self.has_timers, rule=self.rule)
 
 
 class Side:

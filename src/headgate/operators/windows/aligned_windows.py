@@ -40,6 +40,7 @@ from headgate.operators.base import (
 )
 from headgate.operators.lateness import FiredGroups, count_late
 from headgate.operators.schemas import batch_of, columns_of
+from headgate.operators.windows.partial_results import PASS_FACTOR, SAVING_MIN, TRIAL_ROWS_MIN
 from headgate.operators.windows.window_assigner import AlignedWindows
 from headgate.operators.windows.window_plan import (
     InputReader,
@@ -80,12 +81,6 @@ _WINDOWS_MAX = 64
 _CELLS_MAX = 1 << 22
 _INDEX_KEYS_MIN = 1 << 16
 """Bounds of what is held: open panes, slots of all of them, and keys remembered over flushes."""
-
-_TRIAL_ROWS_MIN = 8_192
-_SAVING_MIN = 0.3
-_PASS_FACTOR = 32
-"""Combining pays if it saves this part of the rows. After a flush of enough rows that did not, this many times as
-many rows pass uncombined before it is tried again: with nearly distinct keys it would be wasted work."""
 
 
 @dataclass(frozen=True)
@@ -171,8 +166,8 @@ class WindowCombineOperator(Operator):
                 self._spare.append(table)
         self._tables.clear()
         self._since_ms = None
-        if self._held_rows >= _TRIAL_ROWS_MIN and used_rows > (1 - _SAVING_MIN) * self._held_rows:
-            self._pass_rows = _PASS_FACTOR * self._held_rows
+        if self._held_rows >= TRIAL_ROWS_MIN and used_rows > (1 - SAVING_MIN) * self._held_rows:
+            self._pass_rows = PASS_FACTOR * self._held_rows
         self._held_rows = 0
         if len(self._index) > max(_INDEX_KEYS_MIN, 4 * used_max):
             self._index = make_key_index(self._shape.key_types)

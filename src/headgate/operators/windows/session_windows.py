@@ -1,6 +1,6 @@
 """Session windows: records of a key belong together while each follows another in less than the gap.
 
-``SessionCombine`` (``partial_sessions``) makes partial sessions of each batch before the shuffle; ``SessionMerge``
+``SessionCombine`` (``partial_results``) makes partial sessions of each batch before the shuffle; ``SessionMerge``
 merges them with the open ones after it. Where aggregates do not decompose, ``SessionMerge`` gets the records and keeps
 them in a list per key: sessions of a key never overlap, so times say which records belong to which.
 
@@ -48,7 +48,7 @@ from headgate.operators.changes import DELETE, INSERT, OP_FIELD, OPS, UPDATE_AFT
 from headgate.operators.lateness import FiredGroups, count_late
 from headgate.operators.schemas import batch_of
 from headgate.operators.windows.aligned_windows import WindowOperators, kept_columns
-from headgate.operators.windows.partial_sessions import (
+from headgate.operators.windows.partial_results import (
     END,
     START,
     Cut,
@@ -68,13 +68,13 @@ from headgate.operators.windows.window_plan import (
     WindowedAggregate,
     WindowPlan,
     WindowShape,
+    content_texts,
     decompose,
-    measure_text,
     results,
     window_shape,
 )
 from headgate.state.backend import META, ColumnBackend, ColumnTimers
-from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind, column_identity
+from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind
 from headgate.state.key_hash import Words
 from headgate.state.key_index import KeyIndex, Slots, frozen_keys, make_key_index
 from headgate.state.snapshot import FrozenState
@@ -140,10 +140,7 @@ class SessionMergeSpec:
 
     def state_text(self) -> str:
         keys = [(name, str(dtype)) for name, dtype in zip(self.shape.keys, self.shape.key_types, strict=True)]
-        if self.plan is None:
-            parts = list(map(column_identity, self.kept))
-        else:
-            parts = [measure_text(self.plan, i) for i in range(len(self.plan.measures))]
+        parts = content_texts(self.plan, self.kept)
         window = f"session of gap {self.gap_ms} ms on {name_text(self.shape.time.column)}"
         if self.has_changes:
             window += f", changes, kept {self.shape.emission.lateness_ms} ms"

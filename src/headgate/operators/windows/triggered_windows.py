@@ -25,35 +25,38 @@ from headgate.operators.base import WATERMARK_MAX_MS, Operator, OperatorContext,
 from headgate.operators.expressions import elementwise_problem
 from headgate.operators.keys import check_keys
 from headgate.operators.process.timers import TimedOperator
+from headgate.operators.row_order import group_ranks
 from headgate.operators.schemas import batch_of, describe, empty_frame, frame_of
 from headgate.operators.timestamps import EventTime, event_time
 from headgate.operators.user_functions import batch_error
 from headgate.operators.windows.aligned_windows import WindowOperators, kept_columns
-from headgate.operators.windows.partial_sessions import measure_columns, merged, whole_values
+from headgate.operators.windows.partial_results import (
+    KeyCombineSpec,
+    measure_columns,
+    measure_fields,
+    merged,
+    whole_values,
+)
 from headgate.operators.windows.window_assigner import tumbling
 from headgate.operators.windows.window_plan import (
-    ROWS_COLUMN,
     Emission,
     InputReader,
     WindowedAggregate,
     WindowPlan,
     WindowShape,
     aggregated_schema,
+    content_texts,
     decompose,
-    measure_text,
     results,
 )
 from headgate.state.backend import ColumnBackend, ColumnTimers, TimeKind
-from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind, column_identity
-from headgate.state.key_index import Slots, make_key_index
+from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind
+from headgate.state.key_index import Slots
 from headgate.state.values import Mask
-from headgate.state.window_aggregates import Accumulator, AggTable, FrozenTable, Values, partial_values, take_values
+from headgate.state.window_aggregates import AggTable, FrozenTable, Values, partial_values, take_values
 
 _OUTPUT_ROWS = 65_536
 _TIMERS_MAX = 65_536
-_INDEX_KEYS_MAX = 1 << 18
-_TRIAL_ROWS_MIN, _SAVING_MIN, _PASS_FACTOR = 8_192, 0.3, 32
-"""See ``session_windows``."""
 
 _DUE, _SINCE = "__due_ms", "__since"
 """Fields of a key's state: for when its timer is (0: it has none), and how many records came since it last fired."""
@@ -94,65 +97,6 @@ class Firing:
 
 
 @dataclass(frozen=True)
-class KeyCombineSpec:
-    """Combine the records of each key in a batch into one partial result."""
-
-    plan: WindowPlan
-
-    def build(self) -> Operator:
-        return KeyCombineOperator(self.plan)
-
-    def output_schema(self, schema: pa.Schema, node: str) -> pa.Schema:
-        """Return the schema of partial results (internal: only ``TriggeredWindow`` reads it)."""
-        return partial_schema(self.plan)
-
-
-def partial_schema(plan: WindowPlan) -> pa.Schema:
-    """Return the schema of partial results: keys, count of records, measures."""
-    keys = list(zip(plan.shape.keys, plan.shape.key_types, strict=True))
-    return pa.schema([*keys, *_measure_fields([measure.accumulator for measure in plan.measures])])
-
-
-def _measure_fields(accumulators: Sequence[Accumulator]) -> list[pa.Field]:
-    measures = [pa.field(f"__partial_{i}", a.type) for i, a in enumerate(accumulators)]
-    return [pa.field(ROWS_COLUMN, pa.int64()), *measures]
-
-
-class KeyCombineOperator(Operator):
-    """Holds nothing: so it needs no flush, and changes no result."""
-
-    def __init__(self, plan: WindowPlan) -> None:
-        self._plan, self._schema = plan, partial_schema(plan)
-        self._accumulators = [measure.accumulator for measure in plan.measures]
-        self._reader = InputReader(plan)
-        self._index = make_key_index(plan.shape.key_types)
-        self._pass_rows = self._rows_in = self._rows_out = 0
-
-    def process(self, batch: pa.RecordBatch) -> None:
-        keys = [batch.column(key) for key in self._plan.shape.keys]
-        ones = np.ones(batch.num_rows, np.int64)
-        inputs = [whole_values(given, batch.num_rows) for given in self._reader.read(batch)]
-        if self._pass_rows > 0:
-            self._pass_rows -= batch.num_rows
-            table = FrozenTable(ones, tuple(np.asarray(v.values) for v in inputs), tuple(v.valid for v in inputs))
-        else:
-            if len(self._index) > _INDEX_KEYS_MAX:
-                self._index = make_key_index(self._plan.shape.key_types)
-            slots, of = np.unique(self._index.slots(keys), return_inverse=True)
-            keys, table = self._index.columns(slots), merged(self._accumulators, len(slots), of, ones, inputs)
-            self._judge(batch.num_rows, len(slots))
-        self.output.emit(pa.RecordBatch.from_arrays([*keys, *measure_columns(table)], schema=self._schema))
-
-    def _judge(self, rows_in: int, rows_out: int) -> None:
-        self._rows_in, self._rows_out = self._rows_in + rows_in, self._rows_out + rows_out
-        if self._rows_in < _TRIAL_ROWS_MIN:
-            return
-        if self._rows_out > (1 - _SAVING_MIN) * self._rows_in:
-            self._pass_rows = _PASS_FACTOR * self._rows_in
-        self._rows_in = self._rows_out = 0
-
-
-@dataclass(frozen=True)
 class TriggeredWindowSpec:
     """Keep the open window of each key and emit its result when ``firing`` says so.
 
@@ -180,10 +124,7 @@ class TriggeredWindowSpec:
     def state_text(self) -> str:
         """See ``specs.state_text``. The trigger's numbers may change: what is kept does not depend on them."""
         keys = [(name, str(dtype)) for name, dtype in zip(self.shape.keys, self.shape.key_types, strict=True)]
-        if self.plan is None:
-            parts = list(map(column_identity, self.kept))
-        else:
-            parts = [measure_text(self.plan, i) for i in range(len(self.plan.measures))]
+        parts = content_texts(self.plan, self.kept)
         return StateIdentity.of_open_windows(f"triggered, {self._kind_text()}", keys, parts).text
 
     def _kind_text(self) -> str:
@@ -201,7 +142,7 @@ class TriggeredWindowOperator(TimedOperator):
         kept = (spec.aggregates, spec.kept, spec.shape.keys)
         self._aggregates = RecordAggregates(*kept) if spec.plan is None else None
         self._accumulators = [] if spec.plan is None else [measure.accumulator for measure in spec.plan.measures]
-        self._measures = pa.schema(_measure_fields(self._accumulators))
+        self._measures = pa.schema(measure_fields(self._accumulators))
         fields = [pa.field(_DUE, pa.int64()), pa.field(_SINCE, pa.int64()), *self._measures]
         self._open = StateDescriptor("open", StateKind.VALUE, pa.struct(fields))
         self._fields = [field for field in spec.kept if field.name not in spec.shape.keys]
@@ -303,7 +244,7 @@ class TriggeredWindowOperator(TimedOperator):
         parts = merged(
             self._accumulators, len(cut.slots), cut.of, np.ones(len(order), np.int64), take_values(values, order)
         )
-        fired = np.flatnonzero(cut.fires)
+        fired = np.flatnonzero(cut.is_ended)
         fired = fired[np.argsort(order[cut.last[fired]])]  # in the order of the records that fire them
         before, counts = np.zeros(len(known), np.bool_), parts.rows.copy()
         before[stored.there] = True
@@ -314,7 +255,7 @@ class TriggeredWindowOperator(TimedOperator):
             table = AggTable(self._accumulators)
             table.update(len(cut.slots), firsts, stored.rows, stored.values)
             table.update(len(cut.slots), np.arange(len(cut.slots)), parts.rows, values_of(parts))
-            left = np.flatnonzero(~cut.fires)
+            left = np.flatnonzero(~cut.is_ended)
             is_left = np.zeros(len(known), np.bool_)
             is_left[cut.slots[left]] = True
             self._values.clear(known[before & ~is_left])
@@ -328,7 +269,7 @@ class TriggeredWindowOperator(TimedOperator):
             self._emit_within(batch, known, cut, order, fired)
 
     def _accumulate(
-        self, known: Slots, cut: _Cut, parts: FrozenTable, stored: Stored, counts: npt.NDArray[np.int64], fired: Slots
+        self, known: Slots, cut: Parts, parts: FrozenTable, stored: Stored, counts: npt.NDArray[np.int64], fired: Slots
     ) -> FrozenTable:
         """Add the parts of a batch one after the other to what there is; return what it was when each fired."""
         table, place = AggTable(self._accumulators), np.empty(len(cut.slots), np.int64)
@@ -339,34 +280,22 @@ class TriggeredWindowOperator(TimedOperator):
             at = np.flatnonzero(cut.rank == rank)
             some = table_at(parts, at)
             table.update(len(known), cut.slots[at], some.rows, values_of(some))
-            at = at[cut.fires[at]]
+            at = at[cut.is_ended[at]]
             taken.append(table.take(cut.slots[at]))
             place[at] = done + np.arange(len(at))
             done += len(at)
         last = np.append(np.flatnonzero(cut.rank == 0)[1:], len(cut.rank)) - 1
-        since = np.where(cut.fires[last], 0, counts[last])
+        since = np.where(cut.is_ended[last], 0, counts[last])
         self._put(known, np.zeros(len(known), np.int64), since, table.freeze(len(known)))
         return table_at(joined(taken), place[fired])
 
-    def _cut(self, batch: pa.RecordBatch, of: Slots, order: Slots, since: npt.NDArray[np.int64]) -> _Cut:
+    def _cut(self, batch: pa.RecordBatch, of: Slots, order: Slots, since: npt.NDArray[np.int64]) -> Parts:
         """Cut a batch, which is ordered by key, after each record that fires."""
-        is_first = np.ones(len(of), np.bool_)
-        is_first[1:] = of[1:] != of[:-1]
         if self._firing.when is None:
             count = self._firing.records
-            firsts = np.flatnonzero(is_first)
-            rank = np.arange(len(of)) - np.repeat(firsts, np.diff(firsts, append=len(of)))
-            more = rank + 1 - np.maximum(count - since[of], 1)
-            fires = (more >= 0) & (more % count == 0)
-        else:
-            fires = self._is_true(batch)[order]
-        begins = is_first.copy()
-        begins[1:] |= fires[:-1]
-        at = np.flatnonzero(begins)
-        last = np.append(at[1:], len(of)) - 1
-        number = np.cumsum(begins) - 1
-        first_part = np.repeat(np.flatnonzero(is_first[at]), np.diff(np.flatnonzero(is_first[at]), append=len(at)))
-        return _Cut(number, of[at], last, fires[last], np.arange(len(at)) - first_part)
+            more = group_ranks(of) + 1 - np.maximum(count - since[of], 1)
+            return parts_of(of, (more >= 0) & (more % count == 0))
+        return parts_of(of, self._is_true(batch)[order])
 
     def _is_true(self, batch: pa.RecordBatch) -> Mask:
         try:
@@ -381,7 +310,7 @@ class TriggeredWindowOperator(TimedOperator):
         assert self._spec.plan is not None
         self._send(slots, results(self._spec.plan, table), ends_ms)
 
-    def _emit_within(self, batch: pa.RecordBatch, known: Slots, cut: _Cut, order: Slots, fired: Slots) -> None:
+    def _emit_within(self, batch: pa.RecordBatch, known: Slots, cut: Parts, order: Slots, fired: Slots) -> None:
         """Emit what fired of records that are kept, and keep the rest."""
         assert self._lists is not None
         elements = self._elements(batch.take(pa.array(order)))
@@ -502,22 +431,33 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
-class _Cut:
-    """The parts of a batch that is ordered by key: each ends with a record that fires, or with its key.
+class Parts:
+    """The parts of a batch that is ordered by key: each ends with a row that ends it, or with its key.
 
     Attributes:
         of: the number of each row's part.
         slots: the key of each part.
+        begins: its first row.
         last: its last row.
-        fires: whether that fires.
+        is_ended: whether that ends it.
         rank: how many parts of its key come before it.
     """
 
     of: Slots
     slots: Slots
+    begins: Slots
     last: Slots
-    fires: Mask
+    is_ended: Mask
     rank: Slots
+
+
+def parts_of(of: Slots, ends: Mask) -> Parts:
+    """Cut rows that are ordered by key, ``of``, after each one that ends a part."""
+    is_first = np.ones(len(of), np.bool_)
+    is_first[1:] = (of[1:] != of[:-1]) | ends[:-1]
+    begins = np.flatnonzero(is_first)
+    last = np.append(begins[1:], len(of)) - 1
+    return Parts(np.cumsum(is_first) - 1, of[begins], begins, last, ends[last], group_ranks(of[begins]))
 
 
 def moments(times_ms: npt.NDArray[np.int64]) -> pa.Array:

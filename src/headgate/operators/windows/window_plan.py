@@ -27,6 +27,7 @@ from headgate.operators.keys import check_keys
 from headgate.operators.schemas import batch_of, describe, empty_frame, frame_of, schema_of_frame
 from headgate.operators.timestamps import EventTime, event_time
 from headgate.operators.windows.window_assigner import AlignedWindows
+from headgate.state.descriptors import column_identity
 from headgate.state.key_hash import column_words
 from headgate.state.key_index import words_to_array
 from headgate.state.window_aggregates import (
@@ -353,6 +354,13 @@ def measure_text(plan: WindowPlan | Decomposed, i: int) -> str:
         if accumulator.kind is Kind.PICK and accumulator.of >= 0
         else text
     )
+
+
+def content_texts(plan: WindowPlan | None, kept: pa.Schema) -> list[str]:
+    """Return what identifies the content of windows: partial results of ``plan``, or without one columns of records."""
+    if plan is None:
+        return list(map(column_identity, kept))
+    return [measure_text(plan, i) for i in range(len(plan.measures))]
 
 
 def window_state_text(shape: WindowShape, form: Form, parts: Sequence[str]) -> str:

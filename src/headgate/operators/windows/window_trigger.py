@@ -36,13 +36,15 @@ from headgate.operators.schemas import frame_of
 from headgate.operators.timestamps import EventTime
 from headgate.operators.user_functions import UserFunctionError, copied, divert_unreadable, shortened, user_traceback
 from headgate.operators.windows.aligned_windows import kept_columns
-from headgate.operators.windows.partial_sessions import merged
+from headgate.operators.windows.partial_results import merged
 from headgate.operators.windows.triggered_windows import (
     Firing,
+    Parts,
     TriggeredWindowOperator,
     TriggeredWindowSpec,
     joined,
     moments,
+    parts_of,
     table_at,
     values_of,
 )
@@ -477,8 +479,8 @@ class CommandedWindowOperator(TriggeredWindowOperator):
         known, of = np.unique(slots, return_inverse=True)
         order = np.argsort(of, kind="stable")
         of, commands = of[order], batch.column(COMMAND).to_numpy()[order]
-        parts = _parts(of, (commands & (FIRE | PURGE | FIRE_IF_NEW)) != 0)
-        stretches = _parts(of, (commands & PURGE) != 0)
+        parts = parts_of(of, (commands & (FIRE | PURGE | FIRE_IF_NEW)) != 0)
+        stretches = parts_of(of, (commands & PURGE) != 0)
         records = np.flatnonzero((commands & IS_NO_RECORD) == 0)
         taken = batch.take(pa.array(order[records]))
         _, values = self._read(taken)
@@ -536,7 +538,7 @@ class CommandedWindowOperator(TriggeredWindowOperator):
     def _keep_stretches(
         self,
         known: Slots,
-        stretches: _Parts,
+        stretches: Parts,
         commands: npt.NDArray[np.int8],
         table: AggTable,
         since: npt.NDArray[np.int64],
@@ -566,38 +568,6 @@ class CommandedWindowOperator(TriggeredWindowOperator):
 
 
 @dataclass(frozen=True, slots=True)
-class _Parts:
-    """The parts of a batch that is ordered by key.
-
-    Attributes:
-        of: the number of each row's part.
-        slots: the key of each part.
-        begins: its first row.
-        last: its last row.
-        rank: how many parts of its key come before it.
-    """
-
-    of: Slots
-    slots: Slots
-    begins: Slots
-    last: Slots
-    rank: Slots
-
-
-def _parts(of: Slots, ends: Mask) -> _Parts:
-    """Cut rows that are ordered by key, ``of``, after each one that ends a part."""
-    begins = np.ones(len(of), np.bool_)
-    begins[1:] = (of[1:] != of[:-1]) | ends[:-1]
-    at = np.flatnonzero(begins)
-    slots = of[at]
-    is_first = np.ones(len(at), np.bool_)
-    is_first[1:] = slots[1:] != slots[:-1]
-    firsts = np.flatnonzero(is_first)
-    rank = np.arange(len(at)) - np.repeat(firsts, np.diff(firsts, append=len(at)))
-    return _Parts(np.cumsum(begins) - 1, slots, at, np.append(at[1:], len(of)) - 1, rank)
-
-
-@dataclass(frozen=True, slots=True)
 class _Kept:
     """The records of a batch that is ordered by key.
 
@@ -610,7 +580,7 @@ class _Kept:
 
     elements: pa.Array
     records: Slots
-    stretches: _Parts
+    stretches: Parts
     is_first: Mask
 
 
