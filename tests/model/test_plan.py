@@ -186,9 +186,6 @@ def test_what_leaves_an_inner_loop_stays_in_the_outer_one() -> None:
     assert (nest.heads, nest.leaves) == (("outer", "inner"), ())
 
 
-HASH, REBALANCE, FORWARD = Partitioner.HASH, Partitioner.REBALANCE, Partitioner.FORWARD
-
-
 def loop_edge(upstream: str, partitioner: Partitioner = FORWARD) -> Edge:
     return Edge(NodeName(upstream), partitioner, ("k",) if partitioner is HASH else ())
 

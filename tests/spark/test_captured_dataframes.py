@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import suppress
@@ -9,20 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
+import pyarrow as pa
 import pytest
 from pyspark.errors import IllegalArgumentException
 from pyspark.sql.functions import expr
+from tests.powercut import PowerCut, another_process
 from tests.spark.sessions import session
 
 import headgate as hg
 from headgate.connectors.files.file_committer import read_committed
-from headgate.spark.dataframes import spark_path
-
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.early,
-    pytest.mark.xdist_group("session"),
-]  # of one process, which keeps its JVM
+from headgate.errors import StorageError
+from headgate.spark.dataframes import capture, is_captured, spark_path
 
 ODD = "a b%20[x]{y,z}=#+ü*?&\\$;:'\"~"
 
@@ -59,6 +57,9 @@ def start(dataframe: Any, root: Path, **options: Any) -> Any:
     return placed.captured()
 
 
+@pytest.mark.spark
+@pytest.mark.early
+@pytest.mark.xdist_group("session")
 def test_a_directory_may_have_any_name(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Started twice, below a working directory of that name; a result is read from there, too."""
     (tmp_path / ODD).mkdir()
@@ -74,6 +75,9 @@ def test_a_directory_may_have_any_name(spark: Any, tmp_path: Path, monkeypatch: 
     assert os.listdir(tmp_path) == [ODD]
 
 
+@pytest.mark.spark
+@pytest.mark.early
+@pytest.mark.xdist_group("session")
 def test_a_parent_is_the_one_that_the_system_finds(tmp_path: Path) -> None:
     """Spark takes the name before it away, though that may be a link."""
     (tmp_path / "there" / "in").mkdir(parents=True)
@@ -81,6 +85,9 @@ def test_a_parent_is_the_one_that_the_system_finds(tmp_path: Path) -> None:
     assert spark_path(None, f"{tmp_path}/link/../x") == f"file://{tmp_path}/there/x"
 
 
+@pytest.mark.spark
+@pytest.mark.early
+@pytest.mark.xdist_group("session")
 def test_directories_that_spark_cannot_name_are_refused(tmp_path: Path) -> None:
     class AsciiJvm:
         """Of a session whose locale is C."""
@@ -103,6 +110,9 @@ def test_directories_that_spark_cannot_name_are_refused(tmp_path: Path) -> None:
         spark_path(AsciiJvm(), os.fsdecode(b"/tmp/\xff"))
 
 
+@pytest.mark.spark
+@pytest.mark.early
+@pytest.mark.xdist_group("session")
 def test_each_changed_value_makes_another_dataframe(spark: Any, tmp_path: Path) -> None:
     """Of every type, also where the row has other nulls than before; and the same rows are the same in any order."""
     columns = ", ".join(f"CAST({value} AS {kind}) AS c{at}" for at, (kind, (value, _)) in enumerate(VALUES.items()))
@@ -119,17 +129,26 @@ def test_each_changed_value_makes_another_dataframe(spark: Any, tmp_path: Path) 
     assert passed == []
 
 
+@pytest.mark.spark
+@pytest.mark.early
+@pytest.mark.xdist_group("session")
 def test_a_null_that_moves_to_another_column_is_a_change(spark: Any, tmp_path: Path) -> None:
     start(spark.sql("SELECT 5 AS a, CAST(NULL AS INT) AS b"), tmp_path)
     with pytest.raises(hg.UsageError, match="it has 1 rows, as then, but not the same ones"):
         start(spark.sql("SELECT CAST(NULL AS INT) AS a, 5 AS b"), tmp_path)
 
 
+@pytest.mark.spark
+@pytest.mark.early
+@pytest.mark.xdist_group("session")
 def test_a_map_has_no_order(spark: Any, tmp_path: Path) -> None:
     start(spark.sql("SELECT map('a', 1, 'b', map(2, 3)[2]) AS m"), tmp_path)
     start(spark.sql("SELECT map('b', 3, 'a', 1) AS m"), tmp_path)
 
 
+@pytest.mark.spark
+@pytest.mark.early
+@pytest.mark.xdist_group("session")
 def test_columns_are_compared_as_a_pipeline_gets_them(spark: Any, tmp_path: Path) -> None:
     """A length, a collation or a class is nothing to it; a name and a type are, also for rows that are kept."""
     spark.sql(f"CREATE TABLE texts (c CHAR(3), m MAP<STRING, VARCHAR(3)>) USING parquet LOCATION '{tmp_path}/texts'")
@@ -148,6 +167,9 @@ def test_columns_are_compared_as_a_pipeline_gets_them(spark: Any, tmp_path: Path
                 start(spark.sql(f"SELECT {other}"), tmp_path, **options)
 
 
+@pytest.mark.spark
+@pytest.mark.early
+@pytest.mark.xdist_group("session")
 def test_columns_may_have_almost_any_names(spark: Any, tmp_path: Path) -> None:
     given = spark.sql(
         "SELECT 2 AS ` `, 3 AS `a.b`, named_struct('b', 4, '', 5) AS a, 6 AS `x``y`, 7 AS `ä,;{}()=`, "
@@ -164,6 +186,9 @@ def test_columns_may_have_almost_any_names(spark: Any, tmp_path: Path) -> None:
             pipeline.source(hg.DataFrameSource(spark.sql(f"SELECT 1 AS `{name}`")))
 
 
+@pytest.mark.spark
+@pytest.mark.early
+@pytest.mark.xdist_group("session")
 def test_case_tells_columns_apart_where_it_does_for_spark(spark: Any, tmp_path: Path) -> None:
     query = "SELECT 1 AS a, 2 AS A, named_struct('b', 3, 'B', 4) AS s"
     twins = {
@@ -183,6 +208,9 @@ def test_case_tells_columns_apart_where_it_does_for_spark(spark: Any, tmp_path: 
         spark.conf.unset("spark.sql.caseSensitive")
 
 
+@pytest.mark.spark
+@pytest.mark.early
+@pytest.mark.xdist_group("session")
 @pytest.mark.parametrize(
     ("query", "problem"),
     [
@@ -201,6 +229,9 @@ def test_columns_that_no_file_can_have_are_refused(spark: Any, query: str, probl
         hg.Pipeline("p").source(hg.DataFrameSource(spark.sql(query)))
 
 
+@pytest.mark.spark
+@pytest.mark.early
+@pytest.mark.xdist_group("session")
 def test_times_of_day_go_in_and_come_out_where_spark_has_them(spark: Any, tmp_path: Path) -> None:
     pipeline = hg.Pipeline("times", checkpointing=hg.Checkpointing(dir=tmp_path))
     rows = pipeline.source(hg.FromRows([{"n": 20 * 60 * 10**9 + 1}])).select(t=pl.col("n").cast(pl.Time))
@@ -218,6 +249,9 @@ def test_times_of_day_go_in_and_come_out_where_spark_has_them(spark: Any, tmp_pa
         spark.conf.unset("spark.sql.timeType.enabled")
 
 
+@pytest.mark.spark
+@pytest.mark.early
+@pytest.mark.xdist_group("session")
 def test_settings_with_which_spark_writes_other_times_are_refused(spark: Any, tmp_path: Path) -> None:
     name = "spark.sql.parquet.outputTimestampType"
     spark.conf.set(name, "TIMESTAMP_MILLIS")
@@ -228,9 +262,71 @@ def test_settings_with_which_spark_writes_other_times_are_refused(spark: Any, tm
         spark.conf.unset(name)
 
 
+@pytest.mark.spark
+@pytest.mark.early
+@pytest.mark.xdist_group("session")
 def test_a_capture_of_another_version_is_refused(spark: Any, tmp_path: Path) -> None:
     frame = spark.range(1)
     start(frame, tmp_path)
     (tmp_path / "p" / "inputs" / "in" / "_captured").write_bytes(b"captured DataFrame, version 1\n")
     with pytest.raises(hg.UsageError, match=r"_captured is not a file of this version .*; start over with run\(fresh"):
         start(frame, tmp_path)
+
+
+SCHEMA = pa.schema({"id": pa.int64()})
+PARTS = ("part-0.snappy.parquet", "part-1.snappy.parquet")
+
+
+class WritesAsSparkDoes:
+    """A DataFrame whose rows are two files: renamed to their places, then marked by Spark, nothing synced."""
+
+    def __init__(self) -> None:
+        self.write = self.sparkSession = self.conf = self
+
+    def get(self, name: str) -> str:
+        return ""
+
+    def option(self, name: str, value: str) -> WritesAsSparkDoes:
+        return self
+
+    def parquet(self, url: str) -> None:
+        target = Path(url.removeprefix("file://"))
+        os.mkdir(target)
+        for name in (*PARTS, "_SUCCESS"):
+            (target.parent / name).write_text(name)
+            os.rename(target.parent / name, target / name)
+
+
+@pytest.mark.parametrize("is_cut_in_between", [True, False])
+def test_a_power_cut_leaves_all_of_a_capture_or_none(tmp_path: Path, is_cut_in_between: bool) -> None:
+    directory = tmp_path / "in"
+    with another_process(), PowerCut().watching() as power:
+        if is_cut_in_between:
+            power.fail_directory_syncs(100)
+            with pytest.raises(StorageError):
+                capture(WritesAsSparkDoes(), str(directory), SCHEMA)
+        else:
+            capture(WritesAsSparkDoes(), str(directory), SCHEMA)
+        power.cut()
+    assert is_captured(str(directory)) != is_cut_in_between
+    if not is_cut_in_between:
+        assert sorted(path.name for path in directory.iterdir()) == ["_SUCCESS", "_captured", *PARTS]
+
+
+def test_a_capture_that_cannot_be_made_durable_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory, fsync, synced = tmp_path / "in", os.fsync, []
+
+    def full(descriptor: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        synced.append(path.name)
+        if path.name == PARTS[1] and synced.count(path.name) == 1:
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StorageError, match="Disk quota exceeded"):
+        capture(WritesAsSparkDoes(), str(directory), SCHEMA)
+    assert not is_captured(str(directory))
+    capture(WritesAsSparkDoes(), str(directory), SCHEMA)
+    assert is_captured(str(directory))
+    assert {*PARTS} <= set(synced)

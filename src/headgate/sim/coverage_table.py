@@ -24,7 +24,6 @@ SINKS = (
     "files/file_committer",
     "files/file_sink",
     "files/file_writer",
-    "files/ownership",
     "files/publish_log",
     "files/rotation",
     "ledger_sink",

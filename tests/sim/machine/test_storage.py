@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from headgate.errors import StorageError
-from headgate.sim.machine.storage import Disk, SimStorage
+from headgate.sim.machine.storage import Disk, SimFiles, SimStorage
 from headgate.sim.machine.tasks import SimProcess, Tasks
 from headgate.sim.machine.world import Fault, Faults, World
 from headgate.storage.base import AlreadyExists, NotFound
@@ -91,3 +91,47 @@ def test_a_bad_read_is_bad_once(monkeypatch: pytest.MonkeyPatch) -> None:
         assert room.storage.get("a") == b"good"
 
     room.run(read)
+
+
+def of(room: Room) -> SimFiles:
+    files = SimFiles(room.tasks, room.faults, 3)
+    files.append("/in/a", b"one\n")
+    files.append("/in/b", b"two\n")
+    return files
+
+
+def test_a_renamed_file_keeps_its_inode_and_an_open_one_is_read_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    room = Room(monkeypatch)
+    files = of(room)
+    inode = files.stat("/in/a").st_ino
+
+    def read() -> None:
+        with files.opened("/in/a") as descriptor:
+            files.rename("/in/a", "/in/a.1")
+            files.append("/in/a", b"new\n")
+            assert files.pread(descriptor, 9, 2) == b"e\n"
+            assert files.fstat(descriptor).st_ino == inode
+
+    room.run(read)
+    assert files.siblings("/in/a") == [
+        ("/in/a", files.stat("/in/a").st_ino),
+        ("/in/a.1", inode),
+        ("/in/b", files.stat("/in/b").st_ino),
+    ]
+    assert files.stat("/in/a").st_ino != inode
+    assert list(files.below("/in", "**/*")) == ["/in/a", "/in/a.1", "/in/b"]
+    assert list(files.matching("/in/b*")) == ["/in/b"]
+
+
+@pytest.mark.parametrize(("path", "error"), [("/in/none", FileNotFoundError), ("/in/a", OSError)])
+def test_what_cannot_be_opened_says_why(monkeypatch: pytest.MonkeyPatch, path: str, error: type[OSError]) -> None:
+    room = Room(monkeypatch, *([Fault.GET_FAILS] if error is OSError else []))
+    monkeypatch.setattr("headgate.sim.machine.storage.FAILURE_RATE", 1.0)
+    files = of(room)
+
+    def read() -> None:
+        with pytest.raises(error), files.opened(path):
+            raise AssertionError("it is not open")
+
+    read_it: Callable[[], None] = read
+    room.run(read_it)

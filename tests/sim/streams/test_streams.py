@@ -6,8 +6,9 @@ import pytest
 from tests.conftest import IS_DEEP
 
 from headgate.sim.machine.world import Fault
+from headgate.sim.streams.shared_transactions import ENDINGS, SharingRun
 from headgate.sim.streams.streams import GroupedRun, StreamRun
-from headgate.store import location
+from headgate.store import location, transactions
 
 SMOKE = (*range(14), 16, 26, 36, 72) if IS_DEEP else (3, 26, 36, 72)
 
@@ -45,3 +46,24 @@ def test_pipelines_share_a_stream_by_a_group() -> None:
     assert any(run.deleted_count for run in runs)
     assert any(run.scales and run.scaler.scaled_count > 10 for run in runs)
     assert any(len(run.started) > 2 for run in runs)
+
+
+SHARED_SMOKE = (*range(4), 8, 12, 27)
+
+
+@pytest.mark.deep
+@pytest.mark.early
+def test_transactions_that_two_processes_share_are_whole_and_there_once() -> None:
+    usual = getattr(transactions, "FLUSH_BYTES")  # noqa: B009 - imported there
+    runs = [SharingRun(seed, is_traced=True) for seed in SHARED_SMOKE]
+    assert [(seed, run.run()) for seed, run in zip(SHARED_SMOKE, runs, strict=True)] == [
+        (seed, None) for seed in SHARED_SMOKE
+    ]
+    assert getattr(transactions, "FLUSH_BYTES") == usual  # noqa: B009
+    told = ["\n".join(run.world.story) for run in runs]
+    assert any("write_shared" in story and "injected after its effect" in story for story in told)
+    assert {round_.ending for run in runs for round_ in run.rounds} == set(ENDINGS)
+    assert sum(run.kills_count for run in runs) > 20
+    assert sum(run.looked_count for run in runs) > 20
+    assert any(run.expired_count for run in runs), "somebody was too late, and began a round anew"
+    assert any("was opened again since" in story for story in told), "a former life was refused"
