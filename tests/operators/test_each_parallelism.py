@@ -11,7 +11,7 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 import pytest
-from tests.operators.harness import EACH_PAIR, Harness, Shuffled, Subtasks
+from tests.operators.harness import Harness, Shuffled, Subtasks, parallelisms
 from tests.state.backends import IN_FILES, choose
 
 from headgate.operators.base import WATERMARK_MAX_MS
@@ -57,7 +57,7 @@ def test_reduce(backend: str, ttl_ms: int | None) -> None:
     totals: dict[str, tuple[Row, int]] = {}
     with choose(backend):
         subtasks = Subtasks(spec, ["k"], 1)
-        for i, parallelism in enumerate(EACH_PAIR):
+        for i, parallelism in enumerate(parallelisms(backend)):
             for rows in ([row(8 * i + n, n, rng) for n in range(4)], [row(8 * i + n, n, rng) for n in range(4, 8)]):
                 for harness in subtasks.harnesses:
                     harness.now_ms = now_ms
@@ -84,7 +84,7 @@ def test_the_top_of_records_in_windows(backend: str, ties: bool) -> None:
     rng, rows, found = random.Random(2), list[Row](), list[Row]()
     with choose(backend):
         subtasks = Subtasks(spec, keys, 1)
-        for i, parallelism in enumerate(EACH_PAIR):
+        for i, parallelism in enumerate(parallelisms(backend)):
             more = [row(12 * i + n, 10 * i + rng.randrange(20), rng) for n in range(12)]
             rows += more
             for start in (0, 5):
@@ -99,7 +99,7 @@ def test_the_top_of_records_in_windows(backend: str, ties: bool) -> None:
         found += subtasks.take()
     assert LEFT_OUT not in found[0]
     expected = set()
-    for start_ms in range(-10, 10 * len(EACH_PAIR) + 20, 10):
+    for start_ms in range(-10, 10 * len(parallelisms(backend)) + 20, 10):
         at = EPOCH + timedelta(milliseconds=start_ms)
         for key in KEYS:
             inside = [one for one in rows if one["k"] == key and at <= one["t"] < at + timedelta(milliseconds=20)]
@@ -156,7 +156,7 @@ def test_functions_over_sessions_that_are_updated(backend: str, verb: str) -> No
 
     with choose(backend):
         pipeline = Shuffled(operators, 1)
-        for i, parallelism in enumerate(EACH_PAIR):
+        for i, parallelism in enumerate(parallelisms(backend)):
             more = [row(10 * i + n, 10 * i + rng.randrange(-20, 10), rng) for n in range(10)]
             rows += more
             pipeline.send(0, batch_of(more[:5]))
@@ -169,7 +169,7 @@ def test_functions_over_sessions_that_are_updated(backend: str, verb: str) -> No
             pipeline = Shuffled(operators, parallelism, pipeline.snapshot())
         pipeline.watermark(WATERMARK_MAX_MS)
         take()
-    assert set(gone) == set(EACH_PAIR), "sessions were updated"
+    assert set(gone) == set(parallelisms(backend)), "sessions were updated"
     expected = Counter[str]()
     for session in sessions(rows, timedelta(milliseconds=4)):
         start, end = min(one["t"] for one in session), max(one["t"] for one in session) + timedelta(milliseconds=4)

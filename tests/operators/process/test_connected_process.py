@@ -11,6 +11,7 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 import pytest
+from tests.conftest import few
 from tests.operators.harness import Harness, encoded
 from tests.operators.process.broadcast_functions import (
     READING,
@@ -541,8 +542,9 @@ def model(events: list[tuple[InputName, str, int]]) -> dict[str, list[tuple[Any,
     return told
 
 
-@pytest.mark.parametrize("backend", ["memory", IN_FILES])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    ("seed", "backend"), [*((seed, "memory") for seed in range(6)), *few([(seed, IN_FILES) for seed in range(6)], 2)]
+)
 def test_both_forms_do_what_plain_python_does_at_any_parallelism(seed: int, backend: str) -> None:
     chance = random.Random(seed)
     keys = [f"k{n}" for n in range(chance.choice([2, 12]))]
