@@ -43,10 +43,8 @@ PUBLIC_NAMES = {
     "headgate.connectors.kafka.schemas.schema_registry": "SchemaRegistry",
     "headgate.connectors.kafka.security": "KafkaSecurity",
     "headgate.connectors.kafka.sink": "KafkaSink",
-    "headgate.connectors.lakes.delta_sink": "DeltaSink",
-    "headgate.connectors.lakes.delta_source": "Delta",
-    "headgate.connectors.lakes.iceberg_sink": "IcebergSink",
-    "headgate.connectors.lakes.iceberg_source": "Iceberg",
+    "headgate.connectors.lakes.delta": "Delta DeltaSink",
+    "headgate.connectors.lakes.iceberg": "Iceberg IcebergSink",
     "headgate.connectors.kafka.source": "Kafka",
     "headgate.connectors.postgres.changes": "PostgresChanges",
     "headgate.connectors.postgres.query": "PostgresQuery",
@@ -164,10 +162,10 @@ if TYPE_CHECKING:
     from headgate.connectors.kafka.security import KafkaSecurity as KafkaSecurity
     from headgate.connectors.kafka.sink import KafkaSink as KafkaSink
     from headgate.connectors.kafka.source import Kafka as Kafka
-    from headgate.connectors.lakes.delta_sink import DeltaSink as DeltaSink
-    from headgate.connectors.lakes.delta_source import Delta as Delta
-    from headgate.connectors.lakes.iceberg_sink import IcebergSink as IcebergSink
-    from headgate.connectors.lakes.iceberg_source import Iceberg as Iceberg
+    from headgate.connectors.lakes.delta import Delta as Delta
+    from headgate.connectors.lakes.delta import DeltaSink as DeltaSink
+    from headgate.connectors.lakes.iceberg import Iceberg as Iceberg
+    from headgate.connectors.lakes.iceberg import IcebergSink as IcebergSink
     from headgate.connectors.ledger_sink import LedgerOutput as LedgerOutput
     from headgate.connectors.ledger_sink import LedgerSink as LedgerSink
     from headgate.connectors.ledger_sink import output_checkpoint as output_checkpoint

@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 from lake_program import committer, permit
 
 from headgate.connectors.base import SinkContext, SinkWriter
+from headgate.connectors.lakes.delta import DeltaSink
 from headgate.connectors.lakes.delta_log import DeltaLog
-from headgate.connectors.lakes.delta_sink import DeltaSink
+from headgate.connectors.lakes.iceberg import IcebergSink
 from headgate.connectors.lakes.iceberg_log import IcebergLog, opened_catalog
-from headgate.connectors.lakes.iceberg_sink import IcebergSink
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable
 from headgate.testing.sinks.fake_pipeline import SCHEMA

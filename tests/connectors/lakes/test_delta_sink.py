@@ -33,7 +33,7 @@ import headgate as hg
 from headgate import testing
 from headgate.connectors.base import SinkContext
 from headgate.connectors.lakes.data_files import TableWriter, decode_output
-from headgate.connectors.lakes.delta_sink import DeltaSink
+from headgate.connectors.lakes.delta import DeltaSink
 from headgate.errors import FencedError, StorageError, UsageError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable

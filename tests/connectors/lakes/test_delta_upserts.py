@@ -13,7 +13,7 @@ from lake_program import committer, permit, prepared
 from lakes import DeltaTables, changing, numbers_sink, ops, output, write
 
 import headgate as hg
-from headgate.connectors.lakes.delta_sink import DeltaSink
+from headgate.connectors.lakes.delta import DeltaSink
 from headgate.errors import UsageError
 from headgate.testing import Collect, run
 

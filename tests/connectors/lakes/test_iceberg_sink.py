@@ -20,9 +20,9 @@ from tests.servers.objects import BUCKET, KEY, SECRET, ObjectServer, object_serv
 import headgate as hg
 from headgate import testing
 from headgate.connectors.base import SinkContext
+from headgate.connectors.lakes.iceberg import IcebergSink
 from headgate.connectors.lakes.iceberg_files import local_path
 from headgate.connectors.lakes.iceberg_log import opened_catalog
-from headgate.connectors.lakes.iceberg_sink import IcebergSink
 from headgate.errors import FencedError, StorageError, UsageError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable

@@ -15,7 +15,7 @@ from lake_program import committer, permit, prepared
 from lakes import IcebergTables, changing, numbers_sink, ops, output, write
 
 import headgate as hg
-from headgate.connectors.lakes import iceberg_merge
+from headgate.connectors.lakes import iceberg_files
 from headgate.connectors.lakes.iceberg_files import local_path
 from headgate.errors import FencedError, StorageError, UsageError
 
@@ -59,7 +59,7 @@ def test_a_table_is_what_its_changes_say_in_all_partitions(
     tables: IcebergTables, keys: Any, partition_by: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With more changed keys than manifests are asked for one by one, and with fewer."""
-    monkeypatch.setattr(iceberg_merge, "LISTED_MAX", 4)
+    monkeypatch.setattr(iceberg_files, "LISTED_MAX", 4)
     draw = random.Random(7)
     schema = pa.schema(
         [
@@ -255,13 +255,13 @@ def test_files_without_changed_keys_are_not_even_read(tables: IcebergTables, mon
         tables.append(pa.table({"number": range(start, start + 100, 2), "text": ["x"] * 50}))
     one, late = committer(sink), prepared(sink, 1, 101, 150)
     read: list[tuple[str, ...]] = []
-    read_rows = iceberg_merge.read_rows
+    read_rows = iceberg_files.read_rows
 
     def counted(table: Any, task: Any, columns: Any) -> Any:
         read.append(tuple(columns))
         return read_rows(table, task, columns)
 
-    monkeypatch.setattr(iceberg_merge, "read_rows", counted)
+    monkeypatch.setattr(iceberg_files, "read_rows", counted)
     one.commit(permit(1), [late])
     assert read == [("number",), ("number", "text")]
     read.clear()
@@ -284,7 +284,7 @@ def test_large_files_are_written_again_each_by_itself(tables: IcebergTables) -> 
 def file_numbers(tables: IcebergTables) -> list[list[int]]:
     table = tables.table()
     return [
-        iceberg_merge.read_rows(table, task, ["number"]).column(0).to_pylist() for task in table.scan().plan_files()
+        iceberg_files.read_rows(table, task, ["number"]).column(0).to_pylist() for task in table.scan().plan_files()
     ]
 
 
@@ -316,7 +316,7 @@ def test_what_others_commit_between_read_and_commit_is_not_lost(
     sink = numbers_sink(tables)
     tables.append(pa.table({"number": [1, 5, 6], "text": ["x"] * 3}))
     one, late = committer(sink), prepared(sink, 1, 1, 2)
-    rewrite = iceberg_merge.Rewriter.rewrite
+    rewrite = iceberg_files.Rewriter.rewrite
 
     def slow(*arguments: Any) -> Any:
         monkeypatch.undo()
@@ -332,7 +332,7 @@ def test_what_others_commit_between_read_and_commit_is_not_lost(
                 committer(sink, 2)
         return found
 
-    monkeypatch.setattr(iceberg_merge.Rewriter, "rewrite", slow)
+    monkeypatch.setattr(iceberg_files.Rewriter, "rewrite", slow)
     if change == "claim":
         with pytest.raises(FencedError):
             one.commit(permit(1), [late])
@@ -380,7 +380,7 @@ def test_files_are_durable_before_the_snapshot_names_them(
     synced: set[Path] = set()
     for name in ("sync_file", "sync_directory"):
         monkeypatch.setattr(f"headgate.connectors.lakes.data_files.{name}", synced.add)
-    rewrite = iceberg_merge.Rewriter.rewrite
+    rewrite = iceberg_files.Rewriter.rewrite
 
     def checked(*arguments: Any) -> Any:
         found = rewrite(*arguments)
@@ -389,7 +389,7 @@ def test_files_are_durable_before_the_snapshot_names_them(
         assert files | {path.parent for path in files} <= synced
         return found
 
-    monkeypatch.setattr(iceberg_merge.Rewriter, "rewrite", checked)
+    monkeypatch.setattr(iceberg_files.Rewriter, "rewrite", checked)
     one.commit(permit(1), [late])
 
 

@@ -21,11 +21,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from headgate.connectors.fenced_sink import Fence
-from headgate.connectors.lakes.data_files import DataFile, NamedOutput, Part, TableOutput, grouped
+from headgate.connectors.lakes.data_files import (
+    DataFile,
+    NamedOutput,
+    Part,
+    TableOutput,
+    delta_type,
+    grouped,
+    new_columns,
+)
 from headgate.connectors.lakes.delta_statistics import delta_stats
-from headgate.connectors.lakes.log_table import FENCE_PREFIX, CommitConflict, LogTable
-from headgate.connectors.lakes.table_sink import TableSink
-from headgate.connectors.lakes.types import delta_type, new_columns
+from headgate.connectors.lakes.table_sink import FENCE_PREFIX, CommitConflict, LogTable, TableSink
 from headgate.distribution import install_command
 from headgate.errors import HeadgateError, StorageError, UsageError
 from headgate.model.lineage import Location

@@ -16,11 +16,17 @@ import msgspec
 import pyarrow as pa
 
 from headgate.connectors.fenced_sink import Fence
-from headgate.connectors.lakes.data_files import FILE_BYTES, NamedOutput, TableOutput
-from headgate.connectors.lakes.iceberg_files import IcebergFiles, library_file, local_path, missing_in, refuse_transform
-from headgate.connectors.lakes.iceberg_merge import Rewriter, equality_deletes
-from headgate.connectors.lakes.log_table import FENCE_PREFIX, CommitConflict, LogTable
-from headgate.connectors.lakes.types import iceberg_type, new_columns
+from headgate.connectors.lakes.data_files import FILE_BYTES, NamedOutput, TableOutput, iceberg_type, new_columns
+from headgate.connectors.lakes.iceberg_files import (
+    IcebergFiles,
+    Rewriter,
+    equality_deletes,
+    library_file,
+    local_path,
+    missing_in,
+    refuse_transform,
+)
+from headgate.connectors.lakes.table_sink import FENCE_PREFIX, CommitConflict, LogTable
 from headgate.distribution import install_command
 from headgate.environment import SYSTEM_ENVIRONMENT
 from headgate.errors import HeadgateError, StorageError, UsageError

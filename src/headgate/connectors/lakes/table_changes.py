@@ -16,8 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headgate.connectors.base import SealedTransaction, SinkContext, SinkWriter
-from headgate.connectors.lakes.data_files import NamedOutput
-from headgate.connectors.lakes.types import as_table
+from headgate.connectors.lakes.data_files import NamedOutput, as_table
 from headgate.connectors.ledger_sink import LedgerOutput, LedgerWriter, PieceReader
 from headgate.connectors.sql.records import newest_changes, refuse_null_keys
 from headgate.errors import CorruptionError, UsageError

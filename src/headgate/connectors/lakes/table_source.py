@@ -1,7 +1,7 @@
 """Sources of tables with a log: a version of the table, and then the files that later versions add.
 
 A table is read in a fixed number of splits. Each takes its share of the files of a version, in an order that the log
-gives, so a position is (version, file, row). Counterparts: ``delta_source`` and ``iceberg_source`` read the logs.
+gives, so a position is (version, file, row). Counterparts: ``delta`` and ``iceberg`` read the logs.
 Source: docs/spec/lakes.md.
 """
 

@@ -38,7 +38,15 @@ from headgate.connectors.base import (
     SourceContext,
     SplitPosition,
 )
-from headgate.connectors.postgres.catalogue import Table, check_server, look_up, published_tables
+from headgate.connectors.postgres.catalogue import (
+    Table,
+    check_server,
+    identifier,
+    look_up,
+    parsed,
+    published_tables,
+    union_of,
+)
 from headgate.connectors.postgres.connection import (
     check_url,
     client_libraries,
@@ -60,7 +68,6 @@ from headgate.connectors.postgres.pgoutput import (
     Decoder,
     Point,
 )
-from headgate.connectors.postgres.values import identifier, parsed, union_of
 from headgate.dataclass import dataclass
 from headgate.environment import SYSTEM_ENVIRONMENT, Environment, ThreadEnded
 from headgate.errors import CorruptionError, StorageError, UsageError

@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from headgate.connectors.postgres.catalogue import Table
-from headgate.connectors.postgres.values import TEXT, parsed
+from headgate.connectors.postgres.catalogue import TEXT, Table, parsed
 from headgate.dataclass import dataclass
 from headgate.errors import UsageError
 from headgate.operators.changes import DELETE, INSERT, OP, OPS, UPDATE_AFTER, UPDATE_BEFORE, op_column

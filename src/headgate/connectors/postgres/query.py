@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headgate.connectors.base import FailStopReader, Source, SourceBatch, SourceContext, owner_of_split
+from headgate.connectors.postgres.catalogue import Column, identifier, parsed, schema_of, with_texts
 from headgate.connectors.postgres.connection import (
     check_url,
     client_libraries,
@@ -25,7 +26,6 @@ from headgate.connectors.postgres.connection import (
     database_of,
     translated,
 )
-from headgate.connectors.postgres.values import Column, identifier, parsed, schema_of, with_texts
 from headgate.dataclass import dataclass
 from headgate.environment import SYSTEM_ENVIRONMENT, Environment, ThreadEnded
 from headgate.errors import CorruptionError, UsageError
