@@ -41,7 +41,7 @@ PUBLIC_NAMES = {
     "headgate.connectors.generator": "Choice Generator RowNumber Uniform",
     "headgate.connectors.hybrid": "Hybrid",
     "headgate.connectors.kafka.schemas.schema_registry": "SchemaRegistry",
-    "headgate.connectors.kafka.security": "KafkaSecurity",
+    "headgate.connectors.kafka.connection": "KafkaSecurity",
     "headgate.connectors.kafka.sink": "KafkaSink",
     "headgate.connectors.lakes.delta": "Delta DeltaSink",
     "headgate.connectors.lakes.iceberg": "Iceberg IcebergSink",
@@ -158,8 +158,8 @@ if TYPE_CHECKING:
     from headgate.connectors.generator import RowNumber as RowNumber
     from headgate.connectors.generator import Uniform as Uniform
     from headgate.connectors.hybrid import Hybrid as Hybrid
+    from headgate.connectors.kafka.connection import KafkaSecurity as KafkaSecurity
     from headgate.connectors.kafka.schemas.schema_registry import SchemaRegistry as SchemaRegistry
-    from headgate.connectors.kafka.security import KafkaSecurity as KafkaSecurity
     from headgate.connectors.kafka.sink import KafkaSink as KafkaSink
     from headgate.connectors.kafka.source import Kafka as Kafka
     from headgate.connectors.lakes.delta import Delta as Delta

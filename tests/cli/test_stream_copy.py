@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from headgate.cli import stream_copy
 from headgate.cli.app import app
-from headgate.connectors.kafka.security import KafkaSecurity
+from headgate.connectors.kafka.connection import KafkaSecurity
 from headgate.errors import StorageError, UsageError
 from headgate.store.store import Store
 from headgate.store.transactions import TransactionWriter

@@ -27,9 +27,9 @@ from headgate.codec.kafka.messages import LATEST
 from headgate.codec.kafka.record_batch import HEADERS_TYPE
 from headgate.connectors.files.line_decoders import JsonDecoder
 from headgate.connectors.kafka.client import KafkaClient, addresses
+from headgate.connectors.kafka.connection import NO_SECURITY, KafkaSecurity
 from headgate.connectors.kafka.formats import METADATA, RAW, VALUE
 from headgate.connectors.kafka.outgoing_records import RecordColumns
-from headgate.connectors.kafka.security import NO_SECURITY, KafkaSecurity
 from headgate.connectors.kafka.sink import KafkaSink
 from headgate.connectors.kafka.source import Kafka, partition_of
 from headgate.connectors.kafka.source import Position as TopicPosition

@@ -14,7 +14,7 @@ from headgate.api.stream_copy import Direction, PravegaCopy, StreamCopy, TopicCo
 from headgate.cli.options import RunOptions, StartPoint
 from headgate.cli.run import terminal_observer
 from headgate.cli.store import ELSEWHERE, PRAVEGA, TOPIC, print_result, refuse
-from headgate.connectors.kafka.security import NO_SECURITY, KafkaSecurity
+from headgate.connectors.kafka.connection import NO_SECURITY, KafkaSecurity
 from headgate.errors import UsageError
 from headgate.model.progress import PipelineHandle
 from headgate.spark.jvm import quick_jvm

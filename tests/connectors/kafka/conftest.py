@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from tests.servers.kafka import RIGHTS, KafkaBroker, kafka_broker
 
-from headgate.connectors.kafka.connection import Connection
-from headgate.connectors.kafka.security import KafkaSecurity
+from headgate.connectors.kafka.connection import Connection, KafkaSecurity
 from headgate.environment import SYSTEM_ENVIRONMENT
 
 PATIENCE_MS = 300_000

@@ -45,8 +45,7 @@ from headgate.codec.kafka.record_encoder import NO_PRODUCER, ProducerState, enco
 from headgate.codec.kafka.wire import Nested, Parts
 from headgate.connectors.kafka import connection as connections
 from headgate.connectors.kafka.client import KafkaClient, ProducerIds, probes
-from headgate.connectors.kafka.connection import Connection
-from headgate.connectors.kafka.security import KafkaSecurity
+from headgate.connectors.kafka.connection import Connection, KafkaSecurity
 from headgate.environment import SYSTEM_ENVIRONMENT
 from headgate.errors import FencedError, HeadgateError, ProtocolViolation, StorageError, UsageError
 

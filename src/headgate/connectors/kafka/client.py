@@ -51,9 +51,7 @@ from headgate.codec.kafka.messages import (
     TxnOffsetCommit,
 )
 from headgate.codec.kafka.wire import Answer, Request
-from headgate.connectors.kafka.connection import Connection
-from headgate.connectors.kafka.refusal import refusal, right_to
-from headgate.connectors.kafka.security import KafkaSecurity
+from headgate.connectors.kafka.connection import Connection, KafkaSecurity, refusal, right_to
 from headgate.dataclass import dataclass
 from headgate.environment import SYSTEM_ENVIRONMENT, Environment
 from headgate.errors import StorageError, UsageError

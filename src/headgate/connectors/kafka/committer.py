@@ -12,14 +12,17 @@ from headgate.codec.kafka.messages import ListedTransaction
 from headgate.connectors.base import Committer
 from headgate.connectors.fenced_sink import Fence, in_order
 from headgate.connectors.kafka.client import KafkaClient, ProducerIds
-from headgate.connectors.kafka.hanging_transactions import abort_hanging, end_again, ending_again, hanging_partitions
-from headgate.connectors.kafka.owner import TopicOwner
-from headgate.connectors.kafka.refusal import refusal
+from headgate.connectors.kafka.connection import refusal
 from headgate.connectors.kafka.transactions import (
     UNCERTAIN,
     Outcome,
     Prepared,
     SinkIds,
+    TopicOwner,
+    abort_hanging,
+    end_again,
+    ending_again,
+    hanging_partitions,
     outcome_in_state,
     outcome_of_commit,
     prepared_in,

@@ -2,28 +2,218 @@
 
 Blocking calls with a limit of time; ``receive(0)`` only looks. A connection that failed is closed and stays unusable.
 Counterpart: the broker's socket server, which answers the requests of one connection one after the other.
+
+A client proves who it is by TLS certificates, and by SASL as PLAIN, SCRAM or OAUTHBEARER. Secrets are never part of
+the configuration, which travels in plans: it says where they are found when a connection is made, in the environment or
+in a file of the worker. SCRAM: RFC 5802 and 7677; OAUTHBEARER: RFC 7628. What a broker refuses, and waiting does not
+help with, becomes one sentence with what to change (``refusal``).
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import hmac
+import re
 import select
 import socket
 import ssl
 import struct
 from collections import deque
-from collections.abc import Iterable
-from typing import Any, TypeVar
+from collections.abc import Generator, Iterable
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
 from headgate import __version__
 from headgate.codec.kafka.error_codes import ErrorCode
-from headgate.codec.kafka.messages import ApiVersions, ApiVersionsAnswer, SaslAuthenticate, SaslHandshake
+from headgate.codec.kafka.messages import (
+    GROUP_COORDINATOR,
+    ApiVersions,
+    ApiVersionsAnswer,
+    SaslAuthenticate,
+    SaslHandshake,
+)
 from headgate.codec.kafka.wire import Answer, Parts, Request, correlation_id_of, decode_answer, encode_request
-from headgate.connectors.kafka.security import KafkaSecurity, LoginError
+from headgate.connectors.secret import is_secret_place, read_secret
 from headgate.environment import Environment
-from headgate.errors import ProtocolViolation, StorageError, UsageError
+from headgate.errors import FencedError, ProtocolViolation, StorageError, UsageError
+from headgate.model.config import check_switches
 from headgate.tls import shut_down
+
+MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
+
+_ITERATIONS_MAX = 1_000_000
+"""Of SCRAM: a broker that asks for more wants to keep the client busy."""
+
+Exchange: TypeAlias = Generator[bytes, bytes, None]
+"""Bytes to send and bytes received in turn; ends when the broker's proof, if there is one, was checked."""
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaSecurity:
+    """How to connect to brokers that demand TLS or a login.
+
+    Attributes:
+        tls: True connects over TLS. The broker's certificate and host name are checked.
+        ca_file: the authority that signed the brokers' certificates, PEM; "" uses those that the system trusts.
+        certificate_file, key_file: the client's own certificate, PEM, if brokers ask for one.
+        mechanism: how to log in by SASL: ``"PLAIN"``, ``"SCRAM-SHA-256"``, ``"SCRAM-SHA-512"``, ``"OAUTHBEARER"``, or
+            "" for no login.
+        user: the user's name, for PLAIN and SCRAM.
+        secret: where every worker finds the password, or the token for OAUTHBEARER: ``"env:NAME"`` or
+            ``"file:/path"``. It is read again for each connection, so that a token may be renewed.
+    """
+
+    tls: bool = False
+    ca_file: str = ""
+    certificate_file: str = ""
+    key_file: str = ""
+    mechanism: str = ""
+    user: str = ""
+    secret: str = field(default="", repr=False)
+
+    def __post_init__(self) -> None:
+        check_switches("KafkaSecurity: ", tls=self.tls)
+        if self.mechanism and self.mechanism not in MECHANISMS:
+            known = ", ".join(MECHANISMS)
+            raise UsageError(f"Kafka security has no mechanism {self.mechanism!r}; choose one of {known}")
+        if self.mechanism and not is_secret_place(self.secret):
+            raise UsageError(
+                "Kafka security needs secret='env:NAME' or secret='file:/path', which says where the password or token "
+                "is found; the secret itself must not be part of a program"
+            )
+        if self.mechanism and self.mechanism != "OAUTHBEARER" and not self.user:
+            raise UsageError(f"Kafka security with mechanism {self.mechanism} needs user='...'")
+        if not self.tls and (self.ca_file or self.certificate_file or self.key_file):
+            raise UsageError("Kafka security names certificates and does not use TLS; add tls=True")
+
+    def context(self) -> ssl.SSLContext | None:
+        """Return what connections are wrapped with, or None without TLS.
+
+        Raises:
+            UsageError: a certificate cannot be used.
+        """
+        if not self.tls:
+            return None
+        try:
+            context = ssl.create_default_context(cafile=self.ca_file or None)
+            if self.certificate_file:
+                context.load_cert_chain(self.certificate_file, self.key_file or None)
+        except OSError as error:
+            files = ", ".join(one for one in (self.ca_file, self.certificate_file, self.key_file) if one)
+            raise UsageError(
+                f"Kafka security cannot use {files}: {error.strerror or error}; give readable PEM files on every worker"
+            ) from error
+        return context
+
+    def exchange(self, nonce: str) -> Exchange:
+        """Return the exchange that logs in. ``nonce``: unpredictable text, for SCRAM.
+
+        Raises:
+            UsageError: the secret is not there.
+        """
+        secret = read_secret(self.secret, "Kafka")
+        if self.mechanism == "PLAIN":
+            return _one_message(b"\0" + self.user.encode() + b"\0" + secret.encode())
+        if self.mechanism == "OAUTHBEARER":
+            return _bearer(secret)
+        return _scram(self.mechanism.removeprefix("SCRAM-").replace("-", "").lower(), self.user, secret, nonce)
+
+
+NO_SECURITY = KafkaSecurity()
+
+
+class LoginError(Exception):
+    """The broker's part of an exchange is wrong: it does not know the password, or it is no broker."""
+
+
+def _one_message(message: bytes) -> Exchange:
+    yield message
+
+
+def _bearer(token: str) -> Exchange:
+    answer = yield f"n,,\x01auth=Bearer {token}\x01\x01".encode()
+    if answer:
+        yield b"\x01"  # after a failure, which the answer describes, the client has to say one thing more
+        raise LoginError(answer.decode(errors="replace"))
+
+
+def _scram(digest: str, user: str, password: str, nonce: str) -> Exchange:
+    name = user.replace("=", "=3D").replace(",", "=2C")
+    first = f"n={name},r={nonce}"
+    server_first = (yield f"n,,{first}".encode()).decode(errors="replace")
+    match = re.fullmatch(r"r=([^,]+),s=([A-Za-z0-9+/=]+),i=([0-9]{1,9})(?:,.*)?", server_first)
+    if match is None or not match[1].startswith(nonce) or match[1] == nonce:
+        raise LoginError("its answer is no SCRAM")
+    iterations = int(match[3])
+    if not 4096 <= iterations <= _ITERATIONS_MAX:
+        raise LoginError(f"it asks for {iterations} iterations of SCRAM, not for 4096 to {_ITERATIONS_MAX}")
+    salted = hashlib.pbkdf2_hmac(digest, password.encode(), base64.b64decode(match[2]), iterations)
+    key = _mac(digest, salted, b"Client Key")
+    final = f"c={base64.b64encode(b'n,,').decode()},r={match[1]}"
+    signed = f"{first},{server_first},{final}".encode()
+    signature = _mac(digest, hashlib.new(digest, key).digest(), signed)
+    proof = base64.b64encode(bytes(a ^ b for a, b in zip(key, signature, strict=True))).decode()
+    server_final = yield f"{final},p={proof}".encode()
+    expected = base64.b64encode(_mac(digest, _mac(digest, salted, b"Server Key"), signed))
+    if not hmac.compare_digest(server_final.partition(b",")[0], b"v=" + expected):
+        raise LoginError("it does not know the password itself")
+
+
+def _mac(digest: str, key: bytes, message: bytes) -> bytes:
+    return hmac.digest(key, message, digest)
+
+
+_RIGHTS = {
+    ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+    ErrorCode.GROUP_AUTHORIZATION_FAILED,
+    ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+    ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+}
+_FENCED = {ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.TRANSACTION_COORDINATOR_FENCED}
+_REMEDIES = {
+    ErrorCode.INVALID_RECORD: "in a compacted topic each record needs a key",
+    ErrorCode.INVALID_TIMESTAMP: (
+        "see message.timestamp.before.max.ms and message.timestamp.after.max.ms of the topic, or write records without "
+        "their times"
+    ),
+}
+"""What helps with records that a topic does not take."""
+
+
+def right_to(kind: int, key: str) -> str:
+    """Return the right that the user of a coordinator needs."""
+    if kind == GROUP_COORDINATOR:
+        return f"Read on group '{key}'"
+    return f"Write on transactional id '{key}'"
+
+
+def refusal(what: str, brokers: str, code: ErrorCode, message: str | None = None, right: str = "") -> Exception:
+    """Return the error that says why brokers do not do ``what``, for codes with which waiting does not help.
+
+    ``right``: the one that the user needs for it, if ``what`` does not say so.
+    """
+    reason = f"{code.name}: {message}" if message else code.name
+    if code in _RIGHTS:
+        acl = f"an ACL for {right}" if right else "an ACL"
+        return UsageError(f"cannot {what}: the user has no right to it in Kafka at {brokers} ({reason}); add {acl}")
+    if code in _FENCED:
+        return FencedError(f"cannot {what}: a newer producer took it over ({reason})")
+    if code is ErrorCode.INVALID_PRODUCER_ID_MAPPING:
+        why = f"the brokers have forgotten its transactional id, see transactional.id.expiration.ms ({reason})"
+        return StorageError(what, f"in Kafka at {brokers}", why, False)
+    if code in (ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.INCONSISTENT_TOPIC_ID):
+        return UsageError(f"cannot {what}: the topic was deleted, and perhaps created again ({reason})")
+    if code is ErrorCode.INVALID_TOPIC_EXCEPTION:
+        return UsageError(f"cannot {what}: that is no name of a topic ({reason})")
+    if code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+        return UsageError(f"cannot {what}: Kafka at {brokers} has no such topic or partition; create it first")
+    if code in _REMEDIES:
+        return UsageError(f"cannot {what}: Kafka at {brokers} does not take a record ({reason}); {_REMEDIES[code]}")
+    return StorageError(what, f"in Kafka at {brokers}", reason, False)
+
 
 ANSWER_BYTES_MAX = 512 << 20
 """The longest answer: bounds what a length can make the client allocate. Fetches ask for far less."""

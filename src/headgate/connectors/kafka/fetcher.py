@@ -24,8 +24,7 @@ from headgate.codec.kafka.messages import (
 from headgate.codec.kafka.record_batch import NO_EPOCH
 from headgate.codec.kafka.record_decoder import DecodedBatch, decode_records, end_of
 from headgate.connectors.kafka.client import ANSWER_MS, BACKOFF_MS_MAX, BACKOFF_MS_MIN, KafkaClient, Topic
-from headgate.connectors.kafka.connection import Connection, wait_any
-from headgate.connectors.kafka.refusal import refusal
+from headgate.connectors.kafka.connection import Connection, refusal, wait_any
 from headgate.dataclass import dataclass
 from headgate.environment import Environment
 from headgate.errors import StorageError, UsageError

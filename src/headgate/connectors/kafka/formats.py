@@ -37,8 +37,7 @@ from headgate.connectors.kafka.changes import DebeziumDecoder, UpsertKeys, with_
 from headgate.connectors.kafka.schemas.avro_decoder import AvroDecoder, AvroKeyDecoder
 from headgate.connectors.kafka.schemas.debezium_decoder import DebeziumAvroDecoder
 from headgate.connectors.kafka.schemas.frames import without_frames
-from headgate.connectors.kafka.schemas.protobuf_decoder import ProtobufDecoder
-from headgate.connectors.kafka.schemas.protobuf_message import ProtobufMessage, message_of
+from headgate.connectors.kafka.schemas.protobuf import ProtobufDecoder, ProtobufMessage, message_of
 from headgate.connectors.kafka.schemas.schema_registry import FoundSchema, RegistryClient, SchemaRegistry
 from headgate.dataclass import dataclass
 from headgate.environment import SYSTEM_ENVIRONMENT, Environment

@@ -35,9 +35,8 @@ from headgate.connectors.kafka.client import (
     ProducerIds,
     Topic,
 )
-from headgate.connectors.kafka.connection import Connection, wait_any
+from headgate.connectors.kafka.connection import Connection, refusal, wait_any
 from headgate.connectors.kafka.fetcher import Partition
-from headgate.connectors.kafka.refusal import refusal
 from headgate.dataclass import dataclass
 from headgate.environment import Environment
 from headgate.errors import StorageError, UsageError

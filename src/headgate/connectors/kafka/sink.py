@@ -18,15 +18,14 @@ from headgate.connectors.base import Committer, Holding, SinkContext, SinkWriter
 from headgate.connectors.fenced_sink import Fence, FencedSink, owner_of
 from headgate.connectors.kafka.client import KafkaClient, addresses
 from headgate.connectors.kafka.committer import KafkaCommitter
+from headgate.connectors.kafka.connection import NO_SECURITY, KafkaSecurity
 from headgate.connectors.kafka.formats import DEBEZIUM, ENVELOPES, KEY_FORMATS
 from headgate.connectors.kafka.outgoing_records import RecordColumns, Router
-from headgate.connectors.kafka.owner import TopicOwner
-from headgate.connectors.kafka.schemas.protobuf_message import ProtobufMessage, message_of
+from headgate.connectors.kafka.schemas.protobuf import ProtobufMessage, message_of
 from headgate.connectors.kafka.schemas.schema_registry import SchemaRegistry
 from headgate.connectors.kafka.schemas.schema_values import SCHEMA_FORMATS, SchemaValues
-from headgate.connectors.kafka.security import NO_SECURITY, KafkaSecurity
 from headgate.connectors.kafka.sink_writer import IdPool, KafkaWriter, PlainKafkaWriter, Topics, WriterSettings
-from headgate.connectors.kafka.transactions import SinkIds
+from headgate.connectors.kafka.transactions import SinkIds, TopicOwner
 from headgate.display.progress import duration_text
 from headgate.environment import SYSTEM_ENVIRONMENT, Environment
 from headgate.errors import UsageError

@@ -18,11 +18,17 @@ from headgate.codec.kafka.record_encoder import BATCH_BYTES_MAX
 from headgate.connectors.base import EmptyTransaction, SealedTransaction, SinkWriter
 from headgate.connectors.fenced_sink import Fence
 from headgate.connectors.kafka.client import ANSWER_MS, KafkaClient, ProducerIds, Topic
-from headgate.connectors.kafka.hanging_transactions import ENDED_AGAIN, hanging_partitions
 from headgate.connectors.kafka.outgoing_records import Router
-from headgate.connectors.kafka.owner import TopicOwner
 from headgate.connectors.kafka.producer import REQUEST_BYTES_MAX, Producer
-from headgate.connectors.kafka.transactions import EPOCH_LAST, Prepared, SinkIds, prepared
+from headgate.connectors.kafka.transactions import (
+    ENDED_AGAIN,
+    EPOCH_LAST,
+    Prepared,
+    SinkIds,
+    TopicOwner,
+    hanging_partitions,
+    prepared,
+)
 from headgate.environment import Environment
 from headgate.errors import FencedError, HeadgateError, StorageError
 from headgate.model.ids import CheckpointId

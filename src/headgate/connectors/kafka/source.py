@@ -27,6 +27,7 @@ from headgate.codec.kafka.messages import READ_UNCOMMITTED
 from headgate.codec.kafka.record_batch import NO_EPOCH, checksum
 from headgate.connectors.base import FailStopReader, Source, SourceBatch, SourceContext, SplitPosition, owner_of_split
 from headgate.connectors.kafka.client import PATIENCE_MS, KafkaClient, Topic, addresses
+from headgate.connectors.kafka.connection import NO_SECURITY, KafkaSecurity
 from headgate.connectors.kafka.fetcher import Fetched, Fetcher, Partition
 from headgate.connectors.kafka.formats import (
     DROP,
@@ -40,7 +41,6 @@ from headgate.connectors.kafka.formats import (
     record_format,
 )
 from headgate.connectors.kafka.schemas.schema_registry import RegistryClient, SchemaRegistry
-from headgate.connectors.kafka.security import NO_SECURITY, KafkaSecurity
 from headgate.dataclass import dataclass
 from headgate.environment import SYSTEM_ENVIRONMENT, Environment, ThreadEnded
 from headgate.errors import CorruptionError, StorageError, UsageError

@@ -17,8 +17,8 @@ from tests.servers.schema_registry import Registry, schema_registry
 
 import headgate as hg
 from headgate import testing
-from headgate.connectors.kafka.schemas import protobuf_encoder
-from headgate.connectors.kafka.schemas.protobuf_message import message_of
+from headgate.connectors.kafka.schemas import protobuf
+from headgate.connectors.kafka.schemas.protobuf import message_of
 from headgate.connectors.kafka.schemas.schema_values import SchemaValues
 from headgate.environment import SYSTEM_ENVIRONMENT
 from headgate.errors import UsageError
@@ -210,7 +210,7 @@ def test_fields_without_a_column_are_not_set() -> None:
 
 
 def test_many_records_are_encoded_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protobuf_encoder, "CHUNK_BYTES", 100)
+    monkeypatch.setattr(protobuf, "CHUNK_BYTES", 100)
     rows = [{"string": f"s{n}" * n, "item": None if n % 3 else {"b": n}, "tags": ["t"] * (n % 4)} for n in range(200)]
     schema = {"string": pa.string(), "item": pa.struct([("b", pa.int64())]), "tags": pa.list_(pa.string())}
     for row, found in zip(rows, read(rows, schema), strict=True):

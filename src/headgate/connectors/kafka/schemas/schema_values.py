@@ -11,8 +11,7 @@ import pyarrow as pa
 
 from headgate.connectors.kafka.schemas.avro_encoder import AvroEncoder, made_envelope, made_schema
 from headgate.connectors.kafka.schemas.json_encoder import JsonEncoder, made_json_schema
-from headgate.connectors.kafka.schemas.protobuf_encoder import ProtobufEncoder
-from headgate.connectors.kafka.schemas.protobuf_message import ProtobufMessage
+from headgate.connectors.kafka.schemas.protobuf import ProtobufEncoder, ProtobufMessage
 from headgate.connectors.kafka.schemas.schema_registry import JSON, PROTOBUF, Reference, RegistryClient, SchemaRegistry
 from headgate.environment import Environment
 
