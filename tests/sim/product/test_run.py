@@ -124,7 +124,7 @@ DEEP: dict[str, tuple[int, ...]] = {
     "streams": (7,),
     "savepoints": (3, 43),  # a fault meets the probe of a place; a drain ends with one
     "log-files": (6,),  # several series of rotated files are looked at
-    "upgrades": (0, 1, 3),  # one for each kind of change
+    "upgrades": (0, 1, 3, 23),  # one for each kind of change; files that were prepared again are removed
     "user-pipelines": (1, 8),
     "cancellation": (7,),  # where a pipeline was begun is reported
 }

@@ -208,8 +208,9 @@ class FileCommitter(Committer):
                 self._publish_all([file for each in same for file in self._files(each) if file not in listed], uploads)
             self._refuse_if_fenced()
             self._ledger.add(permit.checkpoint, missing)
-        for file in listed:  # prepared once more, by a request that took effect late
-            self._storage.delete(self._identity.staged(file.name))
+        for file in files:
+            if file in listed:  # prepared once more, by a request that took effect late
+                self._storage.delete(self._identity.staged(file.name))
         self._ledger.withdraw([path for path, found in self._ledger.intended().items() if set(files).issuperset(found)])
 
     def denial(self, committable: Committable) -> str:
