@@ -1,6 +1,6 @@
 """Request handlers: verbs of catalogue and storage, long polls, and what the server counts.
 
-Counterparts: ``connections`` brings the requests; ``client.requests`` and ``client.remote_store`` send them. Source:
+Counterparts: ``connections`` brings the requests; ``client.connection`` and ``client.remote_store`` send them. Source:
 SS9 and SS18 of docs/spec/served-store.md. Never calls anything that is no verb. Outcomes, changes
 and findings of checks may be lost with the process: then an outcome is unknown, and a check begins again.
 """
