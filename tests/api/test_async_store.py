@@ -14,6 +14,8 @@ from tests.api.async_stores import PATIENCE_S, Held, Watched, inner, run
 from tests.store.storing import STREAM, keyed
 
 import headgate as hg
+from headgate.api import async_calls
+from headgate.api.async_calls import AsyncProxy
 from headgate.api.async_store import (
     AsyncGroupReader,
     AsyncReaderGroup,
@@ -22,8 +24,6 @@ from headgate.api.async_store import (
     AsyncStreamWriter,
     AsyncTransactionWriter,
 )
-from headgate.api.streams import async_calls
-from headgate.api.streams.async_calls import AsyncProxy
 from headgate.store.follower import StreamEvents, StreamFollower
 from headgate.store.reader_groups import GroupEvents
 from headgate.store.writer import StreamWriter

@@ -8,8 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from tests.conftest import pairs
-from tests.operators.changes_model import applied
-from tests.operators.harness import Harness, Subtasks
+from tests.operators.harness import Harness, Subtasks, applied
 from tests.state.backends import Chosen, choose
 
 import headgate as hg

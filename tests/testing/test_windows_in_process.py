@@ -13,7 +13,7 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 import pytest
-from tests.operators.changes_model import applied
+from tests.operators.harness import applied
 
 import headgate as hg
 from headgate import testing

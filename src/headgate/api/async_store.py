@@ -16,7 +16,7 @@ from typing import Self, TypeAlias, TypeVar
 
 import pyarrow as pa
 
-from headgate.api.streams.async_calls import (
+from headgate.api.async_calls import (
     THREADS,
     AsyncContextProxy,
     AsyncProxy,

@@ -2,7 +2,7 @@
 
 Arrow converts whole columns and is lenient: it cuts 1.5 to 1, takes a number for a time and a text for a list. So Arrow
 converts only values of Python types for which it is exact; values of all other types are looked at one by one.
-docs/how-to/types.md has the rules. Counterpart: ``operators.types``, which does the same for Arrow columns.
+docs/how-to/types.md has the rules. Counterpart: ``operators.schemas``, which does the same for Arrow columns.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 import pytest
-from tests.operators.changes_model import applied
+from tests.operators.harness import applied
 
 import headgate as hg
 from headgate.errors import UsageError

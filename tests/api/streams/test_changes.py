@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from tests.operators.changes_model import applied
+from tests.operators.harness import applied
 
 import headgate as hg
 from headgate.testing import EOF, PAUSE, Collect, FailOnce, ScriptedSource, run

@@ -11,7 +11,7 @@ import fastavro
 import polars as pl
 import pyarrow as pa
 import pytest
-from tests.operators.changes_model import applied
+from tests.operators.harness import applied
 from tests.servers.kafka import KafkaBroker
 from tests.servers.schema_registry import schema_registry
 

@@ -17,8 +17,7 @@ import pyarrow as pa
 import pytest
 from polars.testing import assert_frame_equal
 from tests.conftest import IS_DEEP, pairs
-from tests.operators.changes_model import applied
-from tests.operators.harness import Shuffled, Subtasks
+from tests.operators.harness import Shuffled, Subtasks, applied
 from tests.state.backends import IN_FILES, choose
 
 import headgate as hg

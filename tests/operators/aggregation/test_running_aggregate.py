@@ -7,8 +7,7 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 import pytest
-from tests.operators.changes_model import applied
-from tests.operators.harness import Harness, Subtasks
+from tests.operators.harness import Harness, Subtasks, applied
 from tests.state.backends import Chosen, choose
 
 import headgate as hg

@@ -11,8 +11,7 @@ import pyarrow as pa
 import pytest
 from polars.testing import assert_frame_equal
 from tests.conftest import IS_DEEP, pairs
-from tests.operators.changes_model import applied
-from tests.operators.harness import Harness, Shuffled
+from tests.operators.harness import Harness, Shuffled, applied
 from tests.state.backends import IN_FILES, choose
 
 from headgate.errors import UsageError

@@ -179,7 +179,7 @@ class StandbyRun(Run):
             self.world.at(self.rng.randint(50, 9_000), self._start_if_none)
 
     def _keep(self, site: Site) -> None:
-        """As ``cli.keeping`` does."""
+        """As ``cli.supervisor`` does."""
         machine = DriverSupervisor(site.strategy, is_standby=site.is_standby)
         due_ms: int | None = None
         event: driver_supervisor.Event = Begin()
