@@ -22,8 +22,8 @@ from headgate.cli.run import ENDS, TEXTS, StandbyRunner, jvm_check
 from headgate.cli.supervisor import Orders, SupervisorClient
 from headgate.codec.json_files import beat_path, encode_beat, end_path
 from headgate.errors import FencedError, PipelineFailed, UsageError
-from headgate.model.heartbeat import Beat, Course
 from headgate.model.ids import Generation
+from headgate.model.pipeline_identity import Beat, Course
 from headgate.model.progress import PipelineState, Progress, RunResult
 from headgate.protocol.supervision.standby import Notice, Standby
 from headgate.runtime.checkpoints.log import CheckpointLog

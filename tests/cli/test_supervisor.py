@@ -152,7 +152,9 @@ def test_a_stop_reaches_the_driver_and_it_is_not_started_again(
 @pytest.mark.parametrize("ends", ["sys.exit(1)", "os.kill(os.getpid(), signal.SIGKILL)"])
 def test_a_driver_that_was_asked_to_stop_and_died_is_not_started_again(keep: Callable[..., Kept], ends: str) -> None:
     """KR13: it alone was asked."""
-    kept = keep(f"from headgate.model.heartbeat import Course\ntell('up')\nkept.report_course(Course.STOPPING)\n{ends}")
+    kept = keep(
+        f"from headgate.model.pipeline_identity import Course\ntell('up')\nkept.report_course(Course.STOPPING)\n{ends}"
+    )
     code, _, err = kept.end()
     assert (code, len(kept.told())) == (137 if "kill" in ends else 1, 1)
     assert err.startswith("p: the driver was asked to stop and ended before it had said that it was done")
@@ -163,7 +165,7 @@ def test_a_driver_that_was_asked_to_drain_and_died_drains_when_it_is_started_aga
     """KR7, KR13: it alone was asked."""
     kept = keep(
         "signal.pthread_sigmask(signal.SIG_BLOCK, signals)\n"  # in threads that imports start, too
-        "from headgate.model.heartbeat import Course\nkept.report_listening()\ntell('up')\n"
+        "from headgate.model.pipeline_identity import Course\nkept.report_listening()\ntell('up')\n"
         "if len(open(sys.argv[1]).readlines()) < 2:\n"
         "    kept.report_course(Course.DRAINING)\n"
         "    sys.exit(1)\n"

@@ -32,7 +32,6 @@ from headgate.codec.json_files import (
 )
 from headgate.errors import CorruptionError, UnknownFormat
 from headgate.model.config import Guarantee
-from headgate.model.heartbeat import Beat, Course
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
 from headgate.model.manifest import (
     Claim,
@@ -45,7 +44,7 @@ from headgate.model.manifest import (
     SnapshotPart,
     SubtaskEntry,
 )
-from headgate.model.pipeline_identity import PipelineIdentity
+from headgate.model.pipeline_identity import Beat, Course, PipelineIdentity
 
 CLAIM = Claim(Generation(3), "process 1 on host ä", 1_700_000_000_000)
 ENTRY = SubtaskEntry(

@@ -11,9 +11,8 @@ from tests.docs.documentation import ROOT, SOURCE, code_names, definitions, file
 from headgate.codec import chunk, frames
 from headgate.codec.handshake import HANDSHAKE_VERSION
 from headgate.model import manifest as m
-from headgate.model.heartbeat import HEARTBEAT_VERSION
 from headgate.model.manifest import SAVEPOINT_VERSION
-from headgate.model.pipeline_identity import LIFE_VERSION, TARGETS_VERSION
+from headgate.model.pipeline_identity import HEARTBEAT_VERSION, LIFE_VERSION, TARGETS_VERSION
 from headgate.store.catalogue.tables import CATALOGUE_VERSION
 
 NAMING = ["ARCHITECTURE.md", "CONTRIBUTING.md", *(f"docs/decisions/{p.name}" for p in ROOT.glob("docs/decisions/*.md"))]

@@ -116,6 +116,13 @@ def test_text_files_are_copied_line_by_line(spec: Spec, run: Run, tmp_path: Path
     assert_equal(read_committed(str(tmp_path / "copied")), expected, "lines")
 
 
+def assert_copied(life: Life, producer: Producer, path: Path) -> None:
+    """Check that the pipeline ends, and copied its own rows and the producer's once."""
+    assert life.result(2 * STEP_S)["is_finished"]
+    expected = pl.DataFrame({"id": [*range(ROWS), *range(FIRST, FIRST + producer.count)]})
+    assert_equal(read_committed(str(path / "copied")), expected, "records")
+
+
 @pytest.mark.spark
 @pytest.mark.timeout(1800)
 def test_killed_workers_lose_and_repeat_nothing_of_a_group(
@@ -137,9 +144,7 @@ def test_killed_workers_lose_and_repeat_nothing_of_a_group(
         life.checkpoint()
     finally:
         producer.stop()
-    assert life.result(2 * STEP_S)["is_finished"]
-    expected = pl.DataFrame({"id": [*range(ROWS), *range(FIRST, FIRST + producer.count)]})
-    assert_equal(read_committed(str(tmp_path / "copied")), expected, "records")
+    assert_copied(life, producer, tmp_path)
     with Store.open(tmp_path / "store") as store:
         assert store.reader_group("group").unread_bytes() == 0
         assert [problem for problem in store.fsck() if not problem.is_harmless] == []
@@ -233,9 +238,7 @@ def test_a_driver_that_dies_between_hook_and_trigger_loses_nothing(
         life.checkpoint()
     finally:
         producer.stop()
-    assert life.result(2 * STEP_S)["is_finished"]
-    expected = pl.DataFrame({"id": [*range(ROWS), *range(FIRST, FIRST + producer.count)]})
-    assert_equal(read_committed(str(tmp_path / "copied")), expected, "records")
+    assert_copied(life, producer, tmp_path)
     with Store.open(tmp_path / "store") as store:
         assert [problem for problem in store.fsck() if not problem.is_harmless] == []
 

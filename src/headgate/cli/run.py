@@ -74,8 +74,8 @@ from headgate.cli.output import (
 from headgate.cli.supervisor import Orders, SupervisorClient
 from headgate.dataclass import dataclass
 from headgate.errors import FencedError, HeadgateError, PipelineFailed, StorageError, UsageError
-from headgate.model.heartbeat import Course, owner_of
 from headgate.model.ids import Generation
+from headgate.model.pipeline_identity import Course, owner_of
 from headgate.model.progress import PipelineHandle, RunResult
 from headgate.protocol.machine import Ignored
 from headgate.protocol.supervision.standby import (

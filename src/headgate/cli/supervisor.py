@@ -27,10 +27,10 @@ from typing import Any, assert_never
 from headgate.dataclass import dataclass
 from headgate.display.progress import duration_text
 from headgate.errors import UsageError
-from headgate.model import config, heartbeat
+from headgate.model import config
 from headgate.model.config import RestartStrategy
-from headgate.model.heartbeat import Course
 from headgate.model.ids import Generation
+from headgate.model.pipeline_identity import Course, driver_id, supervisor_id
 from headgate.plain_text import printable
 from headgate.protocol.machine import Ignored
 from headgate.protocol.supervision.driver_supervisor import (
@@ -124,8 +124,8 @@ class Supervisor:
     def __init__(self, orders: Orders) -> None:
         self._orders = orders
         self._machine = DriverSupervisor(orders.strategy, is_standby=orders.is_standby)
-        owner = heartbeat.supervisor_id(os.getpid(), socket.gethostname())
-        self._claimant = heartbeat.driver_id(owner, secrets.token_hex(4))
+        owner = supervisor_id(os.getpid(), socket.gethostname())
+        self._claimant = driver_id(owner, secrets.token_hex(4))
         self._child: subprocess.Popen[bytes] | None = None
         self._begun_s = 0.0
         self._restarts_count = 0

@@ -16,9 +16,16 @@ import xxhash
 
 from headgate.dataclass import dataclass
 from headgate.errors import CorruptionError, UnknownFormat
-from headgate.model.heartbeat import HEARTBEAT_VERSION, Beat
 from headgate.model.manifest import LOG_VERSION, SAVEPOINT_VERSION, Claim, LogEntry, Manifest, Savepoint
-from headgate.model.pipeline_identity import LIFE_VERSION, TARGETS_VERSION, PipelineIdentity, ResetOrder, Target
+from headgate.model.pipeline_identity import (
+    HEARTBEAT_VERSION,
+    LIFE_VERSION,
+    TARGETS_VERSION,
+    Beat,
+    PipelineIdentity,
+    ResetOrder,
+    Target,
+)
 
 _HEARTBEAT_MAGIC = b"headgate-heartbeat %d" % HEARTBEAT_VERSION
 _IDENTITY_MAGIC = b"headgate-life"

@@ -13,7 +13,6 @@ from headgate.sim.scenarios import (
     functions,
     guarantees,
     induced,
-    listeners,
     log_files,
     reset,
     savepoints,
@@ -66,7 +65,7 @@ SCENARIOS = (
     Scenario("user-pipelines", "pipelines between sources and sinks that users write", (user_pipelines.CustomRun,)),
     Scenario("log-files", "pipelines that follow files which are rotated", (log_files.FollowedRun,)),
     Scenario("standby", "pipelines with supervisors and standbys", (standby.StandbyRun,)),
-    Scenario("listeners", "listeners that are called twice and out of order", (listeners.ListeningRun,)),
+    Scenario("listeners", "listeners that are called twice and out of order", (checkpoint_requests.ListeningRun,)),
     Scenario("broadcast", "pipelines with a broadcast side", unaligned.BROADCAST_KINDS),
     Scenario("groups", "readers that share streams as a group", (groups.GroupRun,)),
     Scenario(

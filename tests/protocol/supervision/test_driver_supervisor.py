@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from headgate.errors import ProtocolViolation
 from headgate.model.config import ExponentialDelay, FixedDelay, NoRestart, RestartStrategy
 from headgate.model.failure import ExitCode
-from headgate.model.heartbeat import Course
 from headgate.model.ids import Generation
+from headgate.model.pipeline_identity import Course
 from headgate.protocol.machine import Ignored
 from headgate.protocol.supervision.driver_supervisor import (
     ArmDelay,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from headgate.errors import ProtocolViolation
-from headgate.model.heartbeat import Beat, Course
 from headgate.model.ids import Generation
+from headgate.model.pipeline_identity import Beat, Course
 from headgate.protocol.machine import Ignored
 from headgate.protocol.supervision.standby import (
     BEAT_MS,

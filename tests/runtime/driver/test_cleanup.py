@@ -15,10 +15,10 @@ from headgate.codec.json_files import beat_path
 from headgate.environment import ThreadEnded
 from headgate.errors import FencedError, OutputDenied, StorageError, UsageError
 from headgate.model.config import DamagedCheckpoint
-from headgate.model.heartbeat import Course
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Manifest, RestoredFrom
 from headgate.model.manifest import Place as Elsewhere
+from headgate.model.pipeline_identity import Course
 from headgate.protocol.checkpoints.recovery import candidates, life_of
 from headgate.runtime.checkpoints.log import CheckpointLog, Outcome
 from headgate.runtime.driver import restart

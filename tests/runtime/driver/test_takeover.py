@@ -19,9 +19,9 @@ from headgate import testing
 from headgate.codec.json_files import beat_path, decode_beat, encode_beat, end_path, generation_of
 from headgate.errors import FencedError, PipelineFailed, StorageError
 from headgate.model.failure import Failure
-from headgate.model.heartbeat import Course
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Manifest
+from headgate.model.pipeline_identity import Course
 from headgate.model.progress import PipelineHandle, RunResult
 from headgate.protocol.checkpoints.recovery import candidates
 from headgate.protocol.supervision.standby import (

@@ -27,9 +27,9 @@ from headgate.codec.json_files import (
 )
 from headgate.errors import FencedError, HeadgateError, PipelineFailed, StorageError, UsageError
 from headgate.model.failure import Failure
-from headgate.model.heartbeat import Beat, Course
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Manifest
+from headgate.model.pipeline_identity import Beat, Course
 from headgate.model.progress import RunResult, SilentObserver
 from headgate.protocol.supervision.standby import Observed
 from headgate.runtime.checkpoints.log import CheckpointLog

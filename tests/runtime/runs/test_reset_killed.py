@@ -25,10 +25,9 @@ from headgate.connectors.files import file_sink
 from headgate.connectors.registry import targets_of
 from headgate.connectors.streams import StreamSink
 from headgate.errors import FencedError, StorageError, UsageError
-from headgate.model.heartbeat import Beat, Course
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable, Manifest
-from headgate.model.pipeline_identity import PipelineIdentity, ResetOrder, Target
+from headgate.model.pipeline_identity import Beat, Course, PipelineIdentity, ResetOrder, Target
 from headgate.model.plan import PipelineDefinition
 from headgate.model.progress import SilentObserver
 from headgate.protocol.checkpoints import recovery as deciding

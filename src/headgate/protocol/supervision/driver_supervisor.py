@@ -13,8 +13,8 @@ from typing import TypeAlias, assert_never
 from headgate.dataclass import dataclass
 from headgate.model.config import RestartStrategy
 from headgate.model.failure import ExitCode
-from headgate.model.heartbeat import Course
 from headgate.model.ids import Generation
+from headgate.model.pipeline_identity import Course
 from headgate.protocol.machine import Ignored, Machine
 from headgate.protocol.supervision.restart_policy import RestartPolicy, StayDown
 from headgate.protocol.supervision.supervisor_events import Begin

@@ -8,8 +8,8 @@ from enum import Enum
 from typing import TypeAlias, assert_never
 
 from headgate.dataclass import dataclass
-from headgate.model.heartbeat import Beat, Course
 from headgate.model.ids import Generation
+from headgate.model.pipeline_identity import Beat, Course
 from headgate.protocol.machine import Ignored, Machine
 from headgate.protocol.supervision.supervisor_events import Begin
 

@@ -18,12 +18,12 @@ from headgate.codec.json_files import Ending
 from headgate.display.progress import RunDisplay, late_text
 from headgate.environment import CancellablePool, wait_for
 from headgate.errors import BringOutputBack, FencedError, HeadgateError, PipelineFailed, Remedy, UsageError, with_remedy
-from headgate.model import heartbeat
 from headgate.model.config import PipelineConfig, check_switches
 from headgate.model.failure import Failure, FailureKind, Refusal
 from headgate.model.graph import Role
 from headgate.model.ids import CheckpointId, Generation, NodeName, WorkerIndex
 from headgate.model.manifest import Place
+from headgate.model.pipeline_identity import driver_id
 from headgate.model.plan import PipelineDefinition
 from headgate.model.progress import (
     CheckpointOutcome,
@@ -435,7 +435,7 @@ def lock_for(config: PipelineConfig, around: Surroundings = PROCESS) -> Pipeline
         UsageError: another driver runs this pipeline.
     """
     given, owner = current_takeover(), f"process {around.process_id} on {around.host}"
-    claimant = given.claimant or heartbeat.driver_id(owner, around.token(4).hex())  # differs even within one process
+    claimant = given.claimant or driver_id(owner, around.token(4).hex())  # differs even within one process
     return PipelineLock.acquire(config.checkpoint_root, config.name, owner, given.lock_nonce, claimant=claimant)
 
 

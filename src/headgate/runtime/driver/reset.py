@@ -19,11 +19,11 @@ from headgate.connectors.registry import RecordedSink, grouped_by_owner, resetta
 from headgate.dataclass import dataclass
 from headgate.errors import StorageError, UsageError
 from headgate.model.graph import Role
-from headgate.model.heartbeat import Course
 from headgate.model.ids import Generation
 from headgate.model.manifest import Manifest
 from headgate.model.pipeline_identity import (
     NO_GENERATION,
+    Course,
     Mine,
     Owner,
     PipelineIdentity,

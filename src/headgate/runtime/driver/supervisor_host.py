@@ -19,9 +19,9 @@ from headgate.display.progress import duration_text
 from headgate.environment import Event, ThreadEnded, cancellable
 from headgate.errors import FencedError, HeadgateError, OutputDenied, UsageError
 from headgate.model.failure import Failure, FailureKind, Refusal
-from headgate.model.heartbeat import Course
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId, WorkerIndex
 from headgate.model.manifest import Manifest, Place
+from headgate.model.pipeline_identity import Course
 from headgate.model.plan import PipelineDefinition
 from headgate.model.progress import (
     CheckpointOutcome,

@@ -18,9 +18,9 @@ from headgate.codec.json_files import LockHolder, beat_path, decode_beat, encode
 from headgate.dataclass import dataclass
 from headgate.environment import Pool
 from headgate.errors import BadRecord, FencedError, OutputDenied, PipelineFailed, StorageError, UsageError
-from headgate.model.heartbeat import REASON_CHARS_MAX, Beat, Course
 from headgate.model.ids import Generation
 from headgate.model.manifest import Claim, Manifest
+from headgate.model.pipeline_identity import REASON_CHARS_MAX, Beat, Course
 from headgate.model.progress import RunResult
 from headgate.protocol.checkpoints.recovery import ObservedLog, has_given_up
 from headgate.protocol.supervision.standby import HeartbeatTimer, Observed

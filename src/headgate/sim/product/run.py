@@ -279,12 +279,6 @@ class Run(Simulation):
     def _finding(self) -> Violation | None:
         return self.history.finding
 
-    def _try(self, who: str, call: Callable[[], object]) -> None:
-        try:
-            call()
-        except HeadgateError as problem:
-            self.world.tell(who, str(problem))
-
     def _is_quiet(self) -> bool:
         return self.is_finished
 
