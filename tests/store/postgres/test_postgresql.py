@@ -73,6 +73,28 @@ def test_two_stores_do_not_share_a_place(url: str, tmp_path: Path) -> None:
         opened(url)
 
 
+def test_of_two_stores_that_take_a_place_at_once_one_is_told(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = LocalStorage.put_if_absent
+
+    def put_behind_another(self: LocalStorage, path: str, parts: list[bytes]) -> None:
+        real(self, path, [b"another store"])
+        real(self, path, parts)
+
+    monkeypatch.setattr(LocalStorage, "put_if_absent", put_behind_another)
+    with pytest.raises(UsageError, match="chunks of another store"):
+        opened(url, tmp_path)
+
+
+def test_a_place_that_replaces_what_is_there_is_refused(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LocalStorage, "put_if_absent", LocalStorage.put)
+    with pytest.raises(UsageError, match="replaces an object"):
+        opened(url, tmp_path)
+
+
 def test_a_place_that_cannot_be_reached_is_named(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened(url, tmp_path).close()
 
