@@ -12,9 +12,10 @@ from tests.store.storing import KEYED, STREAM, database_of, drained, keyed
 from headgate.errors import CorruptionError, UsageError
 from headgate.store.catalogue import stream_rows as sql_streams
 from headgate.store.catalogue import tables as t
+from headgate.store.catalogue.sql import memory_catalogue
 from headgate.store.location import store_root
 from headgate.store.store import Store
-from headgate.store.streams import TEXT_SCHEMA, check_takes, encode_schema
+from headgate.store.streams import TEXT_SCHEMA, StreamDefinition, check_takes, encode_schema
 
 ENCODED = pa.dictionary(pa.int8(), pa.string())
 
@@ -78,6 +79,10 @@ def test_list_by_scope(store: Store) -> None:
     store.create_stream("apple", TEXT_SCHEMA)
     assert [info.name for info in store.list_streams()] == ["app/events", "app/lines", "apple"]
     assert [info.name for info in store.list_streams("app")] == ["app/events", "app/lines"]
+    memory = memory_catalogue("memory")
+    memory.create_stream(StreamDefinition("app/lines", TEXT_SCHEMA, 1, None), 1, if_not_exists=False)
+    assert [len(memory.list_streams(scope)) for scope in ("app", "App")] == [1, 0]
+    assert store.list_streams("App") == []
 
 
 def test_many_streams_are_listed_as_each_is_described(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -65,8 +66,8 @@ def test_every_connection_syncs_every_commit(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_a_child_has_connections_of_its_own(tmp_path: Path) -> None:
-    def marks(database: Database) -> int:
-        with database.read() as connection:
+    def marks(database: Database, *, writes: bool = False) -> int:
+        with database.write() if writes else database.read() as connection:
             return int(connection.exec_driver_sql("SELECT count(*) FROM sqlite_temp_master").scalar_one())
 
     with Store.open(tmp_path / "store") as store:
@@ -74,11 +75,28 @@ def test_a_child_has_connections_of_its_own(tmp_path: Path) -> None:
             connection.exec_driver_sql("CREATE TEMP TABLE mark (number)")
         assert marks(database_of(store)) == 1
 
-        def check() -> None:
-            assert marks(database_of(store)) == 0
+        def check(writes: bool) -> None:
+            assert marks(database_of(store), writes=writes) == 0
             assert store.changes() == store.changes(), "and they are made once"
 
-        in_a_child(check)
+        for writes in (False, True):
+            in_a_child(lambda writes=writes: check(writes))  # type: ignore[misc]
+
+
+def test_who_writes_is_alone_from_the_beginning(tmp_path: Path) -> None:
+    """Else one that has read something first could not go on behind another writer."""
+    with Store.open(tmp_path / "store") as store:
+        other = sqlite3.connect(tmp_path / "store" / "catalogue.sqlite", timeout=0, isolation_level=None)
+        with contextlib.closing(other):
+            with database_of(store).write(), pytest.raises(sqlite3.OperationalError, match="locked"):
+                other.execute("BEGIN IMMEDIATE")
+            with database_of(store).read():
+                other.execute("BEGIN IMMEDIATE")
+
+
+def test_every_thread_may_ask_for_changes(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "store") as store, ThreadPoolExecutor(1) as pool:
+        assert pool.submit(store.changes).result() == store.changes()
 
 
 def break_syncs() -> None:
