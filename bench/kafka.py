@@ -32,7 +32,7 @@ from tests.servers.kafka import KafkaBroker, missing
 
 from bench.harness import Options, Result, Target, at_least, at_most, median, skipped
 from bench.peers.measure import NotInstalled, measure_kafka_flink, measure_kafka_streaming, run_peer
-from headgate.codec.kafka.compression import Compression
+from headgate.codec.kafka.record_batch import Compression
 from headgate.connectors.kafka.client import KafkaClient
 from headgate.connectors.kafka.producer import Producer
 from headgate.environment import SYSTEM_ENVIRONMENT

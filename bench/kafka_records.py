@@ -20,8 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from headgate.codec.kafka import record_decoder
-from headgate.codec.kafka.compression import Compression
-from headgate.codec.kafka.record_batch import HEADERS_TYPE
+from headgate.codec.kafka.record_batch import HEADERS_TYPE, Compression
 from headgate.codec.kafka.record_decoder import decode_records
 from headgate.codec.kafka.record_encoder import encode_records
 

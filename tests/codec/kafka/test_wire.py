@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.codec.kafka import messages
-from headgate.codec.kafka.error_codes import RETRIABLE, ErrorCode
 from headgate.codec.kafka.messages import (
     ApiVersions,
     DescribeTransactions,
@@ -30,7 +29,9 @@ from headgate.codec.kafka.messages import (
     TransactionDescription,
 )
 from headgate.codec.kafka.wire import (
+    RETRIABLE,
     Answer,
+    ErrorCode,
     Fixed,
     Nested,
     Parts,

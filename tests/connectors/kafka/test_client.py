@@ -20,7 +20,6 @@ import pytest
 from tests.servers.certificates import certificate_for
 from tests.servers.kafka import PASSWORD, TWO_PHASE_COMMIT, USER, KafkaBroker, kafka_broker
 
-from headgate.codec.kafka.error_codes import RETRIABLE, ErrorCode
 from headgate.codec.kafka.messages import (
     EARLIEST,
     LATEST,
@@ -42,7 +41,7 @@ from headgate.codec.kafka.messages import (
     ProduceTopic,
 )
 from headgate.codec.kafka.record_encoder import NO_PRODUCER, ProducerState, encode_records
-from headgate.codec.kafka.wire import Nested, Parts
+from headgate.codec.kafka.wire import RETRIABLE, ErrorCode, Nested, Parts
 from headgate.connectors.kafka import connection as connections
 from headgate.connectors.kafka.client import KafkaClient, ProducerIds, probes
 from headgate.connectors.kafka.connection import Connection, KafkaSecurity

@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 import pytest
 from tests.servers.kafka import KafkaBroker, kafka_broker
 
-from headgate.codec.kafka.error_codes import ErrorCode
 from headgate.codec.kafka.messages import LATEST, READ_UNCOMMITTED, Produce, TxnOffsetCommit
+from headgate.codec.kafka.wire import ErrorCode
 from headgate.connectors.kafka import client as requests
 from headgate.connectors.kafka import producer as writing
 from headgate.connectors.kafka.client import KafkaClient, ProducerIds

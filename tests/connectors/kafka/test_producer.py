@@ -14,9 +14,9 @@ import pytest
 from tests.servers.kafka import KafkaBroker, kafka_broker
 from tests.servers.proxy import Wire
 
-from headgate.codec.kafka.compression import Compression
-from headgate.codec.kafka.error_codes import ErrorCode
 from headgate.codec.kafka.messages import LATEST, Produce, ProduceAnswer, ProducedPartition, ProducedTopic
+from headgate.codec.kafka.record_batch import Compression
+from headgate.codec.kafka.wire import ErrorCode
 from headgate.connectors.kafka import producer as producing
 from headgate.connectors.kafka.client import KafkaClient, ProducerIds, Topic
 from headgate.connectors.kafka.fetcher import Fetcher, Partition

@@ -15,9 +15,8 @@ from tests.conftest import few
 from tests.servers import kafka as servers
 from tests.servers.kafka import KafkaBroker
 
-from headgate.codec.kafka.compression import Compression
 from headgate.codec.kafka.messages import EARLIEST, LATEST
-from headgate.codec.kafka.record_batch import HEADERS_TYPE
+from headgate.codec.kafka.record_batch import HEADERS_TYPE, Compression
 from headgate.connectors.kafka.client import KafkaClient
 from headgate.connectors.kafka.fetcher import Fetcher
 from headgate.connectors.kafka.producer import Producer

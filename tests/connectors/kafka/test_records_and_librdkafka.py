@@ -14,7 +14,6 @@ import pytest
 from tests.conftest import IS_DEEP
 from tests.servers.kafka import KafkaBroker
 
-from headgate.codec.kafka.compression import Compression
 from headgate.codec.kafka.messages import (
     READ_COMMITTED,
     READ_UNCOMMITTED,
@@ -32,7 +31,7 @@ from headgate.codec.kafka.messages import (
     ProducePartition,
     ProduceTopic,
 )
-from headgate.codec.kafka.record_batch import HEADERS_TYPE
+from headgate.codec.kafka.record_batch import HEADERS_TYPE, Compression
 from headgate.codec.kafka.record_decoder import decode_records, end_of
 from headgate.codec.kafka.record_encoder import NO_PRODUCER, ProducerState, encode_records
 from headgate.connectors.kafka.connection import Connection

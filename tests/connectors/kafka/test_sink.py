@@ -21,8 +21,8 @@ from tests.servers.kafka import TWO_PHASE_COMMIT, KafkaBroker, kafka_broker
 import headgate as hg
 from headgate import testing
 from headgate.api.launch import outage_notes
-from headgate.codec.kafka.error_codes import ErrorCode
 from headgate.codec.kafka.record_batch import HEADERS_TYPE
+from headgate.codec.kafka.wire import ErrorCode
 from headgate.connectors.base import SinkContext
 from headgate.connectors.kafka import committer as committing
 from headgate.connectors.kafka.client import KafkaClient, ProducerIds

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headgate.codec.kafka.error_codes import ErrorCode
+from headgate.codec.kafka.wire import ErrorCode
 from headgate.connectors.fenced_sink import owner_of
 from headgate.connectors.kafka.transactions import (
     UNCERTAIN,

@@ -20,7 +20,6 @@ import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
-from headgate.codec.kafka.compression import Compression, UnreadableError, decompress
 from headgate.codec.kafka.messages import AbortedTransaction
 from headgate.codec.kafka.record_batch import (
     ABORT,
@@ -40,7 +39,10 @@ from headgate.codec.kafka.record_batch import (
     RECORDS_WITH_HEADERS,
     TRANSACTIONAL,
     BatchHeader,
+    Compression,
+    UnreadableError,
     checksum,
+    decompress,
 )
 from headgate.codec.kafka.wire import Buffer
 from headgate.dataclass import dataclass

@@ -13,7 +13,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headgate.codec.kafka.compression import Compression, compress
 from headgate.codec.kafka.record_batch import (
     CRC_BEGIN,
     HEADER,
@@ -25,7 +24,9 @@ from headgate.codec.kafka.record_batch import (
     SEQUENCES,
     TRANSACTIONAL,
     BatchHeader,
+    Compression,
     checksum,
+    compress,
 )
 from headgate.codec.kafka.wire import Parts
 from headgate.dataclass import dataclass

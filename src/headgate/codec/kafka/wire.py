@@ -1,4 +1,4 @@
-"""Kafka's primitive types, and messages declared as dataclasses whose annotations say how fields are written.
+"""Kafka's primitive types and error codes, and messages as dataclasses whose annotations say how fields are written.
 
 A message class is a table: a field's annotation is its wire type (``Int32``, ``String``, ``tuple[Inner, ...]``, with
 ``| None`` where null is allowed), with ``Since`` if older versions lack it and ``Tag`` if it is a tagged field. The
@@ -13,6 +13,7 @@ import types
 import typing
 from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, fields
+from enum import IntEnum
 from typing import Annotated, Any, ClassVar, Generic, NoReturn, Protocol, TypeAlias, TypeVar
 from uuid import UUID
 
@@ -357,3 +358,130 @@ def decode_answer(request: Request[_A], version: int, data: Buffer) -> _A:
     if reader.left:
         reader.refuse(f"{reader.left} bytes too many")
     return answer
+
+
+class ErrorCode(IntEnum):
+    """What a broker answers in place of success. Source: Kafka's protocol guide, "Error Codes"."""
+
+    UNKNOWN_SERVER_ERROR = -1
+    NONE = 0
+    OFFSET_OUT_OF_RANGE = 1
+    CORRUPT_MESSAGE = 2
+    UNKNOWN_TOPIC_OR_PARTITION = 3
+    INVALID_FETCH_SIZE = 4
+    LEADER_NOT_AVAILABLE = 5
+    NOT_LEADER_OR_FOLLOWER = 6
+    REQUEST_TIMED_OUT = 7
+    BROKER_NOT_AVAILABLE = 8
+    REPLICA_NOT_AVAILABLE = 9
+    MESSAGE_TOO_LARGE = 10
+    OFFSET_METADATA_TOO_LARGE = 12
+    NETWORK_EXCEPTION = 13
+    COORDINATOR_LOAD_IN_PROGRESS = 14
+    COORDINATOR_NOT_AVAILABLE = 15
+    NOT_COORDINATOR = 16
+    INVALID_TOPIC_EXCEPTION = 17
+    RECORD_LIST_TOO_LARGE = 18
+    NOT_ENOUGH_REPLICAS = 19
+    NOT_ENOUGH_REPLICAS_AFTER_APPEND = 20
+    INVALID_REQUIRED_ACKS = 21
+    ILLEGAL_GENERATION = 22
+    INVALID_GROUP_ID = 24
+    UNKNOWN_MEMBER_ID = 25
+    REBALANCE_IN_PROGRESS = 27
+    INVALID_COMMIT_OFFSET_SIZE = 28
+    TOPIC_AUTHORIZATION_FAILED = 29
+    GROUP_AUTHORIZATION_FAILED = 30
+    CLUSTER_AUTHORIZATION_FAILED = 31
+    INVALID_TIMESTAMP = 32
+    UNSUPPORTED_SASL_MECHANISM = 33
+    ILLEGAL_SASL_STATE = 34
+    UNSUPPORTED_VERSION = 35
+    TOPIC_ALREADY_EXISTS = 36
+    INVALID_PARTITIONS = 37
+    INVALID_REPLICATION_FACTOR = 38
+    INVALID_REPLICA_ASSIGNMENT = 39
+    INVALID_CONFIG = 40
+    NOT_CONTROLLER = 41
+    INVALID_REQUEST = 42
+    UNSUPPORTED_FOR_MESSAGE_FORMAT = 43
+    POLICY_VIOLATION = 44
+    OUT_OF_ORDER_SEQUENCE_NUMBER = 45
+    DUPLICATE_SEQUENCE_NUMBER = 46
+    INVALID_PRODUCER_EPOCH = 47
+    INVALID_TXN_STATE = 48
+    INVALID_PRODUCER_ID_MAPPING = 49
+    INVALID_TRANSACTION_TIMEOUT = 50
+    CONCURRENT_TRANSACTIONS = 51
+    TRANSACTION_COORDINATOR_FENCED = 52
+    TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
+    SECURITY_DISABLED = 54
+    OPERATION_NOT_ATTEMPTED = 55
+    KAFKA_STORAGE_ERROR = 56
+    SASL_AUTHENTICATION_FAILED = 58
+    UNKNOWN_PRODUCER_ID = 59
+    REASSIGNMENT_IN_PROGRESS = 60
+    NOT_ENOUGH_SPACE = 61
+    FETCH_SESSION_ID_NOT_FOUND = 70
+    INVALID_FETCH_SESSION_EPOCH = 71
+    LISTENER_NOT_FOUND = 72
+    TOPIC_DELETION_DISABLED = 73
+    FENCED_LEADER_EPOCH = 74
+    UNKNOWN_LEADER_EPOCH = 75
+    UNSUPPORTED_COMPRESSION_TYPE = 76
+    OFFSET_NOT_AVAILABLE = 78
+    INVALID_RECORD = 87
+    UNSTABLE_OFFSET_COMMIT = 88
+    THROTTLING_QUOTA_EXCEEDED = 89
+    PRODUCER_FENCED = 90
+    UNKNOWN_TOPIC_ID = 100
+    INCONSISTENT_TOPIC_ID = 103
+    TRANSACTIONAL_ID_NOT_FOUND = 105
+    FETCH_SESSION_TOPIC_ID_ERROR = 106
+    TRANSACTION_ABORTABLE = 120
+
+    @classmethod
+    def _missing_(cls, value: object) -> ErrorCode | None:
+        """Take a code of a later release for what it is: an error that is not known here."""
+        return cls.UNKNOWN_SERVER_ERROR if isinstance(value, int) else None
+
+
+_E = ErrorCode
+
+LEADER_CHANGED = frozenset(
+    {
+        _E.LEADER_NOT_AVAILABLE,
+        _E.NOT_LEADER_OR_FOLLOWER,
+        _E.REPLICA_NOT_AVAILABLE,
+        _E.FENCED_LEADER_EPOCH,
+        _E.UNKNOWN_LEADER_EPOCH,
+        _E.KAFKA_STORAGE_ERROR,
+        _E.LISTENER_NOT_FOUND,
+    }
+)
+"""Another broker leads the partition now, or will soon: ask for metadata."""
+
+COORDINATOR_CHANGED = frozenset({_E.COORDINATOR_NOT_AVAILABLE, _E.NOT_COORDINATOR})
+"""Another broker coordinates the group or transactional id now, or will soon: ask for it."""
+
+RETRIABLE = (
+    LEADER_CHANGED
+    | COORDINATOR_CHANGED
+    | {
+        _E.REQUEST_TIMED_OUT,
+        _E.BROKER_NOT_AVAILABLE,
+        _E.NETWORK_EXCEPTION,
+        _E.COORDINATOR_LOAD_IN_PROGRESS,
+        _E.NOT_ENOUGH_REPLICAS,
+        _E.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        _E.NOT_CONTROLLER,
+        _E.CONCURRENT_TRANSACTIONS,
+        _E.OFFSET_NOT_AVAILABLE,
+        _E.UNSTABLE_OFFSET_COMMIT,
+        _E.THROTTLING_QUOTA_EXCEEDED,
+        _E.FETCH_SESSION_ID_NOT_FOUND,
+        _E.INVALID_FETCH_SESSION_EPOCH,
+        _E.FETCH_SESSION_TOPIC_ID_ERROR,
+    }
+)
+"""The same request may succeed later."""

@@ -12,7 +12,6 @@ from dataclasses import field
 from typing import TypeVar
 from uuid import UUID
 
-from headgate.codec.kafka.error_codes import COORDINATOR_CHANGED, LEADER_CHANGED, RETRIABLE, ErrorCode
 from headgate.codec.kafka.messages import (
     BROKER_RESOURCE,
     GROUP_COORDINATOR,
@@ -50,7 +49,7 @@ from headgate.codec.kafka.messages import (
     TransactionTopic,
     TxnOffsetCommit,
 )
-from headgate.codec.kafka.wire import Answer, Request
+from headgate.codec.kafka.wire import COORDINATOR_CHANGED, LEADER_CHANGED, RETRIABLE, Answer, ErrorCode, Request
 from headgate.connectors.kafka.connection import Connection, KafkaSecurity, refusal, right_to
 from headgate.dataclass import dataclass
 from headgate.environment import SYSTEM_ENVIRONMENT, Environment

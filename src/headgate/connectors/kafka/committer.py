@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from headgate.codec.kafka.error_codes import ErrorCode
 from headgate.codec.kafka.messages import ListedTransaction
+from headgate.codec.kafka.wire import ErrorCode
 from headgate.connectors.base import Committer
 from headgate.connectors.fenced_sink import Fence, in_order
 from headgate.connectors.kafka.client import KafkaClient, ProducerIds

@@ -27,7 +27,6 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 
 from headgate import __version__
-from headgate.codec.kafka.error_codes import ErrorCode
 from headgate.codec.kafka.messages import (
     GROUP_COORDINATOR,
     ApiVersions,
@@ -35,7 +34,15 @@ from headgate.codec.kafka.messages import (
     SaslAuthenticate,
     SaslHandshake,
 )
-from headgate.codec.kafka.wire import Answer, Parts, Request, correlation_id_of, decode_answer, encode_request
+from headgate.codec.kafka.wire import (
+    Answer,
+    ErrorCode,
+    Parts,
+    Request,
+    correlation_id_of,
+    decode_answer,
+    encode_request,
+)
 from headgate.connectors.secret import is_secret_place, read_secret
 from headgate.environment import Environment
 from headgate.errors import FencedError, ProtocolViolation, StorageError, UsageError

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 from uuid import UUID
 
-from headgate.codec.kafka.error_codes import RETRIABLE, ErrorCode
 from headgate.codec.kafka.messages import (
     READ_COMMITTED,
     Fetch,
@@ -23,6 +22,7 @@ from headgate.codec.kafka.messages import (
 )
 from headgate.codec.kafka.record_batch import NO_EPOCH
 from headgate.codec.kafka.record_decoder import DecodedBatch, decode_records, end_of
+from headgate.codec.kafka.wire import RETRIABLE, ErrorCode
 from headgate.connectors.kafka.client import ANSWER_MS, BACKOFF_MS_MAX, BACKOFF_MS_MIN, KafkaClient, Topic
 from headgate.connectors.kafka.connection import Connection, refusal, wait_any
 from headgate.dataclass import dataclass

@@ -17,9 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from headgate.codec.kafka.compression import Compression
-from headgate.codec.kafka.error_codes import RETRIABLE, ErrorCode
 from headgate.codec.kafka.messages import Produce, ProduceAnswer, ProducePartition, ProduceTopic
+from headgate.codec.kafka.record_batch import Compression
 from headgate.codec.kafka.record_encoder import (
     BATCH_BYTES_MAX,
     EncodedBatch,
@@ -27,6 +26,7 @@ from headgate.codec.kafka.record_encoder import (
     RecordTooLargeError,
     encode_records,
 )
+from headgate.codec.kafka.wire import RETRIABLE, ErrorCode
 from headgate.connectors.kafka.client import (
     ANSWER_MS,
     BACKOFF_MS_MAX,

@@ -12,8 +12,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 import pyarrow as pa
 
-from headgate.codec.kafka.compression import Compression
-from headgate.codec.kafka.record_batch import checksum
+from headgate.codec.kafka.record_batch import Compression, checksum
 from headgate.connectors.base import Committer, Holding, SinkContext, SinkWriter
 from headgate.connectors.fenced_sink import Fence, FencedSink, owner_of
 from headgate.connectors.kafka.client import KafkaClient, addresses

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 
-from headgate.codec.kafka.compression import Compression
+from headgate.codec.kafka.record_batch import Compression
 from headgate.codec.kafka.record_encoder import BATCH_BYTES_MAX
 from headgate.connectors.base import EmptyTransaction, SealedTransaction, SinkWriter
 from headgate.connectors.fenced_sink import Fence

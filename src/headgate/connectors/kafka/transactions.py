@@ -27,8 +27,8 @@ from enum import Enum
 
 import msgspec
 
-from headgate.codec.kafka.error_codes import ErrorCode
 from headgate.codec.kafka.messages import LATEST, TransactionDescription
+from headgate.codec.kafka.wire import ErrorCode
 from headgate.connectors.fenced_sink import Fence
 from headgate.connectors.kafka.client import KafkaClient, ProducerIds, Topic
 from headgate.dataclass import dataclass
