@@ -434,6 +434,17 @@ def test_no_file_is_removed_where_something_is_damaged(whole: tuple[Path, Events
     assert sorted((tmp_path / "store").rglob("*.chunk")) == files
 
 
+def test_no_file_is_removed_where_one_is_missing(store: Store) -> None:
+    with store.writer(STREAM) as writer:
+        writer.append(keyed(("a", 1)))
+    storage = store._core.storage
+    storage.delete(*storage.list(""))
+    storage.put("orphan.chunk", [b"x"])
+    with pytest.raises(CorruptionError, match=r"a sound store, .* found this: is missing"):
+        store.collect_orphans()
+    assert storage.list("") == ["orphan.chunk"]
+
+
 @pytest.mark.parametrize("payload", [wild(BATCH), message(BATCH, "zstd")], ids=["wild", "compressed"])
 def test_a_part_that_would_crash_its_readers_is_damage(payload: bytes | pa.Buffer) -> None:
     """Its checksum is right: who may append may write any bytes."""

@@ -71,7 +71,7 @@ def test_a_child_has_connections_of_its_own(tmp_path: Path) -> None:
             return int(connection.exec_driver_sql("SELECT count(*) FROM sqlite_temp_master").scalar_one())
 
     with Store.open(tmp_path / "store") as store:
-        with database_of(store).read() as connection:
+        with database_of(store).write() as connection:
             connection.exec_driver_sql("CREATE TEMP TABLE mark (number)")
         assert marks(database_of(store)) == 1
 
@@ -246,6 +246,19 @@ def readonly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     root = make_store(tmp_path / "store")
     monkeypatch.setattr(sql, "may_write", lambda path: False)
     return root
+
+
+def test_a_table_that_cannot_be_read_is_said_and_no_end_of_the_check(tmp_path: Path) -> None:
+    root = make_store(tmp_path / "store")
+    with contextlib.closing(sqlite3.connect(root / "catalogue.sqlite", isolation_level=None)) as tables:
+        tables.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        size = tables.execute("PRAGMA page_size").fetchone()[0]
+        page = tables.execute("SELECT rootpage FROM sqlite_master WHERE name = 'reader_groups'").fetchone()[0]
+    data = (root / "catalogue.sqlite").read_bytes()
+    (root / "catalogue.sqlite").write_bytes(data[: (page - 1) * size] + bytes(size) + data[page * size :])
+    with Store.open(root) as store:
+        found = [problem.what for problem in store.fsck()]
+    assert any(what.startswith("table 'reader_groups' cannot be read to its end: ") for what in found)
 
 
 @pytest.mark.parametrize("version", ["0", "1", "9"])

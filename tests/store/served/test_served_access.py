@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import http.client
 import importlib.metadata
 import socket
 import socketserver
@@ -330,6 +331,19 @@ def test_a_known_client_that_says_nothing_is_closed(server: StoreServer, monkeyp
             time.sleep(0.01)
         assert server.counts.connections == before
         with pytest.raises(ConnectionLostError):
+            connection.ask(Request("POST", "/date"))
+        assert not connection.is_open
+
+
+def test_a_connection_on_which_an_answer_may_be_left_is_closed(
+    server: StoreServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(connection: object) -> None:
+        raise KeyboardInterrupt
+
+    with closing(Client(server.address).connect()) as connection:
+        monkeypatch.setattr(http.client.HTTPConnection, "getresponse", interrupted)
+        with pytest.raises(KeyboardInterrupt):
             connection.ask(Request("POST", "/date"))
         assert not connection.is_open
 

@@ -103,7 +103,8 @@ class FileDatabase:
     @contextlib.contextmanager
     def read(self) -> Iterator[Connection]:
         self._notice_fork()
-        with self._translating_errors("read"), self._engine.connect() as connection, connection.begin():
+        with self._translating_errors("read"), self._engine.connect() as connection:
+            connection.begin()  # rolled back: to commit what was read fails where the file is damaged
             yield connection
 
     @contextlib.contextmanager
