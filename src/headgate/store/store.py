@@ -27,6 +27,7 @@ from headgate.protocol.store.truncation import Extent, Hold, is_of_group, needed
 from headgate.storage.base import Storage
 from headgate.storage.local import LocalStorage
 from headgate.storage.local_files import access_in, checked_access, make_root
+from headgate.store import location
 from headgate.store.addresses import is_server_url
 from headgate.store.catalogue.base import Catalogue
 from headgate.store.catalogue.records import Shared, TransactionInfo
@@ -34,7 +35,7 @@ from headgate.store.chunks import delete_quietly, random_name
 from headgate.store.core import StoreCore
 from headgate.store.follower import EARLIEST, StreamFollower, open_follower
 from headgate.store.fsck import Problem, check_store
-from headgate.store.location import OPENERS, ROOT_VARIABLE, is_shared, open_shared, shared_exists, store_root
+from headgate.store.location import ROOT_VARIABLE, is_shared, open_shared, shared_exists, store_root
 from headgate.store.maintenance import Maintenance
 from headgate.store.pipelines import Pipelines
 from headgate.store.reader import SegmentReader
@@ -150,8 +151,8 @@ class Store:
         """Return the store at ``root`` that this process shares. It is never closed."""
         directory = store_root(root)
         scheme, separator, name = directory.partition("://")
-        if scheme in OPENERS and separator:
-            opened: Store = OPENERS[scheme](name)
+        if scheme in location.OPENERS and separator:  # looked up there: the simulator binds another one
+            opened: Store = location.OPENERS[scheme](name)
             return opened
         return _shared(directory)
 
