@@ -1,7 +1,7 @@
 """The lineage of nodes: keeps state from going to a wrong node after the program was edited (EV13, EV14).
 
 Digests are the same in every process that runs the same program: no address, no order of a set and no hash of Python's
-goes into them. Counterpart: ``protocol.checkpoints.matching``, which compares them. Never runs anything.
+goes into them. Counterpart: ``protocol.checkpoints.compatibility``, which compares them. Never runs anything.
 """
 
 from __future__ import annotations

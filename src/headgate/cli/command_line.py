@@ -1,7 +1,7 @@
 """The command line, and how errors leave it.
 
 ``app`` has all commands, and ``__main__`` has the one that is called: the modules of the others would be half of what
-it imports. Exit codes: see ``model.exit_codes``.
+it imports. Exit codes: see ``model.failure``.
 """
 
 from __future__ import annotations

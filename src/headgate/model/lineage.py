@@ -1,7 +1,7 @@
 """Lineage of a node, by which it is found again in an edited program: where it reads or writes, what is upstream.
 
 A manifest holds it for every node that could get the state, positions or output of another one. Made by
-``api.lineage``; compared by ``protocol.checkpoints.matching``.
+``api.lineage``; compared by ``protocol.checkpoints.compatibility``.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def block_sigterm() -> None:
     Before any thread begins: the system gives the signal to any one that does not block it, and Spark's handler then
     runs in the main thread all the same and hangs up on every worker. Spark ends this process by closing its input, and
     each child with SIGKILL. Children are what they are without this: those that become workers of a pipeline keep it
-    out themselves (``spark.workers``).
+    out themselves (``spark.worker_main``).
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     os.register_at_fork(after_in_child=_take_sigterm)

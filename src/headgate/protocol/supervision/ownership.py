@@ -1,7 +1,7 @@
 """Whether a life of a pipeline may write to a sink's target (rules LV2–LV6, LV11 of docs/spec/lives.md).
 
-Pure functions over what the target remembers. Counterparts: ``runtime.driver.lives`` asks and tells the targets;
-``store.owners`` and ``connectors.files.owner`` remember.
+Pure functions over what the target remembers. Counterparts: ``runtime.driver.connectors`` asks and tells the targets;
+``store`` and ``connectors.files`` remember.
 """
 
 from __future__ import annotations

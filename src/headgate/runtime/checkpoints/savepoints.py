@@ -2,11 +2,11 @@
 
 ::
 
-<path>/savepoint          describes it; put if absent, when everything else is there (SV2) <path>/files-<random>/...
-the parts, as in a pipeline's directory; nothing refers to anything outside (SV3)
+    <path>/savepoint              describes it; put if absent, when everything else is there (SV2)
+    <path>/files-<random>/...     the parts, as in a pipeline's directory; nothing refers to anything outside (SV3)
 
-``snapshot_writer`` writes the parts, ``protocol.checkpoints.savepoints`` decides when a savepoint counts. Never
-removes anything but files of an attempt that was given up.
+``snapshot_writer`` writes the parts, ``protocol.checkpoints.checkpoint_requests`` decides when a savepoint counts.
+Never removes anything but files of an attempt that was given up.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Everything happens in the mailbox thread. ``AheadReader`` reads ahead of what is processed, for pipelines that count
 every record at most once: records wait in memory until a checkpoint has recorded a position after them (GM30, GM32,
-GM35 of docs/spec/guarantees.md). ``protocol.subtasks.induced`` decides when a source that sets its own barrier is cut.
+GM35 of docs/spec/guarantees.md). ``protocol.subtasks.externally_induced`` decides when a source that sets its own
+barrier is cut.
 """
 
 from __future__ import annotations

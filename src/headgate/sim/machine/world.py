@@ -73,7 +73,7 @@ class World:
 class Fault(Enum):
     """A kind of fault, and how often it happens per opportunity when it is switched on.
 
-    Those of rate 0 are for runs that are about them (``product.focus``).
+    Those of rate 0 are for runs that are about them (``product.fault_injection``).
     """
 
     SLOW = ("slow", 0.05)

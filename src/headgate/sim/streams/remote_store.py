@@ -1,7 +1,7 @@
 """Programs with a store that is afar: its events are on an object store, or all of it is on a server.
 
-Everything else is as ``groups`` and ``following`` have it, and so is what must hold. Readers fetch ahead where requests
-travel, with little room here, so that bounds are met by short streams. Counterparts: ``machine.serving``,
+Everything else is as ``groups`` and ``client_programs`` have it, and so is what must hold. Readers fetch ahead where
+requests travel, with little room here, so that bounds are met by short streams. Counterparts: ``machine.server``,
 ``store.reader``. What is drawn here is drawn apart from everything else.
 """
 

@@ -576,7 +576,7 @@ class Catalogue(ABC):
     def transactions(self, owner: str | None, prefix: str, stream: str | None) -> list[TransactionInfo]:
         """Return recorded transactions by name."""
 
-    # -- transactions of several processes: decided by ``protocol.store.shared_transactions`` --------------------------
+    # -- transactions of several processes: decided by ``protocol.store.transactions`` --------------------------
 
     @writes
     def begin_shared(self, stream: str, name: str, owner: str, epoch: int, lease_ms: int, now_ms: int) -> Shared:

@@ -1,8 +1,8 @@
 """Streams, their segments and their schemas in the tables.
 
-Counterpart: ``sql`` calls these inside its transactions; ``protocol.store.columns`` decides about schemas. Source:
-§2, CT6 and S76 of docs/spec/stream-store.md. Never touches chunk files, and never forgets a schema of a stream that
-is there.
+Counterpart: ``sql`` calls these inside its transactions; ``protocol.store.schema_update`` decides about schemas.
+Source: §2, CT6 and S76 of docs/spec/stream-store.md. Never touches chunk files, and never forgets a schema of a stream
+that is there.
 """
 
 from __future__ import annotations

@@ -228,7 +228,7 @@ owners = sa.Table(
     sa.Column("owner", sa.String, primary_key=True),
     sa.Column("life", sa.LargeBinary, nullable=False),
 )
-"""Which life of a pipeline an owner is (``codec.life``)."""
+"""Which life of a pipeline an owner is (``codec.json_files``)."""
 
 markers = sa.Table(
     "markers",
