@@ -34,7 +34,7 @@ from headgate.connectors.files.line_decoders import (
 )
 from headgate.connectors.files.line_file import OUTSIDE, QUOTED, CsvForm, Lines, record_ends
 from headgate.connectors.kafka.changes import DebeziumDecoder, UpsertKeys, with_op
-from headgate.connectors.kafka.schemas.avro_decoder import AvroDecoder, AvroKeyDecoder
+from headgate.connectors.kafka.schemas.avro import AvroDecoder, AvroKeyDecoder
 from headgate.connectors.kafka.schemas.debezium_decoder import DebeziumAvroDecoder
 from headgate.connectors.kafka.schemas.frames import without_frames
 from headgate.connectors.kafka.schemas.protobuf import ProtobufDecoder, ProtobufMessage, message_of

@@ -17,7 +17,7 @@ from headgate.codec.arrow import LOCAL_TIME, MOMENT
 from headgate.codec.avro import decode_values
 from headgate.codec.avro_schema import parse_schema
 from headgate.connectors.kafka.changes import envelope_schema
-from headgate.connectors.kafka.schemas.avro_encoder import AvroEncoder, made_schema
+from headgate.connectors.kafka.schemas.avro import AvroEncoder, made_schema
 from headgate.connectors.kafka.schemas.schema_registry import SchemaRegistry
 from headgate.connectors.kafka.schemas.schema_values import SchemaValues
 from headgate.connectors.kafka.sink import KafkaSink

@@ -13,7 +13,7 @@ import pyarrow as pa
 from headgate.codec.avro_schema import AvroField, AvroType
 from headgate.connectors.files.line_decoders import Decoded
 from headgate.connectors.kafka.changes import changes_of, with_op
-from headgate.connectors.kafka.schemas.avro_decoder import AvroDecoder
+from headgate.connectors.kafka.schemas.avro import AvroDecoder
 from headgate.connectors.kafka.schemas.schema_registry import FoundSchema, RegistryClient
 from headgate.errors import UsageError
 from headgate.operators.changes import OP

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headgate.connectors.kafka.changes import lines_of
-from headgate.connectors.kafka.schemas.avro_encoder import AvroEncoder, made_envelope, made_schema
+from headgate.connectors.kafka.schemas.avro import AvroEncoder, made_envelope, made_schema
 from headgate.connectors.kafka.schemas.protobuf import ProtobufEncoder, ProtobufMessage
 from headgate.connectors.kafka.schemas.schema_registry import JSON, PROTOBUF, Reference, RegistryClient, SchemaRegistry
 from headgate.environment import Environment
