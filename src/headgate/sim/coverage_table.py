@@ -46,6 +46,7 @@ ELSEWHERE = {
     "environment.py": "the operating system's clocks, threads, connections and secrets",
     "tls.py": "certificates",
     "storage/local.py": "the file system",
+    "storage/local_files.py": "the file system",
     "storage/object_store.py": "object stores",
     "spark": "Spark: launcher, task entry, ends in DataFrames, its own processors, streams in its jobs",
     "cli/supervisor.py": "the processes of a supervisor and its driver: forks, signals, pipes",
