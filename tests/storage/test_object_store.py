@@ -193,13 +193,11 @@ def test_an_answer_without_words_is_one_sentence(status: int, words: str, is_tra
         assert error.is_transient is is_transient
 
 
-def test_a_request_that_takes_too_long_is_told_from_a_server_that_is_not_there(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("AWS_TIMEOUT", "50ms")
+def test_a_request_that_takes_too_long_is_told_from_a_server_that_is_not_there() -> None:
+    soon = {"client_options": {"allow_http": True, "timeout": "50ms"}, "retry_config": {"max_retries": 0}}
     with socket.create_server((LOOPBACK, 0)) as silent:
         endpoint = f"http://{LOOPBACK}:{silent.getsockname()[1]}"
-        storage = ObjectStorage("s3://b/x", **(NOWHERE | {"endpoint": endpoint}))
+        storage = ObjectStorage("s3://b/x", **(NOWHERE | soon | {"endpoint": endpoint}))
         error = error_of(lambda: storage.put("a", [b"1"]))
     assert str(error).endswith(f"{endpoint} gives no answer within the time-out of a request")
     assert error.is_transient
