@@ -183,6 +183,8 @@ class _Steps:
         if writer.scale is not None and _time_kind(writer) != _time_kind(reader):
             raise UnreadableSchemaError(f"{writer.column} cannot be read as {reader.column}")
         factor, divisor = writer.scale or reader.scale
+        if pa.types.is_duration(reader.column) and writer.scale is not None and writer.column != reader.column:
+            factor, divisor = (1_000, 1) if reader.column.unit == "ns" else (1, 1_000)
         if factor > 1:
             limit = (2**63 - 1) // factor
             is_wide = (numbers > limit) | (numbers < -limit)

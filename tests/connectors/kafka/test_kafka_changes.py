@@ -187,6 +187,50 @@ def test_keys_of_avro_say_what_is_deleted() -> None:
         assert problems(null) == [("10", "field 'name' is missing or null")]
 
 
+def test_a_key_of_avro_that_lacks_a_field_is_a_bad_record_whatever_the_default_of_the_field_is() -> None:
+    row = record(id="long")
+    row["fields"][0]["default"] = 0
+    with schema_registry() as registry:
+        number = registry.register("x", record(other="long"))
+        key = avro(record(other="long"), {"other": 7}, number)
+        options = {"format": "avro", "registry": registry.url, "schema": json.dumps(row), "metadata": ["offset"]}
+        found = decoded([(key, None)], upsert="id", key_format="avro", **options)
+    assert found.batch.num_rows == 0
+    ((position, problem),) = problems(found)
+    assert position == "10"
+    assert "has no field 'id'" in problem
+
+
+def test_a_text_key_with_the_id_of_a_schema_is_a_bad_record() -> None:
+    row = record(name="string")
+    with schema_registry() as registry:
+        number = registry.register("x", "string")
+        records = [(avro("string", "c", number), None), (b"d", None)]
+        options = {"format": "avro", "registry": registry.url, "schema": json.dumps(row), "metadata": ["offset"]}
+        found = decoded(records, upsert="name", **options)
+    assert [(one["op"], one["name"]) for one in found.batch.to_pylist()] == [("delete", "d")]
+    ((position, problem),) = problems(found)
+    assert position == "10"
+    assert "its key begins with the id of a schema" in problem
+
+
+@pytest.mark.parametrize("ops", [["delete", "update_after"], ["update_after", "delete"], ["delete", "delete"]])
+def test_deletes_of_which_only_the_key_is_known_fit_every_schema(ops: list[str]) -> None:
+    row = record(id="long", name="string")
+    rows = [{"id": n, "name": None if op == "delete" else "a", "op": op} for n, op in enumerate(ops)]
+    batch = pa.RecordBatch.from_pylist(
+        rows, schema=pa.schema([("id", pa.int64()), ("name", pa.large_string()), ("op", pa.large_string())])
+    )
+    values = SchemaValues("t", "avro", row, None, SYSTEM_ENVIRONMENT)
+    (one,) = Router(RecordColumns(change_keys=("id",)), "t", lambda topic: 1, 0, values).outgoing(batch, 0)
+    schema = fastavro.parse_schema(row)
+    found = [
+        None if value is None else fastavro.schemaless_reader(io.BytesIO(value), schema, None)
+        for value in one.values.to_pylist()
+    ]
+    assert found == [None if op == "delete" else {"id": n, "name": "a"} for n, op in enumerate(ops)]
+
+
 def test_keys_of_changes_are_written_as_avro() -> None:
     with schema_registry() as registry:
         where = SchemaRegistry(registry.url)

@@ -6,7 +6,7 @@ the key columns. Counterpart: ``operators.changes``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -81,10 +81,17 @@ def without_update_before(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch if is_kept.all() else batch.filter(pa.array(is_kept))
 
 
-def upsert_values(batch: pa.RecordBatch, values: pa.Array) -> pa.Array:
-    """Return ``values``, null for what is deleted."""
-    is_delete = pc.equal(batch.column(OP), DELETE)
-    return pc.if_else(is_delete, pa.scalar(None, values.type), values)
+def upsert_values(
+    batch: pa.RecordBatch, content: pa.RecordBatch, encode: Callable[[pa.RecordBatch], pa.Array]
+) -> pa.Array:
+    """Return the values of ``content``, null for what is deleted: of that often nothing but the key is known."""
+    is_delete = pc.equal(batch.column(OP), DELETE).to_numpy(zero_copy_only=False)
+    if not is_delete.any():
+        return encode(content)
+    if is_delete.all():
+        return pa.nulls(batch.num_rows, pa.large_binary())
+    values = encode(content.filter(pa.array(~is_delete)))
+    return values.take(pa.array(np.cumsum(~is_delete) - 1, mask=is_delete))
 
 
 def envelopes(batch: pa.RecordBatch, content: pa.RecordBatch, *, retractions: bool) -> pa.RecordBatch:
@@ -178,12 +185,20 @@ def with_op(schema: pa.Schema) -> pa.Schema:
 class UpsertKeys:
     """The keys of a topic of upserts: what a record without a value deletes."""
 
-    def __init__(self, schema: pa.Schema, keys: Sequence[str], avro: AvroKeyDecoder | None = None) -> None:
+    def __init__(
+        self,
+        schema: pa.Schema,
+        keys: Sequence[str],
+        avro: AvroKeyDecoder | None = None,
+        *,
+        has_registry: bool = False,
+    ) -> None:
         """Prepare for values of ``schema``.
 
         Args:
             keys: which fields are the key.
             avro: decodes keys that are Avro; None: they are text, bytes or JSON.
+            has_registry: values have ids of schemas, so that keys by mistake may have some, too.
 
         Raises:
             UsageError: a key is no field of it.
@@ -194,7 +209,7 @@ class UpsertKeys:
                     f"upsert={list(keys)} of a Kafka source names '{key}', which values do not have; they have "
                     f"{', '.join(schema.names)}"
                 )
-        self._schema, self._keys, self._avro = schema, keys, avro
+        self._schema, self._keys, self._avro, self._has_registry = schema, keys, avro, has_registry
         fields = [schema.field(key) for key in keys]
         self._text = fields[0].type if len(keys) == 1 and is_bytes(fields[0].type) else None
         self._decoder = None if self._text is not None else JsonDecoder(pa.schema(fields), keys)
@@ -232,6 +247,7 @@ class UpsertKeys:
             batch, gone = self._without_nulls(decoded.batch, decoded.starts, refused)
         elif self._decoder is None:
             if not pa.types.is_large_binary(self._text):
+                given, gone = self._without_ids(given, gone, refused)
                 given, gone = valid_text(Lines(given, gone), refused)
             return {self._keys[0]: given}, gone
         else:
@@ -239,6 +255,16 @@ class UpsertKeys:
             refused.extend(decoded.refused)
             batch, gone = decoded.batch, decoded.starts
         return dict(zip(batch.schema.names, batch.columns, strict=True)), gone
+
+    def _without_ids(self, given: pa.Array, gone: Rows, refused: Refused) -> tuple[pa.Array, Rows]:
+        """Refuse texts that begin with the id of a schema: as a text they would be the key of no row."""
+        has_id = pc.starts_with(given, pattern="\0") if self._has_registry else None
+        if has_id is None or not pc.any(has_id).as_py():
+            return given, gone
+        is_other = has_id.to_numpy(zero_copy_only=False)
+        problem = "its key begins with the id of a schema; give key_format='avro' with format='avro' if keys are Avro"
+        refused.add(problem, gone[is_other], pa.array([""] * int(is_other.sum())))
+        return given.filter(pc.invert(has_id)), gone[~is_other]
 
     def _without_nulls(self, batch: pa.RecordBatch, rows: Rows, refused: Refused) -> tuple[pa.RecordBatch, Rows]:
         """Refuse records in which a part of the key is null."""

@@ -264,7 +264,9 @@ class RecordDecoder:
         values = pa.schema([(VALUE, pa.large_binary())]) if self._decoder is None else self._decoder.schema
         if not values.names:
             raise UsageError(f"the schema of a Kafka source with format={form.name!r} has no fields; give at least one")
-        self._upsert = UpsertKeys(values, form.upsert, key_decoder(form, environment)) if form.upsert else None
+        keys, has_registry = form.upsert, form.registry is not None
+        avro = key_decoder(form, environment)
+        self._upsert = UpsertKeys(values, keys, avro, has_registry=has_registry) if keys else None
         if self._upsert is not None:
             values = with_op(values)
         taken = [column for column, _ in form.metadata if column in values.names]

@@ -113,8 +113,8 @@ class RecordColumns:
         content = batch.drop_columns(list(self.beside)) if self.beside else batch
         if self.debezium:
             content = envelopes(batch, content, retractions=self.retractions)
-        values = lines_of(content) if encode is None else encode(content)
-        return upsert_values(batch, values) if self.change_keys and not self.debezium else values
+        made = lines_of if encode is None else encode
+        return upsert_values(batch, content, made) if self.change_keys and not self.debezium else made(content)
 
     def keys_of(
         self, batch: pa.RecordBatch, encode: Callable[[pa.RecordBatch], pa.Array] | None = None

@@ -139,6 +139,7 @@ def test_a_text_that_is_no_uuid_is_refused_where_the_schema_wants_one() -> None:
     encoder = AvroEncoder(record(id=["null", {"type": "string", "logicalType": "uuid"}]), columns)
     good = [{"id": "123e4567-e89b-12d3-a456-426614174000"}, {"id": None}]
     assert len(encoder.encode(batch(good, columns), b"")) == 2
+    assert len(encoder.encode(batch(good[1:], columns), b"")) == 1
     with pytest.raises(UsageError, match="column 'id' has a text that is no UUID"):
         encoder.encode(batch([*good, {"id": "123e4567"}], columns), b"")
 

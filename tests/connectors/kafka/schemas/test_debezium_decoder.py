@@ -354,6 +354,13 @@ def test_times_outside_of_a_day_can_be_read_as_numbers(registry: Registry) -> No
     assert read_as(micro, "long", 86_400_000_000, -1, registry=registry) == ([86_400_000_000, -1], [])
 
 
+def test_a_duration_keeps_its_meaning_in_another_unit(registry: Registry) -> None:
+    micro, nano = (connect("long", f"io.debezium.time.{one}Duration") for one in ("Micro", "Nano"))
+    part = "a time with a part of a microsecond"
+    assert read_as(nano, micro, 5_000, 5_001, registry=registry) == ([dt.timedelta(microseconds=5)], [part])
+    assert read_as(micro, nano, 5, registry=registry) == ([dt.timedelta(microseconds=5)], [])
+
+
 def test_a_field_that_is_not_read_makes_no_bad_record(registry: Registry) -> None:
     schema = envelope(id="long", at=connect("string", "io.debezium.time.ZonedTimestamp"), text="string")
     number = registry.register(f"{TOPIC}-value", schema)

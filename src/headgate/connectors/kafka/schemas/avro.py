@@ -13,6 +13,7 @@ import io
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 from uuid import UUID
 
@@ -204,7 +205,8 @@ class AvroKeyDecoder(AvroDecoder):
     """Decodes keys: records with the fields of a key, or the value of its only field."""
 
     def __init__(self, fields: Sequence[AvroField], registry: RegistryClient, *, cuts_times: bool) -> None:
-        """``fields``: of the key, as values have them."""
+        """``fields``: of the key, as values have them; a key that lacks one is of no row, whatever its default is."""
+        fields = [replace(one, has_default=False) for one in fields]
         column = pa.struct([pa.field(one.name, one.type.column) for one in fields])
         reader = AvroType("record", column, "Key", tuple(fields))
         super().__init__(reader, registry, cuts_times=cuts_times, id_header=KEY_ID_HEADER)
@@ -434,7 +436,7 @@ def _plain(column: pa.Array, avro: AvroType, path: str) -> pa.Array:
         sizes = there.value_lengths().to_numpy(zero_copy_only=False)
         offsets = pa.array(np.concatenate(([0], np.cumsum(sizes))).astype(np.int64))
         return _spread(pa.LargeListArray.from_arrays(offsets, items), column)
-    if bare.is_uuid and not pc.all(pc.match_substring_regex(column, _UUID)).as_py():
+    if bare.is_uuid and not pc.all(pc.match_substring_regex(column, _UUID), min_count=0).as_py():
         raise UsageError(f"column '{path}' has a text that is no UUID, which {_WHERE} does not allow; mend it")
     if bare.kind == "string" and pa.types.is_timestamp(column.type):
         return pc.strftime(column, "%Y-%m-%dT%H:%M:%SZ")
