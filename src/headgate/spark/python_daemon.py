@@ -26,7 +26,6 @@ MODULES = (
     "pyspark.worker",
     "polars",
     "headgate.spark.worker_main",
-    "headgate.spark.worker_main",
     "headgate.runtime.worker.worker",
     "headgate.storage.urls",
     "headgate.store.catalogue.sql",

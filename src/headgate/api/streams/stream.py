@@ -31,9 +31,6 @@ from headgate.operators.keys import KeyCheckSpec
 from headgate.operators.schemas import schema_text
 from headgate.state.ttl import TTL
 
-if TYPE_CHECKING:
-    pass
-
 
 class Stream(StatelessVerbs):
     """A stream of records of one schema, without a key. Each method adds an operator and returns the next stream."""
