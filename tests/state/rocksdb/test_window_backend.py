@@ -101,6 +101,14 @@ def test_windows_that_have_no_room_are_in_the_database_and_fire_whole(kind: str,
     assert taken(state, 1) == [(5, 1, 1, 1, 1)], "it begins with nothing"
 
 
+def test_partial_results_of_keys_far_apart_are_merged_each_into_its_own(worker: WorkerStates) -> None:
+    state = made(worker, "merged")
+    keys = [(n * 0x9E3779B97F4A7C15) % (1 << 63) for n in range(2_000)]
+    store(state, *((key, 0, 1, n, n) for n, key in enumerate(keys)))
+    store(state, *((key, 0, 1, n, n) for n, key in reversed(list(enumerate(keys)))))
+    assert taken(state, 0) == sorted((key, 0, 2, 2 * n, n) for n, key in enumerate(keys))
+
+
 @kinds
 def test_a_snapshot_has_what_is_in_memory_and_what_is_stored_once(kind: str, worker: WorkerStates) -> None:
     state = made(worker, kind)

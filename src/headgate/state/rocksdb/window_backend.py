@@ -437,9 +437,9 @@ class RocksMergedRows(_RocksWindows[MemoryMergedRows]):
         """Return the rows of ``batch``, in their order, merged into those of the database."""
         index, table = make_key_index(self._key_types), AggTable(self._accumulators)
         keys = batch.columns[: len(self._key_types)]
-        index.slots(keys)
+        own = index.slots(keys)  # in the order of the index's tables, which is not that of the rows
         for rows in (found, batch):
             slots = index.slots(rows.columns[: len(self._key_types)])
             counts, values = partial_rows(rows, self._accumulators), partial_values(rows, self._accumulators)
             table.update(batch.num_rows, slots, counts, values)
-        return partial_batch(self._rows.section.schema, keys, window, table.view(batch.num_rows))
+        return partial_batch(self._rows.section.schema, keys, window, table.take(own))
