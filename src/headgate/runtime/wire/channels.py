@@ -104,6 +104,7 @@ class InputChannel:
     def put(self, element: Element) -> None:
         """Append ``element``; wake the mailbox if the channel was empty."""
         if type(element) is BatchElement:
+            # counted before it can be taken: what waits never looks like less than nothing
             self._put_bytes += element.size_bytes
         self._queue.append(element)
         if isinstance(element, Barrier | Cancel):
@@ -111,6 +112,7 @@ class InputChannel:
             if self._on_arrival is not None:  # UA4; it can be found in the queue
                 self._arrived.append(element)
                 self._on_arrival()
+        # once, not for each: a mailbox that found something looks again before it sleeps
         if len(self._queue) == 1 and not self._is_blocked:
             self._on_ready(self)
 
@@ -138,6 +140,7 @@ class InputChannel:
         element = self._queue.popleft()
         if type(element) is BatchElement:
             self._taken_bytes += element.size_bytes
+            assert self._taken_bytes <= self._put_bytes, "what is taken was put before"
             due_bytes = self._taken_bytes - self._returned_bytes
             if due_bytes >= self._return_at:
                 self._returned_bytes += due_bytes  # before the sender can know of it: see outstanding_bytes
@@ -154,6 +157,7 @@ class InputChannel:
     def unblock(self) -> None:
         """Make the channel readable again."""
         self._is_blocked = False
+        # looked at after it was opened: a put before that found it blocked, and did not wake the mailbox
         if self._queue:
             self._on_ready(self)
 
@@ -275,6 +279,7 @@ class _Run:
 
     def take(self) -> Extent:
         """Remove and return the first."""
+        assert not self.is_empty, "a run that is used up has left the queue"
         extent = Extent(self.piece, self.offset, self._sizes[self._next], self._rows[self._next])
         self._next += 1
         self.offset = extent.end
@@ -420,6 +425,7 @@ class FeedbackChannel:
             raise self._failure
         if self._is_closed:
             return
+        # outside the lock: it may write to disk. Only this thread puts, so the order stays.
         stored = self._store(element) if type(element) is BatchElement else element
         with self._lock:
             was_empty = not self._queue
@@ -445,6 +451,7 @@ class FeedbackChannel:
             size_bytes = self._next_batch_bytes()
             taken = self._take()
             more: list[Element | Extent] = []
+            # 0: a control element, which nothing passes and nothing is merged across
             while size_bytes and (next_bytes := self._next_batch_bytes()):
                 size_bytes += next_bytes
                 if size_bytes > self._merge_bytes_max:
@@ -475,6 +482,7 @@ class FeedbackChannel:
                     sentinels.append(entry)
                     is_found = entry.checkpoint == last
                     continue
+                # a return from here, or below, leaves the queue as it was: it is replaced only at the end
                 if type(entry) is EndOfData:
                     return None
                 if isinstance(entry, _Run):
@@ -486,7 +494,11 @@ class FeedbackChannel:
                 return None
             for batch in batches:
                 if isinstance(batch, Extent):
+                    # wanted twice from now on: by the log, and by the queue in which it still waits
                     self._file.keep(batch)
+            assert [one.checkpoint for one in sentinels] == list(self._sentinels)[: len(sentinels)], (
+                "sentinels of one channel come in the order of their checkpoints"
+            )
             self._queue = kept
             self._elements -= len(sentinels)
             for _ in sentinels:
@@ -570,10 +582,12 @@ class FeedbackChannel:
             if first.is_empty:
                 self._queue.popleft()
             self._spilled_bytes -= extent.size_bytes
+            assert self._spilled_bytes >= 0, "what is taken from disk was counted when it was put"
             return extent
         self._queue.popleft()
         if type(first) is BatchElement:
             self._memory_bytes -= first.size_bytes
+            assert self._memory_bytes >= 0, "what is taken from memory was counted when it was put"
         elif type(first) is Barrier:
             self._sentinels.popleft()
         return first

@@ -71,6 +71,7 @@ class PlainStream(io.RawIOBase):
         views = list(parts)
         start = 0
         while start < len(views):
+            # the system may take a part of it only: go on after the last byte that it took
             sent = self._socket.sendmsg(views[start : start + _PARTS_MAX])
             while start < len(views) and sent >= len(views[start]):
                 sent -= len(views[start])
@@ -167,6 +168,7 @@ class TlsStream(PlainStream):
     def send_parts(self, parts: Sequence[memoryview]) -> None:
         """Send all parts in order."""
         for part in parts:
+            # in chunks, so that a large batch does not hold the session for long: a receiving thread needs it, too
             for start in range(0, len(part), _CHUNK_BYTES):
                 with self._send_lock:
                     with self._lock:
@@ -271,6 +273,7 @@ class Connection:
         """
         mac = self._mac_out
         with self._send_lock:
+            # tagged under the lock: tags are numbered, so blocks must leave in the order in which they are tagged
             views: list[memoryview] = []
             for block in blocks:
                 parts = [view for part in block if len(view := memoryview(part).cast("B"))]
@@ -279,6 +282,8 @@ class Connection:
                 if mac is not None:
                     views.append(memoryview(mac.tag(parts)))
             try:
+                # ValueError: the stream was closed here meanwhile. What the peer got of a block is cut off with the
+                # connection.
                 self._stream.send_parts(views)
             except (OSError, ValueError) as error:
                 raise ConnectionLost(self.peer, _text(error)) from error
@@ -323,6 +328,7 @@ class Connection:
         if self._ahead_from == self._ahead_to:
             if len(view) >= _BUFFER_BYTES:
                 return self._stream.readinto(view)
+            # 0 at the end of the stream, which is then also what is returned below
             self._ahead_from, self._ahead_to = 0, self._stream.readinto(self._ahead)
         count = min(len(view), self._ahead_to - self._ahead_from)
         view[:count] = self._ahead[self._ahead_from : self._ahead_from + count]
@@ -369,6 +375,7 @@ class Connection:
                 return
             self._is_closed = True
         self.interrupt()
+        # interrupted calls leave first: a descriptor that is closed under them might by then belong to another file
         with self._send_lock, self._receive_lock:
             self._stream.close()
 
@@ -540,6 +547,7 @@ class Listener:
             self._start(stream, f"{address[0]}:{address[1]}")
 
     def _start(self, stream: socket.socket, peer: str) -> None:
+        # the thread is an argument of itself, and exists only after it was made: hence the list
         served: list[Thread] = []
         served.append(self._around.thread(self._serve, f"{self._name}-{peer}", stream, peer, served))
         try:
@@ -565,6 +573,7 @@ class Listener:
         finally:
             self._forget(stream)
         if self._is_closed:
+            # close() interrupts handshakes only: a connection that has just become one ends here
             connection.close()
             return
         self._on_connection(connection, thread[0])
@@ -576,6 +585,7 @@ class Listener:
         if tls is not None:
             machine.bind(tls.certificate)
         answer = machine.receive(self._first_message(stream, machine, deadline))
+        # it has shown the secret: from here on no flood of strangers pushes it out
         self._know(stream, machine.client_nonce)
         secured = server_stream(stream, None if tls is None else tls.context, deadline, self._around)
         send_before(secured, answer, deadline)
@@ -593,6 +603,7 @@ class Listener:
             stream.settimeout(remaining)
             count = stream.recv_into(memoryview(data)[filled:])
             filled += count
+            # refused at its first wrong byte: a stranger holds no place longer than that
             if not count or not machine.can_begin(data[:filled]):
                 raise ConnectionResetError("not a process of this job")
         return bytes(data)

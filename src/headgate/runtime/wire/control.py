@@ -60,6 +60,7 @@ class Outbox:
             if not is_full:
                 self._queue.put(message)
         if is_full:
+            # outside the lock, which the sending thread takes when this cuts the connection
             self._on_lost(f"{MESSAGES_MAX} messages wait for it and it reads none")
 
     def close(self, flush_seconds: float) -> None:
@@ -82,6 +83,7 @@ class Outbox:
         except ConnectionLost as lost:
             with self._lock:
                 self._is_closed = True
+            # what is put from now on is dropped instead of filling the queue, which is not read any more
             self._on_lost(lost.reason)
 
 
@@ -160,6 +162,7 @@ class ControlClient:
         self._outbox.close(flush_seconds)
         self._connection.interrupt()
         for thread in self._threads:
+            # close() may be called before start(), or from one of them
             if thread.is_alive() and not thread.is_current:
                 thread.join()
         self._connection.close()
@@ -183,6 +186,7 @@ class ControlClient:
         while not self._over.wait(self._heartbeat_seconds):
             silence = _now_s(self._around) - self._heard_at
             if silence > self._timeout_seconds:
+                # a driver that is stopped, or cut off: without orders this worker must end, another generation may run
                 self._lose(f"the coordinator was silent for {silence:.1f} s")
                 return
             self._outbox.put(beat)
@@ -332,6 +336,7 @@ class ControlServer:
             workers = dict(self._workers)
         for worker in workers:
             worker.close(flush_seconds=LAST_ORDER_SECONDS)
+        # joined without the lock, which each of them takes on its way out
         for thread in (*workers.values(), self._watch):
             if not thread.is_current:
                 thread.join()
@@ -340,6 +345,7 @@ class ControlServer:
         worker = WorkerConnection(connection, self._on_lost, self._around)
         with self._lock:
             self._workers[worker] = thread
+            # close() may have made its list before this one was in it
             is_late = self._closed.is_set()
         if is_late:
             worker.close(flush_seconds=0.0)
@@ -354,6 +360,7 @@ class ControlServer:
         while not self._closed.wait(self._timeout_seconds / 10):
             now = _now_s(self._around)
             with self._lock:
+                # a copy: giving one up changes the table, in its own thread
                 workers = list(self._workers)
             for worker in workers:
                 silence = now - worker.heard_at

@@ -138,6 +138,7 @@ class Peer:
         around: Surroundings = PROCESS,
     ) -> None:
         self.other = other
+        assert other != worker, "a worker has no connection with itself"
         self._around = around
         self.frames_in = 0
         self.frames_out = 0
@@ -194,10 +195,13 @@ class Peer:
         assert self._connection is None, "one connection per pair of workers"
         self._connection = connection
         for edge, outgoing in self._outgoing.items():
+            # The schema is the first frame of each channel. The mailbox sends nothing before start() has returned, so
+            # none can be in front of it.
             self._send(edge, outgoing, FrameKind.OPEN, outgoing.fingerprint)
         name = f"headgate-data-{self._worker}-from-{self.other}"
         thread = self._around.thread(self._receive_loop, name, connection)
         with self._lock:
+            # under the lock: close() either finds a thread to join, or has left word in _is_over
             self._thread = thread
             thread.start()
             is_over = self._is_over
@@ -211,6 +215,7 @@ class Peer:
             thread, connection = self._thread, self._connection
         if connection is not None:
             connection.interrupt()
+        # interrupted, then joined, then freed: the thread may be in a call on it until it has ended
         if thread is not None and not thread.is_current:
             thread.join()
         if connection is not None:
@@ -246,6 +251,7 @@ class Peer:
     def _return_credit(self, edge: int, size_bytes: int) -> None:
         outgoing = self._outgoing[edge]
         header = encode_header(FrameKind.CREDIT, edge, self._generation, outgoing.credit_sequence, size_bytes)
+        # numbered apart from what is sent: credit belongs to the channel of the other direction
         outgoing.credit_sequence += 1
         self._put_on_wire(header, [])
 
@@ -302,6 +308,7 @@ class Peer:
             if header.payload_bytes:
                 payload = pa.allocate_buffer(header.payload_bytes)
                 connection.receive_into(memoryview(payload))
+            # read to its end all the same: the next frame begins after it
             if header.generation != self._generation:
                 self.frames_refused += 1
                 continue
@@ -327,6 +334,7 @@ class Peer:
         if header.kind is not FrameKind.BATCH:
             incoming.channel.put(control_element(header, payload, source))
             return
+        # what bounds the memory here against a sender that goes wrong: the queue itself has no limit
         if incoming.channel.outstanding_bytes >= self._credit_bytes + OVERDRAWN_BYTES_MAX:
             raise self._violation(header, "a batch was sent without credit")
         incoming.channel.put(decode_batch(header, payload, incoming.schema, source))
@@ -461,6 +469,7 @@ class Exchange:
         assert self._generation is None, "an exchange serves one generation"
         assert len(addresses) == self._plan.parallelism, "every worker has an address"
         deadline = self._now_s() + timeout_seconds
+        # before the generation is known: a peer that connects waits for it, and must then find its channels
         self._make_channels(generation, credit_bytes)
         with self._changed:
             self._generation = generation
@@ -493,6 +502,7 @@ class Exchange:
         for peer in self._peers.values():
             peer.close()
         for channel in self._inputs.values():
+            # after the peers: their threads, which put, have ended
             if isinstance(channel, FeedbackChannel):
                 channel.close()
 
@@ -592,6 +602,7 @@ class Exchange:
         if not isinstance(hello, DataHello):
             return False
         with self._changed:
+            # a peer may have been deployed a moment earlier than this worker
             self._changed.wait_for(lambda: self._is_closed or self._generation is not None, START_SECONDS)
             generation = self._generation
             peer = self._peers.get(WorkerIndex(hello.worker))
@@ -605,6 +616,7 @@ class Exchange:
         if problem or peer is None:
             connection.send_message(encode_message(DataRefused(generation, problem)))
             return False
+        # the greeting is over before frames flow: after attach() the receive thread owns what comes
         connection.send_message(encode_message(DataWelcome()))
         peer.attach(connection)
         with self._changed:
@@ -615,6 +627,7 @@ class Exchange:
         with self._changed:
             self._greeting.add(connection)
             if self._is_closed:
+                # close() has made its list without this one
                 connection.interrupt()
 
     def _release(self, connection: Connection) -> None:

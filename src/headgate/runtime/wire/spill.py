@@ -148,6 +148,7 @@ class SpillFile:
             try:
                 _write_all(extent.piece.file.fileno(), (message, checksum), extent.offset)
             except OSError as error:
+                # its bytes stay as a hole until the piece goes: the next record begins after it
                 self._drop_record(extent.piece)
                 raise self._failed("spill", error) from error
         return extent
@@ -199,6 +200,7 @@ class SpillFile:
         if self._is_closed:
             raise StorageError("spill", self.name, "its spill file is closed already", False)
         record_bytes = size_bytes + _CHECKSUM.size
+        # claimed before it is written: several files of this worker share the limit
         if not self._budget.take_disk(record_bytes):
             raise StorageError("spill", self.name, self._limit_text(), False)
         try:
@@ -227,6 +229,8 @@ class SpillFile:
             self._close_piece(piece)
 
     def _close_piece(self, piece: Piece) -> None:
+        assert piece.records_count == 0 or self._is_closed, "a piece with records in use goes only with the whole file"
+        assert piece in self._pieces, "a piece is closed once"
         piece.file.close()
         self._pieces.discard(piece)
         self._budget.release_disk(piece.size_bytes)
@@ -276,6 +280,7 @@ def _read_all(descriptor: int, view: memoryview, offset: int) -> int:
     read_bytes = 0
     while read_bytes < view.nbytes:
         got_bytes = os.preadv(descriptor, [view[read_bytes:]], offset + read_bytes)
+        # the file is shorter than it was: the caller sees it by the number, and says so
         if got_bytes == 0:
             break
         read_bytes += got_bytes

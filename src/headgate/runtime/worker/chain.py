@@ -98,6 +98,7 @@ class HeldBack:
 
     def note(self, is_held_back: bool) -> None:
         """Say whether it is; the clock is read only when that changes."""
+        # asked at each step of the mailbox, so mostly it returns here
         if is_held_back is (self._since_ns is not None):
             return
         now_ns = self._clock_ns()
@@ -182,6 +183,8 @@ class EdgeOutlet:
     def send(self, batch: pa.RecordBatch) -> None:
         """Route ``batch`` to its downstream subtasks."""
         if batch.nbytes > BATCH_BYTES_MAX and batch.num_rows > 1:
+            # Halved by rows until it fits: a slice's size is known only once it is cut. One row is sent however large
+            # it is.
             half = batch.num_rows // 2
             self.send(batch.slice(0, half))
             self.send(batch.slice(half))
@@ -194,6 +197,7 @@ class EdgeOutlet:
                 plan = self._plan
                 parts = partition(batch, self.edge.keys, plan.max_parallelism, plan.parallelism)
                 for channel, part in zip(self._channels, parts, strict=True):
+                    # no empty batches: each would cost a frame and a turn of its receiver
                     if part is not None:
                         channel.send(batch_element(part))
             case Partitioner.REBALANCE:
@@ -284,9 +288,11 @@ class NodeOutput:
     def emit(self, batch: pa.RecordBatch | LazyRows) -> None:
         """Hand records to every child and every edge of the main output."""
         rows = batch.num_rows
+        # an operator that filtered everything out may emit nothing; below it every batch has rows
         if rows == 0:
             return
         self._totals.records_out += rows
+        # columns are made once here, not by each receiver
         self._send(self._main, batch if self._main.takes_lazy_rows else as_batch(batch))
 
     def emit_to(self, tag: OutputTag, batch: pa.RecordBatch) -> None:
@@ -316,6 +322,7 @@ class NodeOutput:
         """Send bad records to the dead-letter sink, or raise the first one."""
         if bad.num_rows == 0:
             return
+        # without a dead-letter sink the first bad record ends the run: skipping it would lose it in silence
         if not self._diverts:
             row = bad.slice(0, 1).to_pylist()[0]
             record = str(row["record"])[:RECORD_CHARS_SHOWN]
@@ -376,6 +383,8 @@ class Link:
         self.totals.records_in += batch.num_rows
         before = self._switch(self.totals)
         try:
+            # The call goes on through the tree: an operator further down that raised has named itself already, and
+            # keeps its name.
             self.operator.process_input(name, batch)
         except (NodeError, BadRecord, ThreadEnded):
             raise
@@ -405,6 +414,7 @@ class Link:
         """Make ``call`` in the operator's time."""
         before = self._switch(self.totals)
         found = call()
+        # not in a finally: of a call that raised, the driver is to hear which operator was running
         self._switch(before)
         return found
 
@@ -432,6 +442,8 @@ class Chain:
         passes: Sequence[Node] = (),
     ) -> NodeOutput:
         """Append ``node`` below the node that ``upstream`` names (None: it is the head); ``passes``: see ``Link``."""
+        assert (upstream is None) == (not self.links), "a chain has one head, its first node"
+        assert node.name not in self._by_name, "a node is in one place of its chain"
         totals = self.totals[node.name] = NodeTotals(node=str(node.name))
         output = NodeOutput(node, totals, diverts)
         link = Link(node, operator, context, output, self._watch, passes)
@@ -495,6 +507,7 @@ class Chain:
 
     def advance(self, watermark_ms: int) -> None:
         """Pass a watermark through the chain unless it has passed already."""
+        # finish() sends the last watermark, too, and it may have passed with the end of every input before
         if watermark_ms > self._watermark_ms:
             self._watermark_ms = watermark_ms
             self.head.on_watermark(watermark_ms)
@@ -576,6 +589,7 @@ class Chain:
                     RECORDS_OUT: totals.records_out,
                     BAD_RECORDS_COUNTED: totals.bad_records,
                 }
+            # counters of the user's own under the last node of a pass: the others have no context
             counted[str(link.node.name)].update(link.context.metrics.counters)
         return counted
 

@@ -113,6 +113,7 @@ def event_delay_ms(graph: Graph, name: NodeName, *, of_all: bool = False) -> int
     """
     delays: dict[NodeName, int | None] = {}
     for node in graph.nodes:
+        # nodes are in topological order: the delays of all inputs are known; those of back edges do not count
         edges = [edge for edge in node.inputs if not _is_table(node, edge)]
         found = [delays.get(edge.upstream) for edge in edges if edge.tag != BAD_RECORDS]
         known = [delay for delay in found if delay is not None]
@@ -203,6 +204,8 @@ class Deployment:
             return local_directory(node, config.state, config.operator_states, self._local_directory)
 
         restored = read_restored(storage, pipeline, self._worker, plan, self._message.restored, directory)
+        # built upstream first, so that what sets its own barriers is known to what is downstream of it; run the other
+        # way round
         runners = [self._runner(vertex, restored) for vertex in plan.vertices]
         return list(reversed(runners))
 
@@ -221,8 +224,11 @@ class Deployment:
         if isinstance(reader, InducedReader):
             self._induced.add(vertex.id)
         outlets = [self._attach(chain, edge, plan, subtask) for edge in plan.outputs(vertex.id)]
+        # after every edge is attached: an operator may emit from its first call on
         chain.open()
         states = {str(node.name): restored.states(str(node.name), vertex) for node in vertex.nodes}
+        # what a loop head's snapshot holds under its own name is the loop log: records to be replayed, not an
+        # operator's state
         log = states.pop(str(vertex.head.name)) if vertex.is_loop_head else []
         chain.restore({name: found for name, found in states.items() if found})
         broadcasts = {str(node.name): restored.broadcast(str(node.name)) for node in vertex.nodes}
@@ -275,6 +281,7 @@ class Deployment:
     def _recorder(self, vertex: Vertex, subtask: SubtaskId, restored: RestoredSnapshots) -> ChannelRecorder:
         plan = self._definition.plan
         if vertex.nest is not None:
+            # inside a loop barriers never overtake, so nothing was recorded and nothing is replayed
             return ChannelRecorder()  # UA2
         ways = named_channels(plan, subtask, edge_schemas(self._definition))
         parts = restored.in_flight(vertex)

@@ -147,6 +147,7 @@ class LoopLog:
             return
         self._reclaim()
         logs = [self._pending[checkpoint] for checkpoint in checkpoints]
+        # stored once for all logs: overlapping checkpoints share a batch, and the last of them gives it back
         entry = self._store(batch, len(logs))
         for log in logs:
             log.entries.append(entry)
@@ -188,6 +189,7 @@ class LoopLog:
 
     def _store(self, batch: pa.RecordBatch, references: int) -> _Entry:
         size_bytes = batch_element(batch).size_bytes
+        assert references > 0, "what is logged is in a log"
         if self._budget.take_memory(size_bytes):
             self._memory_bytes += size_bytes
             return _Entry(batch, None, self._file, size_bytes, batch.num_rows, references)
@@ -243,6 +245,7 @@ class SealedLog(FrozenState):
 
     def _forget(self) -> None:
         self._entries = ()
+        # a finalizer runs once: after this the garbage collector gives nothing back a second time
         self.give_back()
 
     def _encode(self) -> Sequence[Buffer]:
@@ -281,6 +284,8 @@ class SealedLog(FrozenState):
         counts: Counts = np.zeros(0, dtype=np.uint32)
         if owner.keys:
             groups = key_groups(hash_columns(batch, owner.keys), owner.max_parallelism) - owner.first_group
+            # checked before it is durable: after a rescale such a record would be replayed by a head that does not own
+            # its key
             if groups.min() < 0 or groups.max() >= owner.groups_count:
                 raise ProtocolViolation("LoopLog", f"feedback reached head {owner.subtask_index}, not its key's owner")
             batch = batch.take(pa.array(np.argsort(groups, kind="stable")))  # L21: stable
@@ -297,6 +302,7 @@ class SealedLog(FrozenState):
                     start, end = end, end + file.write(chunk.message)
                     written.append((start, LogChunk(b"", chunk.rows, chunk.group_rows)))
                 file.flush()
+                # the mapping outlives the file, which has no name: the space is free when the last view of it goes
                 view = memoryview(mmap.mmap(file.fileno(), end, access=mmap.ACCESS_READ))
         except OSError as error:
             raise StorageError("encode", f"the log of {self._name}", str(error)) from error
@@ -362,6 +368,7 @@ def _owned_slice(chunk: LogChunk, former: LogOwner, owner: LogOwner) -> tuple[in
     """Return where the rows of the key groups that ``owner`` owns now begin in ``chunk``, and how many they are."""
     first = min(max(owner.first_group - former.first_group, 0), former.groups_count)
     last = min(max(owner.first_group + owner.groups_count - former.first_group, 0), former.groups_count)
+    # rows are sorted by key group, and a head owns neighbouring ones: so what it owns is one slice
     before = int(chunk.group_rows[:first].sum(dtype=np.uint64))
     return before, int(chunk.group_rows[first:last].sum(dtype=np.uint64))
 
@@ -391,6 +398,7 @@ class LoopHeadRunner(SubtaskRunner):
         self._loop = loop
         regular_count = len(self._origins)
         self._feedback = [channel for channel in self._inputs[regular_count:] if isinstance(channel, FeedbackChannel)]
+        assert len(self._feedback) == len(self._inputs) - regular_count, "feedback channels are the last inputs"
         self._first_feedback = regular_count
         self._is_replaying = True
         self._turn = [0] * len(self._feedback)
@@ -439,6 +447,7 @@ class LoopHeadRunner(SubtaskRunner):
 
     def handle(self, event: machine.Event, text: str = "") -> None:
         if isinstance(event, alignment.AbortReceived):
+            # its barrier may never come, and regular input is to be throttled again
             self._expected.discard(event.checkpoint)
         super().handle(event, text)
 
@@ -454,6 +463,7 @@ class LoopHeadRunner(SubtaskRunner):
         if self._is_replaying:
             return self._replay_next()  # nothing else is read before
         self._log_what_waits()
+        # a turn reads what was there when it began, so neither feedback nor regular input starves the other
         if self._read_feedback():
             return True
         # a turn is over; one regular element, then what has come back by now
@@ -511,6 +521,8 @@ class LoopHeadRunner(SubtaskRunner):
             return
         for at, channel in enumerate(self._feedback):
             index = ChannelIndex(self._first_feedback + at)
+            # oldest first: what waits in front of an older sentinel is in the logs of the newer ones, too, and is still
+            # in the queue for them
             for checkpoint in sorted(self._opened.keys() & channel.waiting_sentinels):
                 waiting = channel.take_sentinels(checkpoint)
                 if waiting is None:
@@ -542,6 +554,7 @@ class LoopHeadRunner(SubtaskRunner):
                 "back: let it send them because of a record, of the last watermark, or of the end of a round"
             )
         self._resume()
+        # logged before it is forwarded (L2): if the log has no room, nothing downstream has seen the batch
         for effect in self._machine.handle(loops.FeedbackReceived(channel)):
             match effect:
                 case loops.LogFeedback():
@@ -601,6 +614,7 @@ class LoopHeadRunner(SubtaskRunner):
 
     def _begin_write(self, frozen: SubtaskSnapshot) -> None:
         """Not before the log is sealed (L4)."""
+        assert frozen.checkpoint not in self._waiting, "a snapshot is taken once, and waits for its log once"
         self._waiting[frozen.checkpoint] = frozen
 
     def _seal(self, checkpoint: CheckpointId) -> None:

@@ -89,6 +89,8 @@ class AheadReader:
 
     def cut(self, checkpoint: CheckpointId, *, is_last: bool) -> dict[str, bytes]:
         """Return the positions of a snapshot that is taken now (GM32)."""
+        # At most once: what is held is behind the recorded position, so after a crash it is lost and never read twice.
+        # Only the last snapshot of a stop may point in front of it, because nothing of it is processed any more.
         is_ahead = self._gate.cut(checkpoint, is_last=is_last)
         return self._inner.positions() if is_ahead else self.unprocessed_from
 
@@ -119,16 +121,20 @@ class AheadReader:
         marker = self._read_on()
         if marker is not None:
             return marker
+        # one look at the source for each batch handed over: reading stays ahead without a thread of its own
         if not self._gate.may_take:
             return None
         self._gate.take()
+        assert self._held, "what the gate releases was read and is held (GM30)"
         held = self._held.popleft()
         self._held_bytes -= held.size_bytes
+        assert self._held_bytes >= 0, "what is handed over was counted when it was read"
         return held.batch
 
     def _read_on(self) -> CheckpointMarker | None:
         if self._is_ended or self.is_full:
             return None
+        # taken before the poll: a reader that begins there again reads this very batch
         positions = self._inner.positions()
         batch: Polled = self._inner.poll()
         self.read_count += is_progress(batch)
@@ -436,6 +442,8 @@ class SourceRunner:
         """Read; return whether anything was done."""
         if self._has_ended or self._machine.is_suspended or self._limit_ms():
             return False
+        # The rate limit is asked before the reader: what a poll has returned must be processed, its position has moved
+        # on.
         polled = self._chain.head.timed(self._poll)
         if isinstance(polled, CheckpointMarker):
             self._meet(polled)
@@ -444,11 +452,13 @@ class SourceRunner:
             self.process(polled)
             return True
         if not self.source.is_over:
+            # a poll that returned nothing may all the same have found splits, or given some up
             self._update_splits()
             if not self.source.reader.is_finished():
                 self.see_splits()
                 return False
         self._has_ended = True
+        # the machine answers with the last watermark, finish() and the end of data, all within this call (T7)
         self._handle(machine.SourceEnded())
         self.see_splits()  # after the end of data: a source at its end counts as cut (EI25)
         return True
@@ -465,6 +475,7 @@ class SourceRunner:
                 self._paused = paused
                 reader.pause(paused)
             polled = self.source.poll()
+            # ends: it looks again only after it set splits aside as exhausted, and there are finitely many
             if polled is not None or self.source.is_over or not aligner.found_nothing(reader.is_behind):
                 return polled
 
@@ -540,6 +551,7 @@ class SourceRunner:
         self._resume()
         if self.source.splits is None or polled.split not in self.source.splits:
             self._update_splits(polled.split)
+        # the split is announced before its first record: event time waits for those that were announced
         self._chain.set_origin(polled.split)
         records = self.source.records
         bad_rows = 0 if polled.bad is None else polled.bad.num_rows
@@ -557,6 +569,7 @@ class SourceRunner:
         if self._aligner is not None:
             self._note_position(polled)
         if polled.is_split_finished:
+            # after its last records, and followers before the end: this order keeps event time from passing over them
             self._update_following(polled.split)
             self.source.finished_splits.add(polled.split)
             del records[polled.split]
@@ -567,6 +580,7 @@ class SourceRunner:
     def _update_splits(self, also: str | None = None) -> None:
         owned = tuple(self.source.reader.splits())
         self._splits_count = len(owned)
+        # a reader drops a split together with the last batch of it, which is still to be processed as that split's
         if also is not None and also not in owned:
             owned = (*owned, also)
         if owned != self.source.splits:

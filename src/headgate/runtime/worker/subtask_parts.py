@@ -51,6 +51,7 @@ class RateLimit:
         A subtask without splits may look for some.
         """
         self._refill()
+        # what was allowed until now counts by the share that held then
         self._share = max(own_splits, 1) / max(all_splits, own_splits, 1)
 
     def take(self, records: int) -> None:
@@ -63,11 +64,13 @@ class RateLimit:
         self._refill()
         if self._allowed >= 0:
             return 0
+        # rounded up: waking a moment too early would only mean to wait once more
         return int(-self._allowed / (self._records_per_second * self._share) * 1_000) + 1
 
     def _refill(self) -> None:
         now_ns = self._clock_ns()
         per_ns = self._records_per_second * self._share / 1e9
+        # capped: after an hour without input a source must not flood what is downstream
         self._allowed = min(self._allowed + (now_ns - self._seen_ns) * per_ns, per_ns * BURST_NS)
         self._seen_ns = now_ns
 

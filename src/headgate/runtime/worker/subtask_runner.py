@@ -89,8 +89,12 @@ class SnapshotTaker:
         fault_points.reach("before-snapshot")
         begun_ns = self._clock_ns()
         self._chain.before_barrier()
+        # What the flush sent stands in front of the barrier. From here to the barrier nothing may be processed or sent:
+        # the frozen state, the positions and the sealed output are one cut.
         flushed_ns = self._clock_ns()
         plain = self._plain(checkpoint, options)
+        # Sealed, not prepared: the target is asked in the upload thread, and nothing is visible before the manifest is
+        # durable and the driver has committed.
         sealed = [(node, sink.seal(checkpoint)) for node, sink in self.sinks.items()]
         lists = self._listeners.snapshot(checkpoint)  # it may still change what the chain freezes
         savepoint = None if options.target is None else SavepointPart(options.target, self._copied(plain))
@@ -156,11 +160,14 @@ class SubtaskRunner:
         self.chain = parts.chain
         self._inputs = list(parts.inputs)
         self._input_names = [MAIN_INPUT] * len(self._inputs) if parts.input_names is None else list(parts.input_names)
+        assert len(self._input_names) == len(self._inputs), "each channel belongs to an input of the operator"
         self.meter = InputMeter(self._inputs, parts.clock_ns)
         self._outlets = list(parts.outlets)
         source = SourceState.of(parts.reader, parts.mode, is_over=parts.is_draining)
         self._writer = parts.make_writer()
         self._reports = parts.reports
+        # Feedback channels are the last ones, so a regular channel has the same index here, in the machine and in the
+        # merger.
         regular_count = len(self._inputs) - (0 if parts.place is None else len(parts.place.feedback))
         self._machine = machine.Subtask(
             regular_count,
@@ -175,6 +182,7 @@ class SubtaskRunner:
         self._recorder = parts.recorder
         self._alignment_timer = AlignmentTimer(parts.unaligned, has_late_inputs=bool(parts.late_inputs))
         self._arriving = [channel for channel in self._inputs if isinstance(channel, InputChannel)]
+        # a source has no channels: its merger is never given an event
         self._merger = WatermarkMerger(max(regular_count, 1))
         self._origins = [ChannelOrigin(ChannelIndex(index)) for index in range(regular_count)]
         self._nest = parts.chain.vertex.nest
@@ -264,6 +272,7 @@ class SubtaskRunner:
             return may_send and self._source.step()
         did = self._end_held()
         for _ in range(ELEMENTS_PER_TURN_MAX):
+            # asked for each element, because each may use the credit up: then its results, and a barrier, still go out
             if not self.can_send or not self._step_input():
                 break
             did = True
@@ -348,6 +357,8 @@ class SubtaskRunner:
         if isinstance(event, machine.CompleteReceived) and self._source is not None:
             self._source.completed(event.checkpoint)
         for effect in self._machine.handle(event):
+            # strictly in the order of the list: the machine relies on snapshot before barrier, and cancel before
+            # decline
             self._run(effect, text)
         match event:  # whether or not it has finished
             case alignment.AbortReceived():
@@ -366,10 +377,14 @@ class SubtaskRunner:
 
     def _step_input(self) -> bool:
         self._was_full = self._head.is_full
+        # Restored records in flight come first: they were sent before anything that is in the queues now. Without room
+        # in the operator only a barrier may still drive them on, so that no checkpoint waits for it.
         if self._recorder.is_replaying and (not self._was_full or any(map(_has_marker, self._inputs))):
             return self._replay_next()
         if self._recorder.is_replaying:
             return False
+        # regular channels only (a loop head reads its feedback itself), beginning after the one read last: a busy
+        # channel starves none
         count = len(self._origins)
         for offset in range(count):
             index = (self._next_input + offset) % count
@@ -413,6 +428,7 @@ class SubtaskRunner:
             case Cancel():
                 self.handle(alignment.CancelReceived(channel, element.checkpoint))
             case EndOfData():
+                # queued even if it may end at once: an end that waits already must not be passed
                 self._held_ends.append(channel)
                 self._end_held()
             case Probe():
@@ -426,6 +442,7 @@ class SubtaskRunner:
         while self._held_ends and not self._head.is_waiting:
             did, channel = True, self._held_ends.popleft()
             self.chain.on_split_finished(self._origins[channel])  # W5
+            # event time before the machine: the end of the last channel finishes the operators
             self._merge(InputEnded(channel))
             self.handle(machine.EndReceived(channel))
         return did
@@ -444,6 +461,8 @@ class SubtaskRunner:
     def _run(self, effect: machine.Effect, text: str) -> None:
         match effect:
             case alignment.BlockChannel():
+                # aligning begins, or goes on: what follows the barrier on this channel stays in its queue until the
+                # others have it
                 assert not self._inputs[effect.channel].is_blocked, "a barrier was read from a blocked channel"
                 self._inputs[effect.channel].block()
             case alignment.UnblockChannels():
@@ -463,6 +482,8 @@ class SubtaskRunner:
                 self._reports.decline(self.subtask, effect.checkpoint, effect.reason, text)
             case machine.Acknowledge():
                 assert effect.entry.subtask == self.subtask, "a subtask acknowledges its own snapshot"
+                # The subtask's part is durable. Its totals are of the barrier, not of now: they were counted with the
+                # snapshot.
                 delays = self._alignment_timer.taken(effect.checkpoint)
                 counted = self._counted.pop(effect.checkpoint, {})
                 entry = replace(effect.entry, delays=delays, totals=counted)
@@ -471,6 +492,7 @@ class SubtaskRunner:
                 self._alignment_timer.arm(effect.checkpoint)
             case unaligned.RecordChannels():
                 for channel in effect.channels:
+                    # copied, not taken: they are processed in their turn as well, after the snapshot
                     waiting = self._arriving[channel].waiting_before(effect.checkpoint)
                     self._recorder.record(channel, [element.batch for element in waiting])
             case unaligned.AllRecorded():
@@ -529,6 +551,8 @@ class SubtaskRunner:
             outlet.send_element(Barrier(effect.checkpoint, effect.options))
         if effect.options.alignment is Alignment.OVERTAKING:
             fault_points.reach("overtook")
+            # before RecordChannels, which comes with the next effects: what was left of a replay stands in front of the
+            # queues
             self._recorder.begin()
             return  # not before all is recorded (UA8)
         self._begin_write(self._snapshots.hand_over())

@@ -43,6 +43,7 @@ class DelayClock:
 
     def triggered(self, checkpoint: CheckpointId, now_ms: int) -> None:
         """The driver has triggered ``checkpoint``."""
+        # only the newest: an older one is not measured any more, so nothing grows with checkpoints that were given up
         self._triggered = {checkpoint: now_ms}
 
     def begun_ms(self, checkpoint: CheckpointId, now_ms: int) -> int:
@@ -94,6 +95,7 @@ class AlignmentTimer:
         """Return the checkpoint that aligned for too long, once."""
         if self._deadline is None or now_ms < self._deadline[1]:
             return None
+        # A deadline of a checkpoint that has ended stays until it fires or is replaced; the machine ignores it then.
         (checkpoint, _), self._deadline = self._deadline, None
         return checkpoint
 
@@ -153,6 +155,8 @@ class ChannelRecorder:
         """A snapshot was taken, and barriers overtake: what is left of the replay is in front of them."""
         self._recorded = {}
         if self._replay is not None:
+            # The rest of the replay goes into memory: it is in this snapshot and is still processed, and the iterator
+            # reads each part once.
             self._rest.extend(self._replay)
             self._replay = None
         for channel, batch in self._rest:

@@ -140,6 +140,7 @@ class Worker:
     @property
     def running_operator(self) -> str:
         """Which operator runs in the mailbox thread now, for logs; "": none."""
+        # read from another thread while the mailbox switches it: one reference, old or new, both were true a moment ago
         running = None if self._watch is None else self._watch.running
         return "" if running is None else running.node
 
@@ -159,6 +160,7 @@ class Worker:
             self._post,
             self._on_arrival if self._overtakes else None,
         )
+        # listens from here: its address goes to the driver with Register, before any generation exists
         exchange = self._exchange = Exchange(
             task.worker,
             task.definition.plan,
@@ -182,6 +184,7 @@ class Worker:
         except WorkerStopped:
             raise
         except BaseException as error:
+            # kept for _close(), which runs in the finally below
             self._is_state_left = keeps_local_files(error)
             if not self._is_leaving:
                 control.send(self._last_words(error))
@@ -244,6 +247,8 @@ class Worker:
             return
         assert not self.is_deployed, "a worker serves one generation"
         self._generation = Generation(deploy.generation)
+        # A restart begins here in every worker: connect with all others, open and restore, then say so. The driver
+        # triggers nothing before every worker is ready.
         self._deploy(deploy, exchange)
         control.send(messages.Ready(deploy.generation, self._is_listening))
         for runner in self._runners:
@@ -256,6 +261,7 @@ class Worker:
             self._wake.clear()
             while self._mail:
                 message = self._mail.popleft()
+                # anything else is of no concern to a worker that has no generation yet
                 if isinstance(message, messages.Deploy):
                     return message
                 if isinstance(message, messages.Stop):
@@ -270,7 +276,10 @@ class Worker:
         keys = OwnedKeys(owned_key_groups(definition.plan, self._task.worker), definition.plan.max_parallelism)
         to = SnapshotDestination(storage, definition.config.name, self._generation, deploy.inline_bytes_max, keys)
         task = self._task
+        # A savepoint elsewhere is the user's: the next snapshots must not refer to its files, so none counts as
+        # shareable.
         restored = [] if deploy.place else [part for former in deploy.restored for part in former.parts]
+        # before the subtasks are built: they are given their channels, which exist only from here on
         exchange.start(self._generation, deploy.addresses, deploy.credit_bytes)
         config = definition.config
         self._states = worker_states(config.state, self._task.spill_directory, config.operator_states)
@@ -299,6 +308,7 @@ class Worker:
         self, subtask: SubtaskId, to: SnapshotDestination, restored: Sequence[SnapshotPart]
     ) -> SnapshotWriter:
         def report(event: machine.SnapshotWritten | machine.SnapshotFailed, text: str) -> None:
+            # in an upload thread: it only queues (append is atomic), the machine hears of it in the mailbox
             self._mail.append((self._by_subtask[subtask], event, text))
             self._wake.set()
 
@@ -333,6 +343,7 @@ class Worker:
 
     def _give_up_without(self, since_ms: int, lost: PeerLost) -> None:
         """Raise ``lost`` after the grace, unless the coordinator has said why the peer left."""
+        # the mail is looked at, too: the driver's stop may have come while the subtasks ran
         if self._stopping is None and not self._mail and self._around.monotonic_ms() - since_ms > PEER_GRACE_MS:
             raise lost
 
@@ -356,10 +367,12 @@ class Worker:
     def _on_mail(self, mail: messages.ToWorker | tuple[SubtaskRunner, machine.Event, str] | BaseException) -> None:
         match mail:
             case PeerLost():
+                # the first one: further losses usually follow from it, and the grace counts from the first
                 self._peer_lost = self._peer_lost or (self._around.monotonic_ms(), mail)
             case BaseException():
                 raise mail
             case (runner, event, text):
+                # of the snapshot writer: written, or failed
                 runner.handle(event, text)
             case messages.Announce() if mail.generation == self._generation:
                 for runner in self._runners:
@@ -367,6 +380,8 @@ class Worker:
                     if isinstance(runner, LoopHeadRunner):  # a barrier may come before the others are triggered
                         runner.expect(CheckpointId(mail.checkpoint))
             case messages.TriggerCheckpoint() if mail.generation == self._generation:
+                # Sources cut here, and their barriers bring the checkpoint to all others; a loop head must only not
+                # throttle the input on which its barrier comes.
                 for runner in self._runners:
                     runner.note_trigger(CheckpointId(mail.checkpoint))
                     if runner.is_source:
@@ -382,11 +397,14 @@ class Worker:
                     if isinstance(runner, LoopHeadRunner) and runner.chain.vertex.nest == mail.nest:
                         runner.handle(machine.LoopEnded())
             case messages.Complete() if mail.generation == self._generation:
+                # The manifest is durable. No sink commits here: the driver does that, with the committables of the
+                # manifest.
                 for runner in self._runners:
                     runner.handle(machine.CompleteReceived(CheckpointId(mail.checkpoint)))
                 if self._is_listening:  # HL7
                     self._control.send(messages.CompletionReport(mail.generation, mail.checkpoint))
             case messages.Abort() if mail.generation == self._generation:
+                # to all, not only the sources: the barrier may be anywhere, and this is quicker than a cancel marker
                 for runner in self._runners:
                     runner.handle(alignment.AbortReceived(CheckpointId(mail.checkpoint)))
             case messages.Drain() if mail.generation == self._generation:
@@ -469,6 +487,7 @@ class Worker:
         """Whether a barrier or a message came, or a subtask has aligned for long enough (UA4)."""
         if self._has_arrivals or self._mail:
             return True
+        # asked after each element, so the cheap flags come first
         deadlines = [runner.deadline_ms for runner in self._runners if runner.deadline_ms is not None]
         return bool(deadlines) and min(deadlines) <= self._around.monotonic_ms()
 
@@ -486,6 +505,7 @@ class Worker:
 
     def _close(self, exchange: Exchange) -> None:
         for runner in self._runners:
+            # runners before the state that they use; one that cannot close must not keep the others open
             try:
                 runner.close()
             except ThreadEnded:
@@ -494,6 +514,7 @@ class Worker:
                 print(f"headgate: closing {runner.subtask} failed: {error!r}", file=sys.stderr)
         if self._states is not None:
             self._states.close(is_left=self._is_state_left)
+        # not waited for: an upload may hang in the storage, and what it still writes no manifest refers to
         self._pool.shutdown(wait=False, cancel_futures=True)
         exchange.close()
 
