@@ -123,6 +123,7 @@ class HdfsStorage(RequestStorage):
             AlreadyExists
         """
         with self._errors("put", path):
+            # saves writing the data; the rename decides
             if self._status(self._at(path)) is not None:
                 raise AlreadyExists(path)
             with self._written(self._at(path), parts) as temp:
@@ -342,6 +343,7 @@ class HdfsStorage(RequestStorage):
         try:
             return self._within(seconds, lambda: call(client))
         except TimeoutError:
+            # other threads may have timed out with it, too: it is replaced once
             if client is self._client:  # its connection may be to a machine that is gone
                 self._client = self._opened()
             raise

@@ -116,14 +116,17 @@ class LocalStorage(BasicStorage):
             AlreadyExists
         """
         target = self.local_path(path)
+        # saves writing the data; the link below decides
         if target.exists():
             self._refuse_taken(path, target)
         with self._errors("put", path), self._written(target, parts) as temp:
             fault_points.reach("in-put-if-absent")
             try:
+                # a link refuses a name that is taken, in one step; a rename would replace it
                 os.link(temp, target)
             except FileExistsError:
                 self._refuse_taken(path, target)
+            # before the directory is synced, which then covers both names
             os.unlink(temp)
             _unless_gone(sync_directory, target.parent)
 
@@ -200,6 +203,7 @@ class LocalStorage(BasicStorage):
                 os.rmdir(parent)
             except OSError:
                 return
+            # made again, it is another directory, of which nothing was synced
             local_files.SYNCED.forget(parent)
 
     def rename_if_absent(self, source: str, target: str) -> None:
@@ -211,6 +215,7 @@ class LocalStorage(BasicStorage):
         """
         old, new = self.local_path(source), self.local_path(target)
         with self._errors("rename", source):
+            # the new name is durable before the old one goes: after a crash there are both, and a repeat ends here
             self._link(source, target)
             _unless_gone(sync_directory, new.parent)
             os.unlink(old)
@@ -227,6 +232,7 @@ class LocalStorage(BasicStorage):
                 try:
                     os.link(old, new)
                 except FileExistsError:
+                    # the same file: an earlier try came as far as this
                     if not os.path.samefile(old, new):
                         raise AlreadyExists(target) from None
                 return
@@ -263,6 +269,7 @@ class LocalStorage(BasicStorage):
             os.fsync(descriptor)
             yield temp
         finally:
+            # before it is closed: while it is open it is locked, and no sweep meets it
             with contextlib.suppress(OSError):
                 os.unlink(temp)
             os.close(descriptor)
@@ -278,6 +285,7 @@ def _created(directory: Path, access: Access) -> tuple[Path, int]:
         try:
             descriptor = open_created(temp, flags, access)
         except FileNotFoundError:
+            # it is missing, or another process has removed it with the last object in it
             if tries_left < 0:
                 raise
             with contextlib.suppress(FileNotFoundError):

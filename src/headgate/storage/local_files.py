@@ -401,6 +401,7 @@ class ProcessDirectory:
         if self._lock < 0:
             return
         shutil.rmtree(self.path, ignore_errors=True)
+        # after the directory, and still locked: no other process takes what is left for abandoned meanwhile
         self.path.with_suffix(_LOCK).unlink(missing_ok=True)
         os.close(self._lock)
         self._lock = -1
@@ -433,6 +434,7 @@ def _locked(parent: Path, access: Access, *, is_users: bool) -> tuple[Path, int]
                 raise  # not others, but what the place is, such as a link to nowhere
             continue
         fcntl.flock(descriptor, fcntl.LOCK_EX)
+        # removed between open and lock, by a process that took it for abandoned: a lock without a name keeps nothing
         if os.fstat(descriptor).st_nlink:
             return path, descriptor
         os.close(descriptor)

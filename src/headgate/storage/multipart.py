@@ -153,6 +153,7 @@ class S3Uploads:
             ]
             self.complete(target, upload.id, etags)
         except BaseException:
+            # parts of an upload that is neither completed nor aborted stay, and are paid for
             with contextlib.suppress(StorageError):
                 self.abort(target, upload.id)
             raise

@@ -138,6 +138,7 @@ class ObjectStorage(RequestStorage):
                     pass
                 else:
                     return
+            # taken, or our own put with a lost answer, which the library has repeated: the mark tells
             found = self._writer(path)
             if found == writer:  # obstore repeated a request whose answer was lost
                 return
@@ -210,6 +211,7 @@ class ObjectStorage(RequestStorage):
             AlreadyExists: ``target`` is taken (``source`` is left).
         """
         with self._errors("rename", source):
+            # by itself: further down, "not found" may be about the bucket or the target
             obstore.head(self._store, checked_path(source))
         with self._errors("rename", source, is_there=True):
             if not self._copy_if_absent(source, checked_path(target)):

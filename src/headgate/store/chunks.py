@@ -42,6 +42,7 @@ def check_events(stream: str, batch: pa.RecordBatch) -> None:
         batch.validate(full=True)
     except pa.ArrowException as error:
         raise UsageError(f"a batch for stream '{stream}' cannot be stored: {error}") from error
+    # no event is larger than its batch, so sizes of single ones are seldom computed
     if batch.nbytes <= EVENT_BYTES_MAX:
         return
     sizes = np.zeros(batch.num_rows, dtype=np.int64)
@@ -191,6 +192,7 @@ def encode_batches(stream: StreamInfo, batches: Sequence[pa.RecordBatch], fallba
     whole = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
     lengths = [batch.num_rows for batch in batches]
     segments = tuple(segment.segment_id for segment in stream.segments)
+    assert segments, "a stream has segments"
     counts = np.zeros((len(batches), len(segments)), dtype=np.int64)
     encoder = BatchEncoder(whole.schema) if whole.nbytes >= UNCOPIED_BYTES_MIN else None
     if stream.routing_key is None or len(segments) == 1:
@@ -200,10 +202,12 @@ def encode_batches(stream: StreamInfo, batches: Sequence[pa.RecordBatch], fallba
             encode_chunk(stream.stream_id, _parts(segments[at], whole, encoder)), counts, segments, version
         )
     routes = _routes(stream, whole.column(stream.routing_key))
+    assert len(routes) == whole.num_rows, "every event has one segment"
     at = 0
     for row, length in enumerate(lengths):
         counts[row] = np.bincount(routes[at : at + length], minlength=len(segments))
         at += length
+    # stable: events of one segment stay in the order in which they were appended;
     # numbers of 16 bits, of which there are enough (SEGMENTS_MAX), are sorted by counting: ten times as fast
     ordered = whole.take(pa.array(np.argsort(routes.astype(np.uint16), kind="stable")))
     parts: list[Part] = []
@@ -211,6 +215,7 @@ def encode_batches(stream: StreamInfo, batches: Sequence[pa.RecordBatch], fallba
     for segment, count in zip(segments, counts.sum(axis=0).tolist(), strict=True):
         parts += _parts(segment, ordered.slice(at, count), encoder)
         at += count
+    assert at == whole.num_rows, "every event is in one part"
     return BatchChunk(encode_chunk(stream.stream_id, parts), counts, segments, version)
 
 
@@ -240,6 +245,7 @@ def read_part(storage: RangeReader, part: StoredPart, schema: pa.Schema) -> pa.R
         StorageError: it cannot be read now.
     """
     entry, where = part.entry, f"{storage.url}/{part.path}"
+    # before anything is read: a damaged row must not decide how much memory is taken
     if not 0 < entry.size_bytes <= PART_BYTES_MAX or entry.offset < 0:
         wanted = f"a part of at most {PART_BYTES_MAX} bytes from a position on"
         raise CorruptionError(where, 0, wanted, f"{entry.size_bytes} from {entry.offset}")
@@ -263,6 +269,7 @@ def delete_quietly(storage: Storage, paths: Sequence[str]) -> None:
         try:
             storage.delete(path)
         except StorageError:
+            # a storage that fails now most likely fails for the rest, too, each after its time-outs
             return
 
 
@@ -271,6 +278,7 @@ def _parts(segment: int, batch: pa.RecordBatch, encoder: BatchEncoder | None) ->
     if batch.num_rows == 0:
         return []
     pieces = max(-(-batch.num_rows // PART_ROWS_MAX), -(-batch.nbytes // PART_BYTES_TARGET))
+    # rows differ in size, so a piece may have to be cut once more; one event is never cut
     if pieces > 1 and batch.num_rows > 1:
         rows = -(-batch.num_rows // pieces)
         pieces_of = (batch.slice(at, rows) for at in range(0, batch.num_rows, rows))

@@ -62,7 +62,7 @@ class ServerClock:
         if self._asked_ms is None or now_ms - self._asked_ms >= ASK_EVERY_MS:
             self._learn(now_ms)
             now_ms = self._clock.monotonic_ms()
-        assert self._known is not None
+        assert self._known is not None, "`_learn` raises as long as it has learnt nothing"
         date_ms, then_ms = self._known
         return date_ms + now_ms - then_ms
 
@@ -73,7 +73,9 @@ class ServerClock:
             if self._known is None:
                 raise
         else:
+            # the server looked at its clock somewhere between question and answer; half way is off by the least
             self._known = date_ms, (began_ms + self._clock.monotonic_ms()) // 2
+        # also after an error: the last answer is good for longer than that, and asking may take long
         self._asked_ms = began_ms
 
 
@@ -128,6 +130,7 @@ class ChangeListener(ABC):
     def close(self) -> None:
         """End the thread; the next question begins another one."""
         with self._lock:
+            # taken out under the lock, joined without it, which the thread takes to note changes
             thread, self._thread = self._thread, None
         if thread is not None:
             self._closing.set()
@@ -149,6 +152,7 @@ class ChangeListener(ABC):
                 pause_s = PAUSES_S[0]
             self._set_hearing(False)
             self._closing.wait(pause_s)
+            # a server that is away is asked less and less often; readers poll by `changes` meanwhile
             pause_s = min(2 * pause_s, PAUSES_S[1])
 
     def _set_hearing(self, hears: bool) -> None:
@@ -224,6 +228,7 @@ class Fetch:
             self._error = error
         finally:
             self._over.set()
+            # released while it was under way: then its room is given back here
             if self._is_unwanted:
                 self.let_go()
 
@@ -267,6 +272,7 @@ class FetchBudget:
     def take(self, fetch: Fetch) -> bool:
         """Take as much room as ``fetch`` needs; False: there is not so much."""
         with self._lock:
+            assert fetch not in self._taken, "a fetch takes its room once"
             if self.taken_bytes + fetch.size_bytes > self._size_bytes:
                 return False
             self._taken[fetch] = fetch.size_bytes
@@ -320,6 +326,7 @@ class Prefetcher:
         try:
             pool.submit(cancellable_as_here(fetch.run))
         except RuntimeError:
+            # no thread is left, or the pool was shut: the reader fetches for itself
             room.give_back(fetch)
             return None
         return fetch
@@ -381,5 +388,6 @@ class SpillPool:
     def _pool(self) -> Pool:
         process = self._threads.process_id
         if process not in self._pools:
+            # those of a parent are forgotten: their threads do not exist in this process
             self._pools = {process: self._threads.pool(SPILL_THREADS, "headgate-spill")}
         return self._pools[process]

@@ -50,7 +50,7 @@ class KeyFilter:
     @classmethod
     def of(cls, stream: StreamInfo, value: pa.Scalar) -> KeyFilter:
         """Say where ``value``, of the type of the stream's routing key, is."""
-        assert stream.routing_key is not None
+        assert stream.routing_key is not None, "`_key_filter` refuses a stream without one"
         return cls(stream.routing_key, value, int(places_of(pa.array([value.as_py()], value.type))[0]))
 
     def of_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -129,6 +129,7 @@ class StreamFollower:
             raise UsageError(f"only what the latest read of stream '{self.stream.name}' returned can be taken back")
         self._returned = None
         self._latest = found.segment - 1  # so that it is this segment's turn again
+        # its reader is past the events; another one begins where they are
         self._readers.pop(found.segment, None)
         self._places[found.segment] = Place(found.position, self._places[found.segment].end)
 
@@ -153,6 +154,7 @@ class StreamFollower:
     def _read_now(self, rows_max: int) -> StreamEvents | None:
         while True:
             changes = self._catalogue.changes()  # taken before looking
+            # from the segment after the last one, so that a busy one does not keep others waiting
             for number in self._in_turn():
                 self._returned = self._read_segment(number, rows_max)
                 if self._returned is not None:
@@ -199,6 +201,7 @@ class StreamFollower:
             raise UsageError(f"stream '{found.name}' was deleted and created again while it was read; follow it again")
         is_other = found.schema_version != self.stream.schema_version
         self.stream = found
+        # before the readers go, which know how far each segment was read
         self._places = {n: Place(self._position(n), place.end) for n, place in self._places.items()}
         self._readers.clear()
         return is_other
@@ -210,10 +213,12 @@ class StreamFollower:
             self._layout, self._extents = self._catalogue.layout_and_extents(self.stream)
             self._order.see(self._layout, self._extents)
             self._take()
+        # if it was scaled between the two questions, only the next look knows whether all segments were seen
         self._is_sealed = is_sealed and epoch == self._layout.epoch
 
     def _end_segments(self) -> bool:
         """Have what follows segments that were read to their end be read from now on; return whether any was (FW1)."""
+        assert self._readers.keys() <= self._places.keys(), "only segments that are read have readers"
         ended = {
             number: self._position(number) if self._is_wanted(number) else self._end_of(number)
             for number in sorted(self._places)

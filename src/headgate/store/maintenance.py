@@ -41,6 +41,7 @@ class Maintenance:
         now_ms = self._core.clock.monotonic_ms()
         if now_ms < self._due_ms.get(name, now_ms):
             return
+        # before the look: one that fails is not repeated by every append
         self._due_ms[name] = now_ms + MAINTENANCE_INTERVAL_MS
         try:
             stream = self._core.catalogue.find_stream(name)
@@ -82,6 +83,7 @@ class Maintenance:
         A file that cannot be deleted now is tried again by the next truncation.
         """
         found = self._core.catalogue.sweep(stream, SWEEP_PARTS_MAX)
+        # files before their records: one that cannot be deleted is listed by the next sweep again
         gone = [path for path in found.garbage if self._delete(path)]
         if gone:
             self._core.catalogue.swept(gone)

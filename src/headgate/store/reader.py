@@ -57,8 +57,10 @@ def runs_of(parts: Iterable[StoredPart]) -> Iterator[ByteRun]:
     for part in parts:
         entry = part.entry
         if not 0 < entry.size_bytes <= PART_BYTES_MAX or entry.offset < 0:
+            # a damaged row: `read_part` says so when it is the turn of that part
             break
         if run is not None and part.path == run.path:
+            # parts are aligned in their file: what is between two neighbours is fetched along
             gap = entry.offset - run.offset - run.size_bytes
             size_bytes = run.size_bytes + gap + entry.size_bytes
             if 0 <= gap < ALIGNMENT and size_bytes <= RUN_BYTES:
@@ -81,6 +83,7 @@ class ReadAhead:
         self._asked_to = 0
         self._is_sequential = False
         self._process = fetching.process_id
+        # a reader that is dropped gives its room back; of the deque, because a finaliser of `self` would keep it alive
         weakref.finalize(self, _release_all, self._asked).atexit = False
 
     @property
@@ -124,6 +127,7 @@ class ReadAhead:
             return None
         asked, end = self._asked[0], offset + size_bytes
         run = asked.run
+        # parts are read in the order in which they were asked for: anything else is a jump
         if path != run.path or offset < asked.at or end > run.offset + run.size_bytes:
             self.forget()  # it reads something else
             return None
@@ -135,11 +139,13 @@ class ReadAhead:
             if is_stale:  # it failed before its turn, maybe long ago
                 return None
             raise
+        # released when the store was closed: the caller asks the storage, as without a read-ahead
         if payload is None:
             self.forget()
             return None
         asked.at = end
         if end == run.offset + run.size_bytes:
+            # gives its room back; the bytes live as long as the view that is returned
             self._asked.popleft().fetch.let_go()
         return memoryview(payload)[offset - run.offset : end - run.offset]
 
@@ -219,7 +225,9 @@ class SegmentReader:
         except BaseException:  # whatever was taken out of the part is not returned: begin there again
             self._rewind()
             raise
+        assert batch is None or batch.num_rows <= rows_max, "no more events are returned than were asked for"
         self.position += 0 if batch is None else batch.num_rows
+        # within a part nothing is known: its time holds after its last event (S90)
         if not self._unread():
             self.event_ms = self._part_event_ms
         return batch
@@ -240,12 +248,14 @@ class SegmentReader:
 
     def back_to(self, position: int) -> None:
         """Begin with the event at ``position`` again, which the latest ``read`` returned."""
+        assert position <= self.position, "only what was read is read again"
         self.position = position
         self._rewind()
 
     def _rewind(self) -> None:
         self.close()
         self._parts.clear()
+        # no number of changes is as low as this one, so the next read asks the catalogue
         self._batch, self._fetched, self._tail_changes = None, self.position, -1
         self._is_closed = False  # events of it are to be read once more: only the next look says that none follow
         self.event_ms = self._part_event_ms = self._began_event_ms
@@ -283,6 +293,7 @@ class SegmentReader:
         if not self._parts and not self._fetch():
             return None
         part = self._parts[0]
+        # before this part is read: those after it are on their way meanwhile
         if self._ahead is not None:
             self._ahead.ask(self._parts, self._end)
         try:
@@ -325,6 +336,7 @@ class SegmentReader:
 
     def _fetch(self) -> bool:
         """Ask the catalogue for further parts; False at the tail."""
+        # before the look: what comes in between makes the next read look again
         changes = self._catalogue.changes()
         if changes == self._tail_changes:
             return False
@@ -350,6 +362,7 @@ class SegmentReader:
         for number, part in enumerate(self._parts):
             begins_inside = number == 0 and part.start < expected < part.end
             if part.start != expected and not begins_inside:
+                # else the next read would go on after the hole; this way it asks again, and raises again
                 self._parts.clear()
                 wanted = f"events from position {expected}"
                 raise CorruptionError(self._where_in_catalogue(), 0, wanted, f"from {part.start}")

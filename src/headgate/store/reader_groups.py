@@ -90,6 +90,7 @@ class GroupHeartbeat:
             if self._thread is None and not self._is_closed:
                 thread = self._threads.thread(self._run, "headgate-group-heart")
                 thread.start()
+                # only when it runs: if no thread can be begun, the next call tries again
                 self._thread = thread
 
     def close(self) -> None:
@@ -98,6 +99,7 @@ class GroupHeartbeat:
             self._is_closed = True
             self._changed.notify_all()
             thread = self._thread
+        # without the lock, which the thread takes to notice that it is over
         if thread is not None:
             thread.join()
 
@@ -130,6 +132,7 @@ class GroupHeartbeat:
                     break  # a reader that hangs is not alive; its next call begins this again
                 due_in_ms = self._beaten_ms + self.pause_ms - now_ms
                 if due_in_ms <= 0:
+                    # before the beat: one that fails is repeated a quarter of the lease later, not at once
                     self._beaten_ms = now_ms
                     return True
                 self._changed.wait_for(lambda: self._is_closed, min(due_in_ms, busy_left_ms) / 1_000)
@@ -272,6 +275,8 @@ class GroupReader:  # RG20
         return min(due_in_ms, commit_in_ms) if commit_in_ms > 0 else due_in_ms
 
     def _read_now(self, rows_max: int) -> GroupEvents | CheckpointMarker | None:
+        # this call says that what was returned is processed: durable first, then a look whether it is still a
+        # reader of its segments, and only then new events
         self._pass_marker()
         if self._is_commit_due():
             self.commit()
@@ -287,6 +292,7 @@ class GroupReader:  # RG20
             FencedError: this reader is no longer in the group. Other readers read what it had not committed.
         """
         self._heart.record_call()
+        # passing a marker makes the positions durable, too
         if not self._pass_marker():
             self._change(Committed(self._life.reader, self._life.token, self._positions(), self._ended()))
         self._committed_ms = self._clock.monotonic_ms()
@@ -320,9 +326,11 @@ class GroupReader:  # RG20
             FencedError: with ``commits``, this reader is no longer in the group.
         """
         check_switches("leave: ", commits=commits)
+        # first: afterwards no beat is under way, which would be that of a reader that has left
         self._heart.close()
         if commits and self._told != _GONE:
             self.commit()
+        # before it leaves: a repeat after a lost answer must not commit, as it may be out of the group
         self._told = _GONE
         self._catalogue.change_group(self._name, Left(self._life.reader, self._life.token))
         self._segments.clear()
@@ -364,9 +372,11 @@ class GroupReader:  # RG20
         if self._clock.monotonic_ms() - self._committed_ms >= self._life.commit_every_ms:
             moved = any(x.position > self._group.position(s) for s, x in self._segments.items())
             return moved or bool(self._ended())
+        # others wait for these segments, or for what follows them (RG4, RG7): that is not put off
         return bool(self._ended()) or any(x in self._group.shares.leaving for x in self.segments)
 
     def _next_events(self, rows_max: int) -> GroupEvents | None:
+        # what is to be given up is not read any further: the next commit releases it where it is
         own = [x for x in self._group.shares.of(self._life.reader) if x not in self._group.shares.leaving]
         later = [x for x in own if self._latest is not None and x > self._latest]  # in turn
         for segment in [*later, *(x for x in own if x not in later)]:
@@ -385,6 +395,7 @@ class GroupReader:  # RG20
             reader = self._segments[segment]
             position = reader.position
             try:
+                # a stream may get columns between two reads; events are never returned without them
                 batch = reader.read(rows_max)
             except OtherSchemaError:
                 newer = _open_segment(self._core, self._group, segment, position)
@@ -534,6 +545,7 @@ class ReaderGroup:
     def _look_at(self, readers: Mapping[str, Member]) -> None:
         """Take readers for dead that were silent for their lease while this group was watched (RG13)."""
         with self._watching:
+            # only the look is under the lock: the catalogue may take long
             silent_ones = self._watch.look(readers, self._clock.monotonic_ms())
         for silent in silent_ones:
             self._catalogue.change_group(self.name, silent)

@@ -85,6 +85,7 @@ class Transaction:
             return
         is_full = self._buffered_bytes + batch.nbytes >= FLUSH_BYTES
         if is_full:
+            # before the batch is taken: if it raises, the caller may repeat the same batch
             self._wait_for_spill()  # one at a time: bounded, and in order
         self._buffer.append(batch)
         self.events_count += batch.num_rows
@@ -112,9 +113,15 @@ class Transaction:
         if not self.name:
             raise UsageError(f"a transaction of '{self.owner}' needs a name before it can be prepared")
         self._wait_for_spill()
+        # a repeat finds the buffer empty if only the catalogue failed; the chunks are in `_written` then
         if self._buffer:
             self._write_chunk(self._buffer)
             self._buffer = []
+        assert self._part is None, "a part that is still being written is not in `_written`"
+        assert sum(x.events_count for chunk in self._written for x in chunk.entries) == self.events_count, (
+            "each event is in one chunk"
+        )
+        # before the call: if its answer is lost, the files may belong to the store
         self._may_be_prepared = True
         now_ms = self._core.clock.wall_ms()
         self._core.catalogue.prepare(self.stream, self.name, self.owner, self.epoch, self._written, now_ms)
@@ -133,6 +140,7 @@ class Transaction:
         self._is_aborted = True
         self._buffer = []
         if self._part is not None:
+            # until then its file is not in `_written`, and would be left
             self._part.is_written()  # wait for it
             self._part = None
         delete_quietly(self._core.storage, [chunk.path for chunk in self._written])
@@ -143,6 +151,7 @@ class Transaction:
         base = owner_directory(self.stream.stream_id, self.owner).partition("/")[2]
         path = chunk_path(self.stream.stream_id, f"{base}/{self.epoch}", self._core.new_name())
         self._core.storage.put(path, encoded.chunk.buffers)
+        # only now: a put that failed leaves an orphan at most, which the next epoch sweeps
         self._written.append(encoded.record(path))
 
     def _wait_for_spill(self) -> None:
@@ -236,7 +245,9 @@ class Transactions:
         Raises:
             FencedError: a newer epoch exists.
         """
+        # first: once older epochs are fenced, none of them can record a file that is removed below
         recovered = self._core.catalogue.recover(stream, owner, epoch, keep, self._core.clock.wall_ms())
+        # after the aborts are recorded: a crash in between leaves orphans, not prepared transactions without files
         delete_quietly(self._core.storage, recovered.orphans)
         try:
             for info in recovered.streams:
@@ -321,6 +332,7 @@ class TransactionWriter:
         self._is_closed = False
         # without a routing key all of a transaction goes to one segment, in order (S2)
         self._fallback = hash_text(f"{shared.owner}/{shared.epoch}/{shared.name}")
+        # from here on the former writer of this participant is refused (TX4)
         last = core.catalogue.join_shared(shared, participant, self._token, core.clock.wall_ms())
         self._durable = last
         self._heard_ms = core.clock.monotonic_ms()
@@ -352,6 +364,7 @@ class TransactionWriter:
                 f"participant '{self.participant}' of {what}: write {number} came where {self.next_sequence} was "
                 "expected; numbers begin with 1 and must follow each other"
             )
+        # durable, or in the buffer: either way it is written once, and `flush` says when it is durable
         if number < self.next_sequence:
             return
         if self._buffered_bytes + batch.nbytes >= FLUSH_BYTES:
@@ -375,6 +388,7 @@ class TransactionWriter:
         if self._buffer:
             self._on_its_way = self._begin_flush()
             self._finish()
+        # nothing to write, but a flush renews the lease; unless `_finish` has done so just now
         elif self._core.clock.monotonic_ms() != self._heard_ms:
             self.ping()
 
@@ -424,6 +438,7 @@ class TransactionWriter:
                 self.ping()
 
     def _begin_flush(self) -> _Flush:
+        assert self._on_its_way is None, "one flush at a time: the next one's numbers follow those of this"
         stream, batches = self._shared.stream, [batch for batch in self._buffer if batch.num_rows]
         encoded = encode_batches(stream, batches, self._fallback) if batches else None
         found = _Flush(self._new_path(), (self._durable + 1, self.next_sequence - 1), encoded)
@@ -449,12 +464,13 @@ class TransactionWriter:
             core.storage.put(flush.path, flush.encoded.chunk.buffers)  # durable before it is recorded
             flush.is_put = True
         chunk = None if flush.encoded is None else flush.encoded.record(flush.path)
+        # before the call: whatever it raises may come after the writes were recorded
         was_uncertain, flush.is_uncertain = flush.is_uncertain, True
         now_ms = core.clock.wall_ms()
         try:
             core.catalogue.write_shared(self._shared, self.participant, self._token, flush.numbers, chunk, now_ms)
         except RemovedFileError:
-            raise
+            raise  # no end: `_finish` goes on with another file
         except (FencedError, UsageError) as error:
             self._failure = error
             if not was_uncertain:  # else a former try may have been recorded, and the file belongs to the store
@@ -533,6 +549,7 @@ class SharedTransaction:
             FencedError: the transaction was aborted, perhaps because its lease was over. Its events are gone.
             UsageError: the transaction is no longer known, so it is unknown how it ended.
         """
+        # decided first: what is swept below is what can never be recorded any more
         self._decide(Commit())
         self._sweep()
         self._look_after(self.stream)

@@ -95,9 +95,10 @@ class FlushAttempt:
 
     def acknowledge(self) -> None:
         """Complete the futures of what is durable; repeating completes those that are left."""
-        assert self.encoded is not None
-        assert self.starts is not None
+        assert self.encoded is not None, "it is encoded before it is tried"
+        assert self.starts is not None, "only what is durable is acknowledged"
         starts = dict(self.starts)
+        # all appends lie in one file, in their order: each begins where the one before it ends
         for item, counts in zip(self.items, self.encoded.counts.tolist(), strict=True):
             ranges = []
             for segment, count in zip(self.encoded.segments, counts, strict=True):
@@ -136,6 +137,7 @@ class FlushTimer:
     def arm(self) -> None:
         """Something waits to be flushed, from now on unless something did before."""
         with self._changed:
+            # the first that waits sets the time: with later ones pushing it back, it might never come
             if self._is_closed or self._due_ms is not None:
                 return
             self._due_ms = self._clock.monotonic_ms() + self._linger_ms
@@ -156,6 +158,7 @@ class FlushTimer:
             self._is_closed = True
             self._changed.notify_all()
             thread = self._thread
+        # without the lock, which the thread takes to notice that it is over
         if wait and thread is not None and not thread.is_current:
             thread.join()
 
@@ -166,6 +169,7 @@ class FlushTimer:
                 pause_ms = RETRY_FIRST_MS
                 continue
             with self._changed:
+                # in place of what the flush has armed again: pauses grow while the storage fails
                 self._due_ms = self._clock.monotonic_ms() + pause_ms
             pause_ms = min(2 * pause_ms, RETRY_LATEST_MS)
 
@@ -183,9 +187,11 @@ class FlushTimer:
                     continue
                 left_ms = due_ms - self._clock.monotonic_ms()
                 if left_ms <= 0:
+                    # taken: what is appended during the flush arms again
                     self._due_ms = None
                     return True
                 self._waits_for_change(due_ms, left_ms / 1_000)
+            # under the lock, so that the next `arm` begins a thread instead of waking this one
             self._thread = None
             return False
 
@@ -272,6 +278,7 @@ class StreamWriter:
         check_events(self.stream.name, batch)
         self._check_number(sequence)
         self._notice_fork()
+        # before anything is taken, so that an error leaves this batch to the caller; a repeated one takes no room
         if self._buffered_bytes >= FLUSH_BYTES and (sequence is None or sequence >= self.next_sequence):
             self.flush()
         with self._buffer_lock:
@@ -285,11 +292,14 @@ class StreamWriter:
                     f"{self.next_sequence} was expected; numbers must follow each other"
                 )
             future: Future[Appended] = Future()
+            # cancelling would say that its events are not in the store, which may be wrong from now on
             future.set_running_or_notify_cancel()
             self.next_sequence = number + 1
+            # with a stable id an empty one is recorded, too: its number must not be expected again
             if batch.num_rows == 0 and not self._writer_id:
                 future.set_result(Appended())
                 return future
+            assert not self._buffer or self._buffer[-1].sequence < number, "numbers rise within a flush"
             self._buffer.append(PendingAppend(batch, future, number))
             self._buffered_bytes += batch.nbytes
             if self._writer_id:
@@ -297,6 +307,7 @@ class StreamWriter:
             is_full = self._buffered_bytes >= FLUSH_BYTES
             if self._linger is not None:
                 self._linger.arm()
+        # without the buffer lock: `flush` takes it within its own
         if is_full:
             with contextlib.suppress(HeadgateError):  # taken: the future, or the next call, says what is wrong
                 self.flush()
@@ -313,6 +324,7 @@ class StreamWriter:
         """
         self._notice_fork()
         with self._flush_lock:
+            # what an earlier call left comes first: its events precede those in the buffer
             if self._attempt is not None:
                 self._finish(self._attempt)
             with self._buffer_lock:
@@ -326,6 +338,7 @@ class StreamWriter:
                     self._buffer, self._buffered_bytes = [], 0
             if self._attempt is None:
                 return
+            # the buffer lock is free meanwhile: others append to the next flush
             self._finish(self._attempt)
         self._look_after(self.stream.name)  # S71
 
@@ -350,8 +363,10 @@ class StreamWriter:
         known = time if time.tzinfo is not None else time.replace(tzinfo=UTC)
         self._notice_fork()
         self._check_open()
+        # before the flush: from its parts on, readers are given the time of the stream (S90)
         self._is_timed = True
         self.flush()
+        # after the flush: what was appended before this call may be earlier than the time
         event_ms = (known - EPOCH) // timedelta(milliseconds=1)
         writer = (self._writer_id, self._epoch) if self._writer_id else None
         self._catalogue.note_time(self.stream, self._owner, event_ms, self._clock.wall_ms(), writer=writer)
@@ -364,6 +379,7 @@ class StreamWriter:
         if self._linger is not None:
             self._linger.close()
         self.flush()
+        # last: while anything is not durable, this writer holds the time of the stream back
         if self._is_timed:
             self._catalogue.forget_time(self.stream, self._owner)
 
@@ -391,6 +407,7 @@ class StreamWriter:
         elif version > self.stream.schema_version:
             newer = self._schemas.of(version)
             with self._flush_lock:  # a flush goes on in one schema and one layout
+                # another thread may have been quicker, and have taken a still newer one
                 if version > self.stream.schema_version:
                     self.stream = replace(self.stream, schema=newer, schema_version=version)
 
@@ -423,7 +440,8 @@ class StreamWriter:
         waiting = self._unacknowledged.get(number)
         if waiting is not None:
             return waiting
-        assert number <= self._durable_sequence
+        # numbers leave `_unacknowledged` only when they are durable, under the lock that is held here
+        assert number <= self._durable_sequence, "an append that neither waits nor is durable had a number"
         future: Future[Appended] = Future()
         future.set_result(Appended(is_duplicate=True))
         return future
@@ -433,6 +451,7 @@ class StreamWriter:
         try:
             self.flush()
         except Exception as error:
+            # raised here, an error would end the thread, and what waits would be flushed by the next call only
             if self._failure is not None:
                 return True  # it ended the writer: the futures have it
             if not self._is_late:
@@ -448,6 +467,7 @@ class StreamWriter:
             try:
                 attempt.starts = self._make_durable(attempt)
             except StorageError as error:
+                # a transient one leaves the attempt in place: the next call, or the timer, goes on with it
                 if not error.is_transient:
                     self._end(error)
                 elif self._linger is not None:
@@ -457,6 +477,8 @@ class StreamWriter:
                 self._end(error)
                 raise
         with self._buffer_lock:
+            assert attempt.items[-1].sequence >= self._durable_sequence, "flushes are finished in their order"
+            # before futures complete: a callback may repeat an append, which must find its number durable
             self._durable_sequence = attempt.items[-1].sequence
             for item in attempt.items:
                 self._unacknowledged.pop(item.sequence, None)
@@ -468,6 +490,7 @@ class StreamWriter:
         """End the writer: nothing that waits is acknowledged, nothing more is taken. Under the flush lock."""
         with self._buffer_lock:
             self._failure = error
+            # taken out under the lock, so that no append comes in between and waits for ever
             items = (self._attempt.items if self._attempt is not None else []) + self._buffer
             self._attempt, self._buffer, self._buffered_bytes = None, [], 0
         if self._linger is not None:
@@ -487,6 +510,7 @@ class StreamWriter:
                 attempt.begin_again(self._new_path())
 
     def _append(self, attempt: FlushAttempt) -> Starts:
+        # once: a retry is of the same file, of which `_found` knows how many events each segment got
         if attempt.encoded is None:
             attempt.encoded = encode_batches(self.stream, [item.batch for item in attempt.items], attempt.turn)
         if attempt.is_uncertain:
@@ -494,6 +518,7 @@ class StreamWriter:
             if known is not None:  # the earlier try took effect although it reported an error
                 return known
         self._storage.put(attempt.path, attempt.encoded.chunk.buffers)  # durable before visible
+        # before the catalogue is asked: from here on an error may hide that it took effect
         attempt.is_uncertain = True
         record = attempt.encoded.record(attempt.path)
         try:
@@ -529,6 +554,7 @@ class StreamWriter:
         except NotFound:
             if self._catalogue.find_append(path).is_condemned:  # which is recorded before a file is removed
                 return None
+            # the record that it is garbage goes after its file: then only a head that has moved tells of the truncation
             extents = self._catalogue.extents(self.stream)  # of a stream that was deleted nothing is acknowledged
             return TRUNCATED if any(extent.head for extent in extents.values()) else None
         return None

@@ -57,6 +57,7 @@ def dealt(
     """Give every free segment to that of ``takers`` who has least to read, the largest first (RG6)."""
     owners = dict(shares.owners)
     loads = {reader: sum(_weight(x, sizes) for x in shares.of(reader)) for reader in takers}
+    # the largest first: small ones even out what is left; names decide between equals: one question has one answer
     for segment in sorted(free, key=lambda x: (-_weight(x, sizes), x)):
         if not loads:
             break
@@ -371,6 +372,7 @@ def _handle(group: Group, event: Event, views: Mapping[str, View]) -> Answer:
             return _on_joined(group, event)
         case Silent():
             member = group.readers.get(event.reader)
+            # a beat, or another life, since the watcher looked: then it lives
             is_silent = member is not None and (member.token, member.beats) == (event.token, event.beats)
             is_silent = is_silent and group.claim is None  # GS2: a pipeline notices itself who is dead
             return Done(_without(group, event.reader) if is_silent else group)
@@ -394,9 +396,11 @@ def _of_reader(group: Group, event: Lived | Committed | Passed, views: Mapping[s
     if member is None or member.token != event.token:  # RG12
         return Stale("it was considered dead, has left, or the group was reset since it joined")
     if isinstance(event, Lived):
+        # two threads of a reader beat, and their beats may overtake each other
         beats = max(member.beats, event.beats)
         return Done(replace(group, readers={**group.readers, event.reader: replace(member, beats=beats)}))
     moved = _moved(group, event.reader, event.positions)
+    # of one that is not owed, because this is a repeat or it was forgotten, the positions still count
     if isinstance(event, Passed) and any(
         x.name == event.checkpoint and event.reader in x.owed_by for x in group.checkpoints
     ):
@@ -449,6 +453,7 @@ def _on_joined(group: Group, event: Joined) -> Answer:
 
 
 def _on_checkpoint(group: Group, event: CheckpointAsked) -> Answer:
+    # asked for again to see whether it is complete
     if group.checkpoint(event.name) is not None:
         return Done(group)
     if group.claim is not None and not group.claim.is_gathered:
@@ -458,6 +463,7 @@ def _on_checkpoint(group: Group, event: CheckpointAsked) -> Answer:
             f"{OPEN_CHECKPOINTS_MAX} checkpoints are not complete yet; wait for them, or forget them: a reader that "
             "does not read passes no marker"
         )
+    # begun with what is durable now; each reader that passes the marker puts its own positions in
     new = Checkpoint(event.name, tuple(sorted(group.readers)), dict(group.progress))
     return Done(_trimmed(replace(group, checkpoints=(*group.checkpoints, new))))
 
@@ -506,6 +512,7 @@ def _with_later(progress: Mapping[str, Progress], positions: Mapping[GroupSegmen
 
 def _passed(group: Group, reader: str, checkpoint: str | None = None) -> Group:
     """Record the durable positions of a reader in a checkpoint that it owes, or in all of them (RG9)."""
+    assert reader in group.readers, "only a reader of the group has markers to pass"
     at = {segment: group.position(segment) for segment in group.shares.of(reader)}
     checkpoints = tuple(
         replace(_noted(x, reader, at), owed_by=tuple(y for y in x.owed_by if y != reader))
@@ -555,6 +562,7 @@ def _heirs(group: Group, seen: Group, reader: str, views: Mapping[str, View]) ->
 
 def _without(group: Group, reader: str) -> Group:
     """Return the group without a reader; it has passed what it owed, at its durable positions (RG14)."""
+    # else a checkpoint would wait for it for ever
     rest = _passed(group, reader)
     readers = {name: member for name, member in rest.readers.items() if name != reader}
     return replace(rest, readers=readers, shares=rest.shares.without(rest.shares.of(reader)))

@@ -129,6 +129,7 @@ class ReadingOrder:
 
     def see(self, layout: Layout, extents: Mapping[int, Extent]) -> None:
         """The stream has this layout now."""
+        assert 0 <= self.index < self.parallelism, "a subtask is one of so many"
         is_first = not self._layout.segments
         new = layout.segments[len(self._layout.segments) :]
         self._layout, self._lineage = layout, Lineage(layout)
@@ -164,9 +165,11 @@ class ReadingOrder:
 
     def end(self, number: int) -> None:
         """Everything in an own segment has been read, and the stream's present layout was seen."""
+        assert self._is_mine(number), "a subtask reads its own segments only"
         successors = [x for x in self._lineage.successors(self._layout.segments[number]) if self._is_known(x)]
         if successors:
             self._pass(number)  # for this subtask: what it reads next goes the same way, after it
+        # others read what follows: they wait until the pipeline has passed this one's last events
         if not all(map(self._is_mine, successors)):
             self._unannounced.add(number)
 
@@ -184,6 +187,7 @@ class ReadingOrder:
     def completed(self, checkpoint: int) -> set[int]:
         """``checkpoint`` is complete; return the segments that the pipeline has passed, for other subtasks."""
         found = self._cuts.pop(checkpoint, set()) & self._unannounced
+        # what older cuts held and is not announced yet is in this one, too
         self._cuts = {number: cut for number, cut in self._cuts.items() if number > checkpoint}
         return found
 

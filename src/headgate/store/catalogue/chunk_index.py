@@ -66,6 +66,8 @@ def append(
     is_timed: bool = False,
 ) -> dict[int, int]:
     """Record a durable chunk and make its parts visible."""
+    # layout, fence and numbers are checked in the transaction that makes the events visible: nothing
+    # can change in between (S9)
     check_writable(connection, stream)
     if numbers is not None:
         advance_writer(connection, stream, numbers)
@@ -164,11 +166,13 @@ def known_chunks(connection: Connection, paths: Collection[str]) -> set[str]:
 @t.implements(Catalogue.condemn)
 def condemn(connection: Connection, paths: Collection[str]) -> set[str]:
     """Return those of these files that are not recorded. They never will be from now on."""
+    # in one transaction, and `insert_chunk` looks at it in its own: a file is recorded or removed, never both
     condemned = set(paths) - known_chunks(connection, paths)
     left = sorted(condemned)
     for at in range(0, len(left), _PATHS_AT_A_TIME):
         some = left[at : at + _PATHS_AT_A_TIME]
         listed = set(connection.scalars(sa.select(t.garbage.c.path).where(t.garbage.c.path.in_(some))))
+        # the entry of a truncation stays as it is: `find_append` tells the two kinds apart by the stream
         new = [{"path": path, "stream_id": t.NO_STREAM} for path in some if path not in listed]
         if new:
             connection.execute(t.garbage.insert(), new)
@@ -216,6 +220,7 @@ def find_parts(connection: Connection, stream: StreamInfo, segment: int, positio
     parts = tuple(stored_part(row) for row in itertools.takewhile(is_sound_part, rows))
     if parts:  # those before the damage are read; the next look begins with it
         end = parts[-1].end
+        # there may be more of them: then only the segment knows its end
         if len(parts) == limit:
             ended = connection.execute(_ENDED, {"stream_id": stream.stream_id, "segment": segment}).one_or_none()
             end = end if ended is None else max(end, checked_row(ended, bool, int | None, int, int | None)[2])
@@ -289,6 +294,7 @@ _PARTS = (
     STORED_PARTS.where(
         t.parts.c.stream_id == sa.bindparam("stream_id"),
         t.parts.c.segment_id == sa.bindparam("segment"),
+        # by the index: the end of a part alone would have all parts before the position looked at
         t.parts.c.start >= sa.func.coalesce(_first, 0),
         t.parts.c.start + t.parts.c.events_count > sa.bindparam("position"),
     )
@@ -349,6 +355,7 @@ def note(
     _set(connection, stream_id, owner, max(event_ms, EVENT_MS_MIN), now_ms)
     recent = (t.event_times.c.noted_ms >= now_ms - SILENT_MS, t.event_times.c.owner != t.OF_THE_STREAM)
     lowest = sa.select(sa.func.min(t.event_times.c.event_ms)).where(t.event_times.c.stream_id == stream_id, *recent)
+    # one that was silent for long may come back with an earlier time, and the stream's never goes back
     found = max(int(connection.scalars(lowest).one()), event_time(connection, stream_id))
     _set(connection, stream_id, t.OF_THE_STREAM, found, now_ms)
     connection.execute(t.segments.update().where(*t.open_segments(stream_id)).values(event_ms=found))

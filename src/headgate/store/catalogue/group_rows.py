@@ -307,6 +307,7 @@ def reset_group(
 ) -> GroupFound:
     """Reset a group (RG15), and let it belong to ``claim`` from now on."""
     found = find_group(connection, name)
+    # made by an earlier try with a lost answer: readers that joined since stay
     if found.group.reset == token:
         return found
     infos = {stream: sql_streams.find_stream(connection, stream) for stream in sorted(found.group.streams)}
@@ -370,9 +371,11 @@ def _record(connection: Connection, found: GroupFound, event: Event, views: Mapp
     if isinstance(answer, GroupRefused):
         raise UsageError(f"reader group '{found.name}': {answer.problem}")
     group = answer.group
+    # at joins and heartbeats, not at every commit: to sample sizes, parts are looked at
     is_uneven = len(group.readers) > 1 and isinstance(event, Joined | Lived)
     if group.readers and (group.free or is_uneven):
         group = reader_group.settled(group, _sampled(connection, group))
+    # nothing is written, so that no reader is woken to look at what it knows
     if group == found.group:
         return found
     now = GroupFound(found.name, found.version + 1, group)
@@ -380,6 +383,7 @@ def _record(connection: Connection, found: GroupFound, event: Event, views: Mapp
     connection.execute(t.reader_groups.update().where(mine).values(version=now.version, state=encode_group(group)))
     was = found.group
     if (group.streams, group.progress, group.checkpoints) != (was.streams, was.progress, was.checkpoints):
+        # in the transaction that moves the positions: no truncation comes in between
         move_holds(connection, found.name, found.group, group)
     return now
 

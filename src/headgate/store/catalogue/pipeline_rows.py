@@ -35,6 +35,7 @@ def mark(connection: Connection, stream: str, owner: str, generation: int, check
     """
     info = find_stream(connection, stream)
     found = _find_markers(connection, info, owner, generation, checkpoint)
+    # asked again after a lost answer: the first moment stays, though more events may have come
     if found:
         return found
     query = sa.select(t.segments.c.segment_id, t.segments.c.end_position).where(*t.open_segments(info.stream_id))

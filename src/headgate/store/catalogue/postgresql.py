@@ -221,6 +221,7 @@ class PostgresDatabase:
         self._notice_fork()
         with self._write_lock, self._transaction("write", _write(self._channel)) as connection:
             yield connection
+        # after the commit: a reader that is woken sees what was changed
         notify_local_listeners(self._address.url)
 
     @contextlib.contextmanager
@@ -287,6 +288,7 @@ class PostgresDatabase:
         try:
             connection.begin()  # ends with what is begun here
             cursor = _client_connection(connection).execute(begin.encode())
+            # all of it in one round trip; the last result is the version
             while cursor.nextset():
                 pass
             row = cursor.fetchone() if cursor.description else None
@@ -513,13 +515,14 @@ def _make(database: PostgresDatabase, address: PostgresAddress, chunks: str | No
     with database.making() as connection:
         if not connection.scalar(sa.text("SELECT 1 FROM pg_namespace WHERE nspname = :name"), {"name": address.schema}):
             connection.exec_driver_sql(f'CREATE SCHEMA "{address.schema}"')
+        # `making` may have waited for another process that made it, and said where the chunks are
         is_there = _meta(connection) is not None
         make_tables(connection, postgres_tables())
         if not is_there:
             for key, value in ((CHUNKS, chunks), (STORE_ID, secrets.token_hex(16))):
                 connection.execute(t.meta.insert().values(key=key, value=value))
         meta = _meta(connection)
-        assert meta is not None
+        assert meta is not None, "the tables were made above, in this transaction"
         return meta
 
 

@@ -77,6 +77,7 @@ class Reopening:
             raise CorruptionError(what, 0, expected, f"one without {lost}")
         found = layouts.reopen(layout, epoch, touched)
         if found.change is not None:
+            # those before the first reopening: later ones of the same commit must not take ours for the stream's own
             self._ranges.setdefault(stream.stream_id, (stream, [segment.keys for segment in layout.present]))
             _apply_change(self._connection, stream, found.change, self._now_ms)
         return found.places
@@ -103,6 +104,7 @@ def pass_segments(connection: Connection, stream: StreamInfo, reader: Reading, s
         "life": reader.life,
         "generation": reader.generation,
     }
+    # a repeat after a lost answer adds nothing
     new = sorted(set(segments) - passed(connection, stream, reader))
     if new:
         connection.execute(t.passed.insert(), [{**key, "segment_id": segment} for segment in new])

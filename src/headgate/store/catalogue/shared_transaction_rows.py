@@ -130,6 +130,7 @@ def write_shared(
 ) -> None:
     """Record a durable chunk of a participant's writes, hidden, after all that is recorded already (TX3)."""
     answer = _decide(connection, wanted, machine.Write(token, *numbers), participant)
+    # an earlier try was recorded and its answer lost: the events are there, and are not added again (TX3)
     if not isinstance(answer, machine.Apply):
         return
     transaction_id = _renew(connection, wanted, now_ms)
@@ -275,7 +276,7 @@ def _participant(connection: Connection, transaction_id: int, name: str) -> Part
 def _renew(connection: Connection, shared: Shared, now_ms: int) -> int:
     """Note a sign of life; return the number of the transaction."""
     row = _row(connection, shared.stream.stream_id, shared.name)
-    assert row is not None
+    assert row is not None, "its lease is renewed after a decision about it, in one transaction"
     _set(connection, row.transaction_id, due_ms=now_ms + row.lease_ms, suspected_ms=None)
     return int(row.transaction_id)
 

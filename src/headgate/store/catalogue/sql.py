@@ -168,6 +168,7 @@ class CatalogueFile:
             changes = self.changes()
             if self._watching is not None:
                 return read(self._watching)
+            # immutable: SQLite takes no lock and makes no file; what it read counts only if nothing has changed since
             with contextlib.closing(self._connect("immutable=1")) as file:
                 try:
                     found = read(file)
@@ -296,6 +297,7 @@ class ReadonlyDatabase:
             if self._file is not None:
                 return self._file
             with translate_errors(self.path, "read"):
+                # before the copy is made: a change in between is noticed by the next look
                 changes = self._look.changes()
                 if self._copy is not None and changes == self._copied_at:
                     return self._copy

@@ -110,6 +110,7 @@ class FileDatabase:
     @contextlib.contextmanager
     def write(self) -> Iterator[Connection]:
         self._notice_fork()
+        # BEGIN IMMEDIATE waits for other processes within SQLite, for other threads here
         with self._translating_errors("write"), self._write_lock, self._engine.connect() as plain:
             connection = plain.execution_options(headgate_write=True)
             with connection.begin():
@@ -130,6 +131,7 @@ class FileDatabase:
             if self._tail is None:
                 self._tail = self._connect_tail()
                 self._tails_count += 1
+            # SQLite counts commits of other connections only: this one never writes, so it hears of ours, too
             return self._tails_count * _CHANGES_OF_A_TAIL + int(self._tail.execute("PRAGMA data_version").fetchone()[0])
 
     def close(self) -> None:
@@ -190,6 +192,7 @@ def _engine(path: Path) -> Engine:
 
     def on_begin(connection: Connection) -> None:
         is_write = connection.get_execution_options().get("headgate_write", False)
+        # immediate: a transaction that reads first could not become a writer once another one has written
         connection.exec_driver_sql("BEGIN IMMEDIATE" if is_write else "BEGIN")
 
     event.listen(engine, "connect", on_connect)
@@ -233,6 +236,7 @@ class MemoryDatabase:
         with self._translating_errors("write"), self._lock, self._engine.connect() as connection:
             with connection.begin():
                 yield connection
+            # after the commit, under the lock: a reader that sees the number sees the change
             self._writes_count += 1
 
     @contextlib.contextmanager

@@ -56,6 +56,7 @@ def create_stream(connection: Connection, wanted: StreamDefinition, now_ms: int,
             raise UsageError(f"stream '{wanted.name}' exists already in {where}; delete it or choose another name")
         found = stream_info(connection, row)
         had = find_schemas(connection, found)
+        # any schema that it has had will do: the program may be older than the last update (S76)
         if newest_matching(had, lambda schema: schema_difference(schema, wanted.schema)) is None:
             check_same_schema(found.name, found.schema, wanted.schema)
         if wanted.routing_key is not None and wanted.routing_key != found.routing_key:
@@ -98,7 +99,7 @@ def create_stream(connection: Connection, wanted: StreamDefinition, now_ms: int,
 def inserted_id(result: sa.CursorResult[Any]) -> int:
     """Return the number the database gave to the one row inserted."""
     key = result.inserted_primary_key
-    assert key is not None
+    assert key is not None, "one row was inserted, and got a number"
     return int(key[0])
 
 
@@ -239,6 +240,7 @@ def stream_info(connection: Connection, row: Any) -> StreamInfo:
 
 def with_counts(connection: Connection, infos: Sequence[StreamInfo]) -> list[StreamInfo]:
     """Return streams with segments, heads, ends, sizes and prepared transactions filled in (many at once)."""
+    # databases bound how many values one statement may have
     some = [infos[at : at + _STREAMS_AT_A_TIME] for at in range(0, len(infos), _STREAMS_AT_A_TIME)]
     return [info for each in some for info in _with_counts(connection, each)]
 
@@ -360,6 +362,7 @@ def set_scaling(connection: Connection, name: str, policy: ScalingPolicy | None)
 def seal_stream(connection: Connection, name: str) -> None:
     """End a stream."""
     info = find_stream(connection, name)
+    # a sealed stream takes no events, so a commit that was promised could not be kept
     for status in (Status.PREPARED, Status.OPEN):
         waiting = _names_of(connection, info.stream_id, status)
         if waiting:
@@ -373,6 +376,7 @@ def seal_stream(connection: Connection, name: str) -> None:
 def remove_stream(connection: Connection, info: StreamInfo) -> None:
     """Remove everything the catalogue knows of a stream; its chunks are orphans afterwards."""
     own = sa.select(t.transactions.c.id).where(t.transactions.c.stream_id == info.stream_id)
+    # these are found by way of the transactions, so they go before those
     for table in (t.prepared_parts, t.participants):
         connection.execute(table.delete().where(table.c.transaction_id.in_(own)))
     for table in _OF_STREAMS:
@@ -438,6 +442,7 @@ def update_schema(connection: Connection, name: str, wanted: pa.Schema, *, is_wh
         raise UsageError(f"stream '{stream.name}' cannot be updated: {answer.problem}")
     if isinstance(answer, Unchanged):
         return stream
+    # it stays: chunks that are there are read in it, by its version
     former = {"stream_id": stream.stream_id, "version": stream.schema_version, "schema": encode_schema(stream.schema)}
     connection.execute(t.former_schemas.insert().values(former))
     version = stream.schema_version + 1

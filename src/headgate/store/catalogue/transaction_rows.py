@@ -206,6 +206,7 @@ def prepare(
     now_ms: int,
 ) -> None:
     """Record a transaction as prepared, with the files that hold its events (S12)."""
+    # not its layout: events that were routed by a former one get their places at the commit (S75)
     check_takes_events(connection, stream)
     request = Request(Verb.PREPARE, name, owner, epoch, ",".join(chunk.path for chunk in chunks))
     decision = _decide(connection, stream, request)
@@ -235,17 +236,20 @@ def commit(
 ) -> None:
     """Make the events of prepared transactions visible, of all at once; nothing of those that are visible already."""
     reopening = Reopening(connection, now_ms)
+    # without names there is no decision that looks at the fence
     if times and not names:
         fence(connection, owner, epoch)
     promised = {stream for stream, _ in names} & times.keys()
     timed = {name: _find_promised_stream(connection, name, owner, epoch) for name in sorted(promised)}
     timed |= {name: find_stream(connection, name) for name in sorted(times.keys() - promised)}
+    # before the commits: the time is given to what they add, not to what was there
     ends = {name: segment_ends(connection, stream.stream_id) for name, stream in timed.items()}
     for stream_name, name in names:
         stream = _find_promised_stream(connection, stream_name, owner, epoch)
         if isinstance(_decide(connection, stream, Request(Verb.COMMIT, name, owner, epoch)), Record):
             event_ms = event_time(connection, stream.stream_id) if stream_name in timed else None
             apply_commit(connection, stream, name, reopening, now_ms, event_ms)
+    # once, after the last of them: several may have been routed by the same former layout
     reopening.close()
     for name, stream in timed.items():
         note(connection, stream.stream_id, owner, times[name], now_ms, ends[name])
@@ -272,6 +276,7 @@ def _abort(connection: Connection, stream: StreamInfo, request: Request, now_ms:
     if not isinstance(decision, Record):
         return ()
     if _find_record(connection, stream.stream_id, request.name) is None:
+        # nothing to drop, but the name is spent: a prepare that is under way must be refused
         _clean_up_outcomes(connection, insert(connection, stream, request, decision.status, 0, now_ms))
         return ()
     return drop(connection, stream, request.name, now_ms)
@@ -279,6 +284,7 @@ def _abort(connection: Connection, stream: StreamInfo, request: Request, now_ms:
 
 def drop(connection: Connection, stream: StreamInfo, name: str, now_ms: int) -> tuple[str, ...]:
     """Abort a transaction that is open or prepared; return the files that nothing refers to any more."""
+    # rows first, files after this transaction: a crash in between leaves orphans, not parts without a file
     transaction_id = set_status(connection, stream, name, Status.ABORTED, now_ms)
     mine = t.prepared_parts.c.transaction_id == transaction_id
     numbers = set(connection.scalars(sa.select(t.prepared_parts.c.chunk_id).where(mine)))
@@ -331,6 +337,7 @@ def _decide(connection: Connection, stream: StreamInfo, request: Request) -> Dec
     newest = fence_of(connection, request.owner)
     decision = decide(request, record, newest)
     _refuse(decision, request, stream.name)
+    # only what was accepted moves the fence
     set_fence(connection, request.owner, newest, next_fence(newest, request.epoch))
     return decision
 
@@ -369,6 +376,7 @@ def apply_commit(
     rows = connection.execute(sa.select(t.prepared_parts).where(mine).order_by(t.prepared_parts.c.number)).all()
     parts = [(int(row.chunk_id), part_entry(row)) for row in rows]
     found = sum(entry.events_count for _, entry in parts)
+    # raised, it undoes the transaction of the database with the new status: nothing was committed
     if found != promised:
         what = f"transaction '{name}' of stream '{stream.name}'"
         raise CorruptionError(what, 0, f"{promised} prepared events", f"{found}")

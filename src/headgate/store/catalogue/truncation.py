@@ -141,6 +141,7 @@ def forget_garbage(connection: Connection, paths: Sequence[str]) -> None:
 @t.implements(Catalogue.hold)
 def hold(connection: Connection, stream: StreamInfo, hold: Hold) -> None:
     """Let ``hold`` take the place of what its holder held in the stream before."""
+    # none found: it names none, or none that there is, or the stream was deleted; all segments tell which
     named = t.segments.c.segment_id.in_(sorted(hold.positions))  # of those only: a stream may have had many
     found = find_extents(connection, t.segments.c.stream_id == stream.stream_id, named) or extents(connection, stream)
     newest = _newest(connection, stream, hold.holder)
@@ -251,6 +252,7 @@ def _forget_parts(connection: Connection, stream_id: int, segment: int, head: in
     rows = connection.execute(query).all()
     if not rows:
         return 0
+    # up to the last one that was found: where there were more than `limit`, the rest is for the next call
     connection.execute(t.parts.delete().where(*mine, parts.start <= rows[-1].start))
     _forget_chunks(connection, stream_id, sorted({row.chunk_id for row in rows}))
     return len(rows)
@@ -266,6 +268,7 @@ def _forget_chunks(connection: Connection, stream_id: int, numbers: Sequence[int
         if path is None:
             continue  # a damaged catalogue, which its check says: the file is unknown
         connection.execute(t.chunks.delete().where(t.chunks.c.id == number))
+        # recorded before the file is deleted: after a crash in between, the next sweep goes on with it
         connection.execute(t.garbage.insert().values(path=path, stream_id=stream_id))
         _remember_author(connection, stream_id, path)
 

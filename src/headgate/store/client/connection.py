@@ -194,6 +194,7 @@ class ServerConnection:
         """Make a thread that waits for an answer get an error."""
         stream = self._http.sock
         if stream is not None:
+            # not closed: that would not wake a thread that waits on it
             shut_down(stream)
 
     def close(self) -> None:
@@ -221,6 +222,7 @@ class ServerConnection:
         nonce = self._around.token(NONCE_BYTES)
         machine = ClientHandshake(token or NO_TOKEN, Purpose.STORE, nonce, is_tls=is_tls)
         if isinstance(self._http.sock, ssl.SSLSocket):
+            # the proof is of this certificate, too, so that a machine in between cannot pass it on
             machine.bind(self._http.sock.getpeercert(binary_form=True) or b"")
         told = self._asked(Request("POST", HELLO, [machine.start()], {RELEASE_HEADER: release()}))
         if told.status != http.client.OK:
@@ -331,7 +333,7 @@ class Client:
         """
         if self._facts is None:
             self.ask(Request("POST", "/date"))
-        assert self._facts is not None
+        assert self._facts is not None, "to ask is to connect, which sets them"
         return self._facts
 
     def ask(self, question: Request, *, is_once: bool = False, may_repeat: bool = False) -> bytes:
@@ -369,6 +371,7 @@ class Client:
         token, ca_file = next(iter(read_tokens()), None), os.environ.get(CA_FILE_VARIABLE, "")
         made = ServerConnection(self.address, token, ca_file, self.around)
         with self._lock:
+            # a restarted server is another instance, which is fine; another store is not
             known = self._facts
             if known is None or known.store == made.facts.store:
                 self._facts = made.facts
@@ -386,6 +389,7 @@ class Client:
 
     def _asked(self, question: Request, is_once: bool, may_repeat: bool, deadline_ms: float) -> Response:
         connection = self._connection_without_unsettled()
+        # a new name for each try: the former one may have been declared void, and is never carried out
         name = self.around.token(16).hex()
         named = {**(question.headers or {}), REQUEST_HEADER: name} if is_once else question.headers
         try:
@@ -403,7 +407,7 @@ class Client:
     def _result_of(self, answer: Response) -> bytes:
         """Return what was asked for; raise what was raised there."""
         facts = self._facts
-        assert facts is not None
+        assert facts is not None, "an answer came over a connection, and connecting has set them"
         match answer.status:
             case http.client.OK:
                 return answer.data
@@ -424,6 +428,7 @@ class Client:
             StorageError: the outcome is unknown.
         """
         with self._lock:
+            # first: whatever happens now, no question is asked before this one is settled
             self._unsettled.append(lost)
         pause_s = PAUSES_S[0]
         while self.around.monotonic_ms() < deadline_ms and not is_cancelled():
@@ -437,6 +442,7 @@ class Client:
                 continue
             except RefusedError:
                 break
+            # raised as unreachable, so that `ask` asks again while there is time
             if settled.is_void or (may_repeat and not settled.status):
                 raise UnreachableError(str(cause)) from cause
             if settled.status:
@@ -480,6 +486,7 @@ class Client:
         old: list[ServerConnection] = []
         with self._lock:
             while self._idle:
+                # the one that was used last: the older ones are left to become too old
                 since_ms, connection = self._idle.pop()
                 if self.around.monotonic_ms() - since_ms < IDLE_S * 1_000:
                     return connection

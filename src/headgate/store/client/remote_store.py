@@ -120,6 +120,7 @@ class ServerChangeListener(ChangeListener):
 
     def _hear(self, connection: ServerConnection) -> None:
         with self._lock:
+            # `close` may have looked for a connection to interrupt before this one was noted
             if self._closing.is_set():
                 connection.close()
                 return
@@ -219,6 +220,7 @@ class RemoteCatalogue(Catalogue):
             return decode(data, signature.gives)
         finally:
             if not verb.is_reading:
+                # also after an error: with a lost answer it may have taken effect
                 self._change_listener.changed_here()
 
 

@@ -83,6 +83,7 @@ def arriving(read: Callable[[int], bytes], size_bytes: int, checksum: str) -> It
         digest.update(piece)
         missing -= len(piece)
         yield piece
+    # raised from within the storage's `put`, before the file gets its name: nothing is kept
     if digest.hexdigest() != checksum:
         raise IncompleteError("the question was damaged on its way", is_whole=True)
 
@@ -104,6 +105,7 @@ class Range:
             self._only = piece if self.size_bytes == 0 else None
             self.size_bytes += len(piece)
         self.checksum = digest.hexdigest()
+        # as `Storage.get` does: who reads all of it acts on it, whatever process wrote it
         if size_bytes is None:
             storage.make_durable(path)
 
@@ -226,6 +228,7 @@ class Connection(BaseHTTPRequestHandler):
             self._input = BoundedInput(self.rfile, HANDSHAKE_BYTES_MAX)
             self.rfile = cast(BufferedReader, self._input)
         except BaseException:
+            # `finish` is not called for a connection that could not begin, and it was counted
             self._leave()
             raise
 
@@ -330,6 +333,7 @@ class Connection(BaseHTTPRequestHandler):
             )
         if not self._is_known and unquote(self.path) not in (HELLO, PROVE):
             raise RefusalError(http.HTTPStatus.UNAUTHORIZED, "greet first")
+        # with each question: a token that was taken away ends the connections that came with it
         if self._is_known and self._token not in (self.desk.tokens() or [NO_TOKEN]):
             raise RefusalError(http.HTTPStatus.FORBIDDEN, "the token of this connection is not right any more")
 
@@ -358,6 +362,7 @@ class Connection(BaseHTTPRequestHandler):
         raise RefusalError(http.HTTPStatus.FORBIDDEN, "the token is not right")
 
     def _prove(self, proof: bytes) -> tuple[int, bytes]:
+        # one try for each greeting: another guess takes another one
         machine, self._machine = self._machine, None
         try:
             if machine is None:

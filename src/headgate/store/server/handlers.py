@@ -93,6 +93,7 @@ class Deduplication:
             yield outcome
         finally:
             with self._changed:
+                # also when the work raised: it may have taken effect, so the question must not pass for a new one
                 self._under_way.discard(name)
                 if len(outcome.data) > ANSWER_BYTES_MAX:
                     outcome.status, outcome.data = 0, b""
@@ -109,6 +110,7 @@ class Deduplication:
             outcome = self._answered.get(name)
             if outcome is not None:
                 return RequestOutcome(is_over=True, status=outcome.status, data=outcome.data)
+            # its answer is not kept any more: over, with an unknown outcome, which its caller has to look up
             if name in self._carried_out:
                 return RequestOutcome(is_over=True)
             _keep(self._void, name, None, VOID_MAX)
@@ -451,6 +453,7 @@ class RequestHandlers:
         try:
             return self._carrying.carry_out(of, verb, data)
         finally:
+            # also after an error: it may have taken effect all the same
             if of == OF_THE_CATALOGUE and verb in VERBS and not VERBS[verb].is_reading:
                 self._news.changed()
 

@@ -66,6 +66,7 @@ def own_token_file(root: Path) -> Path:
     made = root / f"{TEMP_PREFIX}{secrets.token_hex(8)}"
     try:
         if not file.exists():
+            # aside first: no process may read half of it
             write_created(made, f"{secrets.token_urlsafe(32)}\n".encode(), access_in(root))
             try:
                 with contextlib.suppress(FileExistsError):  # another one was quicker
@@ -139,6 +140,7 @@ class ServerState:
             if self._around.monotonic_ms() - self._tokens_ms >= TOKENS_LOOK_S * 1_000:
                 self._tokens_ms = self._around.monotonic_ms()
                 try:
+                    # a file that is empty for a moment, while it is written, would open the store to every process
                     self._tokens = self._read_tokens() or self._tokens
                 except UsageError as error:
                     _log.warning("the tokens stay as they are: %s", error)
@@ -195,6 +197,7 @@ class ServerState:
         """
         self.is_closing = True
         self._stop_listening()
+        # those that wait for news would wait for longer than the grace
         self._answers.close()
         deadline_ms = self._around.monotonic_ms() + grace_s * 1_000
         while self._interrupted(idle_only=self._around.monotonic_ms() < deadline_ms):
