@@ -50,6 +50,7 @@ class CallExecutor:
         try:
             await _wait_for(asked)
         except asyncio.CancelledError:
+            # it succeeds only for a call that has not begun: then there is nothing to undo
             if not asked.cancel():
                 await self._settle(asked, undo)
             raise
@@ -61,6 +62,7 @@ class CallExecutor:
         was_cancelled = False
         for asked in tuple(self._under_way):
             was_cancelled |= await _wait_uncancelled(asked)
+        # past _begin(), which refuses calls by now
         closing = self._pool.submit(last)
         was_cancelled |= await _wait_uncancelled(closing)
         self._pool.shutdown(wait=False)
@@ -84,6 +86,7 @@ class CallExecutor:
         await _wait_uncancelled(asked)
         if undo is not None and asked.exception() is None:
             found = asked.result()
+            # not by _begin(): it is undone also while the store closes
             await _wait_uncancelled(self._submit(lambda: undo(found)))
 
 
@@ -99,6 +102,7 @@ async def _wait_for(asked: Future[Any]) -> None:
     waiter = loop.create_future()
 
     def wake() -> None:
+        # its task may have been cancelled meanwhile
         if not waiter.done():
             waiter.set_result(None)
 
@@ -288,6 +292,7 @@ class ChangePoller:
             self._changed.wait_for(lambda: self._waiters or self._is_closed, IDLE_S)
             if self._waiters and not self._is_closed:
                 return True
+            # under the lock: a task that comes now begins another thread
             self._thread = None
             return False
 

@@ -95,6 +95,7 @@ class AsyncStreamFollower(AsyncProxy[StreamFollower], Unclosed):
             yield found
 
     def _look(self, rows_max: int) -> _Looked[StreamEvents]:
+        # the number first: what comes between the two ends the wait at once
         return self._changes(), self._blocking.read(rows_max), None
 
     def _take_back(self, looked: _Looked[StreamEvents]) -> None:
@@ -167,6 +168,7 @@ class AsyncGroupReader(AsyncProxy[GroupReader]):
         await self.leave(commits=kind is None)
 
     def _look(self, rows_max: int) -> _Looked[GroupEvents | CheckpointMarker]:
+        # the number first: see AsyncStreamFollower
         seen = self._changes()
         found = self._blocking.read(rows_max)
         return seen, found, self._blocking.due_in_ms / 1_000
@@ -505,5 +507,6 @@ class AsyncStore(AsyncProxy[Store]):
     repair = awaitable(Store.repair)
 
     def _close(self) -> None:
+        # first: its thread looks at the store
         self._bell.join()
         self._blocking.close()

@@ -174,6 +174,7 @@ class _Watcher:
         with suppress(HeadgateError):  # a caller that waits for the run gets the same failure
             if not self._has_enough(handle):
                 return
+            # before stop(): the run may be over, and its result asked for, when that returns
             self.has_enough = True
             handle.stop()
 

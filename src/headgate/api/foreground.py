@@ -221,6 +221,7 @@ def _wait_for_end_or_signal(handle: PipelineHandle, received: list[int]) -> RunR
             return result
         if (count := received.count(ASK)) > rung:
             rung = count
+            # in threads: this one has to notice further signals
             threading.Thread(target=handle.answer_requests, name="headgate-asked", daemon=True).start()
         ends = [number for number in received if number != ASK]
         for drain in sorted({number == DRAIN for number in ends} - asked, reverse=True):
@@ -228,6 +229,7 @@ def _wait_for_end_or_signal(handle: PipelineHandle, received: list[int]) -> RunR
             threading.Thread(target=_stop, args=(handle, drain), name="headgate-stop", daemon=True).start()
         if sum(number != DRAIN for number in ends) > 1 and not cancelled:
             cancelled = True
+            # a second signal wants the end, whatever the options say about checkpoints
             handle.cancel(retain=True)
 
 

@@ -58,6 +58,7 @@ def prepare_start(
     if fresh is not None and config.start.restore is not None:
         raise UsageError("give fresh=True to begin at the beginning, or restore= to begin elsewhere, not both")
     make_checkpoint_directory(config)
+    # before anything is captured: a reset deletes captures, too
     if fresh is None:
         finish_reset(definition, watcher)
     else:

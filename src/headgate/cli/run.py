@@ -248,7 +248,7 @@ class StandbyRunner:
         except AlreadyRunning:
             return None
         except FencedError:
-            if claimed:
+            if claimed:  # it ran, and was replaced; else another process was quicker
                 raise
             return None
 

@@ -140,6 +140,7 @@ class Supervisor:
         """Keep the driver running; return the exit code."""
         os.set_blocking(self._woken, False)
         os.set_blocking(self._waker, False)
+        # a handler alone does not end select(): Python repeats the call
         signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
         for number in SIGNALS:
             signal.signal(number, self._remember)
@@ -192,6 +193,7 @@ class Supervisor:
         child = self._child
         assert child is not None
         with suppress(ProcessLookupError, PermissionError):
+            # not reaped yet, so that the number of its group is still its own
             os.killpg(child.pid, signal.SIGKILL)
         status = child.wait()
         while self._pipe >= 0 and select.select([self._pipe], [], [], 0)[0]:
@@ -245,10 +247,11 @@ class Supervisor:
                 process_group=0,  # Ctrl-C is for the supervisor, which passes it on (KR6)
             )
         except OSError as error:
+            # StartChild is the last effect of its event, so the machine may go on from here
             self._close_pipe()
             self._handle(ChildEnded(None, self._now_ms(), random.random(), str(error)))
         finally:
-            os.close(theirs)
+            os.close(theirs)  # only the child has this end now: the pipe ends with it
 
     def _now_ms(self) -> int:
         return int(time.monotonic() * 1000)
@@ -368,6 +371,7 @@ class SupervisorClient:
     def _report(self, word: str) -> None:
         if self._terms is not None:
             with suppress(BrokenPipeError):  # without a supervisor this process is about to die
+                # one short write, which the system does not split: reports come from several threads
                 os.write(self._terms.pipe, f"{word}\n".encode())
 
 

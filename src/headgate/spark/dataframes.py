@@ -397,6 +397,7 @@ def capture(dataframe: Any, directory: str, schema: pa.Schema) -> None:
     _check_settings(dataframe)
     target = Path(directory)
     with _disk_errors("capture a DataFrame in", directory):
+        # rows without a mark: a start was cut short, and they may not be all
         shutil.rmtree(target, ignore_errors=True)
         make_directories(target.parent, access_in(target.parent))
     place = spark_path(dataframe.sparkSession, directory)
@@ -404,9 +405,11 @@ def capture(dataframe: Any, directory: str, schema: pa.Schema) -> None:
         dataframe.write.option("compression", "snappy").parquet(place)
     with _disk_errors("capture a DataFrame in", directory):
         restrict(target)  # Hadoop has a umask of its own
+        # Spark does not wait for the disk
         for path in target.iterdir():
             sync_file(path)
         sync_directory(target)
+    # last: with the mark all rows are there, without it the next start captures again
     LocalStorage(target, access_in(target.parent)).put(MARK, [_FORMAT, schema.serialize()])
 
 

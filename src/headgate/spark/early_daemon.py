@@ -117,6 +117,7 @@ def take_over(address: str, prepare: Callable[[], None]) -> bool:
         listener.bind(address)
         listener.listen()
         prepare()
+        # its input closes when the process that began it ends; the socket is ready when Spark begins one
         poller = select.poll()
         for one in (0, listener.fileno()):
             poller.register(one, select.POLLIN)
@@ -133,6 +134,7 @@ def _take(connection: socket.socket, environment: Mapping[str, str]) -> bool:
     _, streams, _, _ = socket.recv_fds(connection, 1, len(_STREAMS))
     with connection.makefile("rb") as given:
         theirs, arguments, path = json.loads(given.read().decode("utf-8", "surrogateescape"))
+    # libraries have read their variables by now, so these must be the same
     is_same = read_by_libraries(theirs) == read_by_libraries(environment)
     connection.sendall(_TAKEN if is_same else _REFUSED)
     for stream, own in zip(streams, _STREAMS, strict=True):

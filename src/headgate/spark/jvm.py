@@ -53,6 +53,7 @@ def temporary_directory() -> Path | None:
     The lock of a directory belongs to its process and ends with it, so that neither a process id that is used again nor
     a second pipeline can take it for another's. None: there can be none, and Spark uses what it always does.
     """
+    # by process id: a fork inherits the list, but not the directory
     mine = [own for process, own in _own if process == os.getpid()]
     if not mine:
         parent = Path(tempfile.gettempdir()) / _PARENT
@@ -275,6 +276,7 @@ class JvmProcess:
             self._end_rest()
             raise
         finally:
+            # the JVM has its own: only so the reader sees the end of the pipe when the JVM ends
             os.close(sink)
 
     @property
@@ -304,6 +306,7 @@ class JvmProcess:
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.wait()
+        # no session has taken it, so no reader has this end
         os.close(self.words)
         self._end_rest()
 
@@ -477,6 +480,7 @@ def ensure_jvm(settings: Mapping[str, str]) -> None:
         discard_early()  # there is one already
         return
     jvm = take_or_start(launch_of(settings, os.environ))
+    # reads from the start: a full pipe would hold the JVM up
     listener = StderrReader(jvm.words)
     for name in PRELOADED_MODULES:
         with suppress(ImportError):  # its first use says so
@@ -497,6 +501,7 @@ def _gateway_of(jvm: JvmProcess, port: int, secret: str) -> Any:
     try:
         gateway = launch_gateway()
     finally:
+        # a later start must not take this process for a program of spark-submit
         for name in (SUBMITTED, _SECRET):
             del os.environ[name]
     gateway.proc, gateway.early_daemon = jvm.process, jvm.daemon

@@ -191,8 +191,10 @@ class SparkLauncher:
         what = self.definition, submission, host, port, secret, self.is_local, self.fingerprint
         main = WorkerMain(*what, __version__, self.log_directory)
         thread = InheritableThread(target=self._run, args=(submission, main, ended), name=f"headgate-job-{submission}")
+        # a job that Spark never ends must not keep the process alive
         thread.daemon = True
         try:
+            # asked here: as the failure of a job it would count as a loss, and be submitted again
             if self._is_stopped():
                 raise PipelineFailed(CONTEXT_STOPPED)
             thread.start()  # asks the JVM for the properties that the thread inherits
@@ -211,6 +213,7 @@ class SparkLauncher:
         return java is None or bool(java.sc().isStopped())
 
     def _group(self, submission: int) -> str:
+        # of this launcher alone: runs of one name on one context must not cancel each other
         return f"headgate-{self.definition.config.name}-{id(self):x}-{submission}"
 
     def _run(self, submission: int, main: WorkerMain, ended: Callable[[Failure | None], None]) -> None:
@@ -269,6 +272,7 @@ def _worker_environment(context: Any, is_local: bool) -> Iterator[None]:
     try:
         yield
     finally:
+        # the context may be its user's, who has other jobs
         context.pythonExec = python
         if threads is None:
             del context.environment[POLARS_THREADS]

@@ -82,6 +82,7 @@ class PipelineContext:
             if user in self._users:
                 self._users.remove(user)
                 if not self._users:
+                    # first: a start that waits for the lock makes a context of its own
                     PipelineContext.current = None
                     is_local = self._context.master.startswith("local")
                     _stop(self._context)
@@ -161,6 +162,7 @@ def start_pipeline(
                 else:
                     context = make_context(config.name, parallelism, master, submission.conf)
                     own = PipelineContext(context)
+                # under the lock: else the last user could stop it before this one counts
                 give_back = None if own is None else own.use()
             _check_slots(context, parallelism)
             send_modules(context, submission)
@@ -182,6 +184,7 @@ def start_pipeline(
         if give_back is not None:
             give_back()
         raise
+    # from here on the driver releases the lock, and the handle gives the context back
     driver.start()
     return SparkHandle(driver, give_back)
 
@@ -287,7 +290,7 @@ def _check_slots(context: Any, parallelism: int) -> None:
     """Refuse what Spark would otherwise only retry for ten minutes."""
     deadline = time.monotonic() + SLOTS_WAIT_S
     while (free := slots(context)) < parallelism:
-        if context.master.startswith("local") or time.monotonic() > deadline:
+        if context.master.startswith("local") or time.monotonic() > deadline:  # on this machine it never gets more
             raise UsageError(
                 f"parallelism {parallelism} needs as many slots, but {context.master} has {free}; "
                 "lower the parallelism or give Spark more cores"

@@ -174,6 +174,9 @@ def _events(place: StreamLocation, info: StreamInfo, piece: Piece) -> Iterator[t
                 f"segment {piece.segment} of stream '{info.name}' ends at {first} and was to be read to {piece.end}: "
                 "the store is older than the cut, or another one"
             )
+        assert reader.position == first + batch.num_rows <= piece.end, (
+            "each event is a row, and none is beyond the piece"
+        )
         yield first, batch
 
 
@@ -259,6 +262,7 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
     def initialOffset(self) -> Offset:  # noqa: N802 - PySpark's name
         """Return where a new query begins."""
         cut = self._selected.place.cut(self._start, "start")
+        # before Spark records the offset: from then on these events may be asked for
         self._hold(cut)
         return {"cut": str(cut)}
 
@@ -268,6 +272,7 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - PySpark's name
         """Take what is there now for all there is."""
+        # kept: what comes later is for the next start of the query
         self._last = self._tail()
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802 - PySpark's name
@@ -278,8 +283,10 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
         unread = pieces_between(extents, begin.positions, end.positions)
         if isinstance(limit, ReadMaxRows):
             unread = taken(layout, unread, limit.max_rows)
-        if not unread:
+        if not unread:  # the same offset, so Spark begins no micro-batch
             return start
+        # segments that are new are at their heads, those that were begun at their positions, those that are read at the
+        # ends of their pieces
         reached = {number: extent.head for number, extent in extents.items() if number in end.positions}
         reached |= dict(begin.positions) | {piece.segment: piece.end for piece in unread}
         return {"cut": str(StreamCut(begin.stream, begin.stream_id, reached))}

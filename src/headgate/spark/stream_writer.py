@@ -90,6 +90,7 @@ class StreamTarget:
         try:
             for batch in batches:
                 if batch.num_rows:
+                    # begun with the first row: a task without rows leaves nothing to be decided
                     transaction = transaction or self.place.store.transactions.begin(
                         self.place.stream, owner=owner, epoch=epoch, name=name
                     )
@@ -99,6 +100,7 @@ class StreamTarget:
             transaction.prepare()
         except BaseException:
             if transaction is not None:
+                # what cannot be aborted now, the next commit of the owner aborts
                 with suppress(HeadgateError):
                     transaction.abort()
             raise
@@ -125,12 +127,15 @@ class StreamTarget:
             FencedError, CorruptionError: another driver does the same.
         """
         store, stream = self.place.store, self.place.stream
+        # first: what other drivers, and tasks that are left, prepare from now on is refused
         epoch = store.pipelines.owner(owner).generation + 1
         store.transactions.fence(owner, epoch)
+        # asked once others are fenced: none of them can commit it between the answer and the commit
         keep = () if is_done(store) else names
         for x in store.list_transactions(owner=owner):
             if x.status is Status.PREPARED and x.name not in keep:
                 store.transactions.abort(x.stream, x.name, owner=owner, epoch=epoch)
+        # the one step that makes all rows visible
         if keep:
             _commit(store, [(stream, name) for name in keep], owner, epoch)
             store.look_after(stream)
@@ -232,6 +237,7 @@ class MicroBatchWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
         """
         query, batch = _local_property(QUERY_ID), _local_property(BATCH_ID)
         owner = f"{OWNERS}query-{query}"
+        # the one of now: a commit in the meantime fences this task, which then is one that was given up
         epoch = self._written.place.store.pipelines.owner(owner).generation
         return self._written.prepare(iterator, owner, epoch, _name_of(int(batch)))
 

@@ -81,6 +81,7 @@ class WorkerLog:
             root.removeHandler(former)
             former.close()
         root.addHandler(handler)
+        # Python's own level; any other one was chosen by the program
         if root.level in (logging.NOTSET, logging.WARNING):
             root.setLevel(logging.INFO)
         logging.captureWarnings(True)
@@ -125,6 +126,7 @@ class _Lines(io.TextIOBase):
 
     def __init__(self, former: TextIO, name: str, level: int, handler: logging.Handler) -> None:
         """``handler`` alone takes the lines: a user's handler that writes here would be given its own."""
+        # Spark uses a process again, and then one of these is there already
         self.original: TextIO = getattr(former, "original", former)
         self._keep: Callable[[str], object] = getattr(self.original, "keep", lambda text: None)
         self._log = logging.getLogger(name)
@@ -146,6 +148,7 @@ class _Lines(io.TextIOBase):
     def write(self, text: str) -> int:
         """Take ``text``; a line is logged when it ends. It is also kept as the last output of the worker."""
         self._keep(text)
+        # each thread has a line of its own: what two of them print is not mixed
         *lines, rest = (getattr(self._of_thread, "rest", "") + text).split("\n")
         if len(rest) > LINE_CHARS_MAX:
             lines, rest = [*lines, rest], ""
@@ -190,6 +193,8 @@ class SharedTail:
         """Keep the end of what has been written."""
         self._text = (self._text + text)[-WRITTEN_CHARS:]
         raw = self._text.encode(errors="replace")
+        # the text first: after a kill in between, the length counts no bytes that were never written
+        assert len(raw) <= _PAGE_BYTES - _HEAD_BYTES, "what is kept fits into the page"
         self._memory[_HEAD_BYTES : _HEAD_BYTES + len(raw)] = raw
         self._memory[8:_HEAD_BYTES] = len(raw).to_bytes(8, "big")
 
@@ -231,6 +236,7 @@ class ChildWatch:
         os.register_at_fork(before=self._before, after_in_child=self._in_child)
 
     def _before(self) -> None:
+        # here and not in begin(): Spark's daemon sets up its signals after that
         if os.getpid() == self._daemon:  # not where a worker forks
             signal.signal(signal.SIGCHLD, self._on_end)  # Spark's daemon ignores it, and so never hears a status
             self._pages.append(SharedTail())
@@ -246,6 +252,7 @@ class ChildWatch:
     def _on_end(self, number: int, frame: FrameType | None) -> None:
         while True:
             try:
+                # until there is none left: several ends may arrive as one signal
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
                 return
@@ -310,6 +317,7 @@ class WorkerMain:
         from headgate.runtime.worker.worker import Worker, WorkerStopped, WorkerTask
 
         context = BarrierTaskContext.get()
+        # first: what another release would make of the definition is unknown
         check_release(context.partitionId(), self.release)
         info = context.getTaskInfos()[context.partitionId()]
         host = "127.0.0.1" if self.is_local else info.address.rsplit(":", 1)[0]
@@ -340,7 +348,7 @@ class WorkerMain:
             worker.run()
         except WorkerStopped as stopped:
             raise RuntimeError(f"headgate worker {task.worker} stopped: {stopped}") from None
-        yield from ()
+        yield from ()  # a generator, as Spark wants it: all of this runs when Spark asks for the first row
 
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3

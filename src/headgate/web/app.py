@@ -145,6 +145,7 @@ def _answered(running: RunningPipeline, request: ControlRequest) -> CheckpointOu
             if (outcome := ask.answered()) is not None:
                 return outcome
             if running.ended() is not None:
+                # once more: the answer may have come between the two looks
                 return ask.answered() or CheckpointOutcome(None, "the pipeline ended")
             time.sleep(LOOK_S)
         return None
@@ -242,6 +243,7 @@ class Access:
     def has_token(self, request: Request) -> bool:
         """Whether ``request`` carries the token."""
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        # in a time that says nothing about how much of it is right
         is_same = secrets.compare_digest(given.encode(), (self.token or "").encode())
         return self.token is not None and scheme.lower() == "bearer" and is_same
 
@@ -287,6 +289,7 @@ class Access:
             if body is None:
                 return error_response("what is sent must be a small JSON object", 400)
             try:
+                # an action may take a minute, in which the loop serves other browsers
                 return json_response({"answer": await to_thread.run_sync(ask, action, body)})
             except HeadgateError as error:
                 return error_response(str(error), 409)
@@ -410,6 +413,7 @@ def serve_page(make_app: MakeApp, port: int, host: str, token: str | None, optio
     is_local = _is_loopback(host)
     if not is_local and token is None:
         raise UsageError(f"a page on {host} can be reached from other machines: give it a token (HEADGATE_UI_TOKEN)")
+    # elsewhere than on loopback it may have any name, and the token decides
     access = Access(token, not is_local) if is_local else Access(token, True, ("*",))
     closing = threading.Event()
     with _listening(host, port, option) as listener:

@@ -88,7 +88,7 @@ class LogReader:
                 content = file.read(size_bytes - begin)
         except OSError:  # between two files of a rotation, or never begun
             return ""
-        content = content[: content.rfind(b"\n") + 1]
+        content = content[: content.rfind(b"\n") + 1]  # the rest of the line comes with the next look
         self._place = _Place(inode, begin + len(content))
         if is_cut:
             content = content[content.find(b"\n") + 1 :]  # it began in the middle of a line

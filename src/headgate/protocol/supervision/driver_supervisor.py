@@ -201,6 +201,7 @@ class DriverSupervisor(Machine):
         if self._phase is not Phase.RUNNING:
             return [Ignored("the child is gone")]
         self._is_listening = True
+        # a drain is passed on to every child (KR7), a checkpoint to one
         waiting = [(self._is_drain_wanted, Command.DRAIN), (self._is_checkpoint_wanted, Command.CHECKPOINT)]
         self._is_checkpoint_wanted = False
         effects: list[Effect] = [Tell(command) for is_wanted, command in waiting if is_wanted]
@@ -240,6 +241,7 @@ class DriverSupervisor(Machine):
 
     def _end(self, event: ChildEnded, why: str) -> list[Effect]:
         self._enter(Phase.ENDED)
+        # as a shell says it: callers see no difference to a driver without a supervisor
         status = ExitCode.FAILED if event.status is None else event.status
         return [ExitWith(status if status >= 0 else SIGNAL_BASE - status, why)]
 

@@ -254,6 +254,7 @@ class Standby(Machine):
             assert self._known is not None, "a look at one beat follows a look at all"
             found = replace(self._known, mark=found.mark, course=found.course)  # a beat says nothing of the rest
         self._count(event, found)
+        # decided by looks at everything: how a run ended is in an object of its own, not in its beat
         if found.course in (Course.FINISHED, Course.DRAINED) and event.is_all:
             self._enter(Phase.ENDED)
             return [StandDown(found.course)]
@@ -262,6 +263,7 @@ class Standby(Machine):
         if not self._is_due(event, found):
             notice = Notice.WATCHING if found.knows_beats else Notice.NOT_STARTED
             return self._wait(notice, found.owner, self.LOOK_MS if found.knows_beats else self.REST_MS)
+        # before a takeover everything is read: there may be another generation, or an end
         if not event.is_all:
             return self._look_at_all()
         if found.course is Course.STOPPING:  # SB6: it died of it
@@ -285,6 +287,7 @@ class Standby(Machine):
             return True
         if found.course not in (Course.RUNNING, Course.DRAINING, Course.STOPPING):
             return True  # an end that a beat tells of: everything has to be looked at
+        # from the end of one look to the begin of another: it was silent for at least so long (SB7)
         patience_ms = self._silence_ms if found.knows_beats else max(self.UNKNOWN_MS, self._silence_ms)
         return event.began_ms - self._changed_ms >= patience_ms
 
@@ -315,6 +318,7 @@ class Standby(Machine):
     def _on_lost(self) -> list[Effect]:
         if self._phase is not Phase.TAKING:
             raise self._violation("lost a takeover that was not under way")
+        # another generation is at work: what is known of the last one says nothing of it
         self._known = self._looked_ms = None
         return [*self._say(Notice.OUTRUN, ""), *self._look_at_all()]
 

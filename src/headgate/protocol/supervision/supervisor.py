@@ -268,6 +268,7 @@ class Supervisor(Machine):
     def _prepare(self) -> list[Effect]:
         """Claim and get workers side by side: both take time, and recovery is measured (G2)."""
         self._enter(Phase.PREPARING)
+        # a claim that is under way, or one that no attempt could use, serves this attempt
         claim: list[Effect] = []
         if self._generation is None and not self._is_claiming:
             self._is_claiming = True
@@ -278,6 +279,7 @@ class Supervisor(Machine):
         self._is_claiming = False
         if self._phase not in (Phase.PREPARING, Phase.BACKOFF):
             return [Ignored("no generation is being prepared")]
+        # also during a delay: the attempt that it was for has failed, and the next one uses it
         assert self._generation is None, "one generation at a time (G2)"
         self._generation = event.generation
         self._had_workers |= event.workers_before == self._workers.workers_count
@@ -350,7 +352,7 @@ class Supervisor(Machine):
         if failure is not None:
             return self._fail(failure, event.at_ms, event.jitter)
         assert self._generation is not None, "only a generation at work fails by a peer"
-        if was_open:
+        if was_open:  # the timer runs since the first report
             return [Ignored("another worker has not said yet why it left")]
         return [ArmTimer(PeerTimer(self._generation), self.PEER_WORD_MS)]
 
@@ -370,6 +372,7 @@ class Supervisor(Machine):
             return [Ignored("the run is ending")]
         if self._phase in (Phase.PREPARING, Phase.BACKOFF):
             return [Ignored("the next generation waits for other workers anyway")]
+        # a restart begins: the workers of the generation leave, then the strategy says when the next one is claimed
         return self._end_generation(is_done=False) + self._restart(failure, at_ms, jitter)
 
     def _restart(self, failure: Failure, at_ms: int, jitter: float) -> list[Effect]:
@@ -384,6 +387,7 @@ class Supervisor(Machine):
 
     def _end_generation(self, *, is_done: bool) -> list[Effect]:
         self._blames.clear()
+        # while the job runs, Spark's retry may have registered already, for the next generation (G5)
         if self.job.is_running:
             self._workers.retire_deployed()
         else:
@@ -401,6 +405,7 @@ class Supervisor(Machine):
             return [Ignored("a worker has not said yet why it left")]
         if self._is_serving():
             return self._hold_end(event)
+        # asked before all are retired, which would make it true of any job
         was_used_up = self._workers.is_used_up(event.submission)
         self._workers.retire_all()
         if self._phase is Phase.PREPARING:
@@ -527,6 +532,8 @@ class Supervisor(Machine):
     def _check(self) -> None:
         self._workers.check(is_serving=self._is_serving())
         assert not self._is_over() or self._outcome is not None, "a run that ends has an outcome (G11)"
+        assert not self._is_claiming or self._generation is None, "one generation at a time (G2)"
+        assert not self._is_over() or self._generation is None, "no generation outlives the run (G11)"
         assert not self._is_serving() or self._generation is not None, "workers serve a claimed generation (G3)"
         assert self._is_serving() or not self._blames.is_open, "only a generation at work waits for words (G15)"
 

@@ -50,6 +50,7 @@ def remove_checkpoints(
         note(f"the checkpoints are kept: {_said(error)}")
         return False
     if settled is None:
+        # no checkpoint was ever completed, so there is none to give up, only files of aborted ones
         _sweep(log, note, around)
         return False
     if not _give_up(log, takeover.claimant, settled, note, doubt or note, around):
@@ -80,9 +81,11 @@ def _settle_output(
     _refuse_incomplete(choice)
     if restored is not None:
         check_compatible(restored, definition)
+    # before the log is given up: it is all that knows what was promised (C71)
     restart.recover_sinks(definition, log, claimed.next.generation, restored, around, note).close()
     if restored is None:
         return None
+    # output is settled by now: this refusal only keeps the checkpoints
     refuse_while_needed(log, claimed.log)
     return claimed.next
 
@@ -104,8 +107,10 @@ def _give_up(
     except ThreadEnded:
         raise
     except BaseException as error:
+        # the entry may have been written all the same: neither "kept" nor "removed" would be true
         _note_doubt(log, error, doubt)
         return False
+    # files follow: a crash here leaves garbage, which the next start sweeps, and no checkpoint
     _sweep(log, note, around)
     return True
 

@@ -124,6 +124,7 @@ class SinkCommits:
         assert permit is not None or not keep, "only a restored checkpoint promises output"
         checkpoint = 0 if permit is None else permit.checkpoint
         assert all(c.checkpoint <= checkpoint for c in keep), "a checkpoint promised output of a later one"
+        # all targets are fenced before output is committed at any: from then on no older writer can add to it
         for name, committer in self._committers.items():
             fault_points.reach("in-recover")
             with _denials(name, checkpoint):
@@ -220,6 +221,7 @@ class SinkCommits:
     def _commit(self, committer: Committer, permit: CommitPermit, committables: Sequence[Committable]) -> None:
         """Commit all at once; if the target denies that, one by one, and lose those that are gone."""
         try:
+            # a crash within this call is no harm: what is committed already stays so when it is repeated (K1)
             committer.commit(permit, [self._with_payload(c) for c in committables])
         except HeadgateError as error:
             if self._lose is None or not error.is_output_gone:
@@ -232,6 +234,7 @@ class SinkCommits:
             except HeadgateError as error:
                 if not error.is_output_gone:
                     raise
+                # durable before the commit counts as done: a crash in between meets the same denial again
                 self._lose(committable, str(error))
 
     def _with_payload(self, committable: Committable) -> Committable:
@@ -258,6 +261,7 @@ class SinkCommits:
         for name, committer in self._committers.items():
             if committer.can_forget:
                 mine = [c for c in promised if c.sink == name]
+                # a function: payloads are read only for a target that needs them
                 committer.forget(before, lambda mine=mine: [self._with_payload(c) for c in mine])  # type: ignore[misc]
 
     def close(self) -> None:
@@ -286,6 +290,7 @@ def _denials(sink: str, checkpoint: int) -> Iterator[None]:
     """Tell apart what a repetition may cure from what it cannot."""
     try:
         yield
+    # a newer generation is at work, which commits the same: no denial
     except FencedError:
         raise
     except StorageError as error:
@@ -355,6 +360,7 @@ class SinkOwnership:
             UsageError: names the owner and the remedy.
         """
         own = [(name, name, owner) for name, owner in owners.items()]
+        # what the target knows under other sink names counts, too: else a renamed sink would pass
         others = [(name, other.sink, other.owner) for name, owner in owners.items() for other in owner.others]
         for name, known_as, owner in own + others:
             problem = ownership.objection(self._life, owner, following)
@@ -377,6 +383,7 @@ class SinkOwnership:
             with refusing_permanent_errors(
                 f"sink '{name}' of pipeline '{self._pipeline}' cannot store the owner of its target"
             ):
+                # one step at the target: of two lives the first wins, and both learn which (LV3)
                 owner = sink.own(self._pipeline, name, self._life)
             yield name, owner
 
@@ -464,8 +471,10 @@ class SourceRetention:
                 needed = [self._positions(manifest, node) for manifest in manifests]
             except CorruptionError:  # what it needs stays held as it is: a user may bring its file back
                 continue
+            # another system is called, so only for something new
             if self._held.get(node) != needed:
                 source.hold(self._context(node), needed)
+                # noted after it was done: a failed call is repeated with the next update
                 self._held[node] = needed
 
     @property

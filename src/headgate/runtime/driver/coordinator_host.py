@@ -150,6 +150,7 @@ class CoordinatorHost:
             {vertex.id: plan.downstream(vertex.id) for vertex in plan.vertices if vertex.is_source},
         )
         if self._rounds is not None:
+            # nothing is completed yet, so there is no effect to carry out
             self.machine.handle(coordinator_events.ListenerFound(self.generation, IN_DRIVER))
 
     def start(self, first_delay_ms: int) -> None:
@@ -172,6 +173,7 @@ class CoordinatorHost:
     def close(self) -> None:
         """The generation is over: results of writes under way no longer matter."""
         self._is_closed = True
+        # in the thread of the commits: one that is under way uses the same committers
         self._pools.commit.submit(self._begun.commits.close)
 
     def pending_checkpoint(self) -> PendingCheckpoint | None:
@@ -190,10 +192,13 @@ class CoordinatorHost:
                 return
             case coordinator_events.ArmTimer():
                 timer = effect.timer
+                # with the generation: what is left of the last one must not replace a timer of this one, nor fire for
+                # it
                 self._timers.arm((self.generation, timer), effect.after_ms, lambda: self._fire(timer))
             case coordinator_events.CancelTimer():
                 self._timers.cancel_timer((self.generation, effect.timer))
             case coordinator_events.ReserveId():
+                # before any barrier: an id that a crash leaves unused is not used again (R7)
                 self._pools.storage.submit(self._reserve, effect.checkpoint)
             case coordinator_events.AnnounceCheckpoint():
                 self._has_begun(effect.checkpoint, effect.options)
@@ -201,18 +206,22 @@ class CoordinatorHost:
             case coordinator_events.CallHook():
                 self._call_hook(effect)
             case coordinator_events.TriggerSources():
+                # begun already if hooks were asked first: then the time of the announcement stays
                 self._has_begun(effect.checkpoint, effect.options)
                 fault_points.reach("before-trigger")
                 self._workers.broadcast(messages.TriggerCheckpoint(self.generation, effect.checkpoint, effect.options))
             case coordinator_events.DrainSources():
                 self._workers.broadcast(messages.Drain(self.generation))
             case coordinator_events.WriteManifest():
+                # both are taken here: the machine goes on while the storage thread writes
                 oldest_retained = self.machine.checkpoints.retention.oldest_with(effect.checkpoint)
                 self._pools.storage.submit(self._write_manifest, self._manifest(effect), oldest_retained)
             case coordinator_events.NotifyComplete():
+                # best effort (C14): after a crash the next generation's recovery has the same effect
                 self._workers.broadcast(messages.Complete(self.generation, effect.checkpoint))
                 self._tell("notify_checkpoint_complete", effect.checkpoint)
             case coordinator_events.NotifyAbort():
+                # as if it had never begun: its prepared output is promised by the next one (C17)
                 self._triggered.pop(effect.checkpoint, None)
                 self._with_savepoints.pop(effect.checkpoint, None)
                 self._reports.note(f"checkpoint {effect.checkpoint} was aborted: {effect.reason.text}")
@@ -221,6 +230,7 @@ class CoordinatorHost:
             case coordinator_events.DeleteParts():
                 self._pools.storage.submit(self._quietly, lambda: self._log.files.delete(effect.parts))
             case coordinator_events.DropCheckpoint():
+                # ordered only when the newer manifest is durable (C31)
                 self._pools.storage.submit(self._quietly, lambda: self._drop(effect.checkpoint))
             case coordinator_events.WriteSavepoint():
                 manifest = self._with_savepoints.pop(effect.checkpoint)
@@ -231,6 +241,7 @@ class CoordinatorHost:
                     self._quietly, lambda: _remove_savepoint_attempt(Place.parse(effect.target))
                 )
             case Commit():
+                # one thread: the commits of two checkpoints keep their order (K2)
                 self._pools.commit.submit(self._commit, effect)
             case coordinator_events.FailGeneration():
                 self._reports.generation_failed(effect)
@@ -285,7 +296,7 @@ class CoordinatorHost:
         checkpoint, hook = effect.checkpoint, effect.hook
 
         def failed(error: BaseException) -> None:
-            newer = newer_generation(error)
+            newer = newer_generation(error)  # an external system may know of another driver first (C38)
             if newer is not None:
                 self._report(coordinator_events.GenerationReplaced(newer))
                 return
@@ -295,6 +306,7 @@ class CoordinatorHost:
         self._hooks.trigger(
             checkpoint,
             hook,
+            # asked in the hook's thread, when its turn comes
             lambda: checkpoint in self._triggered and not self._is_closed,
             lambda data: self._report(coordinator_events.HookAnswered(checkpoint, hook, data)),
             failed,
@@ -333,6 +345,7 @@ class CoordinatorHost:
         except ThreadEnded:
             raise
         except BaseException as error:
+            # whatever it was, no barrier has been sent: it counts as a failed checkpoint (C23)
             self._note(f"cannot begin checkpoint {checkpoint}: {error}")
             self._report(coordinator_events.ReserveFailed(checkpoint), str(error))
             return
@@ -341,6 +354,8 @@ class CoordinatorHost:
     def _write_manifest(self, manifest: Manifest, oldest_retained: CheckpointId) -> None:
         fault_points.reach("before-manifest")
         try:
+            # the moment of completion: once this entry is in the log, a restart restores the checkpoint, and the output
+            # that it names is promised
             outcome = self._append(manifest, oldest_retained)
         except FencedError as error:
             self._report(coordinator_events.GenerationReplaced(Generation(error.newest)))
@@ -349,10 +364,10 @@ class CoordinatorHost:
         match outcome:
             case Outcome.WRITTEN:
                 self._timers.post(lambda: self._completed(manifest))
-            case Outcome.FAILED:
+            case Outcome.FAILED:  # certainly absent for ever, so its files may go
                 self._note(f"cannot write the manifest of checkpoint {manifest.checkpoint}: {self._log.problem}")
                 self._report(coordinator_events.ManifestFailed(manifest.checkpoint), self._log.problem)
-            case Outcome.UNKNOWN:
+            case Outcome.UNKNOWN:  # it may be there: nothing is deleted, and the next claim sees
                 why = f": {self._log.problem}" if self._log.problem else ""
                 self._note(f"it is not known whether the manifest of checkpoint {manifest.checkpoint} was written{why}")
                 self._report(coordinator_events.ManifestUnknown(manifest.checkpoint))
@@ -369,6 +384,8 @@ class CoordinatorHost:
     def _completed(self, manifest: Manifest) -> None:
         """Hand over from the storage thread: the manifest is durable, so that its output may be committed (C12)."""
         assert manifest.generation == self.generation, "a manifest of another generation was written"
+        # Also if the generation has failed meanwhile. The next claim is made in the storage thread, too, so it is
+        # reported after this: no numbers of the next generation are overwritten here.
         self._triggered.pop(manifest.checkpoint, None)
         if manifest.checkpoint in self._with_savepoints:
             self._with_savepoints[manifest.checkpoint] = manifest
@@ -383,7 +400,11 @@ class CoordinatorHost:
             ),
             manifest,
         )
+        # here the machine drops what is too old, gives up older ones under way, notifies, then commits
         self.handle(coordinator_events.ManifestWritten(manifest.checkpoint))
+        assert self._newest is None or manifest.checkpoint > self._newest, (
+            "checkpoints complete in ascending order (C15)"
+        )
         self._newest = manifest.checkpoint
         if self._sources.publishes:
             self._pools.savepoint.submit(self._publish, manifest)
@@ -404,7 +425,7 @@ class CoordinatorHost:
 
         Also for the last one, when the generation is over by then: a later generation is not overtaken.
         """
-        if manifest.checkpoint != self._newest:
+        if manifest.checkpoint != self._newest:  # a newer one is in the queue, and says more
             return
         try:
             self._sources.publish(manifest)
@@ -417,7 +438,7 @@ class CoordinatorHost:
         except ThreadEnded:
             raise
         except BaseException as error:
-            if self._is_published:
+            if self._is_published:  # said once, not with every checkpoint as long as it is out of reach
                 self._note(f"what checkpoint {manifest.checkpoint} has read was not published: {error}")
             self._is_published = False
 
@@ -428,6 +449,7 @@ class CoordinatorHost:
             self._reports.generation_failed(coordinator_events.FailGeneration(failure))
 
     def _write_savepoint(self, effect: coordinator_events.WriteSavepoint, manifest: Manifest) -> None:
+        # its request was answered when the generation ended, or goes to the next generation (SV10)
         if self._is_closed:
             return
         place = Place.parse(effect.target)
@@ -454,6 +476,7 @@ class CoordinatorHost:
         if self._drops_count % DROPS_BETWEEN_FORGETTING != 0:
             return
         observed = self._log.observe()
+        # in the other thread: sources and targets may be slow, and manifests must not wait for them
         self._pools.commit.submit(self._tell_sources, observed)
         before = forgettable_before(observed)
         if before is not None:
@@ -478,12 +501,14 @@ class CoordinatorHost:
 
     def _commit(self, effect: Commit) -> None:
         checkpoint = effect.permit.checkpoint
+        # the manifest promises it: the next generation commits it in recovery
         if self._is_closed:
             return
         try:
             self._begun.commits.commit(effect.permit, effect.committables)
         except FencedError as error:
             self._report(coordinator_events.GenerationReplaced(Generation(error.newest)))
+        # what may pass is committed again later; the rest fails the generation for good (K5)
         except StorageError as error:
             self._note(f"commit of checkpoint {checkpoint} failed: {error}")
             self._report(coordinator_events.CommitFailed(checkpoint, str(error), error.is_transient))
@@ -503,6 +528,7 @@ class CoordinatorHost:
                 coordinator_events.CommitFailed(checkpoint, f"{type(error).__name__}: {error}", is_transient=False)
             )
         else:
+            # a crash here repeats the commit, which then changes nothing (K1, K7)
             fault_points.reach("after-commit")
             self._report(coordinator_events.CommitSucceeded(checkpoint))
 
@@ -589,6 +615,7 @@ class RoundCallbacks:
 
     def _put(self, call: Callable[[], None]) -> None:
         self._calls.put(call)
+        # made with the first call: most pipelines have no such callbacks
         if self._thread is None:
             self._thread = self._around.thread(self._loop, "headgate-rounds")
             self._thread.start()
@@ -679,6 +706,7 @@ class LoopHost:
         message = messages.StartProbe(self._generation, nest, effect.probe)
 
         def send() -> None:
+            # the timer outlives the generation
             if not self._is_closed:
                 self._workers.broadcast(message)
 

@@ -169,9 +169,11 @@ class Driver:
         self._end = RunEnd(definition, lock, around)
         self._answers = PendingRequests(self._end.result)
         self._loop = EventLoop(lambda: self._end.is_over, self._on_error, self._close, around)
+        # set when the run ends: calls that wait in the pools or hooks, such as a claim that is tried again, give up
         off = self._off = around.event()
         names = ("storage", "commit", "savepoint")
         self._pools = Pools(*(CancellablePool(around.pool(1, f"headgate-{n}", is_daemon=True), off) for n in names))
+        # no bound method: the workers are made before the supervision
         on_event: Callable[[supervisor_events.Event], None] = lambda event: self.supervision.handle(event)  # noqa: E731
         hears = on_event, self._on_report, observer.on_note
         self.workers = Workers(definition, fingerprint, self._loop, *hears, host=host, around=around)
@@ -185,6 +187,7 @@ class Driver:
             self.workers,
             self.run_progress,
             self._on_finish,
+            # the lock and the claim have one name: only so a stop is recorded for the run that died (SB14)
             takeover=replace(current_takeover(), claimant=lock.claimant),
             around=around,
             off=off,
@@ -221,6 +224,7 @@ class Driver:
     def start(self) -> None:
         """Begin."""
         self._loop.start()
+        # posted, as every event: only the event thread touches the machines
         self.post(lambda: self.supervision.handle(supervisor_events.Begin()))
         self._loop.every(PROGRESS_PERIOD_MS, "progress", self._show_progress)
         self._loop.every(takeover.PERIOD_MS, "fence", self._look_for_another)
@@ -291,7 +295,7 @@ class Driver:
             if request.ends:
                 return self.end_with_savepoint(request.savepoint, drain=request.drains)
             return self.take_savepoint(request.savepoint)
-        except HeadgateError as error:
+        except HeadgateError as error:  # an answer to this request only: the pipeline goes on
             refused: Future[CheckpointOutcome] = Future()
             refused.set_result(CheckpointOutcome(None, str(error), is_refused=True))
             return refused
@@ -313,20 +317,23 @@ class Driver:
     def _on_report(self, worker: WorkerIndex, message: messages.FromWorker) -> None:
         if isinstance(message, messages.MetricsReport):
             self.run_progress.add(int(worker), message)
+        # without a generation at work there is nothing to report to: what still comes is of the one before
         elif self.supervision.live is not None:
             self.supervision.live.on_report(worker, message)
 
     def _look_for_another(self) -> None:
+        # between two generations the next claim looks (R40)
         if self.supervision.live is not None:
             self._watch.look()
 
     def _beat(self) -> None:
+        # a heartbeat is stored by generation: none before the claim
         if self._heart is not None and self._log.generation:
             self._heart.beat(self._log.generation, self.supervision.course)
 
     def _on_replaced(self, newer: Generation) -> None:
         live = self.supervision.live
-        if live is not None and newer > live.number:
+        if live is not None and newer > live.number:  # a look that hung may report a claim of this driver itself
             live.replaced_by(newer)
 
     def _show_progress(self) -> None:
@@ -357,9 +364,11 @@ class Driver:
                 self._observer.on_note(LateRecords(node, text))
 
     def _on_finish(self, effect: supervisor_events.Finish) -> None:
+        # the last numbers: the result is made of them
         self._show_progress()
         self._warn_of_late_records(1)
         if effect.failure is not None:
+            # at once: a user's callback may hang, and must not keep a run that has failed
             self._end.fail(error_of(effect.failure))
         else:  # after the callbacks of the last rounds and their notes
             end = lambda: self.post(lambda: self._succeed(is_final=effect.is_final))  # noqa: E731
@@ -369,6 +378,7 @@ class Driver:
         """End when hooks have handled their last notification; a stuck one is not waited for long."""
         hooks = self.supervision.hooks
         if hooks.is_listening:
+            # and `end` again when they are done: the first call counts (RunEnd)
             self._loop.arm("hooks", hooks.patience_ms, end)
         hooks.when_done(end)
 
@@ -390,15 +400,18 @@ class Driver:
         """A bug: nothing here can decide any more."""
         self._latest = replace(self._latest, state=PipelineState.FAILED)
         self._end.fail(error)
+        # its workers have no driver any more, and Spark would keep their slots
         self.supervision.end_job()
 
     def _close(self) -> None:
         try:
             self._close_all()
         finally:
+            # last, and whatever failed: the next driver may begin when the lock is free
             self._end.release_lock()
 
     def _close_all(self) -> None:
+        # first: else the pools below would be waited for as long as storage does not answer
         self._off.set()
         self.workers.close()
         self.supervision.close()
@@ -422,6 +435,7 @@ def _answer(ask: pipeline_lock.RequestFile, outcome: Future[CheckpointOutcome]) 
         try:
             ask.answer(done.result())
         finally:
+            # also if the file could not be written: answer_asks() waits for this
             answered.set_result(None)
 
     outcome.add_done_callback(tell)
@@ -466,7 +480,7 @@ class DriverHandle(RunDisplay):
         try:
             result = wait_for(self.driver.result, timeout_s)
         except BaseException:
-            if self.driver.result.done():
+            if self.driver.result.done():  # the run's own failure; else only the waiting ends
                 self._release()
             raise
         if result is not None:
@@ -490,6 +504,7 @@ class DriverHandle(RunDisplay):
         if savepoint is not None:
             asked = self.driver.end_with_savepoint(absolute_location(savepoint), drain=drain)
             result = self.wait(timeout_s)
+            # this hardly waits: the end of the run has answered every request
             return None if result is None else replace(result, savepoint=asked.result())
         if drain:
             self.driver.drain()

@@ -74,6 +74,7 @@ class EventLoop:
         def push() -> None:
             self._timer_count += 1
             self._armed[timer] = (self._timer_count, fire)
+            # numbered: equal times keep their order, and timers need not be comparable
             heapq.heappush(self._timers, (self._around.monotonic_ms() + after_ms, self._timer_count, timer))
             if len(self._timers) > 2 * len(self._armed) + STALE_MAX:
                 self._forget_stale()
@@ -90,6 +91,7 @@ class EventLoop:
         """Make ``call`` again and again."""
 
         def fire() -> None:
+            # armed again after the call: a slow one does not pile up
             call()
             self.arm(timer, period_ms, fire)
 
@@ -105,6 +107,7 @@ class EventLoop:
                 except queue.Empty:
                     continue
                 call()
+        # not swallowed: a machine that has seen half of an event cannot decide any more
         except BaseException as error:
             self._on_error(error)
         finally:
@@ -113,6 +116,7 @@ class EventLoop:
     def _fire_due_timers(self) -> None:
         while self._timers and self._timers[0][0] <= self._around.monotonic_ms():
             _, number, timer = heapq.heappop(self._timers)
+            # else it was cancelled, or armed again for another time
             if self._is_armed(timer, number):
                 _, fire = self._armed.pop(timer)
                 fire()

@@ -70,6 +70,7 @@ class HookThread:
                 problems.append(error)
             done.set()
 
+        assert self._thread is None or not self._thread.is_current, "a hook does not wait for itself"
         self.put(attempt)
         if not done.wait(self.timeout_ms / 1000):
             is_over.append(True)
@@ -129,6 +130,7 @@ class HookCalls:
             context = HookContext(pipeline, name, int(generation), life, home)
 
             def begin(hook: CoordinatorHook, context: HookContext = context) -> None:
+                # for every generation, also if it is open: it learns the number of the new one
                 hook.open(context)
                 if restored is None:
                     hook.reset()
@@ -157,6 +159,7 @@ class HookCalls:
             try:
                 data = hook.trigger(int(checkpoint))
                 if data is ASK_AGAIN:
+                    # in the hook's own thread: no other hook waits
                     self._around.sleep(ASK_AGAIN_S)
                     self._threads[name].put(call)
                     return
@@ -180,6 +183,7 @@ class HookCalls:
         """Call ``call`` when listening hooks have handled all notifications so far: from a thread, or at once."""
         for thread in self._threads.values():
             if thread.is_listening:
+                # wrapped once for each hook: it passes through all their queues, one after the other
                 call = _in_thread(thread, call)
         call()
 

@@ -102,6 +102,7 @@ class PipelineLock:
         try:
             make_directories(directory, access_in(directory) if found.is_dir() else Access.OWNER)
             file = _locked(directory / LOCK_NAME)
+            # any machine may claim there, so this lock only names the process; a reset, without a claimant, is refused
             if file is None and claimant and is_remote(root):
                 file = _broken(directory / LOCK_NAME)
         except OSError:
@@ -118,6 +119,7 @@ class PipelineLock:
                     f"same checkpoint directory; {end}, or give this pipeline another name"
                 )
             file = _broken(directory / LOCK_NAME)
+        # else a child, such as the JVM, would hold the lock after this process
         os.set_inheritable(file.fileno(), False)
         signals = _takes_signals.get()
         nonce = secrets.token_hex(8)
@@ -150,12 +152,14 @@ class PipelineLock:
         """Let others run the pipeline; write down how this run ended (see ``LockHolder``). Idempotent."""
         if self._file is not None and self._holder is not None:
             ended = replace(self._holder, ending=ending, checkpoint=checkpoint, reason=reason, is_in_doubt=is_in_doubt)
+            # first the word, then the lock: `RunningPipeline.ended` looks in the other order
             self._write(ended)
             self._file.close()
             self._file = None
 
     def _write(self, holder: LockHolder) -> None:
         assert self._file is not None, "a released lock is not written"
+        # in place and not atomically, because the lock is on this very file; readers take half a file for none
         self._file.truncate(0)
         self._file.write(encode_holder(holder))
 
@@ -220,6 +224,7 @@ class RequestFile:
     def take(self) -> ControlRequest | None:
         """Take the request, which only one process can; None: it was withdrawn, or taken by another one."""
         try:
+            # a rename succeeds for one process only, and its file stays until there is an answer
             self._path.with_suffix(ASKED).rename(self._path.with_suffix(TAKEN))
             data = self._path.with_suffix(TAKEN).read_bytes()
         except FileNotFoundError:

@@ -88,6 +88,7 @@ class AlignmentHistory:
 
     def latest(self) -> dict[CheckpointId, tuple[SubtaskAlignment, ...]]:
         """Return them by checkpoint, in order of subtasks. From any thread."""
+        # copied: the event thread goes on adding
         found = {number: subtasks.copy() for number, subtasks in self._by_checkpoint.copy().items()}
         return {number: tuple(found[number][key] for key in sorted(found[number])) for number in sorted(found)}
 
@@ -187,6 +188,7 @@ class OperatorTotals:
     def begin(self, before: Totals) -> None:
         """A generation starts, from a checkpoint that had counted ``before``: its workers count from zero."""
         for worker, nodes in self._now.items():
+            # the work of the generation that ended stays; its counts of records go back to the checkpoint
             worked = self._worked.setdefault(worker, {})
             for node, measured in nodes.items():
                 worked[node] = _sum(worked.get(node, {}), measured)
@@ -202,6 +204,7 @@ class OperatorTotals:
         nodes = _by_label(samples, NODE)
         clock_s = float(samples.value(CLOCK_S) or 0.0)
         passed_ms = 1_000 * (clock_s - self._clocks_s.get(worker, clock_s))
+        # no share from a worker's first report, nor from two at one tick of its clock
         if passed_ms > 0:
             former = self._now.get(worker, {})
             self._shares[worker] = {
@@ -210,6 +213,7 @@ class OperatorTotals:
         self._now[worker], self._clocks_s[worker] = nodes, clock_s
         lately = self._lately.setdefault(worker, deque())
         lately.append((clock_s, nodes))
+        # one report from before the window stays, so that the rate is over all of it
         while len(lately) > 2 and lately[1][0] <= clock_s - RATE_WINDOW_S:
             lately.popleft()
 

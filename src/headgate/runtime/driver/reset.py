@@ -151,6 +151,7 @@ class Reset:
             ) from None
         try:
             storage = open_storage(root)
+            # without a lock only heartbeats tell whether a driver runs
             if not lock.nonce:
                 refuse_if_alive(storage, pipeline, around)
             yield cls(storage, pipeline, program, around, leave)
@@ -291,8 +292,11 @@ class Reset:
         above = max((found.owner.generation for found in plan.targets), default=Generation(0))
         targets = tuple(dict.fromkeys(found.target for found in plan.targets if found.sink is not None))
         order = ResetOrder(token, targets, (*plan.inputs, *plan.aside))
+        # listed before there is a new one: only these are removed below
         older = self._retrying(self._log.sink_registry.orders)
+        # the order is durable before an entry names it: a start that finds the entry must find what to do
         self._retrying(lambda: self._log.sink_registry.give(order))
+        # the one step: a crash before it leaves everything, after it every start finishes what follows (SO3)
         claimed = self._retrying(lambda: self._log.start_over(token, wall_ms, plan.log, above))
         self._finish(order, claimed.next.life, claimed.next.generation)
         with suppress(StorageError):  # the next start does both, too
@@ -339,8 +343,10 @@ class Reset:
     def _finish(self, order: ResetOrder, number: int, generation: Generation) -> None:
         """Do what is left to be done: every step is done once, however often this begins."""
         assert generation > NO_GENERATION, "only a claim in the log makes a reset count"
+        # drawn once: each attempt makes the same life the owner, which is how an emptied target is known
         life = self._retrying(lambda: self._log.identity_after_reset(number, self._around.host, self._around.wall_ms()))
         is_own = self._sinks.is_own((life, *self._retrying(lambda: self._log.identities_before(number))))
+        # all sinks are found before any target is emptied: a missing one refuses first
         known = [
             (target, self._at(target, lambda target=target: self._sinks.at(target, is_own, generation)))  # type: ignore[misc]
             for target in order.targets
@@ -349,6 +355,7 @@ class Reset:
             self._at(group[0][0], lambda group=group: self._empty(group, generation, life, is_own))  # type: ignore[misc]
         for path in order.beside:
             self._retrying(lambda path=path: self._remove(path, order))  # type: ignore[misc]
+        # last: as long as the order is there, every start comes here again
         self._retrying(lambda: self._log.sink_registry.carried_out(number, order.token))
 
     def _remove(self, path: str, order: ResetOrder) -> None:
@@ -361,6 +368,7 @@ class Reset:
     ) -> None:
         """Empty the targets of one owner, unless they have got another owner since they were looked at (SO4)."""
         for target, sink in group:
+            # asked again directly before: since the plan was made another pipeline may have begun to write there
             self._sinks.refuse_other_owner(target, sink, generation, is_own)
         resettable_of(group).start_over(self._pipeline, group[0][0].sink, generation, life, is_own)
 

@@ -98,14 +98,18 @@ def begin_generation(
         OutputDenied: a target denies what the restored checkpoint promised (K5).
         StorageError, FencedError
     """
+    # from the claim on no older generation completes a checkpoint; those that run do not know it yet (R6)
     claimed = _claim_and_adopt(definition, log, owner, mine, note, around)
     restored, choice = choose_checkpoint(definition, log, claimed, around, unsound)
     left: tuple[Left, ...] = ()
     if restored is not None:
+        # first: sweeping files and aborting output below would destroy what was passed over (R51)
         left = _set_aside(log, claimed, choice, restored, note, around) + given_up(restored, definition)
+        # a misfit refuses the start while the sinks are as they were
         check_compatible(restored, definition)
         for text in recovery.changes(restored, definition):
             note(text)
+    # older generations can write to no target from here on, and what the checkpoint promised is visible
     commits = recover_sinks(definition, log, claimed.next.generation, restored, around, note)
     with _closed_on_failure(commits):
         sources = SourceRetention(definition, log, claimed.next.generation)
@@ -117,10 +121,12 @@ def begin_generation(
             note(text)
         clean_up(log.files.sweep, around, note)
         _forget_outcomes(commits, claimed.log, around, note)
+        # its sinks are recovered all the same: its driver may have died before the final commit
         if isinstance(choice, recovery.NothingLeft) and not _repeats_completion(definition, note):
             clean_up(lambda: _drop_unretained(log, retained, definition.config.checkpoints.retained), around, note)
             commits.close()
             return Finished(choice.manifest)
+        # external systems last: they go back only for a start that nothing above can refuse
         begin, generation = hooks or HookCalls(), claimed.next.generation
         retry_transient(lambda: begin.begin(definition.config.name, generation, restored, log.life_id, log.url), around)
     origin = None if restored is None else restored.origin
@@ -161,6 +167,7 @@ def choose_checkpoint(
         StorageError
     """
     choice = _choose(definition, log, claimed.log, around, unsound or UnrestorableCheckpoints())
+    # asked after the choice: a newer driver removes files, and what it removed looks like damage
     newest = retry_transient(log.newer_generation, around)
     if newest is not None:
         raise FencedError(f"pipeline {definition.config.name}", claimed.next.generation, newest)
@@ -205,6 +212,7 @@ def recover_sinks(
     permit = None if restored is None else CommitPermit(restored.checkpoint, generation)
     keep = () if restored is None else still_promised(restored, definition)  # whatever the parallelism was
     with _closed_on_failure(commits):
+        # as a whole again after a failure half way: fencing, aborting and committing may be repeated
         retry_transient(lambda: commits.recover(permit, keep), around)
     return commits
 
@@ -245,11 +253,13 @@ def _find_named(definition: PipelineDefinition, log: CheckpointLog, around: Surr
 
 def _adopt_named(adoption: Adoption, claimed: Claimed, note: Callable[[str], None], around: Surroundings) -> Claimed:
     """Restore what was named, unless that was done before; no other driver changes the log in ``claimed`` now."""
+    # decided again: until the claim another driver may have gone on, or have restored the same
     decision = adoption.decide(claimed.log)
     if isinstance(decision, Adopt):
         retry_transient(adoption.check, around)
         adoptable = retry_transient(lambda: adoption.adoptable(claimed), around)
         retry_transient(lambda: adoption.ask_targets(adoptable), around)
+        # the one step: before it the old checkpoints are restored, after it this one, whatever dies
         claimed = adoption.adopt(claimed, adoptable)
         fault_points.reach("after-adoption")
     for text in adoption.notes(decision):
@@ -312,6 +322,7 @@ def _forget_outcomes(
 
 def _drop_unretained(log: CheckpointLog, completed: Sequence[CheckpointId], count_max: int) -> None:
     """Of a pipeline that has finished: no checkpoint will be completed any more that makes older ones go (C31)."""
+    assert completed, "a pipeline that has finished has its final checkpoint"
     oldest = Retention(count_max, completed[:-1]).oldest_with(completed[-1])
     log.drop(CheckpointId(oldest - 1), oldest)
 
@@ -336,6 +347,7 @@ def claim(
         life = retry_transient(lambda: log.identity(host, wall_ms), around)
     fault_points.reach("after-life")
     sinks = SinkOwnership(definition, life, log.url, host)
+    # before the claim: a refusal leaves targets and log as they are (LV2)
     owners = retry_transient(sinks.ask, around)
     observed = retry_transient(log.observe, around)  # after the answers (LV6)
     number = recovery.life_of(observed)
@@ -348,12 +360,14 @@ def claim(
     targets = definition.targets
     orders: tuple[str, ...] = ()
     if not log.generation and targets is not None:  # the sinks of one process do not change
+        # durable before the claim: a reset without the program finds every target that may hold output
         retry_transient(lambda: log.sink_registry.note(number, targets), around)
         orders = retry_transient(log.sink_registry.orders, around)
     floor = max(above, ownership.floor(owners.values()))
     claimed = retry_transient(lambda: log.claim(owner, wall_ms, mine, floor, number), around)
     with suppress(StorageError):  # SO2: the step of an order that was there before the claim is fenced by it
         log.sink_registry.withdraw(orders)
+    # after the claim: no target ever knows a later generation than the log (LV6)
     retry_transient(sinks.take, around)
     return claimed
 
@@ -407,6 +421,7 @@ def _choose(
             found or unsound.of(manifest) or _abandoned_by_rollback(definition, log, manifest, around)
         )
         if not damage[manifest.checkpoint]:
+            # older ones need not be read: verifying one reads all of its files
             break
     return recovery.choose(observed, damage, definition.config.on_damaged)
 
@@ -448,7 +463,8 @@ def retry_transient(call: Callable[[], _T], around: Surroundings) -> _T:
         try:
             return call()
         except StorageError as error:
+            # a run that is ended does not wait for storage
             if not error.is_transient or is_cancelled():
                 raise
             around.sleep(pause_s)
-    return call()
+    return call()  # the last try: its error counts as the failure of the claim

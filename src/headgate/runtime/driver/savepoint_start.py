@@ -165,6 +165,7 @@ class Adoption:
         """
         found = self._found
         assert found is not None, "decide() refuses a place without a checkpoint"
+        # above both: what is promised once more is of earlier ids, and new ids are not used twice (R7)
         checkpoint = CheckpointId(max(claimed.first_checkpoint, found.manifest.checkpoint + 1))
         manifest = replace(found.manifest, checkpoint=checkpoint, generation=claimed.next.generation)
         origin = replace(found.origin, adopted=checkpoint)
@@ -179,6 +180,7 @@ class Adoption:
         promised = frozenset(found.manifest.committables)
         if found.pipeline != self._definition.config.name:  # SV26
             return Adoptable(commit.without(manifest, promised), newest=newest)
+        # what a newer checkpoint of the same life does not promise any more was committed (SV26)
         settled = [commit.settled(found.manifest, newer) for newer in (found.newest, own) if newer is not None]
         manifest = commit.without(manifest, frozenset().union(*settled))
         remembered = commit.among(manifest.committables, promised_output(claimed.log))
@@ -199,6 +201,7 @@ class Adoption:
         promised = commit.still_promised(adoptable.manifest, self._definition)
         if not promised:
             return
+        # a target that was never written to is asked, too
         make_targets(self._definition)
         place, generation = adoptable.manifest.place, adoptable.manifest.generation
         commits = SinkCommits(self._definition, generation, lambda part: self._log.files.read(part, place))
@@ -229,7 +232,9 @@ class Adoption:
             StorageError: it may or may not be written; the next claim sees.
         """
         manifest = adoptable.manifest
+        # as for any checkpoint: of two drivers at once one is refused here (R42)
         self._log.reserve(manifest.checkpoint)
+        # it may have been written: the next claim of this start sees, and decides again
         if self._log.append(manifest) is not Outcome.WRITTEN:
             raise StorageError("restore", self._log.url, self._log.problem or "it is not known whether it was written")
         return Claimed(claimed.next, CheckpointId(manifest.checkpoint + 1), self._log.observe())

@@ -142,6 +142,7 @@ class LiveGeneration:
     def deploy(self, workers: Sequence[WorkerRecord]) -> None:
         """Send each of ``workers``, which are all, its part."""
         restored, config = self._begun.restored, self._definition.config
+        # a worker finds the address of its peer at the peer's number
         ordered = sorted(workers, key=lambda record: record.worker)
         addresses = [record.address for record in ordered]
         for record in ordered:
@@ -363,7 +364,9 @@ class SupervisorHost:
 
     def stop(self) -> None:
         """Take a last checkpoint, commit it, then end."""
+        # kept: a generation that is not running yet stops when it does (_start)
         self._is_stop_wanted = True
+        # before it is done: a supervisor must not start again a driver that dies over it (KR13)
         self._takeover.on_course(Course.STOPPING)
         if self.live is not None and self.live.is_started:
             self.state = PipelineState.STOPPING
@@ -379,6 +382,7 @@ class SupervisorHost:
     def _end_at_once(self, *, retain: bool) -> None:
         self._is_stop_wanted = True
         self._takeover.on_course(Course.STOPPING)
+        # what the storage thread waits for, such as a claim that is tried again, is given up
         self._off.set()
         self.handle(supervisor_events.CancelRequested(retain))
 
@@ -454,6 +458,7 @@ class SupervisorHost:
     def _run(self, effect: supervisor_events.Effect) -> None:
         match effect:
             case supervisor_events.ClaimGeneration():
+                # after all writes of the former generation: they are in the queue of the same thread
                 self._pools.storage.submit(self._claim)
             case supervisor_events.SubmitJob():
                 number = self._submission = effect.submission
@@ -540,7 +545,7 @@ class SupervisorHost:
         self.handle(supervisor_events.CheckpointsRemoved())
 
     def _claimed(self, begun: NewGeneration | Finished) -> None:
-        if isinstance(begun, Finished):
+        if isinstance(begun, Finished):  # no generation begins: its sinks are recovered, and the final checkpoint stays
             self._restored = begun.manifest
             self._run_progress.begin(begun.manifest.generation, begun.manifest.totals)  # OM1: nothing is added to them
             self._observer.on_note(self._already_finished(begun.manifest))
@@ -551,6 +556,7 @@ class SupervisorHost:
         assert begun.generation > (self.last_generation or 0), "every claim is of a later generation"
         self.last_generation = begun.generation
         self._restored = begun.restored
+        # at once: if this driver dies now, the next child must know that it follows this claim (KR10)
         self._takeover.on_claim(begun.generation)
         # From now on, not from its start: a quick subtask reports before the last worker is ready.
         definition, timers, workers = self._definition, self._timers, self._workers
@@ -563,11 +569,13 @@ class SupervisorHost:
         if begun.restored is not None:
             before, now = begun.restored.parallelism, definition.plan.parallelism
             self._observer.on_note(Continuation(begun.generation, begun.restored.checkpoint, before, now))
+        # a drain outlives the generation in which it was requested
         if self._is_drain_wanted:  # E9
             self.live.drain(self._ordered_for_the_end())
         elif begun.restored is not None and begun.restored.is_draining:
             self.live.drain()
         workers_before = 0 if begun.restored is None else begun.restored.parallelism
+        # last: if the workers are there, this deploys at once
         self.handle(supervisor_events.GenerationReady(begun.generation, workers_before))
 
     def _already_finished(self, final: Manifest) -> str:
@@ -598,9 +606,11 @@ class SupervisorHost:
     def _end_generation(self, effect: supervisor_events.EndGeneration) -> None:
         if not effect.is_done:
             self._failed_ms = self._around.monotonic_ms()
+        # first: a closed coordinator answers nothing more, so the requests taken below are answered once
         if self.live is not None:
             self.live.close()
             self.live = None
+        # requests end with their generation, but for the savepoint of the run's end
         asked, self._asked = self._asked, {}
         if self._at_the_end is not None and self._at_the_end.request is not None and not effect.is_done:
             del asked[self._at_the_end.request]
@@ -629,6 +639,7 @@ class SupervisorHost:
         self._observer.on_checkpoint(progress.checkpoint, progress.duration_ms, progress.size_bytes)
 
     def request_answered(self, effect: coordinator_events.AnswerRequest) -> None:
+        assert effect.request in self._asked, "a request is answered once (C61)"
         self._asked.pop(effect.request)(CheckpointOutcome(effect.checkpoint, effect.reason))
 
     def note(self, text: str) -> None:

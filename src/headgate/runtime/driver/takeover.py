@@ -51,7 +51,7 @@ class HeartbeatWriter:
 
     def beat(self, generation: Generation, course: Course) -> None:
         """Write a beat if one is due and none is being written."""
-        if self._is_writing:
+        if self._is_writing:  # a storage that hangs must not pile up beats
             return
         beat = self._timer.beat(self._around.monotonic_ms(), generation, course)
         if beat is not None:
@@ -76,6 +76,7 @@ class HeartbeatWriter:
             found = generation_of(path.removeprefix(prefix))
             if found is not None and found < generation:
                 self._storage.delete(path)
+        # noted at the end: after a failure the next beat goes on
         self._tidied = generation
 
     def stop(self, generation: Generation, result: Future[RunResult], course: Course = Course.RUNNING) -> str:
@@ -91,6 +92,7 @@ class HeartbeatWriter:
         return problems[0] if problems else ""
 
     def _record(self, word: Beat) -> str:
+        # both objects again at each try: writing them is repeatable
         for pause_s in (*END_PAUSES_S, 0.0):
             try:
                 self._storage.put(end_path(self._pipeline, word.generation), [encode_beat(word)])
@@ -217,6 +219,7 @@ def record_stop_of_dead_driver(storage: Storage, pipeline: str, dead: LockHolder
     found = HeartbeatReader(storage, pipeline, "").all()
     if not found.knows_beats or not _was_claimed_by(dead, found.owner) or found.course not in _UNINFORMED_COURSES:
         return
+    # a standby that takes over drains on in any case (SB10, SB14)
     if drain and (found.course is Course.DRAINING or found.was_draining):
         return
     course = Course.FAILED if drain else Course.STOPPED
@@ -316,12 +319,13 @@ class ReplacementWatch:
     def look(self) -> None:
         """Look, unless the last look has neither ended nor hangs; its outcome comes later. In the event thread."""
         now_ms, begun_ms = self._around.monotonic_ms(), list(self._begun_ms.values())
+        # a look clears its entry in its own thread, so this is what was seen a moment ago
         if not begun_ms:
             self._begin(self._pool, now_ms)
         elif len(begun_ms) < LOOKS_MAX and now_ms - max(begun_ms) >= HANGS_MS:
             beside = self._around.pool(1, "headgate-look", is_daemon=True)
             self._begin(beside, now_ms)
-            beside.shutdown(wait=False)
+            beside.shutdown(wait=False)  # the thread ends with its look, whenever that returns
 
     def _begin(self, pool: Pool, now_ms: int) -> None:
         self._looks_count += 1

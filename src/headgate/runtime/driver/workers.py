@@ -34,6 +34,7 @@ class StageAttempts:
     def register(self, submission: int, worker: WorkerIndex, task_attempt: int) -> list[tuple[AttemptId, WorkerIndex]]:
         """Return the attempt that ``worker`` belongs to, with members carried over into it first (usually none)."""
         if submission < self._current.submission:
+            # the supervisor refuses it: a later submission has come up since
             return [(AttemptId(submission, 0), worker)]
         carried: list[WorkerIndex] = []
         if submission > self._current.submission:
@@ -54,6 +55,7 @@ class StageAttempts:
 
     def _neighbours(self, worker: WorkerIndex, task_attempt: int) -> dict[WorkerIndex, int]:
         """Return the other members that were started together with ``task_attempt``."""
+        # Spark numbers tasks in the order in which it starts them: those of one stage attempt are next to each other
         return {
             member: other
             for member, other in self._members.items()
@@ -61,6 +63,7 @@ class StageAttempts:
         }
 
     def _open(self, attempt: AttemptId, members: dict[WorkerIndex, int]) -> None:
+        assert attempt > self._current, "attempts are numbered upwards"
         self._current = attempt
         self._members = members
         self._is_broken = False
@@ -119,6 +122,7 @@ class Workers:
         self.secret = around.token(32)
         self._server = ControlServer(
             self.secret,
+            # each connection reports in a thread of its own: handed over to the event thread, in its order
             lambda connection, message: timers.post(lambda: self._on_message(connection, message)),
             lambda connection, loss: timers.post(lambda: self._on_lost(connection, loss)),
             heartbeat_timeout_ms=config.runtime.heartbeat_timeout_ms,
@@ -177,12 +181,14 @@ class Workers:
             self._on_register(connection, message)
             return
         record = self._records.get(connection)
+        # it was refused, or lost a moment ago
         if record is None:
             return
         match message:
             case messages.Obituary():
                 self._explain(record.address.host, message)
             case messages.Ready():
+                # first: the coordinator must know of listeners before this worker's readiness may start it
                 self._on_report(record.worker, message)
                 self._on_event(supervisor_events.WorkerReady(Generation(message.generation), record.worker))
             case messages.Failed():
@@ -197,6 +203,7 @@ class Workers:
 
     def _on_register(self, connection: WorkerConnection, message: messages.Register) -> None:
         if message.plan_fingerprint != self._fingerprint:
+            # not recorded: a worker with another plan belongs to no attempt, and its end is no failure
             connection.send(messages.Refused("it runs another version of the pipeline"))
             return
         worker = WorkerIndex(message.worker)
@@ -223,6 +230,7 @@ class Workers:
         record = self._records.pop(connection, None)
         if record is None:
             return
+        # first: what registers from now on belongs to the next attempt
         self._attempts.lost(record.attempt)
         now_ms, jitter = self._around.monotonic_ms(), self._around.random.random()
         host = record.address.host
