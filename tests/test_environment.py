@@ -19,6 +19,7 @@ from headgate.environment import (
     SYSTEM_THREADS,
     CancellablePool,
     DaemonPool,
+    DaemonThread,
     ThreadEnded,
     cancellable,
     cancellable_as_here,
@@ -89,6 +90,24 @@ def test_no_more_calls_run_at_a_time_than_there_are_threads() -> None:
     over.set()
     pool.shutdown()
     assert late.is_set()
+
+
+def test_a_call_that_was_refused_for_want_of_a_thread_is_not_run_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its caller does it itself, so it would be done twice."""
+    pool, has_begun, may_end, ran = DaemonPool(2, "two"), threading.Event(), threading.Event(), list[int]()
+    pool.submit(lambda: (has_begun.set(), may_end.wait(WAIT_S)))
+    assert has_begun.wait(WAIT_S)
+
+    def refuse(_: DaemonThread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DaemonThread, "start", refuse)
+        with pytest.raises(RuntimeError):
+            pool.submit(ran.append, 1)
+    may_end.set()
+    pool.shutdown()
+    assert ran == []
 
 
 def test_calls_that_have_not_begun_can_be_forgotten() -> None:

@@ -274,12 +274,13 @@ class DaemonPool:
         with self._lock:
             if self._is_shut:
                 raise RuntimeError("cannot submit calls after shutdown")
-            self._calls.put(functools.partial(call, *arguments))
             if not self._idle.acquire(blocking=False) and len(self._threads) < self._size:
                 name = f"{self._name}_{len(self._threads)}"
                 thread = DaemonThread(target=_run_calls, args=(self._calls, self._idle), name=name, daemon=True)
                 thread.start()
                 self._threads.append(thread)
+            # only now: without a thread for it the caller does it itself, and another thread must not do it, too
+            self._calls.put(functools.partial(call, *arguments))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         with self._lock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -358,6 +359,28 @@ def test_a_callback_may_append_and_flush(store: Store) -> None:
     assert second.done()
     assert drained(store) == [("a", 1), ("b", 2), ("c", 3)]
     assert store.fsck() == []
+
+
+def test_a_flush_that_failed_in_a_callback_is_finished_before_what_the_callback_appended_next(
+    faulty: Store, disk: FaultyStorage
+) -> None:
+    writer = faulty.writer(STREAM, linger=None)
+    appended: list[Future[Appended]] = []
+
+    def go_on(_: Future[Appended]) -> None:
+        disk.inject(Fault(FaultKind.NO_SPACE, "put"))
+        appended.append(writer.append(keyed(("b", 2))))
+        with contextlib.suppress(StorageError):
+            writer.flush()
+        appended.append(writer.append(keyed(("c", 3))))
+
+    disk.inject(Fault(FaultKind.NO_SPACE, "put"))
+    writer.append(keyed(("a", 1))).add_done_callback(go_on)
+    with pytest.raises(StorageError):
+        writer.flush()
+    writer.flush()
+    assert [future.done() for future in appended] == [True, True]
+    assert drained(faulty) == [("a", 1), ("b", 2), ("c", 3)]
 
 
 class Processes(SystemThreads):

@@ -324,8 +324,8 @@ class StreamWriter:
         """
         self._notice_fork()
         with self._flush_lock:
-            # what an earlier call left comes first: its events precede those in the buffer
-            if self._attempt is not None:
+            # what an earlier call left comes first: its events precede those in the buffer; a callback may leave more
+            while self._attempt is not None:
                 self._finish(self._attempt)
             with self._buffer_lock:
                 if self._failure is not None:
