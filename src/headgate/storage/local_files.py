@@ -279,6 +279,7 @@ def sync_path(directory: Path, *, is_new: bool = False) -> None:
     """
     if directory == directory.parent or SYNCED.is_placed(directory, _identity_of(os.stat(directory))):
         return
+    # held open from here on: its inode number cannot become that of another directory
     descriptor = _opened(directory)
     try:
         try:

@@ -92,6 +92,7 @@ def check_store(
         if verify_events:
             for stream in audit.streams():
                 suspects += _check_events(audit, storage, stream, on_bytes)
+        # after the view was taken: what it has and the list has not is lost, or was given up since (`_still_recorded`)
         there = set(storage.list("")) - audit.garbage()
         for chunk in audit.chunks():
             suspects += _check_file(audit, storage, on_bytes, chunk, there, verify=verify_events)

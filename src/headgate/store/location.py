@@ -140,6 +140,7 @@ def _claim(storage: Storage, store_id: str, root: str) -> None:
         _check_mark(storage, store_id, root)
         return
     refuse_unless_exclusive(storage, "chunks")
+    # another process was quicker: the check below says whether it was for this store
     with contextlib.suppress(AlreadyExists):
         storage.put_if_absent(MARK, [store_id.encode()])
     _check_mark(storage, store_id, root)

@@ -705,6 +705,7 @@ class Store:
         there = self._core.storage.list("")
         known = self._core.catalogue.chunk_paths()
         orphans = self._core.catalogue.condemn([path for path in there if path not in known])  # after the list of files
+        # condemned first: a writer that is slow cannot record a file that is gone, and writes its events again
         for path in sorted(orphans):
             self._core.storage.delete(path)
         swept = self._core.storage.sweep_unfinished()

@@ -36,6 +36,7 @@ def needed(group: Group, stream: str, view: View) -> dict[int, int]:
     """
     found = [whole_cut(view, x) for x in _all(group, stream)]
     named = set(found[0]).intersection(*found)  # of what one of them has not begun everything is needed
+    # of a segment that was truncated by force, what is gone cannot be held
     return {x: max(view.extents[x].head, min(cut[x] for cut in found)) for x in sorted(named)}
 
 

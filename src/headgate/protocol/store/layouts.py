@@ -227,6 +227,7 @@ def resize(layout: Layout, count: int) -> Plan | Refused:
 def scale(layout: Layout, plan: Plan) -> Change | AlreadyScaled | Outdated | Refused:
     """Close segments of the present layout, and have new ones take their keys (S72)."""
     if plan.epoch != layout.epoch:
+        # a plan has no name: the step that it asks for, made from its layout, is taken for its own
         return AlreadyScaled() if _was_made(layout, plan) else Outdated()
     present = {segment.segment_id: segment for segment in layout.present}
     if not plan.close or set(plan.close) - set(present):
@@ -265,6 +266,7 @@ def reopen(layout: Layout, epoch: int, touched: Collection[int]) -> Reopened:
     if len(places) == len(homes):
         return Reopened(places)
     old = [segment for segment in layout.of_epoch(epoch) if segment.closed_epoch is not None]
+    # all that came after that layout, so that the old ranges take every key once
     new = tuple(segment.segment_id for segment in layout.present if segment.created_epoch > epoch)
     change = _step(layout, Plan(layout.epoch, new, tuple(segment.keys for segment in old)))
     again = {segment.segment_id: x.segment_id for segment, x in zip(old, change.opened, strict=True)}
@@ -293,6 +295,7 @@ def _towards(layout: Layout, ranges: Sequence[Range]) -> Plan | None:
 def _step(layout: Layout, plan: Plan) -> Change:
     epoch = layout.epoch + 1
     kept = [replace(x, closed_epoch=epoch) if x.segment_id in plan.close else x for x in layout.segments]
+    # numbers go on and are never used again: positions of readers and cuts name segments by them
     opened = tuple(Segment(len(kept) + number, *keys, epoch) for number, keys in enumerate(plan.ranges))
     after = Layout(epoch, (*kept, *opened))
     keys, before = ([segment.keys for segment in one.present] for one in (after, layout))
@@ -447,6 +450,7 @@ def _splits(policy: ScalingPolicy, observed: ObservedLoad, present: Sequence[Seg
         count = min(-(-heat[segment] // 1), SPLIT_MOST, room + 1, width) if heat[segment] > 1 else 0
         if count >= 2:
             found[segment.segment_id] = int(count)
+            # one of the new segments takes the place of the one that is split
             room -= int(count) - 1
     return found
 
@@ -455,6 +459,7 @@ def _heat(policy: ScalingPolicy, observed: ObservedLoad, segment: Segment) -> fl
     """Return how many times its target a hot segment gets, over the longest window that says that it is hot; else 0."""
     heat = 0.0
     for window_ms, factor, amount in zip(WINDOWS_MS, HOT_FACTORS, observed.amounts[segment.segment_id], strict=False):
+        # a window that began before the last step would count what came to other segments
         if amount is not None and observed.unchanged_ms >= window_ms:
             found = _share(policy, amount, window_ms)
             heat = found if found > factor else heat

@@ -73,6 +73,7 @@ def in_order(layout: Layout, pieces: Iterable[Piece]) -> list[list[Piece]]:
         low, high = layout.segments[piece.segment].keys
         if not groups or low >= bound:
             groups.append([])
+        # the keys of a former segment may span several later ones: they are one group, read by number
         groups[-1].append(piece)
         bound = max(bound, high)
     return [sorted(group, key=lambda piece: piece.segment) for group in groups]
@@ -114,6 +115,7 @@ def distribute(pieces: Iterable[Piece], rows_max: int, rows_min: int, at_once: i
             end = min(piece.end, begin + room)
             found[-1].append(Piece(piece.segment, begin, end))
             begin, room = end, room - (end - begin)
+    assert sum(piece.rows_count for task in found for piece in task) == rows, "every event goes to one task"
     return found
 
 
@@ -172,5 +174,7 @@ def _shares(counts: Sequence[int], rows_max: int) -> list[int]:
     total = sum(counts)
     if total <= rows_max:
         return list(counts)
+    # of sums, not of each count: what rounding takes from one share goes to the next
     ends = [count * rows_max // total for count in accumulate(counts, initial=0)]
+    assert ends[-1] == rows_max, "shares make up the whole"
     return [end - begin for begin, end in pairwise(ends)]

@@ -89,6 +89,7 @@ def truncate(cut: Mapping[int, int], extents: Mapping[int, Extent], holds: Seque
     """Decide about a truncation that a user asked for; with ``anyway`` no hold counts."""
     for segment, position in sorted(cut.items()):
         extent = extents.get(segment)
+        # all of the cut is checked before a head moves: it is carried out as a whole, or not at all
         if extent is None or position > extent.end:
             return Outside(segment, position, extent)
     moved = _forward(cut, extents)

@@ -153,6 +153,7 @@ def _hide(connection: Connection, shared: Shared, transaction_id: int, chunk: Ch
     chunk_id = insert_chunk(connection, shared.stream.stream_id, chunk)
     hidden = t.prepared_parts
     mine = hidden.c.transaction_id == transaction_id
+    # after what all participants wrote so far: the numbers give the order at the commit
     last = connection.scalar(sa.select(sa.func.max(hidden.c.number)).where(mine))
     first = 0 if last is None else int(last) + 1
     rows = [
