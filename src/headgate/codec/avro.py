@@ -65,6 +65,7 @@ def decode_values(
     raw = (b"" if data is None else data[begin : int(offsets[-1])].to_pybytes()) + _PADDING
     steps = _Steps(raw, offsets[:-1] - begin + skip, offsets[1:] - begin, cuts_times=cuts_times)
     column = steps.decode(writer, reader, np.arange(len(values)))
+    assert len(column) == len(values), "each value gives one row, also a bad one"
     steps.fail(np.flatnonzero((steps.position != steps.end) & ~steps.is_bad), "bytes are left over after the value")
     return DecodedValues(column, steps.problems)
 
@@ -82,6 +83,7 @@ class _Steps:
     def fail(self, rows: _Ints, problem: str) -> None:
         """Mark values; they stand still at their ends."""
         for row in rows.tolist():
+            # the first problem is the reason of those that follow it
             self.problems.setdefault(row, problem)
         self.is_bad[rows] = True
         self.position[rows] = self.end[rows]
@@ -139,6 +141,7 @@ class _Steps:
             if shift > 63:
                 self.fail(rows[more], "a number of more than ten bytes")
                 break
+            # beyond the end of a value there is something else, or padding: ``_move`` finds that out
             byte = self._data[np.minimum(at[more], len(self._data) - 1)]
             value[more] |= (byte & 0x7F).astype(np.uint64) << np.uint64(shift)
             at[more] += 1

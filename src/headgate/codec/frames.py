@@ -157,6 +157,7 @@ def decode_header(
         raise CorruptionError(source, 0, f"a header of {HEADER_BYTES} bytes", f"{len(view)} bytes")
     fields = view[: _FIELDS.size]
     magic, version, kind, edge, generation, sequence, value, size, checksum = _FIELDS.unpack(fields)
+    # in front of the check, which another version may compute in another way
     if magic != MAGIC or version != FRAME_VERSION:
         found = f"{magic!r} version {version}"
         raise ProtocolViolation("frame", f"{source} sent {found}, not {MAGIC!r} version {FRAME_VERSION}")
@@ -257,6 +258,7 @@ class BatchEncoder:
         Raises:
             ProtocolViolation: another schema than the edge's, or larger than a frame can be.
         """
+        # also what a call that raised has left
         self._parts.clear()
         try:
             self._writer.write_batch(batch)
@@ -273,6 +275,7 @@ class BatchEncoder:
                 f"a batch of {batch.num_rows} rows takes {size_bytes} bytes; a frame holds at most "
                 f"{PAYLOAD_BYTES_MAX}: let the operator emit smaller batches",
             )
+        # a copy: the list itself is what Arrow writes into, and is emptied with the next batch
         return self._parts.copy()
 
 

@@ -88,6 +88,7 @@ class Handshake:
 
     def bind(self, certificate: bytes) -> None:
         """Say what certificate (DER) the server has in the TLS session; before the server's proof is made or read."""
+        assert self._phase is Phase.HELLO, "the certificate is part of proofs that were made already"
         self._certificate = hashlib.sha256(certificate).digest()
 
     @property
@@ -222,6 +223,7 @@ class FrameMac:
     def tag(self, parts: Sequence[memoryview]) -> bytes:
         """Return the tag of the next block, the concatenation of ``parts``."""
         nonce = self._nonce()
+        # before the block is tagged: a number that serves twice, because one failed, would give the key away
         self._number += 1
         if len(parts) == 1:
             return self._one_call.encrypt(nonce, b"", parts[0])

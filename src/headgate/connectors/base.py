@@ -169,6 +169,7 @@ class FailStopReader(ABC):
         try:
             return self._poll()
         except Exception as error:
+            # kept: what this call had taken is lost to the reader, and positions would be after it
             self._failure = error
             raise
 

@@ -113,6 +113,7 @@ def transient(errors: tuple[type[Exception], ...], operation: str, owner: str) -
     """Turn what a target raises and may pass into what the runtime tries again (CS5)."""
     try:
         yield
+    # first: ``errors`` may be as wide as Exception, and no other try helps against a fence
     except HeadgateError:
         raise
     except errors as error:
@@ -212,12 +213,15 @@ class FencedSink(Sink, ABC):
         owner = owner_of(pipeline, node)
         with transient(self.transient_errors, "own", owner):
             known = self._remembered(owner)
+            # it is owned already, perhaps since an earlier call the answer of which was lost
             if known.life is not None or not ownership.may_own(life, known):
                 return known
             try:
+                # with the stored generation: this changes the owner and fences no writer
                 self.claim(Fence(owner, int(known.generation), encode_life(life).decode()))
             except FencedError:  # another owner was quicker
                 return self._known(owner, StorageError("own", owner, "others claim it all the time"))
+            # read back: a target that does not keep lives would have no owner, and any pipeline could take it
             return self._known(owner, self._forgets_lives())
 
     def holding(self, pipeline: str, node: str, mine: Mine) -> Holding:
@@ -233,6 +237,7 @@ class FencedSink(Sink, ABC):
         owner = owner_of(pipeline, node)
         with transient(self.transient_errors, "start over in", owner):
             known = self._remembered(owner)
+            # an earlier call came to its end; there may be output of the new life by now
             if known.life is not None and known.life.id == life.id:
                 return
             if not known.is_unknown and not known.is_forgotten:
@@ -265,6 +270,7 @@ class FencedSink(Sink, ABC):
             known = self._remembered(owner)
             if not known.is_forgotten:
                 self.claim(Fence(owner, int(known.generation), encode_life(None).decode()))
+                # read back, as in ``own``
                 if not self._remembered(owner).is_forgotten:
                     raise self._forgets_lives()
             return known
@@ -301,6 +307,7 @@ def can_remove_output(sink: FencedSink) -> bool:
 
 def _newest(fences: Iterable[Fence]) -> dict[str, Fence]:
     """Return the newest fence of each owner, of equal ones the last."""
+    # sorted is stable, and what comes later replaces what came before
     return {fence.owner: fence for fence in sorted(fences, key=lambda fence: fence.generation)}
 
 

@@ -205,8 +205,10 @@ class LedgerWriter(SinkWriter):
         context = self._context
         owner = owner_of(context.pipeline, context.node)
         name = OutputName(owner, int(checkpoint), context.subtask_index, int(context.generation))
+        # an upload thread owns this buffer from here on; later records go to another one
         sealed = _Sealed(str(name), self._records)
         self._records = self._fresh()
+        # what was never prepared is dropped in ``close``
         self._sealed = [one for one in self._sealed if not one.is_over]
         self._sealed.append(sealed)
         return sealed
@@ -240,12 +242,14 @@ class _Sealed(SealedTransaction):
 
     def prepare(self) -> bytes | None:
         """Return the records, or where they are: durable with the snapshot that has this committable."""
+        # a second call returns the same payload: the records are gone by then
         if not self.is_over:
             small = self._is_small()
             records = self._records
             self._payload = (
                 encode_whole(self._name, records.piece(0)) if small else encode_index(self._name, records.count)
             )
+            # the pieces are durable in the checkpoint by now
             self.close()
         return self._payload
 
@@ -273,6 +277,7 @@ class _Committer(Committer):
     def recover(self, keep: Sequence[Committable]) -> None:
         """See ``Committer``: nothing is in the target that was not published for good."""
         with transient(self._sink.transient_errors, "recover", self._fence.owner):
+            # a fence without the life that is stored would erase the owner
             self._fence = with_stored_life(self._sink, self._fence)
             self._sink.claim(self._fence)
 
@@ -288,6 +293,7 @@ class _Committer(Committer):
             return False
         with transient(self._sink.transient_errors, "look up", self._fence.owner):
             known = self._sink.claimed(self._fence.owner)
+            # generation 0: a pipeline owns the target, and none of its generations could commit yet
             if known is None or not known.generation:
                 return False
             return self._sink.may_have_forgotten(LedgerOutput(committable, self._read).name)

@@ -158,6 +158,7 @@ class _Writer(SinkWriter, Generic[Open]):
         if batch.num_rows == 0:
             return
         if self._open is None:
+            # it counts transactions: which checkpoint will seal this one is not known yet
             self._next += 1
             context = self._context
             name = OutputName(self._fence.owner, self._next, context.subtask_index, int(context.generation))
@@ -167,6 +168,7 @@ class _Writer(SinkWriter, Generic[Open]):
     def seal(self, checkpoint: CheckpointId) -> _Sealed[Open]:
         sealed = _Sealed(self._sink, self._fence, self._open)
         self._open = None
+        # an upload thread prepares them meanwhile; ``close`` releases those that it never came to
         self._sealed = [one for one in self._sealed if not one.is_over]
         self._sealed.append(sealed)
         return sealed
@@ -197,6 +199,7 @@ class _Sealed(SealedTransaction, Generic[Open]):
         name, transaction = self._transaction
         with transient(self._sink.transient_errors, "prepare", name):
             self._sink.prepare(transaction, name, self._fence)
+        # kept before anything else: if ``close`` raises, the next call returns it and does not prepare once more
         self._payload = _VERSION + name.encode()
         self.close()
         return self._payload
@@ -205,6 +208,7 @@ class _Sealed(SealedTransaction, Generic[Open]):
         """Release the transaction."""
         if self._transaction is not None:
             transaction = self._transaction[1]
+            # first: a ``close`` that raised is not repeated
             self._transaction = None
             self._sink.close(transaction)
 
@@ -219,8 +223,10 @@ class _Committer(Committer):
         """See ``Committer``: whatever the parallelism was, only what ``keep`` names stays."""
         kept = {_name_of(committable) for committable in keep}
         with transient(self._sink.transient_errors, "recover", self._fence.owner):
+            # a fence without the life that is stored would erase the owner
             self._fence = with_stored_life(self._sink, self._fence)
             self._sink.claim(self._fence)
+            # after the claim: older generations add nothing to this list any more
             for name in sorted(self._sink.prepared(self._fence.owner)):
                 if name not in kept and self._is_mine(name):
                     self._sink.abort(name, self._fence)
@@ -237,6 +243,7 @@ class _Committer(Committer):
                 try:
                     self._sink.commit(names, self._fence)
                 except UsageError as error:  # which says that one is neither prepared nor committed
+                    # a user who would rather lose this output may go on without it
                     gone(error)
                     raise
 
@@ -278,6 +285,7 @@ class _ForgettingCommitter(_Committer):
             return False
         found = OutputName.parse(name)
         began_at = found is not None and found.generation < self._fence.generation
+        # a name that is not noted stays: this generation prepared it, and an heir may have committed it
         return began_at or self._checkpoints.get(name, before) < before
 
 

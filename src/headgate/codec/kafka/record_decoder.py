@@ -131,6 +131,7 @@ def decode_records(
     for group in _groups(memoryview(data), place, None if aborted is None else _Isolation(aborted)):
         header = group[-1].header
         records = _columns(group, place, with_headers)
+        # the columns have copies of it: freed before the caller works
         group.clear()
         offsets = records.column("offset").to_numpy()
         if offsets[0] <= last or (offsets[1:] <= offsets[:-1]).any() or offsets[-1] > _last_offset(header):
@@ -138,6 +139,7 @@ def decode_records(
         last = int(offsets[-1])
         if offsets[0] < begin:  # records in front of it share a batch with later ones
             records = records.slice(int(np.searchsorted(offsets, begin)))
+        # a generator keeps its variables while the caller works
         del offsets
         if records.num_rows:
             yield DecodedBatch(records, header.partition_leader_epoch)
@@ -150,6 +152,7 @@ def _groups(data: memoryview, place: str, isolation: _Isolation | None) -> Itera
     size = 0
     for header, records in _whole_batches(data, place):
         is_left_out = isolation is not None and isolation.leaves_out(header, records)
+        # compaction leaves batches without records, for their offsets
         if is_left_out or header.attributes & CONTROL or header.records_count == 0:
             continue
         group.append(_Section(_decompressed(header, records, place), header))
@@ -192,6 +195,7 @@ class _Isolation:
         last = _last_offset(header)
         while self._coming and self._coming[-1].first_offset <= last:
             self._aborted.add(self._coming.pop().producer_id)
+        # the marker ends the transaction: what its producer writes next belongs to another one
         if header.attributes & CONTROL and _control_type(records) == ABORT:
             self._aborted.discard(header.producer_id)
         return bool(header.attributes & TRANSACTIONAL) and header.producer_id in self._aborted
@@ -254,6 +258,7 @@ def _columns(group: Sequence[_Section], place: str, with_headers: bool) -> pa.Re
     parts: list[Buffer] = [_AVRO]
     begins, ends, position = [], [], len(_AVRO)
     for section, count in zip(group, counts, strict=True):
+        # an Avro file of bytes: its records have their lengths in front as Kafka's have, so Polars can find them
         block = _avro_long(count) + _avro_long(len(section.data))
         parts += [block, section.data, _SYNC]
         begins.append(position + len(block))
@@ -262,8 +267,10 @@ def _columns(group: Sequence[_Section], place: str, with_headers: bool) -> pa.Re
     raw = b"".join(parts)
     data = np.frombuffer(raw, np.uint8)
     position_of, end_of = _record_bounds(raw, begins, ends, counts, place)
+    assert len(position_of) == len(end_of) == sum(counts), "each record has a begin and an end"
     cursor = _Cursor(data, position_of + 1, end_of, place)
     times, offsets = cursor.numbers(), cursor.numbers()
+    # a record has its key in front of its value, and the columns have the value first
     columns = [None, cursor.bytes_column(raw), None, None]
     columns[0] = cursor.bytes_column(raw)
     headers = [section.header for section in group]

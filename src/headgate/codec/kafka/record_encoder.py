@@ -103,6 +103,9 @@ def encode_records(
         RecordTooLargeError: a record is larger than a batch may be.
     """
     count = len(value)
+    assert len(timestamps_ms) == count, "each record has a timestamp"
+    assert key is None or len(key) == count, "each record has a key, or null"
+    assert headers is None or len(headers) == count, "each record has headers, or null"
     if count == 0:
         return []
     values = _binary(value)
@@ -135,6 +138,7 @@ def encode_records(
     joined = pc.binary_join_element_wise(*columns, empty, null_handling="replace", null_replacement="")
     data = memoryview(joined.buffers()[2])
     begins = np.concatenate(([0], np.cumsum(length.width + body)))
+    assert int(begins[-1]) == int(np.frombuffer(joined.buffers()[1], np.int64)[count]), "records as long as computed"
     last_times = np.maximum.reduceat(timestamps_ms, firsts)
 
     batches = []
@@ -157,6 +161,7 @@ def encode_records(
             records_count=int(number),
         )
         head = bytearray(HEADER.pack(*header))
+        # last, because it covers what follows it in the header
         crc = checksum(records, checksum(head[CRC_BEGIN:]))
         head[CRC_BEGIN - 4 : CRC_BEGIN] = crc.to_bytes(4, "big")
         batches.append(EncodedBatch([head, records], int(number), HEADER.size + len(records)))

@@ -239,6 +239,7 @@ class Nested:
             if field.tag is None and field.since <= version:
                 values[field.name] = field.wire.read(reader, version, is_flexible)
                 continue
+            # a version without the field is read as its default, and so is a tagged field that does not come
             values[field.name] = field.default
             if field.tag is not None and field.since <= version:
                 tagged[field.tag] = field
@@ -327,6 +328,7 @@ def encode_request(request: Request[Any], version: int, correlation_id: int, cli
     """Return a request with its length and header, in pieces."""
     is_flexible = version >= request.FLEXIBLE
     name = client_id.encode()
+    # the client's name has a plain length in the headers of flexible versions, too
     header = struct.pack(">hhih", request.KEY, version, correlation_id, len(name)) + name
     parts: Parts = [header + b"\0" if is_flexible else header]
     Nested(type(request)).write(parts, request, version, is_flexible)
@@ -349,6 +351,7 @@ def decode_answer(request: Request[_A], version: int, data: Buffer) -> _A:
         ProtocolViolation: it is no answer to ``request``.
     """
     reader = Reader(data, f"the answer to {type(request).__name__} of version {version}")
+    # the number of the request, which the connection has compared
     reader.number(_INT32)
     is_flexible = version >= request.FLEXIBLE
     if is_flexible and request.HAS_TAGS_IN_ANSWER:

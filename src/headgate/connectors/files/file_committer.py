@@ -75,18 +75,22 @@ class FileCommitter(Committer):
             FencedError: a newer generation claimed it.
         """
         self._refuse_if_fenced()
+        # at the first claim of a sink only: fences rest on put-if-absent, which some stores accept and do not honour
         if not list_numbered(self._storage, self._identity.claims):
             refuse_unless_exclusive(self._storage, self._identity.claims)
         with contextlib.suppress(AlreadyExists):  # this generation, in an earlier call
             self._storage.put_if_absent(self._identity.claim(self._generation), [b"claimed\n"])
+        # again: a newer generation may have claimed since, and nothing of it must be swept
         self._refuse_if_fenced()
         files = {file for committable in keep for file in self._files(committable)}
         kept = {self._identity.staged(file.name) for file in files}
         kept_uploads = {upload.id for committable in keep for upload in self._uploads(committable).values()}
         intended = self._ledger.intended().items()
         mine = {path: found for path, found in intended if all(self._is_mine(file.name) for file in found)}
+        # a commit of an older generation had begun, and its checkpoint is not the one that is restored
         dropped = {path: found for path, found in mine.items() if not files.issuperset(found)}
         given_up = {file for found in dropped.values() for file in found} - files
+        # while the intent is there, a recovery after this one finds the files again, should this one be cut short
         self._take_back(given_up)
         self._ledger.withdraw(dropped)
         self._sweep(kept)
@@ -94,6 +98,7 @@ class FileCommitter(Committer):
         for file in self._published(given_up):  # by a slow commit, meanwhile; now it has nothing left to publish
             self._storage.delete(file.name)
         try:
+            # of leftovers nothing depends: the run begins without a clean directory, too
             self._tidy()
             self._left_behind = ""
         except StorageError as error:
@@ -196,6 +201,7 @@ class FileCommitter(Committer):
         if not committables:
             return
         self._check(permit, committables)
+        # before anything moves: the newer generation may have given these files up, and produce them again
         self._refuse_if_fenced()
         ordered = sorted(committables, key=lambda c: (c.checkpoint, c.subtask_index, c.generation))
         files = [file for committable in ordered for file in self._files(committable)]
@@ -206,11 +212,13 @@ class FileCommitter(Committer):
             self._decide(permit.checkpoint, missing, uploads)
             for _, same in itertools.groupby(ordered, key=lambda committable: committable.checkpoint):
                 self._publish_all([file for each in same for file in self._files(each) if file not in listed], uploads)
+            # files count once they are listed: a generation that is replaced meanwhile stops in front of that
             self._refuse_if_fenced()
             self._ledger.add(permit.checkpoint, missing)
         for file in files:
             if file in listed:  # prepared once more, by a request that took effect late
                 self._storage.delete(self._identity.staged(file.name))
+        # last: until a manifest lists them, only the intent says that a missing file was published and taken away
         self._ledger.withdraw([path for path, found in self._ledger.intended().items() if set(files).issuperset(found)])
 
     def denial(self, committable: Committable) -> str:
@@ -278,6 +286,7 @@ class FileCommitter(Committer):
         if self._storage.is_afar and len(files) > 1:
             fault_points.reach("in-publish")
             with ThreadPoolExecutor(PUBLISHED_AT_ONCE, thread_name_prefix="publish") as pool:
+                # iterated, so that what failed in a thread is raised here
                 for _ in pool.map(lambda file: self._publish(file, uploads.get(file.name)), files):
                     pass
             return
@@ -297,6 +306,7 @@ class FileCommitter(Committer):
             read_with_retries(partial(self._check_content, file))
             self._storage.delete(staged)
         except NotFound:
+            # ``_decide`` has seen it: an earlier try renamed it, and a consumer may have taken it away since
             return
 
     def _complete(self, file: StagedFile, upload: OpenUpload) -> None:

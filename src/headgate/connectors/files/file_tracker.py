@@ -127,6 +127,7 @@ class FileTracker:
                     self._older.restore(series_of(path), position.older)
             else:
                 self._assignment.note_position(path, position)
+        # after the files of the positions, and before new ones: see ``_add_missed``
         beside = self._beside(own, files)
         renamed = self._place(list(own.values()), files, numbers)
         settled = {series_of(path) for path, position in known.items() if position.is_settled}

@@ -75,12 +75,15 @@ def upload_content(uploads: Uploads, name: str, content: Iterable[Bytes], size_o
             size_bytes += len(data)
             whole = len(waiting) - len(waiting) % size_of_part
             for start in range(0, whole, size_of_part):
+                # copied, because ``waiting`` cannot shrink while a view of it is held
                 part = bytes(memoryview(waiting)[start : start + size_of_part])
                 etags.append(uploads.put_part(name, upload.id, len(etags) + 1, part))
             del waiting[:whole]
+        # an upload without any part cannot be completed
         if waiting or not etags:
             etags.append(uploads.put_part(name, upload.id, len(etags) + 1, waiting))
     except BaseException:
+        # what is left is in no committable: the recovery of the next generation aborts it
         with contextlib.suppress(StorageError):
             uploads.abort(name, upload.id)
         raise
@@ -181,6 +184,7 @@ class FileWriter(SinkWriter):
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Add records to the current transaction."""
+        # the age of what is held back counts from its first record, whatever barriers pass meanwhile
         if self._first_ms is None:
             self._first_ms = self._context.clock_ms()
         spilled_count = self._current.spilled_count
@@ -211,10 +215,12 @@ class FileWriter(SinkWriter):
         """Close the current transaction as the output of ``checkpoint``, or go on holding its records back."""
         self._sealed = checkpoint
         if not self._is_due():
+            # copied: these records may stay for many checkpoints, and would keep whole batches of the input alive
             self._held = self._current.compact()
             return EmptyTransaction()
         if self._begun is not None:
             sealed, rows = self._begun
+            # the thread goes on with what is in memory; ``prepare`` waits for it
             rows.tell(is_whole=True)
             self._begun = None
         else:
@@ -230,6 +236,7 @@ class FileWriter(SinkWriter):
     def restore(self, states: Sequence[RestoredState]) -> None:
         """Take over what former subtasks held back, each of them by one subtask: the next ``seal`` writes it."""
         for state in states:
+            # each former subtask has one heir, whether there are more subtasks now or fewer
             if state.subtask_index % self._context.parallelism == self._context.subtask_index:
                 self._restored += decode_held_records(state, self._context.node)
 
@@ -240,6 +247,7 @@ class FileWriter(SinkWriter):
     def close(self) -> None:
         """Abandon the current transaction."""
         if self._begun is not None:
+            # its thread waits for records: it raises, and aborts its uploads
             self._begun[1].tell(is_abandoned=True)
         self._current.close()
 
@@ -278,6 +286,8 @@ class SealedFiles(SealedTransaction):
 
     def begin(self) -> None:
         """Upload files in a thread while their records come; if that fails, ``prepare`` does it."""
+        assert self._thread is None, "a transaction is uploaded by one thread"
+        assert not self._is_done, "a transaction that was prepared is uploaded again"
         self._thread = SYSTEM_ENVIRONMENT.thread(self._write_early, "file-upload")
         self._thread.start()
 
@@ -295,6 +305,7 @@ class SealedFiles(SealedTransaction):
             FencedError: a newer generation owns the sink.
         """
         if not self._is_done:
+            # before anything is written: the newer generation has swept what older ones prepared, and does so once
             refuse_if_fenced(self._storage, self._names.identity, self._names.generation)
             if self._thread is not None:
                 self._thread.join()
@@ -306,12 +317,13 @@ class SealedFiles(SealedTransaction):
         return encode_files(self._prepared, self._open_uploads) if self._prepared else None
 
     def _write_all(self) -> list[StagedFile]:
+        # those of a try that failed; it has aborted them
         self._open_uploads.clear()
         try:
             return [self._write(number, *file) for number, file in enumerate(self._files())]
         except BaseException:
             for name, upload in self._open_uploads.items():
-                assert self._uploads is not None
+                assert self._uploads is not None, "only uploads are open"
                 with contextlib.suppress(StorageError):
                     self._uploads.abort(name, upload.id)
             raise

@@ -234,6 +234,7 @@ class CompressedFile:
         self._use(descriptor)
         if offset + size_bytes <= len(self._head):
             return self._head[offset : offset + size_bytes]
+        # further back than what is remembered: there is no way but from the start
         if offset < self.offset - len(self._tail):
             self._begin()
             self._use(descriptor)

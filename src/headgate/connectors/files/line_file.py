@@ -241,7 +241,8 @@ class Lines:
         header: bytes = b"",
         raw: RawLines | None = None,
     ) -> None:
-        assert (values is None) == (raw is not None)
+        assert (values is None) == (raw is not None), "lines are split, or as they stand in the file"
+        assert values is None or len(values) == len(starts), "each line begins at one place"
         self._values, self.starts = values, starts
         self.first, self.inner, self.header, self.raw = first, inner, header, raw
 
@@ -494,6 +495,7 @@ class LineFile:
         """
         ends = self._ends[:ROWS_MAX]
         lines: Lines | RefusedLine | None = None
+        # only then can a line be too long; else not every line is looked at
         if len(self._buffer) > self._line_bytes_max:
             too_long = np.flatnonzero(np.diff(ends, prepend=-1) - 1 > self._line_bytes_max)
             if len(too_long) and too_long[0] == 0:
@@ -507,6 +509,7 @@ class LineFile:
         if self._needs_header and lines is None:
             ends = ends[:1]
         size = int(ends[-1]) + 1
+        assert size <= len(self._buffer), "lines end beyond what was read"
         if self._needs_header and lines is None:
             header = bytes(self._buffer[:size])
             self._header = None if _is_blank(header) else header
@@ -624,6 +627,7 @@ class LineFile:
         status = self.system.fstat(descriptor)
         if self.inode and status.st_ino not in (self._opened_inode, self._accepted_inode):
             raise self._moved(status, "is another file now")
+        # with each block: between two of them the file may be cut, or another one put in its place
         before = self._check_same(descriptor, status)
         self._open_at(descriptor, status, before)
         expected = self._bytes_before_known()

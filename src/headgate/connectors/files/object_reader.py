@@ -123,6 +123,7 @@ class ObjectBytes:
         self._fetcher, self._size = fetcher, file.size_bytes
         self._begin = self._next = begin
         self._ranges: dict[int, Future[bytes]] = {}
+        # a reader that goes on further back looks at the beginning, too, to know the object again
         self._head = self._get(0, FIRST_BYTES) if begin else None
         self._fetch_ahead()
 
@@ -144,6 +145,7 @@ class ObjectBytes:
             return b""
         if self._head is not None and end <= FIRST_BYTES:
             return self._head.result()[offset:end]
+        # it was dropped, or lies in front of everything: a request of its own
         if offset < self._begin or self._index(offset) < min(self._ranges, default=0):
             found: bytes = self._fetcher.retry(self._storage.get_part, self._stored, offset, end - offset)
             return found
@@ -549,7 +551,7 @@ class ObjectReader(FailStopReader):
         active = self._active.get(path)
         progress = active.progress() if active is not None else None
         known = self._forget(path)
-        assert known is not None
+        assert known is not None, "what is read is among what is not read to its end"
         self._finish(known)
         how_far = f"{progress.position if progress else 0} {progress.unit if progress else 'bytes'} of it"
         problem = f"it was deleted when {how_far} were read; put it back, or have bad records dropped"

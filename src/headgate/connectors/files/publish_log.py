@@ -307,8 +307,10 @@ def _decoded(where: str, data: bytes) -> _Payload:
     if found.decode("ascii", "replace") != digest([body]):
         raise CorruptionError(where, 0, f"checksum {digest([body])}", repr(found[:32]))
     try:
+        # by itself: another version may have other fields, and is to be named as what it is
         version = msgspec.json.decode(body, type=_Version).version
         if version != PAYLOAD_VERSION:
+            # the body begins after 16 digits and a line feed
             raise CorruptionError(where, 17, f"version {PAYLOAD_VERSION}", f"version {version}")
         payload = msgspec.json.decode(body, type=_Payload)
     except msgspec.DecodeError as error:
@@ -383,6 +385,7 @@ class Ledger:
         path, content = self._named(self._identity.committed, f"{checkpoint:010d}", files)
         with contextlib.suppress(AlreadyExists):
             self._storage.put_if_absent(path, [content])
+        # the directory is listed once, and counted along from then on
         if self._unmerged_count is None:
             self._unmerged_count = len(_unmerged(_manifests(self._storage, self._identity.committed)))
         else:
@@ -436,6 +439,7 @@ class Ledger:
                 sources = newest + sources
         for path in sources:
             files |= {file.name: file for file in read_manifest(self._storage, path)}
+        # the greatest: a reader that leaves out manifests below its checkpoint must not leave out this one
         last = f"{_MERGED}{max(_number(path) for path in sources):010d}"
         listed = list(files.values())
         written: set[str] = set()
@@ -445,6 +449,7 @@ class Ledger:
             with contextlib.suppress(AlreadyExists):
                 self._storage.put_if_absent(path, [content])
             written.add(path)
+        # only now: at each moment a reader finds every file in one manifest at least
         for path in sources:
             if path not in written:  # one that held all of this already
                 self._storage.delete(path)
@@ -479,6 +484,7 @@ def _read_all(storage: Storage, directory: str, oldest: CheckpointId) -> set[Sta
         with contextlib.suppress(NotFound):  # merged meanwhile
             found = {file for path in paths for file in read_manifest(storage, path)}
             again = [path for path in _manifests(storage, directory) if _number(path) >= oldest]
+            # a manifest was merged between listing and reading if there is another merged one: read again
             if _merged(again) == _merged(paths):
                 return found
     raise CorruptionError(f"{storage.url}/{directory}", 0, "manifests that can be read", "names without objects")
@@ -492,7 +498,7 @@ def _manifests(storage: Storage, directory: str) -> list[str]:
 
 def _number(path: str) -> int:
     match = _PATH.fullmatch(path)
-    assert match is not None
+    assert match is not None, "only what ``_manifests`` lists has a number"
     return int(match[1])
 
 

@@ -297,6 +297,7 @@ class KafkaClient:
 
         def attempt() -> dict[int, _T]:
             nonlocal known
+            # what the caller knows of leaders is good for the first try
             now, known = known or self.topic(topic.name), None
             for node, wanted in _by_leader(now, [part for part in partitions if part not in found]).items():
                 found.update(asked(node, wanted))
@@ -383,6 +384,7 @@ class KafkaClient:
 
         def attempt() -> ProducerIds:
             connection = self._coordinator(TRANSACTION_COORDINATOR, transactional_id)
+            # older versions have no field for it: the transaction would get a timeout in silence
             if has_no_timeout and connection.version_of(request) < request.VERSIONS[0]:
                 raise self._lacks_two_phase_commit()
             answer = self._ask_through(connection, request)
@@ -477,6 +479,7 @@ class KafkaClient:
                     name, code = one.transactional_id, ErrorCode(one.error_code)
                     if code and code is not ErrorCode.TRANSACTIONAL_ID_NOT_FOUND:
                         raise self._retry_or_refuse(f"see transactional id '{name}'", code)
+                    # also an id that is not known (any more): there is nothing to wait for
                     if one.transaction_state != "PrepareCommit":
                         left.remove(name)
             if left:
@@ -685,6 +688,7 @@ class KafkaClient:
                 if not error.is_transient:
                     raise
                 reason = error.cause
+                # with a broker its coordinators move to others
                 self._cluster.coordinators.clear()
             left_ms = deadline_ms - self._environment.monotonic_ms()
             if left_ms <= 0:

@@ -75,6 +75,7 @@ class KafkaCommitter(Committer):
         """
         if self._owner is not None:
             known = self._owner.fence(self._fence.owner)
+            # a claim without the life that is stored would erase the owner
             life = "" if known is None else known.life
             self._fence = Fence(self._fence.owner, self._fence.generation, life)
             self._owner.claim(self._fence)
@@ -82,14 +83,17 @@ class KafkaCommitter(Committer):
         kept = {one.transactional_id: one for one in map(prepared_in, keep)}
         producers: dict[int, str] = {}
         topics = self._topics(kept.values())
+        # after the claim: an id that is made later belongs to a newer generation, or its writer finds the claim
         for listed in self._known_ids():
             name = listed.transactional_id
             if not self._is_mine(name):
                 continue
             what = kept.get(name)
             if what is None:
+                # also one that was taken away before: it may still be open in a partition
                 producers[listed.producer_id] = name
             now = self._client.describe_transaction(name)
+            # brokers have forgotten it, or an earlier recovery took it away
             if now is None or (now.transaction_state == "Empty" and now.transaction_timeout_ms == FENCED_TIMEOUT_MS):
                 continue
             if what is not None:

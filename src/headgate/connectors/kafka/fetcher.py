@@ -147,6 +147,7 @@ class Fetcher:
 
     def interrupt(self) -> None:
         """End what ``poll`` waits for, from another thread; then only ``close`` it."""
+        # a copy: ``poll`` may open another one meanwhile
         for connection in list(self._connections.values()):
             connection.interrupt()
 
@@ -215,6 +216,7 @@ class Fetcher:
             if self._environment.monotonic_ms() - self._asked_ms[node] > self._wait_ms + ANSWER_MS:
                 self._lost(node, StorageError("read", f"from broker {node} of Kafka", "it does not answer"))
             return []
+        # from here on the next request may go out, whatever this answer says
         asked = self._asked.pop(node)
         found: list[Fetched] = []
         code = ErrorCode(answer.error_code)
@@ -258,6 +260,7 @@ class Fetcher:
         gone = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.INCONSISTENT_TOPIC_ID)
         if code not in RETRIABLE and code not in gone:
             raise refusal(f"read {where}", self._connections[self._leaders[name]].address, code)
+        # the position stays: the same records are asked for again once a leader is known
         self._leaders[name] = -1
         return False
 

@@ -141,6 +141,7 @@ class Producer:
         state = ProducerState(ids.producer_id, ids.producer_epoch, queue.sequence, self._transactional_id is not None)
         limit = batch_bytes_max or self._batch_bytes_max
         try:
+            # sequences are fixed here: a batch that is sent again has the same, by which brokers know it
             batches = encode_records(
                 value,
                 timestamps_ms,
@@ -156,6 +157,7 @@ class Producer:
                 f"{error.size_bytes:,} bytes, and at most {limit:,} are taken; raise max.message.bytes of the topic, "
                 "or leave such records out before the sink"
             ) from error
+        # nothing was awaited: a pause of the input is no lack of progress
         if not self._buffered_bytes:
             self._progress_ms = self._environment.monotonic_ms()
         for batch in batches:
@@ -170,6 +172,7 @@ class Producer:
         """Wait until everything is acknowledged."""
         while self._buffered_bytes:
             self._move(BACKOFF_MS_MAX)
+        assert not any(map(_is_busy, self._queues.values())), "a batch waits, and no bytes do"
 
     def first_offsets(self) -> dict[str, dict[int, int]]:
         """Return the offset of the first record of the transaction by topic and partition, as far as acknowledged."""
@@ -205,6 +208,7 @@ class Producer:
         by_node: dict[int, list[Partition]] = {}
         for partition, queue in self._queues.items():
             if queue.failed and not queue.in_flight:
+                # all answers are in: the batches go out again in the order of their sequences
                 queue.waiting.extendleft(reversed(queue.failed))
                 queue.failed.clear()
             if queue.may_send and self._leaders[partition] >= 0:
@@ -230,6 +234,7 @@ class Producer:
         for partition in taken:
             queue = self._queues[partition]
             queue.in_flight.append(queue.waiting.popleft())
+        # noted before it is sent: if sending fails, ``_lost`` finds here what has to be sent again
         self._sent[node].append((self._environment.monotonic_ms(), taken))
         try:
             connection = self._connections.get(node)
@@ -265,6 +270,7 @@ class Producer:
             for part in of_topic.partition_responses:
                 partition = (of_topic.name, part.index)
                 queue = self._queues[partition]
+                # a broker answers in the order of requests, and a request has one batch of a partition
                 batch = queue.in_flight.popleft()
                 code = ErrorCode(part.error_code)
                 # batches that follow a failed one are out of order
@@ -300,6 +306,7 @@ class Producer:
             connection.close()
         for partition in {one for _, sent in self._sent.pop(node, ()) for one in sent}:
             queue = self._queues[partition]
+            # whether it was written is not known: sent again, it is recognized
             queue.failed.extend(queue.in_flight)
             queue.in_flight.clear()
         for partition, leader in self._leaders.items():

@@ -106,6 +106,7 @@ class _UsedId:
         self.name, self.use, self.records_count = name, 1, 0
         self.prepared: Prepared | None = None
         self.prepared_ms = 0
+        # of its own: an upload thread prepares this transaction while the mailbox writes the next one
         self.client = settings.make_client()
         try:
             self.ids = self.client.take_over(name, timeout_ms or ANSWER_MS, has_no_timeout=timeout_ms is None)
@@ -118,6 +119,7 @@ class _UsedId:
         """Go on with the next transaction: the last one is committed, which has raised the epoch."""
         self.ids = ProducerIds(self.ids.producer_id, self.ids.producer_epoch + 1)
         self.use, self.records_count = self.use + 1, 0
+        assert self.ids.producer_epoch <= EPOCH_LAST, "an id is used beyond the last epoch of its producer"
         self.producer.begin(self.ids)
 
     def close(self) -> None:
@@ -154,6 +156,7 @@ class IdPool:
             oldest = self._prepared[0]
             has_rested = self._settings.environment.monotonic_ms() - oldest.prepared_ms >= IDLE_MS_MAX
             proof = "" if has_rested else self._proof(oldest)  # brokers forget proofs, too
+            # transactions are committed in their order: what was prepared later is not committed either
             if proof is None:
                 break
             self._prepared.popleft()
@@ -166,6 +169,8 @@ class IdPool:
     def put_back(self, used: _UsedId) -> None:
         """Take an id whose transaction was prepared."""
         used.prepared_ms = self._settings.environment.monotonic_ms()
+        assert used.prepared is not None, "an id comes back before its transaction was prepared"
+        # last, and without a lock: from here on the mailbox thread may take it
         self._prepared.append(used)
 
     def close(self) -> None:
@@ -257,6 +262,7 @@ class KafkaWriter(SinkWriter):
 
 def _write(producer: Producer, router: Router, settings: WriterSettings, batch: pa.RecordBatch) -> None:
     for one in router.outgoing(batch, settings.environment.wall_ms()):
+        # the router may have met a topic just now
         producer.add(settings.topics.known)
         limit = settings.topics.batch_bytes_max(one.partition[0])
         producer.write(one.partition, one.values, one.timestamps_ms, one.keys, one.headers, limit)
@@ -281,6 +287,7 @@ class _Sealed(SealedTransaction):
         if used is None:
             return self._payload
         with self._pool.telling_timeouts(used):
+            # repeated after a lost answer, it commits the same number once more
             used.client.commit_in_transaction(used.name, used.ids, used.name, self._topic, {0: (used.use, self._proof)})
         ids = used.ids
         used.prepared = prepared(

@@ -369,6 +369,7 @@ class KafkaReader(FailStopReader, CheckpointedFunction, CheckpointListener):
             raise
         self._finished = {part for part, position in self._places.items() if _is_over(position)}
         ids = {name: one or Topic(name, self._id_of(name), {}) for name, one in known.items()}
+        # last: from here on the client belongs to the thread
         self._work = _FetchThread(source, self._client, self._finds, ids, self._places, self._finished, context.node)
 
     def splits(self) -> Sequence[str]:
@@ -402,6 +403,7 @@ class KafkaReader(FailStopReader, CheckpointedFunction, CheckpointListener):
     def snapshot(self, context: SnapshotContext) -> None:
         """See ``CheckpointedFunction``."""
         if self._source.group:
+            # kept until the checkpoint is complete: the group is never ahead of what a restart goes back to
             self._cuts[context.checkpoint_id] = {part: one.offset for part, one in self._places.items()}
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
@@ -409,6 +411,7 @@ class KafkaReader(FailStopReader, CheckpointedFunction, CheckpointListener):
         done = [number for number in self._cuts if number <= checkpoint_id]
         if done:
             self._work.commit(self._cuts[max(done)])
+        # older ones among them were aborted; the newest has what they had, too
         for number in done:
             del self._cuts[number]
 
@@ -423,6 +426,7 @@ class KafkaReader(FailStopReader, CheckpointedFunction, CheckpointListener):
                 if found is None:
                     return None
                 self._take(found)
+            # with what is returned, not with what was fetched: a snapshot between two polls has just that
             self._move(delivery.partition, delivery.next_offset, delivery.epoch)
             if (batch := delivery.batch) is None:
                 continue  # markers, aborted records and what was left out
@@ -447,6 +451,7 @@ class KafkaReader(FailStopReader, CheckpointedFunction, CheckpointListener):
 
     def _take(self, found: _Found) -> None:
         """Take over records, or partitions that were found."""
+        # here, and not in the fetch thread: positions change in the mailbox thread only
         if isinstance(found, dict):
             self._places |= found
         else:
@@ -455,6 +460,7 @@ class KafkaReader(FailStopReader, CheckpointedFunction, CheckpointListener):
 
     def _move(self, part: Partition, offset: int, epoch: int) -> None:
         position = self._places[part]
+        assert offset >= position.offset, "a partition is never read backwards"
         self._places[part] = Position(position.topic, offset, position.end, epoch)
 
     # -- where to begin
@@ -653,6 +659,7 @@ class _FetchThread:
             if self._found:
                 self._changed.notify_all()
                 return self._found.popleft()
+            # after what was decoded before it
             if self._failure is not None:
                 raise self._failure
             return None
@@ -667,6 +674,7 @@ class _FetchThread:
     def commit(self, offsets: Mapping[Partition, int]) -> None:
         """Have offsets committed to the group, soon."""
         with self._changed:
+            # replaced, not merged: it names all partitions, and the newest checkpoint counts
             self._to_commit = dict(offsets)
 
     def close(self) -> None:
@@ -674,6 +682,7 @@ class _FetchThread:
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
+        # after the flag: the thread looks at it when its wait is cut short
         self._fetcher.interrupt()
         self._thread.join(1 + CLOSE_PATIENCE_MS / 1000)  # it may be waiting for a broker; it ends by itself
 
@@ -699,6 +708,7 @@ class _FetchThread:
         if self._environment.monotonic_ms() >= self._look_at_ms and self._source.end is None:
             self._look_at_ms = self._environment.monotonic_ms() + self._source.discovery_ms
             self._discover()
+        # read once: the mailbox thread replaces it, and never changes it
         waiting = self._waiting
         for part in self._fetcher.positions.keys() - self._over:
             (self._fetcher.pause if part in waiting else self._fetcher.resume)(part)
@@ -757,6 +767,7 @@ class _FetchThread:
         found = self._finds(topics, self._fetcher.positions)
         if found:
             self._fetcher.add(topics, {part: one.offset for part, one in found.items()})
+            # in front of the first records of these partitions, which only a later round fetches
             self._put(found)
 
     def _commit(self) -> None:

@@ -262,6 +262,7 @@ def end_again(client: KafkaClient, what: Prepared, partitions: Partitions) -> No
     Raises:
         StorageError: it hangs still; trying again may help.
     """
+    # every decision raises the epoch: with any other one the id was used or taken over since
     name, following = what.transactional_id, ProducerIds(what.producer_id, what.producer_epoch + 1)
     now = client.describe_transaction(name)
     if now is not None and (now.producer_id, now.producer_epoch) == (following.producer_id, following.producer_epoch):
@@ -380,6 +381,7 @@ class TopicOwner:
         """
         group = lock = self.beginning + fence.owner
         for _ in range(CLAIMS_MAX):
+            # fences every other process that is in the middle of a claim
             producer = self.client.take_over(lock, CLAIM_TIMEOUT_MS)
             # not the stable one: nothing is open in the group now, but what may hang there
             known = self.fence(fence.owner, is_stable=False)
@@ -393,6 +395,7 @@ class TopicOwner:
                 continue
             if self.client.end_transaction(lock, producer, commit=True).code is not ErrorCode.NONE:
                 continue
+            # decided is not yet visible, and the next look must see it
             self.client.wait_for_markers([lock])
             if self.fence(fence.owner, is_stable=False) == fence:
                 return

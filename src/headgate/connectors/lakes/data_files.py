@@ -448,6 +448,7 @@ class TableWriter(SinkWriter):
         if self._size_bytes >= self._buffer_bytes:
             if self._files is None:
                 self._files = self._file_set()
+            # a file that failed has taken records with it: no other try has them
             with _failing(self._context.node, is_transient=False):
                 self._files.add(self._batches, self._context.schema)
             self._batches, self._size_bytes = [], 0

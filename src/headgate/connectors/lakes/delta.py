@@ -267,6 +267,7 @@ class DeltaHistory:
             there = [name for name in names if name in parquet.schema_arrow.names]
             for group in range(parquet.num_row_groups):
                 rows = parquet.metadata.row_group(group).num_rows
+                # row groups in front of the position are not read at all
                 if before + rows > row:
                     at = before
                     for batch in parquet.iter_batches(BATCH_ROWS, row_groups=[group], columns=there, use_threads=False):

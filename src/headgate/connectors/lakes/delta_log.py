@@ -276,6 +276,7 @@ class DeltaLog(LogTable):
             return ()
         wanted = self.version - min(output.base for output in maybe)
         infos = self._infos(wanted)
+        # the log was cleaned up, and its names with it
         if len(infos) < wanted:
             return {output.name for output in maybe}
         return {name for info in infos for name in _names_in(info)}.intersection(output.name for output in maybe)
@@ -415,6 +416,7 @@ class DeltaLog(LogTable):
         before = self.version if merged_after is None else merged_after
         self.refresh()
         if local is not None:
+            # all of them: another writer may have committed in between
             for version in range(before, self.version + 1):
                 if merged_after is not None:
                     sync_files(local, version)

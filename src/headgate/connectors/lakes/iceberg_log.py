@@ -245,6 +245,7 @@ class IcebergLog(LogTable):
         try:
             self._commit(*self._proof(outputs, life), added, rewrite.removed)
         except CommitConflict:
+            # after any other error the commit may have happened, and then the table has these files
             rewrite.abandon()
             raise
 

@@ -409,6 +409,7 @@ class TableSink(FencedSink):
                 continue
             known = table.fence(fence.owner)
             fence.refuse_if_replaced_by(known)
+            # an earlier call the answer of which was lost
             if known == fence:
                 return
             try:
@@ -475,6 +476,7 @@ class TableCommitter(Committer):
         for _, alike in itertools.groupby(todo, key=_form):
             self._commit(list(alike))
         self._known |= {output.name: one.checkpoint for output, one in zip(outputs, ordered, strict=True)}
+        # oldest first; what is left out is looked up in the log
         while len(self._known) > KNOWN_MAX:
             del self._known[next(iter(self._known))]
 
@@ -482,6 +484,7 @@ class TableCommitter(Committer):
         for _ in range(TRIES_MAX):
             table = self._newest()
             life = self._checked_life(table)
+            # in each round: an earlier call, or the try before, may have committed although its answer was lost
             committed = table.committed(outputs, self._lives(table, outputs))
             todo = [output for output in outputs if output.name not in committed]
             if not todo:
@@ -496,6 +499,7 @@ class TableCommitter(Committer):
                 self._table = None
                 continue
             except StorageError:
+                # whether it was committed is not known: the next call reads the log, and finds it there or not
                 self._table = None
                 raise
             fault_points.reach("after-publish")

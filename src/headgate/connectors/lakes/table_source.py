@@ -264,6 +264,7 @@ class TableReader(FailStopReader):
             while len(self._versions) > VERSIONS_MAX:
                 del self._versions[next(iter(self._versions))]
         files, count = self._versions[key], self._source.splits
+        # by the version, too: else versions with one file would all go to the first split
         return [file for number, file in enumerate(files) if (number + version) % count == split.number]
 
     def _after(self, version: int) -> int | None:

@@ -295,9 +295,11 @@ class PostgresChanges(Source):
     def hold(self, context: HoldContext, needed: Sequence[Mapping[str, bytes]]) -> None:
         """Let the reader confirm what no checkpoint needs: a message in the log says so."""
         found = [Position.decode(positions[SPLIT]) for positions in needed if SPLIT in positions]
+        # a checkpoint without a position needs everything
         if not found or len(found) < len(needed):
             return
         oldest = min(found, key=lambda one: one.lsn)
+        # only the connection that reads a slot can confirm it, and a worker has that: the message gets there in the log
         with connect(self.url) as connection, translated(self.url, "confirm changes in"):
             connection.execute(
                 "SELECT pg_logical_emit_message(true, %s, %s::text)", (CONFIRM + oldest.slot, str(oldest.lsn))
@@ -536,6 +538,7 @@ class _ChangesThread:
         with self._changed:
             if not self._is_closed:
                 self._is_closed = True
+                # ends whatever ``select`` the thread is in
                 os.close(self._waker)
             self._changed.notify_all()
         self._thread.join(2)
@@ -617,6 +620,7 @@ class _ChangesThread:
                     self._check_open()
                     self._ready.append(delivery)
                     return
+            # while the pipeline takes nothing: the server would end a connection that is silent for long
             if self._link is not None and delivery.position is not None:
                 self._send_status()
 
@@ -674,6 +678,7 @@ class _ChangesThread:
             is_end = _is_over(self._position)
             self._put(Delivery(self._empty(), self._position, is_end=is_end))
             self._wait_until_taken()  # the reader has the position then, which the next checkpoint asks for
+            # from here on checkpoints may begin: ``SnapshotHook`` looks at the lock
             control.execute("SELECT pg_advisory_unlock(%s)", (_lock_of(self._slot),))
             if is_end:
                 raise _ClosedError
@@ -743,6 +748,7 @@ class _ChangesThread:
         assert position is not None, "changes come after the snapshot"
         if self._link is None:
             self._connect()
+        # with each connection: server, slot or publication may have been replaced meanwhile
         position = self._position = self._checked(position)
         options = [
             "proto_version '1'",
@@ -768,6 +774,7 @@ class _ChangesThread:
                 decoded = decoder.decode(whole)
                 self._hear(decoded.messages)
                 self._deliver(decoder.point, decoded.batch, decoded.commit_ms)
+            # within a transaction the position is that of what was delivered of it
             if alive_lsn is not None and not pending.messages:
                 decoder.passed(alive_lsn)
                 self._deliver(decoder.point, self._empty(), None)
@@ -898,6 +905,7 @@ class _ChangesThread:
         assert self._position is not None
         self._status_ms = now_ms
         read = max(self._position.lsn, self._confirmed)
+        # in microseconds since 2000, as PostgreSQL counts
         time = self._environment.wall_ms() * 1_000 - 946_684_800_000_000
         pg = self._link.pgconn
         pg.put_copy_data(b"r" + struct.pack("!QQQqB", read, self._confirmed, self._confirmed, time, 0))
@@ -920,6 +928,7 @@ class _Pending:
 
     def take(self) -> list[bytes]:
         """Return whole transactions and forget them; all messages, if one is too large to wait for its end."""
+        assert self.whole <= len(self.messages), "more messages are whole than have come"
         count = self.whole or (len(self.messages) if len(self.messages) >= MESSAGES_MAX else 0)
         taken = self.messages[:count]
         del self.messages[:count]

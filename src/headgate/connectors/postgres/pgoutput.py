@@ -182,6 +182,7 @@ class Decoder:
         is_change = (types == _INSERT) | (types == _UPDATE) | (types == _DELETE)
         commits, times, ids, numbers = self._transactions(data, bodies, types, begins, is_change)
         wanted = is_change.copy()
+        # of a transaction that was read in part the server sends the first changes again
         if self._begin.index:
             wanted &= ~((commits == self._begin.lsn) & (numbers < self._begin.index))
         if self._end_lsn is not None:
@@ -199,10 +200,12 @@ class Decoder:
             elif (followed := self._followed_in(body)) is not None:
                 layout = _layout_in(body, followed.table)
                 if layout != followed.layout:
+                    # what came before is decoded in the columns that it had
                     parts += self._changes(followed, data, bodies, types, wanted, int(at), transactions)
                     followed.layout, followed.first = layout, int(at)
         for followed in self._tables.values():
             parts += self._changes(followed, data, bodies, types, wanted, len(messages), transactions)
+            # the next call has messages of its own
             followed.first = 0
         self._move(data, bodies, types, transactions, numbers)
         return Decoded(
@@ -256,6 +259,7 @@ class Decoder:
         is_change = types[last] in (_INSERT, _UPDATE, _DELETE)
         count = int(numbers[last]) + is_change
         self._is_open, self._open = True, (int(commits[last]), int(times[last]), int(ids[last]), count)
+        # while changes come again that were read before, the position stays in front of what follows them
         if self._open[0] != self._begin.lsn or count >= self._begin.index:
             self._point = Point(self._open[0], count)
 

@@ -164,6 +164,7 @@ class PostgresSink(SqlSink):
     def begin_copy(self) -> CopyTransaction:
         """Return a transaction with a connection of its own."""
         key = self.connection_text(), SYSTEM_ENVIRONMENT.process_id
+        # taken out in one step, so that no other thread gets it; by process, because a fork must not share it
         return CopyTransaction(_usable(_spare.pop(key, None)) or connected(self), self, key)
 
     def close_spare(self) -> None:
@@ -376,6 +377,7 @@ class CopyTransaction:
 
     def keep_connection(self) -> None:
         """Keep the connection for the next transaction, or close it if another one is kept."""
+        # in one step: several threads may end a transaction at once
         if _spare.setdefault(self._key, self.connection) is not self.connection:
             self.close()
 
@@ -429,6 +431,7 @@ class PreparedTransactions(TwoPhaseSink[CopyTransaction]):
         with self._sink.translated("prepare output of"):
             rows = transaction.rows(sa.select(sinks.c.generation).where(sinks.c.owner == fence.owner))
             fence.refuse_if_older_than(rows[0][0] if rows else None)
+            # part of what is prepared: the name becomes visible with the rows, or not at all
             transaction.run(sa.insert(commits).values(owner=fence.owner, name=name))
             database = transaction.query("select current_database()")[0][0]
             transaction.execute(f"prepare transaction '{self._gid(database, name)}'")
@@ -464,6 +467,7 @@ class PreparedTransactions(TwoPhaseSink[CopyTransaction]):
         """See ``TwoPhaseSink``. The row of the owner stays locked meanwhile, so that no newer generation begins."""
         with self._fenced(fence), self._deciding() as database:
             for name in names:
+                # not known to the server, it was committed before, if the name that is part of it is there
                 if not self._decide(database, "commit", name) and name not in self._remembered_names(
                     database, fence.owner, name
                 ):
@@ -525,6 +529,7 @@ class PreparedTransactions(TwoPhaseSink[CopyTransaction]):
 
         with (
             self._sink.translated("decide about output of"),
+            # the server decides prepared transactions outside of any other one only
             psycopg.connect(self._sink.connection_text(), autocommit=True) as database,
         ):
             yield database
@@ -575,6 +580,7 @@ class PostgresCommitter(Committer):
         self._prepared.recover([one for one in keep if is_prepared(one)])
 
     def commit(self, permit: CommitPermit, committables: Sequence[Committable]) -> None:
+        # neighbours, not all of a kind: older checkpoints stay in front of newer ones (K2)
         for prepared, some in itertools.groupby(in_order(permit, committables), is_prepared):
             (self._prepared if prepared else self._ledger).commit(permit, list(some))
 

@@ -247,10 +247,12 @@ class PravegaReader(FailStopReader, CheckpointedFunction, CheckpointListener):
                 self._take_news(found)
                 continue
             place = self._places[found.segment]
+            # with what is returned, not with what was read: a snapshot between two polls has just that
+            assert found.offset >= place.offset, "a segment is never read backwards"
             self._places[found.segment] = Position(found.offset, found.after, place.end)
             if found.batch is not None:
                 return self._timed(found.segment, found.batch)
-            assert found.after is not None
+            assert found.after is not None, "a delivery has records, or ends its segment"
             self._end_segment(found.segment, found.after)
 
     def _has_ended(self) -> bool:
@@ -324,6 +326,7 @@ class PravegaReader(FailStopReader, CheckpointedFunction, CheckpointListener):
 
     def _end_segment(self, segment: int, after: Mapping[int, Sequence[int]]) -> None:
         self._scaled.end(segment, after)
+        # it counts as finished only when others have begun what follows: until then it holds event time back
         self._handing[segment] = {one for one in after if not self._owns(one)} - self._begun
         self._begin_what_can()
         if not self._context.takes_checkpoints:
@@ -434,6 +437,7 @@ class _FetchThread:
                     del self._found[at]
                     self._waiting[one.segment] -= 1
                     return one
+            # after everything that was read before it
             if self._failure is not None:
                 raise self._failure
             return None
@@ -446,6 +450,7 @@ class _FetchThread:
         if self._thread.is_alive():
             self._thread.join(1)  # it may be waiting for a store; it ends by itself
         else:
+            # never started, because ``__init__`` failed: nothing else releases the connections
             self._release()
 
     # -- in the thread
@@ -482,6 +487,7 @@ class _FetchThread:
         for connection in self._connections.values():
             connection.close()
         self._connections, self._asked, self._places = {}, {}, {}
+        # what came of an event is asked for again with its beginning
         self._rest = dict.fromkeys(self._rest, b"")
 
     def _round(self) -> None:
@@ -560,6 +566,7 @@ class _FetchThread:
         offset = self._offsets.pop(segment)
         del self._rest[segment]
         self._put(_Delivery(segment, None, offset, after))
+        # nothing follows: the stream may be sealed, which is to be seen at once
         if not after:
             self._sealed_at_ms = self._environment.monotonic_ms()
 
@@ -574,6 +581,7 @@ class _FetchThread:
         for record in say:
             self._side.append({"of": self._token, **record})
             with self._changed:
+                # only now: if the append failed, the next round repeats it
                 self._to_say.popleft()
         now_ms = self._environment.monotonic_ms()
         if not self._is_alone and (say or now_ms >= self._news_at_ms):
@@ -589,6 +597,7 @@ class _FetchThread:
             layout = {segment: self.client.successors(self._stream, segment) for segment in look}
             self._put_news(_News(layout=layout))
             with self._changed:
+                # only now, for the same reason
                 self._to_look -= set(look)
         if self._end is None and not self._is_sealed and now_ms >= self._sealed_at_ms:
             self._sealed_at_ms = now_ms + SEALED_MS

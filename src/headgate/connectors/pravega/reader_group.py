@@ -195,6 +195,7 @@ class GroupLog:
         before = _attribute(connection, segment)
         if at - max(before, self._log.begin) <= LOG_BYTES_MAX or not _set_attribute(connection, segment, before, at):
             return
+        # up to the former mark, not to the new one: a reader that has just read the former one begins there
         if before != _NONE:
             _truncate(connection, segment, before)
 
@@ -359,6 +360,7 @@ def publish(
                     "too; close them, or those that have died with ReaderGroup.readerOffline, or give the pipeline a "
                     "group= of its own"
                 )
+            # only if nothing came since the look above: else what came is looked at, and it is decided again
             if log.write(record):
                 return
     raise StorageError("note positions in", where, "others write to it all the time")

@@ -525,7 +525,9 @@ class Appender:
         Raises:
             SegmentError, StorageError
         """
+        assert events_count > 0, "a block has whole events"
         one.last_number += events_count
+        # noted before it is sent: ``_connect`` sends from here what was not acknowledged
         one.sent.append((one.last_number, events_count, block))
         if self._connection is None:
             self._connect()
@@ -554,6 +556,7 @@ class Appender:
 
     def end(self, one: Appending) -> None:
         """Forget a writer."""
+        assert not one.sent, "a writer is forgotten before its events are durable"
         self._writing.pop(one.writer, None)
 
     def close(self) -> None:
@@ -599,6 +602,7 @@ class Appender:
         found.long()
         found.text()
         found.id()
+        # the store says what it has: of some blocks only the acknowledgement was lost, and they are not sent again
         self._drop(one, found.long())
 
     def _send(self, connection: Connection, one: Appending, last: int, events_count: int, block: memoryview) -> None:

@@ -276,6 +276,7 @@ class _Transaction:
             places = np.full(len(values), self._own_place)
         else:
             coded = pc.dictionary_encode(keys)
+            # the last place is that of events without a key: they stay together
             of_keys = np.append(key_places(coded.dictionary.to_pylist()), self._own_place)
             places = of_keys[pc.fill_null(coded.indices, len(of_keys) - 1).to_numpy(zero_copy_only=False)]
         chosen = np.searchsorted(self._lows, places, side="right") - 1
@@ -388,6 +389,7 @@ class PravegaWriter(SinkWriter):
         if self._open is not None:
             with contextlib.suppress(HeadgateError):
                 self._client.abort(self._sink.name, self._open.id)
+                # only after the abort: what is not noted any more is not looked for
                 self._owner.decided(self._fence.owner, {}, [str(self._open.id)])
             self._open = None
         for appender in self._appenders.values():
@@ -406,6 +408,7 @@ class PravegaWriter(SinkWriter):
 
     def _begin(self) -> _Transaction:
         opened = _Transaction(self, self._sink, self._client)
+        # noted before its first event; what a crash leaves between these two lines is empty, and ends with its lease
         self._owner.opened(self._fence, str(opened.id))
         self._pinger.keep(opened.id)
         return opened
@@ -469,6 +472,7 @@ class _Pinger:
                 self._changed.wait_for(lambda: self._is_closed, pause_s)
                 if self._is_closed:
                     return
+                # a copy: the mailbox adds to it while the controller is asked
                 kept = set(self._kept)
             for transaction in kept:
                 try:
@@ -498,6 +502,7 @@ class PravegaCommitter(Committer):
         Writers look at the claim after they noted a transaction, so none that is replaced goes on with one that is not
         known here.
         """
+        # a fence without the life that is stored would erase the owner
         self._fence = with_stored_life(self._sink, self._fence)
         self._owner.claim(self._fence)
         kept = {prepared_in(one).id for one in keep}
@@ -507,6 +512,7 @@ class PravegaCommitter(Committer):
             self._client.abort(self._sink.name, UUID(one))
         for one in left:
             self._wait_until(UUID(one), lambda state: state is not TransactionState.OPEN)
+        # last: cut short before, the next recovery finds and aborts them again
         self._owner.decided(self._fence.owner, {}, left)
 
     def commit(self, permit: CommitPermit, committables: Sequence[Committable]) -> None:
@@ -524,6 +530,7 @@ class PravegaCommitter(Committer):
             }
             for one in wanted:
                 self._client.commit(self._sink.name, UUID(one))
+            # all were asked for before the first is waited for, because Pravega takes a while for each
             for one, committable in wanted.items():
                 state = self._wait_until(
                     UUID(one), lambda state: state not in (TransactionState.OPEN, TransactionState.COMMITTING)
@@ -531,6 +538,7 @@ class PravegaCommitter(Committer):
                 if state is not TransactionState.COMMITTED:
                     why = self._why_not(state, prepared_in(committable))
                     raise gone(UsageError(f"output of checkpoint {checkpoint} cannot be committed: {why}"))
+            # after each checkpoint: Pravega forgets what it committed, and a repeated commit must not ask it again
             self._owner.decided(self._fence.owner, dict.fromkeys(wanted, int(checkpoint)))
         newest = ordered[-1].checkpoint
         self._note_time([prepared_in(one) for one in ordered if one.checkpoint == newest])

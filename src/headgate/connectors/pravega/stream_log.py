@@ -258,6 +258,7 @@ class StreamOwner:
             FencedError: a newer generation has claimed the stream, and may not have seen it.
         """
         record = {"kind": "opened", "owner": fence.owner, "generation": fence.generation, "id": transaction}
+        # in this order: a generation that claims after the record sees it, and one that claimed before is seen here
         self._side.append(record)
         self.refuse_if_replaced(fence)
 
@@ -274,9 +275,11 @@ class StreamOwner:
             self._side.append({"kind": "forgotten", "owner": owner, "before": before, "kept": sorted(kept)})
         self._read()
         if self._side.length > LOG_BYTES_MAX:
+            # where the next record will stand, if nothing comes in between
             begin = self._side.read_to
             whole = {name: [one.generation, one.life, one.opened, one.committed] for name, one in self._known.items()}
             if self._side.append_if_newest({"kind": "whole", "owners": whole}):
+                # only now: a reader that begins meanwhile has either the whole log, or this record
                 self._side.truncate(begin)
 
     def close(self) -> None:

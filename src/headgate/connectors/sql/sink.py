@@ -192,6 +192,7 @@ class SqlSink(LedgerSink):
             if url.database in (None, "", ":memory:"):
                 raise UsageError(f"SqlSink(url={self.url!r}) is in memory; give a file, such as 'sqlite:////data/a.db'")
             absolute = url.set(database=os.path.abspath(str(url.database)))
+            # the driver and workers may run in other directories
             object.__setattr__(self, "url", absolute.render_as_string(hide_password=False))
 
     # -- what it writes ---------------------------------------------------------------------------------------------
@@ -296,6 +297,7 @@ class SqlSink(LedgerSink):
         """
         sinks = self.ledger.sinks
         mine = sinks.c.owner == fence.owner
+        # a write, because it locks the row in every database; for reading it only some have a lock
         transaction.run(sa.update(sinks).where(mine).values(writes=sinks.c.writes + 1))
         rows = transaction.rows(sa.select(sinks.c.owner, sinks.c.generation, sinks.c.life).where(mine))
         found = Fence(*rows[0]) if rows else None
@@ -325,6 +327,7 @@ class SqlSink(LedgerSink):
             }
             for output in outputs:
                 if output.name in known:
+                    # an earlier call committed it, and its answer was lost
                     continue
                 for rows in chunks(output):
                     if self.keys:
@@ -332,6 +335,7 @@ class SqlSink(LedgerSink):
                     else:
                         transaction.append(rows)
                 checkpoint = output_checkpoint(output.name)
+                # in the transaction of the rows: who has the name has the rows
                 transaction.run(sa.insert(commits).values(owner=fence.owner, name=output.name, checkpoint=checkpoint))
 
     def may_have_forgotten(self, name: str) -> bool:
@@ -349,6 +353,7 @@ class SqlSink(LedgerSink):
         sinks, commits = self.ledger.sinks, self.ledger.commits
         with self.translated("forget in"), self.transaction() as transaction:
             mine = sinks.c.owner == owner
+            # with the names, in one transaction: ``may_have_forgotten`` goes by it
             transaction.run(sa.update(sinks).where(mine, sinks.c.forgotten < before).values(forgotten=before))
             transaction.run(sa.delete(commits).where(commits.c.owner == owner, commits.c.checkpoint < before))
 
@@ -397,6 +402,7 @@ class SqlSink(LedgerSink):
                 raise UsageError(self.refusal(operation, _first_line(error))) from None
             raise StorageError(operation, self.place, _first_line(error)) from None
         except sa.exc.DBAPIError as error:
+            # of two first claims at once one meets the row of the other, and finds it with the next try
             if error.connection_invalidated or (operation == "claim" and isinstance(error, sa.exc.IntegrityError)):
                 raise StorageError(operation, self.place, _first_line(error)) from None
             raise UsageError(self.refusal(operation, _first_line(error))) from None
@@ -537,6 +543,7 @@ class SqlSink(LedgerSink):
 def chunks(output: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield the records in batches of a good size for a database."""
     waiting: list[pa.RecordBatch] = []
+    # None at the end: what is left is yielded by the same lines
     for batch in itertools.chain(output, [None]):
         if waiting and (batch is None or sum(map(len, waiting)) + len(batch) > CHUNK_ROWS):
             yield pa.concat_batches(waiting)

@@ -77,6 +77,7 @@ class GroupCheckpointHook(CoordinatorHook, CheckpointListener):
         """Return the cut of the group's checkpoint, when all readers have met its marker."""
         group = self._group
         if checkpoint_id not in self._asked:
+            # not all readers have joined: one that joins later would have no marker to meet
             if not group.ask(checkpoint_id):
                 return ASK_AGAIN
             self._asked.add(checkpoint_id)
@@ -233,6 +234,7 @@ class GroupSourceReader(FailStopReader, CheckpointedFunction, CheckpointListener
                     self._info.name, number, position, schema_version=self._version
                 )
                 if self._was_dealt:
+                    # what its former reader read is in that checkpoint, and must not be overtaken on its way
                     self._waits_for[split] = self._cut_id
         self._was_dealt = True
 

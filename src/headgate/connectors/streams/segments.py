@@ -147,6 +147,7 @@ class OwnSegments:
         if numbers:
             with suppress(StorageError):
                 self._store.pipelines.pass_segments(self._stream, self._reading, numbers)
+                # only after the store has it: until then they are named again with each checkpoint
                 self._order.announced(numbers)
 
     def _take(self) -> None:

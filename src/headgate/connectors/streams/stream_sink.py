@@ -127,6 +127,7 @@ class StreamSinkWriter(SinkWriter):
         if transaction is not None:
             context = self._context
             transaction.seal(transaction_name(self._owner, checkpoint, context.subtask_index, context.generation))
+        # with event time as it is now, at the barrier; what follows belongs to the next checkpoint
         return _Sealed(self._stream, transaction, self._payload())
 
     def _payload(self) -> _Payload:
@@ -192,7 +193,7 @@ class StreamCommitter(Committer):
     def commit(self, permit: CommitPermit, committables: Sequence[Committable]) -> None:
         """Commit in one catalogue transaction: readers see all of it or nothing (S14)."""
         for committable in committables:
-            assert committable.checkpoint <= permit.checkpoint
+            assert committable.checkpoint <= permit.checkpoint, "only completed checkpoints are committed (K1)"
         ordered = sorted(committables, key=lambda c: (c.checkpoint, c.subtask_index))
         payloads = [_decode_payload(committable) for committable in ordered]
         names = [(payload.stream, payload.name) for payload in payloads if payload.name]
@@ -201,6 +202,7 @@ class StreamCommitter(Committer):
             of_one = [p for p, c in zip(payloads, ordered, strict=True) if c.checkpoint == checkpoint]
             if (event_ms := event_time_of(of_one)) is not None:
                 times[of_one[0].stream] = event_ms
+        # a checkpoint without output costs no transaction, unless event time has advanced
         if names or times != self._noted:
             self._store.commit_transactions(names, owner=self._owner, epoch=permit.generation, times=times)
             self._noted = times

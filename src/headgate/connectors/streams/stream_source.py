@@ -223,6 +223,7 @@ class StreamSourceReader(FailStopReader, CheckpointedFunction, CheckpointListene
         split = f"{self._name}/{segment}"
         self._readers[split] = self._store.reader(self._name, segment, place.position, schema_version=self._version)
         self._ends[split] = place.end
+        # there may be something in it since before the change that was seen last
         self._idle_changes = -1
 
     def snapshot(self, context: SnapshotContext) -> None:
@@ -260,6 +261,7 @@ class StreamSourceReader(FailStopReader, CheckpointedFunction, CheckpointListene
             split = names[(self._turn + step) % len(names)]
             found = self._poll_split(split)
             if found is not None:
+                # the next poll begins with the segment after this one: a busy one does not keep others waiting
                 self._turn += step + 1
                 self._empty_polls = 0
                 return found
