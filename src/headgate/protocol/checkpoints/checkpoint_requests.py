@@ -131,6 +131,7 @@ class Savepoints:
         taken = self._taken.get(checkpoint)
         if taken is None:
             return []
+        # its order stays in _end, and the next last checkpoint takes it from there
         if taken.order is self._end and reason is not AbortReason.EXPIRED:
             del self._taken[checkpoint]
             return []
@@ -151,6 +152,7 @@ class Savepoints:
     def advance(self, commits: CommitQueue) -> list[Effect]:
         """Write what is complete: its checkpoint is, and all output up to it is committed (SV2)."""
         effects: list[Effect] = []
+        # a copy: an answer takes a savepoint out
         for checkpoint, taken in list(self._taken.items()):
             if not taken.is_completed or taken.is_written or not commits.has_confirmed(checkpoint):
                 continue
@@ -158,6 +160,7 @@ class Savepoints:
             if problems:  # SV7
                 effects += self._answer(checkpoint, problems[0])
                 continue
+            # asked for once: this is called again after every commit
             taken.is_written = True
             entries = tuple(SubtaskEntry(subtask, copied.parts) for subtask, copied in sorted(taken.copies.items()))
             is_end = taken.order is self._end

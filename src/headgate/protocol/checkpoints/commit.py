@@ -171,6 +171,7 @@ class CommitQueue:
         if self._is_in_flight or not self._queue:
             return []
         self._is_in_flight = True
+        # stays in the queue until it is confirmed: manifests that are written meanwhile carry it on (K7)
         checkpoint, committables = self._queue[0]
         return [Commit(CommitPermit(checkpoint, self._generation), committables)]
 

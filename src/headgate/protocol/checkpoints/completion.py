@@ -94,12 +94,14 @@ class MarkerPatience:
         """A timeout is over, and ``missing`` have not acknowledged. Return why to give up; None: wait for another."""
         if not self._only_reads(wait, missing):
             return AbortReason.EXPIRED
+        # they have to say so again in the next timeout: a source that has hung since must not keep the checkpoint alive
         wait.reading.clear()
         if wait.timeouts < wait.timeouts_max:
             wait.timeouts += 1
             return None
         if wait.timeouts_max == TIMEOUTS_MAX:
             return AbortReason.MARKER_NOT_MET
+        # doubled: a marker that is far away costs few checkpoints that are given up, and a near one no long wait
         self._timeouts = max(self._timeouts, 2 * wait.timeouts_max)
         return AbortReason.MARKER_AHEAD
 
@@ -269,6 +271,7 @@ class PendingCheckpoints:
         assert checkpoint != self._writing, "what may be durable already is not aborted (C12)"
         pending = self._pending.pop(checkpoint)
         # What is still being uploaded is deleted when its late acknowledgement comes (C10), or swept.
+        # only named here: whether a completed checkpoint shares one of them is judged when they are removed (SF5)
         files = tuple(part for entry in pending.acks.values() for part in entry.parts if part.path)
         effects: list[Effect] = [CancelTimer(ExpiryTimer(checkpoint))]
         effects += [CancelTimer(HookTimer(checkpoint, hook)) for hook in pending.awaited]
@@ -448,6 +451,7 @@ class Completion:
         self.pending.begin(checkpoint, pending)
         self.requests.begun(checkpoint)
         effects: list[Effect] = [ArmTimer(ExpiryTimer(checkpoint), self._timeout_ms)]
+        # the timer in front of the trigger: a checkpoint that gets no answer at all ends, too
         if not self._hooks:
             return [*effects, TriggerSources(checkpoint, pending.options)]
         effects.append(AnnounceCheckpoint(checkpoint, pending.options))
@@ -551,9 +555,11 @@ class Completion:
         effects += [*subsumed, NotifyComplete(checkpoint), *self.requests.completed(checkpoint)]
         for older in passed:
             effects += self.savepoints.failed(older, AbortReason.SUBSUMED)
+        # From here on the sinks commit: the manifest is durable, so a crash finds in it what is still to be committed.
         effects += self._commits.completed(checkpoint, pending.committables)  # C16
         effects += self.triggering.completed(checkpoint, pending)
         self.savepoints.completed(checkpoint, pending.copies, is_end=self.triggering.has_last)
+        # after the commits are queued: a savepoint counts only when its output is committed (SV2)
         return effects + self.savepoints.advance(self._commits)
 
     def manifest_failed(self, checkpoint: CheckpointId) -> list[Effect]:
@@ -576,6 +582,7 @@ class Completion:
         effects = self.pending.abort(checkpoint, reason) + self.requests.failed(checkpoint, reason.text)
         assert checkpoint not in self.pending, "a checkpoint that was given up is not pending (C17)"
         effects += self.savepoints.failed(checkpoint, reason)
+        # a slow place of a savepoint says nothing about the pipeline's own storage
         is_excused = savepoint is not None and reason is AbortReason.EXPIRED  # SV7
         failed = [] if is_excused else self._count(checkpoint, reason)
         if failed:
@@ -584,6 +591,7 @@ class Completion:
 
     def _count(self, checkpoint: CheckpointId, reason: AbortReason) -> list[Effect]:
         """Fail the generation when more than the tolerable number of failures came in a row (C22)."""
+        # one that is older than a completed checkpoint is no failure in a row
         sentence = None if checkpoint <= self.last_completed else self.tolerance.failed(checkpoint, reason)
         return [] if sentence is None else [FailGeneration(Failure(FailureKind.LOST, sentence))]
 

@@ -240,6 +240,7 @@ class Coordinator(Machine):
 
     def _on_started(self, event: Started) -> list[Effect]:
         self._enter(Phase.RUNNING)
+        # short input may have ended everywhere before the last subtask was ready: those reports were kept for now
         if len(self._finished) == len(self._participants):
             return self._on_all_finished()
         effects: list[Effect] = [DrainSources()] if self._is_draining else []
@@ -277,6 +278,7 @@ class Coordinator(Machine):
                 if self._phase is not Phase.RUNNING:
                     return [Ignored("no periodic checkpoint is wanted any more")]
                 checkpoints.triggering.is_due = True
+                # armed now, not when this one completes: the interval lies between beginnings
                 return [ArmTimer(IntervalTimer(), self._interval_ms), *checkpoints.begin()]
             case PauseTimer():
                 checkpoints.triggering.is_paused = False
@@ -334,6 +336,7 @@ class Coordinator(Machine):
             return self._too_late_for(savepoint)
         if self._phase is Phase.CREATED:
             self._enter(Phase.DONE)
+            # nothing was processed yet: what was restored still stands, and needs no last checkpoint
             return [ConcludeGeneration(None, is_final=False)]
         self._enter(Phase.STOPPING)
         savepoints = self._checkpoints.savepoints
@@ -388,6 +391,7 @@ class Coordinator(Machine):
             reason = f"cannot commit checkpoint {event.checkpoint}: {event.reason}"
             return [FailGeneration(Failure(FailureKind.DENIED, reason))]
         pause = self.COMMIT_RETRY_MS[min(self._commit_tries, len(self.COMMIT_RETRY_MS) - 1)]
+        # repeated without an end (K1): completed checkpoints promise this output, whatever the target says for now
         self._commit_tries += 1
         return [ArmTimer(CommitRetryTimer(), pause)]
 

@@ -79,6 +79,8 @@ class ObservedLog:
         entries = {entry.sequence: entry for entry in self.entries}
         outdated = self._outdated()
         first = self._first(outdated)
+        # From the newest back, each entry to the one that it follows. A hint above all entries means that the newest is
+        # lost.
         at = max(self.hint_sequence, *entries, 0) if newest is None else newest
         counted: list[ObservedEntry] = []
         lost: list[int] = []
@@ -149,6 +151,7 @@ def next_claim(log: ObservedLog, above: Generation = NO_GENERATION) -> NextClaim
     # Each damaged or lost entry after the last readable one may have been a claim: leave room for it, so that a
     # number is never used twice (R7).
     generation = max(last_generation + sequence - last_sequence, max((above, *(g for _, g in read))) + 1)
+    # claims are never followed, so that those that led nowhere can be removed (R43)
     claims = {e.sequence for e in log.counted() if isinstance(e.content, Claim)}
     others = {*log.lost(), *(e.sequence for e in log.counted())} - claims
     follows = max(others, default=0)
@@ -308,6 +311,7 @@ def choose(log: ObservedLog, damage: Mapping[CheckpointId, Sequence[Damage]], po
     skipped += [lost_entry(sequence) for sequence in log.lost()]
     passed: list[CheckpointId] = []
     for manifest in candidates(log):
+        # a candidate that was not verified is a KeyError here, never taken for sound
         problems = damage[manifest.checkpoint]
         if not problems:
             if policy is DamagedCheckpoint.FAIL and (passed or damage_after(log, manifest)):  # R14
@@ -570,6 +574,7 @@ class RetainedManifests:
 
     def completed(self, checkpoint: CheckpointId, sequence: int) -> RetainedManifests:
         """Return this with one more."""
+        assert not self.kept or sequence > self.kept[-1][1], "the log only grows (R6)"
         return replace(self, kept=(*self.kept, (checkpoint, sequence)))
 
     def dropped(self, oldest: CheckpointId) -> RetainedManifests:

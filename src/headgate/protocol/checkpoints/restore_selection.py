@@ -129,6 +129,7 @@ def decide_named(log: ObservedLog, life: str, named: Named) -> Decision:
     manifests = candidates(log)
     newest = manifests[0] if manifests else None
     goes_back = newest is not None and named.go_back_past == newest.checkpoint
+    # first: a program that is started again with the same words must go on, and not go back a second time (SV24)
     if newest is not None and _was_restored(newest, life, named) and not goes_back:
         return GoOn(newest.checkpoint)
     if damage_after(log, newest):

@@ -38,6 +38,7 @@ class Retention:
 
     def completed(self, checkpoint: CheckpointId) -> list[Effect]:
         """Keep ``checkpoint``; drop what is too old."""
+        assert not self._retained or checkpoint > self._retained[-1], "checkpoints complete in order (C15)"
         self._retained.append(checkpoint)
         dropped = self._retained[: -self._count_max]
         self._retained = self._retained[-self._count_max :]
@@ -177,6 +178,7 @@ class SharedFiles:
 
     def wrote(self, checkpoint: CheckpointId, parts: Sequence[SnapshotPart]) -> None:
         """The snapshot of ``checkpoint`` is durable, and will be acknowledged."""
+        assert checkpoint > max(self._snapshots), "snapshots of a subtask are written in order (K3)"
         self._snapshots[checkpoint] = _files(parts)
 
     def completed(self, checkpoint: CheckpointId) -> None:
@@ -189,6 +191,8 @@ class SharedFiles:
 
     def shareable(self) -> tuple[SnapshotPart, ...]:
         """Return the parts that may be shared now."""
+        # A file that a newer snapshot lacks may be removed as soon as that one completes, while an upload still refers
+        # to it: so only what all of them have is shared.
         first, *others = (self._snapshots[checkpoint] for checkpoint in sorted(self._snapshots))
         return tuple(part for path, part in first.items() if all(path in files for files in others))
 

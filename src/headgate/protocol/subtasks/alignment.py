@@ -296,6 +296,8 @@ class Aligner(BarrierMachine):
         return [BlockChannel(channel)]  # A1
 
     def _complete(self) -> list[Effect]:
+        # Snapshot, then barrier, then the blocked channels: what follows a barrier is in neither the state nor in front
+        # of the barrier that goes out.
         assert self._missing() <= 1, "every other channel has delivered the barrier or ended (A2, A7)"
         return [
             TakeSnapshot(self._current, self._options),
@@ -361,6 +363,8 @@ class BarrierTracker(BarrierMachine):
             return [Ignored("barrier of a finished checkpoint")]
         if self._aborted.discard(checkpoint):  # GM15: no snapshot, and no subtask downstream counts on
             return self._drop(checkpoint)
+        # at least once: nothing is blocked, so records behind a barrier may be in the snapshot, and are read again
+        # after a restore
         seen = self._seen.setdefault(checkpoint, set())
         options = self._options.setdefault(checkpoint, event.options)
         if event.channel in seen:
@@ -396,6 +400,7 @@ class BarrierTracker(BarrierMachine):
     def _on_end(self, channel: ChannelIndex) -> list[Effect]:  # GM16
         self._refuse_ended(channel)
         self._ended.add(channel)
+        # an end may complete several at once: the newest is taken, which gives the older ones up
         complete = [checkpoint for checkpoint in self.pending if self._is_complete(checkpoint)]
         return self._complete(complete[-1]) if complete else [Ignored("an ended channel counts as seen")]
 

@@ -81,6 +81,7 @@ class InducedCut:
     def splits(self, splits: Sequence[str], *, is_read: bool) -> list[Effect]:
         """``splits`` have not ended; ``is_read``: the reader goes on in those that do not stand still (EI26)."""
         self._open, self._is_read = tuple(splits), is_read
+        # a split that has ended counts as cut for every checkpoint, so its marker holds nothing up any more
         self._held = {split: checkpoint for split, checkpoint in self._held.items() if split in self._open}
         return self._settled()
 
@@ -95,6 +96,7 @@ class InducedCut:
 
     def _settled(self) -> list[Effect]:
         effects: list[Effect] = self._released()
+        # each turn takes the oldest out or ends: barriers leave in the order of checkpoints
         while self._announced:
             oldest = min(self._announced)  # EI28
             if any(checkpoint > oldest for checkpoint in self._held.values()):  # EI24

@@ -362,6 +362,7 @@ class LoopParticipant(Machine):
         effects.append(effect)
         if self._place.feedback:
             effects += self._report()
+        # it may be back already, on every channel: a body without a shuffle lets another head pass it earlier
         elif self._place.is_leaf:
             effects.append(ReportProbe(probe.number, 0, -1))
         return effects

@@ -367,6 +367,7 @@ class Subtask(Machine):
 
     def _cut(self, checkpoint: CheckpointId, options: CheckpointOptions) -> list[Effect]:
         """Send the barrier of a source: downstream it is like any other (EI32)."""
+        # never taken back, even if this checkpoint fails: the next try is a last one, too, and cuts at the same place
         self._is_suspended = self._is_suspended or options.is_last
         return self._aligned(BarrierReceived(ChannelIndex(0), checkpoint, options))
 
@@ -460,6 +461,7 @@ class Subtask(Machine):
             raise self._violation(f"second end of data on channel {event.channel}")
         self._ended.add(event.channel)
         if event.channel in self._feedback:
+            # the end has gone round the loop: only now this head is done, what it sent has been processed
             is_back = self._feedback <= self._ended
             return [ReportFinished()] if is_back else [Ignored("the end has not come back on other channels")]
         effects: list[Effect] = []
@@ -553,6 +555,7 @@ class Subtask(Machine):
         for checkpoint in sorted(c for c in self._writing if c < event.checkpoint):  # subsumed (C15)
             effects += self._released(checkpoint)
             if checkpoint == self.recording:
+                # giving the recording up takes it out of what is written, hence the second look below
                 effects += self._aligned(AbortReceived(checkpoint))
             if checkpoint in self._writing:
                 self._writing.remove(checkpoint)

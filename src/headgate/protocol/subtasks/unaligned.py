@@ -228,6 +228,7 @@ class TimeoutAligner(Machine):
             self._arrived, self._read = set(), set()
         elif not _agree(options, self._options):  # A11, UA3
             raise self._violation(f"a barrier of {checkpoint} wants {options}, not {self._options}")
+        # looked at before this barrier counts: the timer is armed once, by the one that makes channels free to be held
         was_free = not is_newer and self._is_free
         self._arrived.add(channel)
         self._has_overtaken = self._has_overtaken or options.alignment is Alignment.OVERTAKING
@@ -275,9 +276,12 @@ class TimeoutAligner(Machine):
         return self._go_over()
 
     def _go_over(self, just_read: ChannelIndex | None = None) -> list[Effect]:  # UA7
+        # Barriers overtake from here: the snapshot is taken and the barrier leaves at once. What stands in front of
+        # barriers that have arrived is recorded now; channels without one are held, and recorded when it arrives.
         options = replace(self._options, alignment=Alignment.OVERTAKING)
         effects: list[Effect] = [TakeSnapshot(self._current, options), EmitBarrier(self._current, options)]
         blocked = tuple(sorted(self._read))
+        # just taken out of its queue, so it was never blocked, and nothing stands in front of it
         if just_read is not None:
             self._read.add(just_read)
         waiting = tuple(sorted(self._arrived - self._read - self._ended))

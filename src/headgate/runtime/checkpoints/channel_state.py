@@ -94,6 +94,7 @@ class ChannelState(FrozenState):
     def __init__(self, ways: Sequence[NamedChannel], recorded: Mapping[ChannelIndex, Sequence[pa.RecordBatch]]) -> None:
         super().__init__()
         self._recorded = [(way, list(recorded[way.channel.channel])) for way in ways if way.channel.channel in recorded]
+        assert len(self._recorded) == len(recorded), "what was recorded came on an input channel of the subtask"
 
     @property
     def size_bytes(self) -> int:
@@ -139,6 +140,7 @@ def _parts(recorded: _Recorded) -> Iterator[_Recorded]:
             yield part
             part, size_bytes = [], 0
         for batch in batches:
+            # never inside a batch, and a large one has a part of its own
             if part and size_bytes + batch.nbytes > PART_BYTES:
                 yield part
                 part, size_bytes = [], 0
@@ -191,6 +193,7 @@ def restored_records(
             on = next((w.channel.channel for w in channels if w.channel.upstream.index == sender), None)
             channel = channels[0].channel.channel if on is None else on
             for batch in _batches(data, schema, where):
+                # at the same parallelism the rows were routed to this very subtask
                 mine = _owned_rows(batch, edge, plan, subtask) if is_keyed and heirs.are_others else batch
                 if mine is not None:
                     yield channel, mine

@@ -151,6 +151,7 @@ class LogEntries:
         try:
             return read_with_retries(lambda: decode_hint(self._storage.get(path), path))
         except (NotFound, CorruptionError):
+            # without a hint only one thing is not noticed: that the newest entry itself was lost
             return 0
 
     def write_hint(self, sequence: int) -> None:
@@ -245,8 +246,10 @@ class CheckpointLog:
             CorruptionError, StorageError
         """
         if not self._identities.exists(0):
+            # before anything is written: where a put does not tell who was first, two drivers could hold one generation
             refuse_unless_exclusive(self._storage, self._pipeline)
             self._identities.draw(0, self.url, host, wall_ms)
+        # read back, not kept: of several drivers that start at once another one may have been first
         return self._adopt(self._identities.read(0))
 
     def identities_before(self, number: int) -> list[PipelineIdentity]:
@@ -343,7 +346,10 @@ class CheckpointLog:
             try:
                 self._storage.put_if_absent(self._entries.path(following.sequence), [encode_log_entry(claim)])
             except AlreadyExists:
+                # another driver took this number: look again, perhaps it replaced this one
                 continue
+            # A restart's fence: from this entry on no older generation completes anything. It is looked behind it all
+            # the same, because a number that was used and pruned looks free.
             if self._replaced_after(following.sequence) is None:
                 return self._claimed(log, following)
         raise StorageError("claim", self.url, f"{CLAIM_TRIES_MAX} other drivers claimed it at the same time")
@@ -358,6 +364,7 @@ class CheckpointLog:
         assert following.generation > self._generation, "a claim is of a later generation than those before it"
         ids = self._entries.numbers("ids")  # looked up after the claim (R42)
         first = first_checkpoint(log, CheckpointId(max(ids, default=0)))
+        # a life that ends keeps none of its checkpoints: their files are garbage from now on
         found = ObservedLog((), log.reserved) if following.ends_life else log
         self._next_sequence, self._generation = following.sequence + 1, following.generation
         self._lineage = RetainedManifests.observed(found, following.life)
@@ -396,12 +403,15 @@ class CheckpointLog:
             StorageError
         """
         with contextlib.suppress(AlreadyExists):
+            # there already: ours, after an answer that was lost; or of two generations the look below stops the older
+            # one
             self._storage.put_if_absent(self._entries.id_path(checkpoint), [b""])
         newer = self.newer_generation()
         if newer is not None:
             raise FencedError(f"pipeline {self._pipeline}", self._generation, newer)
         self.files.began(checkpoint)
         if checkpoint > 1:
+            # the newest id alone says what is used up
             self._storage.delete(self._entries.id_path(CheckpointId(checkpoint - 1)))
 
     def append(self, manifest: Manifest, oldest_retained: CheckpointId = KEEP_ALL) -> Outcome:
@@ -415,6 +425,8 @@ class CheckpointLog:
         assert self._next_sequence > 0, "a generation is claimed before it completes checkpoints"
         assert manifest.generation == self._generation, "only the generation that claimed the log completes checkpoints"
         path = self._entries.path(self._next_sequence)
+        # The durable point of a checkpoint (C12): until this put nothing of it counts, after it all its output is
+        # promised.
         data = encode_log_entry(self._lineage.placed(manifest, self._next_sequence, oldest_retained))
         try:
             self._storage.put_if_absent(path, [data])
@@ -460,6 +472,7 @@ class CheckpointLog:
             return Outcome.UNKNOWN
         if newest is not None:
             raise FencedError(f"pipeline {self._pipeline}", manifest.generation, newest)
+        # after the entry: a hint to one that is not there would be taken for a lost one
         self._entries.write_hint(self._next_sequence)
         self._lineage = self._lineage.completed(manifest.checkpoint, self._next_sequence)
         self.files.completed(manifest)
@@ -498,6 +511,7 @@ class CheckpointLog:
 
         Aborted checkpoints in between may have left unknown files: they go, too.
         """
+        # files first: the newest manifest names where the log starts, so entries before that count for nothing already
         self.files.drop(checkpoint)
         self._lineage = self._lineage.dropped(oldest_retained)
         start = self._lineage.start(oldest_retained, 0)

@@ -59,6 +59,7 @@ def parts_for_worker(manifest: Manifest | None, plan: Plan, worker: WorkerIndex)
     owned = owned_key_groups(plan, worker)
     found: list[Restored] = []
     for entry in manifest.entries:
+        # a source's positions go to all workers: a split may be read by another one than before
         if is_moved or entry.subtask.index == worker or entry.subtask.vertex in sources:
             parts = tuple(part for part in entry.parts if part.key_groups is None or part.key_groups.overlaps(owned))
         else:

@@ -75,6 +75,7 @@ class SavepointDirectory:
                 self._storage.put_if_absent(NAME, [data])
                 break
             except AlreadyExists:
+                # the same bytes are ours: an earlier try took effect, and its answer was lost
                 if self._storage.get(NAME) != data:
                     raise UsageError(f"another savepoint was written at {self.url} meanwhile") from None
                 break
@@ -91,6 +92,7 @@ class SavepointDirectory:
             StorageError
         """
         with contextlib.suppress(NotFound):
+            # a try that was given up may have taken effect: then its files belong to the savepoint
             if self.read().files == place.prefix:
                 return
         self._remove(place.prefix, ())

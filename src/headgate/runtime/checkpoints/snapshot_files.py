@@ -92,6 +92,7 @@ def _chunks(storage: Storage, pipeline: str, part: SnapshotPart) -> Iterator[byt
     path = read_path(f"{pipeline}/{part.path}", "a manifest")
     at, end = part.offset, part.offset + part.size_bytes
     while True:
+        # at least one read, so that a missing file is noticed even for a part without bytes
         chunk = storage.get_range(path, at, min(READ_BYTES_MAX, end - at))
         yield chunk
         at += len(chunk)
@@ -172,6 +173,7 @@ class SnapshotFiles:
             try:
                 verify_part(storage, pipeline, part)
             except CorruptionError as error:
+                # one sentence for each file, however many of its parts are wrong
                 found.setdefault(error.path, Damage(f"{at}{error.path}", str(error)))
             except NotFound as error:
                 found.setdefault(error.path, Damage(f"{at}{error.path}", "the file is missing"))
@@ -227,6 +229,7 @@ class SnapshotFiles:
 
     def _remove_garbage(self) -> None:
         paths = self._storage.list(self._pipeline)
+        # looked up each time: a user may discard what is aside while the pipeline runs
         self._retention.set_aside(max((below for _, below in _ranges_aside(paths)), default=CheckpointId(0)))  # R51
         self._remove(self._retention.garbage(self._files_of(paths)))
 
@@ -258,6 +261,7 @@ class SnapshotFiles:
                 with contextlib.suppress(AlreadyExists, NotFound, KeyError):  # a lost entry has no path
                     data = self._storage.get(paths[sequence])
                     self._storage.put_if_absent(f"{name}/log-{sequence:010d}", [data])
+            # the reason last: what has one was copied whole
             why = "".join(f"{damage.path}: {damage.problem}\n" for damage in gap.damages)
             for note in (_SKIPPED, _WHY) if gap.above == restored else (_WHY,):
                 with contextlib.suppress(AlreadyExists):
@@ -319,6 +323,7 @@ class SnapshotFiles:
             if file.path not in needed and file.checkpoint < until
         ]
         notes = [path for path in paths if _NOTE.fullmatch(path) and not _is_about(path, found)]
+        # the notes keep the files of their time, so after a crash in between the rest is still found here
         for path in [*files, *sorted(notes)]:
             self._storage.delete(path)
         return len(files)

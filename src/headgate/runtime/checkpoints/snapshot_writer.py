@@ -94,6 +94,8 @@ class SubtaskTarget:
             StorageError
         """
         target = _NodeTarget(self, node, self._to.keys, prefix)
+        # what is written is counted on its way out and compared with what was frozen: rows that are missing would be
+        # missed only after a restore, in silence
         state.write_to(target)
         _refuse_difference(node, dict(state.rows()), target.rows)
 
@@ -160,6 +162,7 @@ class SubtaskTarget:
         if part.size_bytes <= self._inline_bytes_left:
             self._inline_bytes_left -= part.size_bytes
             return replace(part, inline=b"".join(buffers))
+        # of the file that is being collected: its number rises only once it is written, so the reference is right
         placed = replace(part, path=self._path(), offset=self._waiting_bytes)
         self._waiting += buffers
         self._waiting_bytes += part.size_bytes
@@ -172,6 +175,8 @@ class SubtaskTarget:
 
     def _write_file(self) -> None:
         if self._waiting:
+            # Overwrites what a try before has left under this name. No manifest refers to it before the
+            # acknowledgement.
             self._to.storage.put(f"{self._to.pipeline}/{self._path()}", self._waiting)
             self._files_count += 1
             self._waiting, self._waiting_bytes = [], 0
@@ -356,8 +361,11 @@ class SnapshotWriter:
     def start(self, frozen: SubtaskSnapshot) -> None:
         """Queue the write of ``frozen``."""
         with self._lock:
+            assert not self._jobs or self._jobs[-1].checkpoint < frozen.checkpoint, "output is prepared in order (K3)"
             self._jobs.append(frozen)
             if self._is_running:
+                # one job at a time, although the pool has several threads: the one that runs takes the next from the
+                # queue
                 return
             self._is_running = True
         self._pool.submit(self._run)
@@ -386,6 +394,8 @@ class SnapshotWriter:
             try:
                 self._write(job)
             except StorageError as error:
+                # storage that fails costs this checkpoint; what else goes wrong, a refusal or a bug, ends the
+                # generation
                 self._report(SnapshotFailed(job.checkpoint), str(error))
             except ThreadEnded:
                 raise
@@ -397,6 +407,7 @@ class SnapshotWriter:
                 self._cancelled = {c for c in self._cancelled if c > job.checkpoint}
 
     def _write(self, job: SubtaskSnapshot) -> None:
+        # before the first look at a cancel: output of a checkpoint that is given up is prepared with the next one (C17)
         for node, sealed in job.sealed:
             self._unprepared.append((node, job.checkpoint, sealed))
         if self._is_cancelled(job.checkpoint):
@@ -414,12 +425,14 @@ class SnapshotWriter:
         copied = None if job.savepoint is None else self._copied(job, job.savepoint)
         job.release()  # before anybody hears of it, so that the next barrier finds the state in one piece
         fault_points.reach("after-snapshot-before-ack")
+        # handed over when nothing can fail any more: until here the next snapshot would carry them
         committables, self._prepared = tuple(self._prepared), []
         entry = SubtaskEntry(self._subtask, parts, committables)
         self._report(SnapshotWritten(job.checkpoint, entry, copied), "")
 
     def _prepare_all(self) -> None:
         while self._unprepared:
+            # stays the first until it is prepared: after a failure the next snapshot goes on with it, in the same order
             node, checkpoint, sealed = self._unprepared[0]
             try:
                 self._store_pieces(checkpoint, sealed)
@@ -487,6 +500,7 @@ class SnapshotWriter:
             try:
                 return call()
             except StorageError as error:
+                # the pause ends at once when the worker closes, and the try with it
                 if not error.is_transient or self._stop.wait(pause_s):
                     raise
         return call()

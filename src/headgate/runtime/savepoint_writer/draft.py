@@ -539,6 +539,7 @@ class Draft:
             twice = next(split for split in splits if splits.count(split) > 1)
             raise UsageError(f"{what}: the rows have the split {twice!r} more than once")
         owners: np.ndarray = subtask_of(given, self._parallelism, _POSITIONS.kind)
+        # the first subtask has some even without a row: no positions at all would mean a first start
         positions: dict[int, dict[str, bytes]] = {0: {}}
         for split, position, owner in zip(splits, found, owners.tolist(), strict=True):
             positions.setdefault(owner, {})[split] = position

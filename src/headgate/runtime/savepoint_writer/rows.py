@@ -241,6 +241,7 @@ def owners_of(rows: pa.RecordBatch, shape: Shape, max_parallelism: int, parallel
 
 def distribute(rows: pa.RecordBatch, owners: np.ndarray, parallelism: int) -> OwnedRows:
     """Return ``rows`` by their owners."""
+    assert len(owners) == rows.num_rows, "each row has one owner"
     order = np.argsort(owners, kind="stable")
     starts = np.searchsorted(owners[order], np.arange(parallelism + 1))
     return OwnedRows(rows.take(pa.array(order)), starts.tolist())

@@ -128,6 +128,7 @@ def vertices_of(base: Base) -> dict[str, VertexId]:
     """
     found: dict[str, VertexId] = {}
     for entry in base.manifest.entries:
+        # the subtasks of a chain have the same sections: the first one says what all have
         if entry.subtask.index != 0:
             continue
         for part in entry.parts:
@@ -173,10 +174,12 @@ def write_savepoint(draft: Draft, url: str, now_ms: int) -> Written:
         manifest = _Writer(draft, resolved, storage, place, settled).manifest(now_ms)
         drawn = storage.draw_name(16)
         savepoint = Savepoint(drawn, draft.pipeline, now_ms, place.prefix, manifest, life, is_same_cut)
+        # everything it refers to is durable: the file that makes it a savepoint comes last (SV2)
         fault_points.reach("before-savepoint")
         directory.write(savepoint)
     except BaseException:
         with contextlib.suppress(Exception):
+            # files without a savepoint only take space: what cannot be removed must not hide the reason
             directory.give_up(place)
         raise
     return Written(savepoint, resolved)
@@ -240,6 +243,7 @@ class _Writer:
         positions = {self._vertex(of_base, operator) for operator in self._resolved.positions}
         former = () if base is None else base.manifest.entries
         found = [self._rewritten(base, entry, changes.get(entry.subtask.vertex, ())) for entry in former if base]
+        # chains that the base lacks: the others were written above, with their changes
         begun = {**changes, **dict.fromkeys(positions, ())}.keys() - {entry.subtask.vertex for entry in former}
         for vertex in self._begun_vertices(begun):
             for index in range(self._resolved.parallelism):
@@ -313,6 +317,7 @@ class _Writer:
             found.append((change.stored(name), batches))
         meta = dict(change.meta)
         for sections in former:
+            # what belongs to no key stays as it was, and wins over what a beginning operator would get
             meta |= {name: bytes(data) for name, data in sections.items() if data[:4] != ARROW_START}
         return SubtaskState(found, meta)
 

@@ -266,6 +266,7 @@ def pieces_of(
     ]
     of_part: dict[int, list[tuple[str, str, Piece]]] = {}
     alike: dict[object, list[tuple[str, str, Piece]]] = {}
+    # smallest first: of parts that are alike the cheapest one is read
     for number, (entry, part) in sorted(enumerate(parts), key=lambda one: one[1][1].size_bytes):
         kind = None if is_counted else _alike(part)
         if kind is None or kind not in alike:

@@ -164,6 +164,7 @@ def states_of(
     states = []
     for (node, prefix, name), pieces in sorted(found.items(), key=lambda item: (item[0][0], item[0][2], item[0][1])):
         is_clear = prefix not in _OF_SUBTASKS or (node, name) not in taken
+        # of the smallest part: all have the same columns, which is checked where rows are read
         shape = reader.shape(node, min(pieces, key=lambda piece: piece.part.size_bytes))
         states.append(StoredState(node, name if is_clear else f"{prefix}{name}", shape, tuple(pieces)))
     return states
@@ -244,6 +245,7 @@ class Selection:
         if self.groups is None:
             return piece.key_groups
         found = self._in(piece)
+        assert found, "asked only of pieces that may have a wanted key"
         return KeyGroups(min(found), max(found) - min(found) + 1)
 
     def _in(self, piece: Piece) -> list[int]:
@@ -362,6 +364,7 @@ def _kept(batch: pa.RecordBatch, shape: Shape, wanted: Selection, max_parallelis
 
 def _is_among(batch: pa.RecordBatch, keys: pa.RecordBatch, names: Sequence[str]) -> Mask:
     """Return which rows have one of ``keys``."""
+    # by position: a key column may have any name, also that of the row number
     by_position = [f"key{i}" for i in range(len(names))]
     there, wanted = (
         pl.DataFrame({new: pl.from_arrow(rows.column(name)) for new, name in zip(by_position, names, strict=True)})

@@ -250,6 +250,7 @@ def decode_piece(piece: Piece, data: memoryview, identity: StateIdentity, where:
         return _plain(Kind.ROUNDS, _ROUNDS, [asdict(_unpacked(data, RoundProgress, where))])
     if data[: len(_ARROW_START)] == _ARROW_START:
         return _arrow(piece, data, identity, where)
+    # nothing says what such a section is, so the most particular form is tried first
     return _log(data, where) or _facts(data) or _plain(Kind.BYTES, _BYTES, [{"data": bytes(data)}])
 
 

@@ -153,6 +153,7 @@ class ChannelRecorder:
 
     def begin(self) -> None:
         """A snapshot was taken, and barriers overtake: what is left of the replay is in front of them."""
+        assert not self._recorded, "the recording before was taken or dropped (UA8, UA10)"
         self._recorded = {}
         if self._replay is not None:
             # The rest of the replay goes into memory: it is in this snapshot and is still processed, and the iterator
