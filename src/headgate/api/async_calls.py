@@ -245,6 +245,7 @@ class ChangePoller:
 
     async def wait(self, seen: int, timeout_s: float | None) -> None:
         """Return when the store's number is no longer ``seen``, after ``timeout_s``, or spuriously."""
+        assert asyncio.get_running_loop() is self._loop, "tasks of one event loop wait here"
         waiter = self._loop.create_future()
         with self._changed:
             if self._is_closed:

@@ -145,6 +145,7 @@ class GraphBuilder:
         assert not reserved, f"side outputs of '{name}' have reserved tags: {reserved}"
         unknown = [edge for edge in edges if edge.tag not in self.outputs[edge.upstream]]
         assert not unknown, f"'{name}' reads outputs that do not exist: {unknown}"
+        # with its own name: the head of a loop is in that loop
         entered = {loop for edge in edges for loop in self.loops_of(edge.upstream)} | {name}
         loops = tuple(loop for loop in self.open_loops if loop in entered)
         node = Node(
@@ -192,6 +193,7 @@ class GraphBuilder:
     def feed_back(self, name: NodeName, edges: tuple[Edge, ...]) -> None:
         """Connect the feedback ``edges`` to the loop head ``name``."""
         assert self.node(name).role is Role.LOOP_HEAD, f"'{name}' is no loop head"
+        assert not self.node(name).feedback, f"loop '{name}' is closed twice"
         self.nodes = [replace(node, feedback=edges) if node.name == name else node for node in self.nodes]
 
     def finished(
@@ -207,6 +209,7 @@ class GraphBuilder:
         """
         self._check()
         sinks = [node.name for node in self.nodes if node.role is Role.SINK]
+        # what only collect() or show() has read does not run here
         needed = self.upstream_of(sinks) if self.explored else self
         nodes, outputs = list(needed.nodes), dict(needed.outputs)
         refusing = [name for name, schemas in outputs.items() if BAD_RECORDS in schemas]

@@ -313,6 +313,7 @@ class LiveProgress(QuietObserver):
         head = Text.assemble((self._pipeline, "bold"), f"  {summary_text(progress)}")
         loops = (Text(loop_text(loop)) for loop in progress.loops)
         table = nodes_table(progress, self._live.console.width)
+        # the notes are copied: the driver's thread adds some meanwhile
         return Group(head, table, *loops, *(Text(note, style="yellow") for note in tuple(self._notes)))
 
 
@@ -418,6 +419,7 @@ class PageObserver:
                     raise
                 note = f"running without a page: {error}"
             opened.enter_context(self._other)
+            # all are open: until here a failure closes those that were
             self._opened = opened.pop_all()
         self._other.on_note(note)
         return self

@@ -230,6 +230,7 @@ def stop(
     else:
         say(f"{pipeline}: {how} {running.holder.owner} with a savepoint", err=True)
         url = absolute_location(savepoint)
+        # one that was there before is not what this command asks for
         was_there = _is_savepoint(url)
         outcome = request_and_wait(running, ControlRequest(url, ends=True, drains=drain))
         if outcome.is_refused:

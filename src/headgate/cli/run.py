@@ -328,6 +328,7 @@ def _start_pipeline(
     client: SupervisorClient,
     port: MetricsEndpoint | None,
 ) -> PipelineHandle:
+    # run_to_end has set its handlers before it starts anything: a signal is not deadly from here on (KR7)
     client.report_listening()
     place = Takeover(
         client.claimant,

@@ -114,6 +114,7 @@ def run(
         result = run_to_end(start, started)
     for watch in watchers:
         watch.join()
+    # an interrupted one needs what its stream retains for it
     if done := any(found) or result.is_finished:
         copy.release()
     source, target = copy.stream, copy.other

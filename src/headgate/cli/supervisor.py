@@ -234,6 +234,8 @@ class Supervisor:
                 assert_never(effect)
 
     def _start(self, after: Generation | None) -> None:
+        assert self._child is None, "there is one child at a time (KR1)"
+        assert self._pipe < 0, "the reports of the last child have been read to their end"
         self._begun_s = time.monotonic()
         self._pipe, theirs = os.pipe()
         terms = Terms(os.getpid(), theirs, self._claimant, after, self._restarts_count)

@@ -493,6 +493,7 @@ def _digest(dataframe: Any) -> tuple[int, int]:
     names = [f"c{at}" for at in range(len(dataframe.columns))]  # a name may be one that Spark takes for an expression
     kinds = [field.dataType for field in dataframe.schema]
     parts = [part for name, kind in zip(names, kinds, strict=True) for part in _flagged(functions.col(name), kind)]
+    # as decimals: a sum of long integers could overflow
     hashed = dataframe.toDF(*names).select(functions.xxhash64(*parts).cast("decimal(38,0)").alias("hash"))
     row = hashed.agg(functions.count("*"), functions.sum("hash")).collect()[0]
     return int(row[0]), int(row[1] or 0)

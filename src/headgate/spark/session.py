@@ -99,7 +99,7 @@ class SparkHandle(DriverHandle):
         self._give_back = give_back
 
     def _release(self) -> None:
-        super()._release()
+        super()._release()  # first: its job runs in the context
         if self._give_back is not None:
             self._give_back()
 
@@ -114,6 +114,7 @@ class NullLauncher:
         self, submission: int, address: tuple[str, int], secret: bytes, ended: Callable[[Failure | None], None]
     ) -> None:
         """Start nothing."""
+        assert submission not in self._ended, "each submission has a number of its own"
         self._ended[submission] = ended
 
     def cancel(self, submission: int) -> None:

@@ -331,6 +331,7 @@ class MapKeys:
             raise ValueError("null cannot be a key")
         if not self._is_packed:
             return values[0]
+        # checked now, as a column of its type would be: packed bytes take any value
         checked = [exact_array([value], dtype)[0].as_py() for value, dtype in zip(values, self._types, strict=True)]
         return msgspec.msgpack.encode(checked)
 

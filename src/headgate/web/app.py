@@ -334,6 +334,7 @@ async def _body_of(request: Request) -> dict[str, Any] | None:
     """Return the JSON object that was sent, ``{}`` if nothing was, None if it is something else."""
     data = b""
     async for part in request.stream():
+        # in parts: what is too long is never in memory as a whole
         data += part
         if len(data) > BODY_BYTES_MAX:
             return None
@@ -435,6 +436,7 @@ def serve_page(make_app: MakeApp, port: int, host: str, token: str | None, optio
         try:
             yield _address(host, listener.getsockname()[1])
         finally:
+            # first: streams of events see it and end, so that none has to be cut off
             closing.set()
             server.should_exit = True
             thread.join()

@@ -80,6 +80,7 @@ def _ends(condition: Expression, left: Times, right: Times) -> tuple[int | None,
     end = -shift_ms * rights
     if kind is exp().EQ:
         return end, end
+    # whole milliseconds: the next one is the first that differs
     strict = 1 if kind in (exp().LT, exp().GT) else 0
     is_upper = (kind in (exp().LTE, exp().LT)) == (rights == 1)
     return (None, end - strict) if is_upper else (end + strict, None)
@@ -203,6 +204,7 @@ def joined(
         raise unsupported(join.sql().split(" ON ")[0], "use JOIN ... ON with equal columns")
     refuse_others(join)
     left, right = (side.without_top().without_open_windows() for side in (left, right))
+    # names of its own keep equal names of both sides apart; numbered, since a query may have several joins
     both = Relation(
         left.stream,
         tuple(_moved(column, f"__l{place}_{i}") for i, column in enumerate(left.columns))
@@ -215,6 +217,7 @@ def joined(
     ]
     rest: list[Expression] = []
     on = join.args.get("on")
+    # WHERE of an outer join is about its results: it must not decide which rows match
     wheres = _conditions_about(both, where, resolved) if how == "inner" else []
     conditions = [resolved(part, both) for part in all_of(on)]
     for condition in conditions or wheres:

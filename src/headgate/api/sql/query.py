@@ -458,6 +458,7 @@ class Select:
             names = {column.actual for column in rest}
             kept = set(top.keys) <= (names if has_star else used)
             keep: Any = "last" if top.descending[0] else "first"
+            # a change without its key cannot replace a row, so it has to say what was before
             retractions = self.scope.retractions or self._needs_all or not kept
             keyed = relation.stream.key_by(*top.keys)
             stream = keyed.deduplicate(keep, by=top.by[0], within=None, retractions=retractions)

@@ -457,6 +457,7 @@ class WindowedStream(Generic[S]):
         operators, time_column = self._operators(aggregates, str(node))
         edges = keyed._edges
         if operators.combine is not None:
+            # partial results are made before the shuffle: fewer rows are sent
             before = tuple(replace(edge, partitioner=Partitioner.FORWARD, keys=()) for edge in edges)
             combine = builder.claim_name(f"{node}-combine", None, node)
             partial = output_schema(operators.combine, keyed._schema, str(combine))
@@ -494,6 +495,7 @@ class WindowedStream(Generic[S]):
         if windows is not None:
             assert self._time_column is not None
             keys = (*keys, *BOUNDS)
+            # before the shuffle, since the bounds of its window are part of a row's key from here on
             before = tuple(replace(edge, partitioner=Partitioner.FORWARD, keys=()) for edge in edges)
             assign = builder.claim_name(f"{node}-assign", None, node)
             assigning = AssignWindowsSpec(windows, event_time(str(node), records, self._time_column))

@@ -129,6 +129,7 @@ class SinkCommits:
             fault_points.reach("in-recover")
             with _denials(name, checkpoint):
                 committer.recover([self._with_payload(c) for c in keep if c.sink == name])
+        # without one nothing was ever promised: all that was prepared is aborted by now
         if permit is not None:
             self.commit(permit, keep)
 
@@ -207,6 +208,7 @@ class SinkCommits:
         """
         # Output is shown only once the checkpoint that covers it is durable: a later one may still be aborted.
         assert all(c.checkpoint <= permit.checkpoint for c in committables), "the permit is of an earlier checkpoint"
+        # asked before anything is committed: a permit is refused as a whole
         unknown = {c.sink for c in committables} - set(self._committers)
         if unknown:
             raise with_remedy(UsageError(_no_such_sink(min(unknown))), LeaveBehind(min(unknown)))
@@ -241,6 +243,7 @@ class SinkCommits:
         """Return ``committable`` as its sink prepared it."""
         if committable.stored is None:
             return committable
+        # too large for the manifest, so it was stored beside it
         return replace(committable, payload=bytes(self._output(committable.stored)), stored=None)
 
     def _output(self, stored: SnapshotPart) -> memoryview:

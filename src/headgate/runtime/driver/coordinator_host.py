@@ -215,6 +215,7 @@ class CoordinatorHost:
             case coordinator_events.WriteManifest():
                 # both are taken here: the machine goes on while the storage thread writes
                 oldest_retained = self.machine.checkpoints.retention.oldest_with(effect.checkpoint)
+                assert oldest_retained <= effect.checkpoint, "the checkpoint just completed is retained (C31)"
                 self._pools.storage.submit(self._write_manifest, self._manifest(effect), oldest_retained)
             case coordinator_events.NotifyComplete():
                 # best effort (C14): after a crash the next generation's recovery has the same effect
@@ -241,6 +242,7 @@ class CoordinatorHost:
                     self._quietly, lambda: _remove_savepoint_attempt(Place.parse(effect.target))
                 )
             case Commit():
+                assert effect.permit.generation == self.generation, "a permit is of one generation (K14)"
                 # one thread: the commits of two checkpoints keep their order (K2)
                 self._pools.commit.submit(self._commit, effect)
             case coordinator_events.FailGeneration():

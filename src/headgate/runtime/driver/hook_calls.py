@@ -73,6 +73,7 @@ class HookThread:
         assert self._thread is None or not self._thread.is_current, "a hook does not wait for itself"
         self.put(attempt)
         if not done.wait(self.timeout_ms / 1000):
+            # given up, though it may still run: its thread takes the next call when it returns
             is_over.append(True)
             cause = f"it did not return within {self.timeout_ms} ms"
             raise StorageError(f"call {what} of", f"hook '{self.name}'", cause, is_transient=False)

@@ -424,6 +424,7 @@ class RunProgress:
 
     def add(self, worker: int, metrics: messages.MetricsReport) -> None:
         """A worker reported."""
+        # one of an older generation may still have been under way: it counts nowhere
         if metrics.generation == self._generation and metrics.is_part:
             self._workers[worker] = self._workers.get(worker, Samples(())).updated(metrics.samples)
             self._nodes.add_part(worker, metrics.samples)

@@ -202,6 +202,7 @@ class Reset:
                 f"the targets of pipeline '{self._pipeline}' are not registered: its first start was cut short; its "
                 "program knows them: headgate run PROGRAM --fresh"
             )
+        # the later one of equal places counts: what the program says now
         known = (*(noted or ()), *(() if order is None else order.targets), *(self._program or ()))
         return tuple({target.place_key: target for target in known}.values())
 
@@ -251,6 +252,7 @@ class Reset:
             return [FoundTarget(target, None, Owner(), Holding("", ""))]
         sinks = self._at(target, lambda: self._sinks.at(target, is_own))
         found = [self._find_at(sink, target, is_own) for sink in sinks]
+        # of several with one owner the first stays: the target's own sink
         return list({one.owner: one for one in reversed(found)}.values())[::-1]
 
     def _find_at(self, sink: Sink, target: Target, is_own: Mine) -> FoundTarget:

@@ -130,6 +130,7 @@ class Adoption:
         """
         known = self._log.known_identity(observed)
         decision = decide_named(observed, "" if known is None else known.id, self._named)
+        # refused for want of what could not be read: that is what the user can mend
         if isinstance(decision, Refuse) and self._problem is not None:
             raise self._problem
         if isinstance(decision, Refuse):
@@ -175,6 +176,7 @@ class Adoption:
         if own is not None:
             left = commit.left_since(found.manifest, checkpoint)
         else:
+            # of another life: it descends from none of the checkpoints here (SV26)
             left = () if newest is None else (Left(CheckpointId(0), checkpoint),)
         manifest = replace(manifest, left=left)
         promised = frozenset(found.manifest.committables)

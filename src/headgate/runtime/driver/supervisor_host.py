@@ -486,6 +486,7 @@ class SupervisorHost:
                 self._note_damage(effect.failure)
                 self._observer.on_restart(effect.failure.reason, effect.delay_ms)
             case supervisor_events.RemoveCheckpoints():
+                # not called off with all else: a cancel orders it, and has set `_off` before
                 self._pools.storage.submit(cancellable(None, self._remove))  # C71
             case supervisor_events.Finish():
                 self.state = PipelineState.FINISHED if effect.failure is None else PipelineState.FAILED
@@ -593,6 +594,7 @@ class SupervisorHost:
         """Every worker runs."""
         live = self.live
         assert live is not None, "workers are ready for a generation that is over"
+        assert not live.is_started, "the coordinator of a generation starts once (G10)"
         self.state = PipelineState.DRAINING if live.is_draining else PipelineState.RUNNING
         interval_ms = self._definition.config.checkpoints.interval_ms
         live.start(round(interval_ms * (0.5 + self._around.random.random() / 2)))

@@ -222,6 +222,7 @@ def record_stop_of_dead_driver(storage: Storage, pipeline: str, dead: LockHolder
     # a standby that takes over drains on in any case (SB10, SB14)
     if drain and (found.course is Course.DRAINING or found.was_draining):
         return
+    # a drain is finished by a standby, which takes a failed run over; a stopped one it leaves (SB6, SB14)
     course = Course.FAILED if drain else Course.STOPPED
     word = Beat(found.generation, found.owner, 0, course, None, found.reason or DIED_REASON, was_draining=drain)
     storage.put(end_path(pipeline, found.generation), [encode_beat(word)])
@@ -339,6 +340,7 @@ class ReplacementWatch:
             with contextlib.suppress(StorageError):  # looked at again, and at every write
                 newer = self._log.newer_generation()
         finally:
+            # whatever came of it: else it would count as one that hangs
             del self._begun_ms[number]
         if newer is not None:
             found = newer
