@@ -250,6 +250,7 @@ def refuse_unless_exclusive(storage: Storage, directory: str) -> None:
         StorageError
     """
     for _ in range(PROBES_MAX):
+        # a new name for each try: what an earlier one left must not be taken for an answer
         if _is_exclusive(storage, f"{directory}/probe-{storage.draw_name(8)}"):
             return
     raise UsageError(
@@ -285,6 +286,7 @@ _T = TypeVar("_T")
 def read_with_retries(read: Callable[[], _T]) -> _T:
     """Return what ``read`` returns; repeat it a few times while it says that the bytes are damaged or missing."""
     for _ in range(READS_MAX - 1):
+        # a read may have met a file in between, or a bad copy; damage says the same each time
         with contextlib.suppress(CorruptionError, NotFound):
             return read()
     return read()
@@ -388,6 +390,7 @@ def list_numbered_below(storage: Storage, directory: str) -> dict[str, dict[int,
 def _numbered(paths: Iterable[str], directory: str) -> dict[int, str]:
     names = {path: path.removeprefix(f"{directory}/") for path in paths}
     found = {int(name): path for path, name in names.items() if _NUMBER.fullmatch(name)}
+    # a number has one spelling: "00000000001" is not ours, and must not take the place of "0000000001"
     return {number: path for number, path in sorted(found.items()) if names[path] == number_name(number)}
 
 

@@ -97,6 +97,7 @@ def open_readable(root: str) -> ReadableStorage:
     Raises:
         UsageError: the scheme is none that can be listed, or what it needs is not installed.
     """
+    # the settings are part of the key: a client that was made with others must not be used
     scheme = root.partition(":")[0].lower()
     if f"{scheme}://" in READABLE_SCHEMES:
         settings = {name: value for name, value in os.environ.items() if name.startswith(_SETTINGS)}

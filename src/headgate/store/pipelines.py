@@ -60,6 +60,7 @@ class PipelineGroup:
             TruncatedError: what it would begin with is gone.
             UsageError: it belongs to another pipeline, or cannot be.
         """
+        # one that is there stays as it is; the reset claims it, and fences the readers of former generations
         self._catalogue.create_group(self.name, [self._stream], start, CHECKPOINTS_KEPT, self._claim)
         self._catalogue.reset_group(self.name, self._core.new_name(), start, None, self._claim)
 
@@ -303,6 +304,7 @@ class Pipelines:
             return shared
         paths = self._core.storage.list("")
         known = {str(info.stream_id) for info in self._core.catalogue.list_streams("")}  # after the list of files
+        # of streams that are gone, whatever deleted them: no row names these files, and numbers are not used again
         delete_quietly(self._core.storage, [path for path in paths if path.partition("/")[0] not in known])
         return None
 

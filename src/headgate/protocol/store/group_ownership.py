@@ -79,6 +79,7 @@ def objection_to_claim(claim: Claim | None, wanted: Claim | None, readers: Colle
         )
     if wanted is None:
         return NotYours(f"it belongs to {_whose(claim)}, whose checkpoints hold where it reads")
+    # the same source in the same home is the pipeline that has started over: its new life takes over
     if claim.source != wanted.source or (claim.life != wanted.life and claim.home != wanted.home):
         return NotYours(
             f"it belongs to {_whose(claim)}; give this source a group of its own, or delete the group if that pipeline "
@@ -99,6 +100,7 @@ def objection(claim: Claim | None, claimant: Claimant | None) -> Objection | Non
         return NotYours(f"it belongs to {_whose(claim)}; read with a group of your own")
     if (claim.source, claim.life) != (claimant.source, claimant.life):
         return NotYours(f"it belongs to {_whose(claim)}")
+    # also a newer one: it has to claim the group, by a reset, before its readers join
     if claim.generation != claimant.generation:
         return Replaced(claimant.generation, claim.generation)
     return None

@@ -58,6 +58,7 @@ def mend_groups(connection: Connection) -> list[str]:
         connection.execute(t.holds.delete().where(t.holds.c.holder == group_rows.holder_of(name)))
         done.append(f"stream '{stream}' is not held any more for reader group '{name}', which there is not")
     for name, group in _all_groups(connection):
+        # to hold by guess could hold too little, and say that all is well
         if isinstance(group, CorruptionError) or any(
             _positions_beyond_end(connection, group, x) for x in group.streams
         ):
