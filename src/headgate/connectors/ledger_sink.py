@@ -102,6 +102,7 @@ def encode_whole(name: str, records: bytes) -> bytes:
 
 def encode_index(name: str, pieces_count: int) -> bytes:
     """Return the payload of output in pieces."""
+    assert pieces_count > 0, "output without pieces is in its payload"
     return b"%s%s\n%d" % (_INDEX, name.encode(), pieces_count)
 
 

@@ -226,6 +226,7 @@ class Lookup(AsyncBatchFunction):
                 self._cache.move_to_end(key)
                 found[at] = kept[1]
                 continue
+            # another record asks for this key already: one query serves both
             future = self._waiting.get(key) or self._asked.get(key)
             if future is None:
                 future = self._waiting[key] = loop.create_future()
@@ -243,6 +244,7 @@ class Lookup(AsyncBatchFunction):
 
     async def _ask(self) -> None:
         """Ask for keys while some wait."""
+        # records that come in this moment share the query
         await asyncio.sleep(GATHER_S)
         while self._waiting:
             part = {key: self._waiting.pop(key) for key in list(islice(self._waiting, KEYS_MAX))}
@@ -260,6 +262,7 @@ class Lookup(AsyncBatchFunction):
                 del self._asked[key]
                 future.set_result(found[key])
                 if self._cache_rows and self._ttl_ms:
+                    # also that there is no row: it is asked for again after the same time
                     self._cache[key] = (until_ms, found[key])
                     self._cache.move_to_end(key)
             while len(self._cache) > self._cache_rows:

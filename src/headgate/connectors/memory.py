@@ -111,6 +111,7 @@ class _RowsReader:
                 self._next[name] = batch.num_rows * index // splits
                 if name in positions:
                     self._next[name] = int(_POSITION.unpack(positions[name])[0])
+                    # restored at its end, it is not reported as finished once more
                     if self._next[name] >= self._ends[name]:
                         self._ended.add(name)
 

@@ -215,6 +215,7 @@ class FileWriter(SinkWriter):
         """Close the current transaction as the output of ``checkpoint``, or go on holding its records back."""
         self._sealed = checkpoint
         if not self._is_due():
+            assert self._begun is None, "records that are being uploaded are held back"
             # copied: these records may stay for many checkpoints, and would keep whole batches of the input alive
             self._held = self._current.compact()
             return EmptyTransaction()

@@ -569,6 +569,7 @@ class ObjectReader(FailStopReader):
             found, self._look = self._look.result(), None
             self._look_at_ms = self._context.clock_ms() + self._options.discovery_ms
             self._consider(found)
+        # one look at a time: a listing may take longer than the interval
         if self._look is None and self._context.clock_ms() >= self._look_at_ms:
             self._look = self._fetcher.call(self._find)
 
@@ -592,6 +593,7 @@ class ObjectReader(FailStopReader):
     def _positions(self) -> dict[str, bytes]:
         """Return a position of each object that is to be read, and which were read."""
         found = {path: position.encode() for path, position in {**self._finished, **self._unread}.items()}
+        # those that are being read have come further than when they were last closed
         for path, active in self._active.items():
             found[path] = replace(self._unread[path], place=active.place).encode()
         if self._options.follow:

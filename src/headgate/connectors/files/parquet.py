@@ -358,6 +358,7 @@ class _File:
 
     def _compare(self, opened: pa.NativeFile) -> None:
         found = fingerprint(opened)
+        # size 0: nothing was read of it yet, so whatever is there is the file
         if self._known[0] and found != self._known:
             raise UsageError(
                 f"{self.path} was changed or replaced after reading it had begun: it had {self._known[0]} bytes and "
@@ -377,6 +378,7 @@ class _File:
         if found is None:
             self.is_finished = True
             return None
+        assert found[:2] > (self.group, self.row), "rows of a file are never read twice"
         self.group, self.row, batch = found
         return batch
 
@@ -460,6 +462,7 @@ class ParquetReader(FailStopReader):
             if owner_of_split(number, context.parallelism) == context.subtask_index
         ]
         for file in self._files:
+            # a file that was read and then changed would lose its new rows in silence
             if file.is_finished:
                 file.check()
         self._later = deque(file for file in self._files if not file.is_finished)

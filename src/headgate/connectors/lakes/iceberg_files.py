@@ -352,6 +352,7 @@ class Rewriter:
                     merged = replaced(whole, at, rows.take(pa.array(of)), is_gone[of])
                     self._add(merged, is_alone=task.file.file_size_in_bytes * ALONE_SHARE >= self._file_bytes)
                     removed.append(task.file)
+            # what no file has is new; a deleted key that no file has is nothing
             self._add(rows.filter(pa.array(~is_found & ~is_gone)), is_alone=False)
             added = [file for one in self._all for file in one.close()]
         except BaseException:
@@ -401,6 +402,7 @@ def replaced(rows: pa.Table, at: np.ndarray[Any, Any], changes: pa.Table, is_gon
         field = changed.field(number).with_nullable(True)
         changed = changed.set_column(number, field, changes.column(name).cast(field.type))
     order = np.arange(rows.num_rows)
+    # changed rows come after all others: each comes into the place of the row that it replaces
     order[at] = rows.num_rows + np.arange(len(at))
     order = np.delete(order, at[is_gone])
     loose = pa.schema([field.with_nullable(True) for field in rows.schema])

@@ -59,6 +59,7 @@ class ScaledStream:
         self.after: dict[int, dict[int, list[int]]] = {}
         self._before: dict[int, set[int]] = {}
         for segment, position in begin.items():
+            # read to its end before the checkpoint: what follows it need not wait
             if position.after is not None:
                 self.end(segment, position.after)
 
