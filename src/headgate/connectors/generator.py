@@ -345,6 +345,7 @@ class GeneratorReader:
             return self._config.batch_rows
         now_ms = self._clock.monotonic_ms()
         self._due += (now_ms - self._counted_at_ms) * self._rows_per_ms
+        # after a pause not everything is made up for at once
         self._due = min(self._due, max(self._rows_per_ms * BURST_MS_MAX, 1.0))
         self._counted_at_ms = now_ms
         return int(self._due) if self._due >= self._least() else 0

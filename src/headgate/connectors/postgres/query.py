@@ -257,6 +257,7 @@ class QueryReader(FailStopReader):
     def _poll(self) -> SourceBatch | None:
         with self._changed:
             if not self._ready:
+                # after everything that was read before it
                 if self._problem is not None:
                     raise self._problem
                 return None
@@ -272,6 +273,7 @@ class QueryReader(FailStopReader):
         return {split: place.encode() for split, place in self._places.items()}
 
     def _run(self) -> None:
+        # a copy: the mailbox thread moves the others while this one reads ahead
         places: Mapping[str, RangePosition] = dict(self._places)
         try:
             for split, place in places.items():
@@ -315,6 +317,7 @@ class QueryReader(FailStopReader):
                     elif held and held[-1].column(part.num_columns - 1)[-1] != keys[-1]:
                         yield self._joined(held, place)
                         held = []
+                    # kept until the key changes: a position is a key, and would skip the rest of rows that share it
                     held.append(part.slice(whole))
         batch, last = self._joined(held, place) if held else (pa.RecordBatch.from_pylist([], source.schema()), place)
         yield batch, msgspec.structs.replace(last, is_done=True)
