@@ -192,13 +192,12 @@ class CoordinatorHost:
                 return
             case coordinator_events.ArmTimer():
                 timer = effect.timer
-                # with the generation: what is left of the last one must not replace a timer of this one, nor fire for
-                # it
+                # with the generation: what is left of the last one neither replaces a timer of this one nor fires
                 self._timers.arm((self.generation, timer), effect.after_ms, lambda: self._fire(timer))
             case coordinator_events.CancelTimer():
                 self._timers.cancel_timer((self.generation, effect.timer))
             case coordinator_events.ReserveId():
-                # before any barrier: an id that a crash leaves unused is not used again (R7)
+                # durable before any barrier: after a crash no other checkpoint gets the same id (R7)
                 self._pools.storage.submit(self._reserve, effect.checkpoint)
             case coordinator_events.AnnounceCheckpoint():
                 self._has_begun(effect.checkpoint, effect.options)
