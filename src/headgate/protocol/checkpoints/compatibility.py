@@ -133,6 +133,7 @@ def _states(
     changes: list[str] = []
     for state in new:
         said = rules.get(state.name, NO_RULES)
+        # its own name first: the rename may stay in the program after it was done
         former = before.get(state.name) or before.get(said.renamed_from)
         if former is None:
             if not said.starts_empty:  # EV7
@@ -279,6 +280,7 @@ class Matching:
         new = [location for location in now.locations if not self._stands_for(before.locations, location)]
         if now.kind is NodeKind.SINK and not all(self._stands_for_same(before, location) for location in now.locations):
             gone, new = list(before.locations), list(now.locations)
+        # one that only reads more, or only less, is still the same
         if not gone or not new:
             return None
         twin = self._twin_at(name, new) if now.is_derived else None

@@ -194,6 +194,7 @@ def superseded(log: ObservedLog, claim: NextClaim) -> tuple[ObservedEntry, ...]:
     led_on = {entry.content.generation for entry in log.entries if isinstance(entry.content, Manifest)}
 
     def is_idle(entry: ObservedEntry) -> bool:
+        # what stands after the one that it follows are claims, or entries that do not count
         if entry.sequence > claim.follows:
             return True
         is_claim = isinstance(entry.content, Claim) and entry.content.generation not in led_on

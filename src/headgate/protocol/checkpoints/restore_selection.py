@@ -74,6 +74,7 @@ def _has(manifest: Manifest, restored: Manifest, path: str) -> bool:
     """Whether the file at ``path``, which was found in ``restored``, is one of ``manifest``, too."""
     if manifest.place != restored.place:
         return False
+    # a worker reports the path with its directory in front
     return any(path.endswith(f"/{file}") for file in manifest.files & restored.files)
 
 

@@ -176,6 +176,7 @@ def restored_records(
         CorruptionError, StorageError
     """
     by_name = {way.name.encode(): [w for w in ways if w.channel.edge == way.channel.edge] for way in ways}
+    # stable: within either kind the parts stay in the order in which they were written, and so do records of a channel
     for part in sorted(parts, key=lambda part: not is_broadcast(part.name)):
         channels = by_name[part.name]
         edge, schema = channels[0].channel.edge, channels[0].schema

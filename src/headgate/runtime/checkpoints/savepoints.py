@@ -59,6 +59,7 @@ class SavepointDirectory:
         if others:
             raise UsageError(f"{self.url} is not empty (it has {others[0]}); a savepoint needs a place of its own")
         place = Place(self.url, f"files-{token}")
+        # before anything is written: where a put does not say who was first, no savepoint can be made sure
         refuse_unless_exclusive(self._storage, place.prefix)
         return place
 

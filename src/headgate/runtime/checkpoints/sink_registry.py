@@ -171,6 +171,7 @@ class SinkRegistry:
         for path, number in self._records().items():
             if number < life:
                 self._storage.delete(path)
+        # the order last: after a crash in between it is found, and carried out once more
         self.withdraw((token,))
 
     def withdraw(self, tokens: Iterable[str]) -> None:
@@ -241,6 +242,7 @@ class LostOutput:
             "wall_ms": wall_ms,
         }
         with contextlib.suppress(AlreadyExists):
+            # named after the output: a loss that is met again after a restart is recorded once
             self._storage.put_if_absent(path, [json.dumps(said).encode()])
         self._names |= {path}
         return f"{self._storage.url}/{path}"

@@ -264,6 +264,7 @@ class _Keyed:
             if name not in shapes and name not in self.stored:
                 raise UsageError(self._no_such(name, [*shapes, *self.stored]))
         for name, state in self.stored.items():
+            # timers without a row need no declaration: nothing of them can be lost
             is_left = state.rows == 0 and state.shape.kind in OF_TIMERS.values()
             if name not in shapes and name not in self.dropped and not is_left:
                 raise UsageError(
@@ -310,6 +311,8 @@ class _Keyed:
         columns = [(name, str(dtype)) for name, dtype in keys]
         states = {name: _state_text(name, shape) for name, shape in sorted(shapes.items())}
         has_timers = any(state.shape.kind in OF_TIMERS.values() for state in self.stored.values())
+        # Built once more from what is stored, and compared: an identity that is not understood to its last character
+        # stays.
         whole = StateIdentity.of_keyed(columns, list(states.values()), has_timers=has_timers)
         rest = self.text[len(whole.text) :]
         if not self.text.startswith(whole.text) or (rest and not rest.startswith("; operator state(")):
@@ -505,6 +508,7 @@ class Draft:
         dropped = [] if wishes.is_gone else dropped
         if not rows and not dropped:
             return []
+        # an operator that is dropped and given rows begins as if the base had never had it
         stored = [] if self.base is None or wishes.is_gone else self.base.states(operator)
         return changed_states(operator, self._text(operator), stored, self.declared.get(operator), rows, dropped)
 

@@ -209,6 +209,7 @@ def _in_order_of_expiry(rows: pa.RecordBatch, shape: Shape, what: str) -> pa.Rec
         return rows
     if shape.kind is Kind.LIST:
         raise UsageError(f"{what}: an element of a list cannot expire before those in front of it; sort by {EXPIRES}")
+    # sorted where the order of rows means nothing; in a list it does, so there it was refused
     order = np.argsort(rows.column(EXPIRES_COLUMN).to_numpy(), kind="stable")
     return rows.take(pa.array(order))
 

@@ -174,6 +174,7 @@ def _in_log(url: str, log: NamedLog) -> StoredCheckpoint:
     observed = log.open().observe()
     manifests = candidates(observed)
     if log.checkpoint is None:
+        # one that is named by its id may be read whatever is damaged beside it
         refuse_unless_newest_is_known(observed)
     found = next((m for m in manifests if log.checkpoint in (None, m.checkpoint)), None)
     if found is None and not observed.entries:
@@ -394,6 +395,7 @@ def _head_of(checkpoint: StoredCheckpoint, storage: Storage, part: SnapshotPart,
         return checkpoint.read(storage, part)
 
     def read() -> bytes:
+        # the header says what is inside: the rest is read, and verified, when its rows are wanted
         head = checkpoint.read_start(storage, part, WHOLE_BYTES)
         if is_container(head):
             if len(head) < header_end(head) <= part.size_bytes:
@@ -442,6 +444,7 @@ def _named(section: str) -> tuple[str, str]:
 
 def _channel_name(section: str) -> tuple[str, int]:
     """Return what records in flight from an output to an input are called, and the subtask that sent them."""
+    # from the right: the name of the node, which comes first, may hold slashes
     sender, tag, input_, copy, index = section.rsplit("/", 4)
     is_plain = (tag, input_, copy) == (MAIN, MAIN_INPUT, "0")
     return f"{IN_FLIGHT_PREFIX}{sender}" + ("" if is_plain else f"/{tag}/{input_}/{copy}"), int(index)

@@ -281,6 +281,7 @@ def selection(
     if not state.shape.keys:
         raise UsageError(f"state '{state.name}' of operator '{state.operator}' has no key to choose rows by")
     chosen = None if groups is None else frozenset(groups)
+    # not isinstance(): True and False are ints, and no key groups
     wrong = [group for group in chosen or () if type(group) is not int or not 0 <= group < max_parallelism]
     if wrong:
         asked = ", ".join(sorted(map(repr, wrong)))

@@ -363,6 +363,7 @@ class ControlServer:
                 # a copy: giving one up changes the table, in its own thread
                 workers = list(self._workers)
             for worker in workers:
+                # written by the receive thread of the worker, as a whole: at worst it is a moment old
                 silence = now - worker.heard_at
                 if silence > self._timeout_seconds:
                     worker.lose(Loss(f"it was silent for {silence:.1f} s", is_silent=True))

@@ -570,6 +570,7 @@ class Chain:
 
     def finish(self) -> None:
         """Send the last watermark through the chain, then finish every operator, upstream first."""
+        # first the end of event time, which closes what is still open, then finish(), which may send what is left
         self.advance(WATERMARK_MAX_MS)
         for link in self.links:
             link.run(link.operator.finish)

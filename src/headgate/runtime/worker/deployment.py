@@ -271,6 +271,7 @@ class Deployment:
         if not vertex.is_source or not self._definition.config.runtime.aligns_sources:
             return None
         group = [one for one in plan.vertices if one.is_timed_source]
+        # without others only its own splits are aligned with each other
         has_others = vertex in group and len(group) * plan.parallelism > 1
         return SplitAligner(has_others=has_others, period_ms=alignment_period_ms(plan))
 

@@ -68,6 +68,7 @@ class SubtaskListeners:
             UsageError: there are lists of an operator that keeps none any more.
         """
         for node in self._others:
+            # lists that no function takes over would be missing from the next checkpoint, in silence
             if states_of(node):
                 raise UsageError(
                     f"the restored checkpoint holds operator state of '{node}', which keeps none any more; make it a "

@@ -619,6 +619,7 @@ class LoopHeadRunner(SubtaskRunner):
 
     def _seal(self, checkpoint: CheckpointId) -> None:
         fault_points.reach("log-sealed")
+        assert checkpoint in self._waiting, "a log is sealed after its snapshot was taken (L1)"
         self._trip_ns = self._clock_ns() - self._opened.pop(checkpoint)
         frozen = self._waiting[checkpoint]
         node = str(self.chain.vertex.head.name)
@@ -637,8 +638,10 @@ class LoopHeadRunner(SubtaskRunner):
     def _release(self, frozen: SubtaskSnapshot) -> None:
         """Hand over to the writer, not before what was frozen earlier: output is prepared in its order (K3)."""
         self._waiting[frozen.checkpoint] = frozen
+        assert frozen.checkpoint not in self._released, "the log of a checkpoint ends once (L4, L5)"
         self._released.add(frozen.checkpoint)
         for checkpoint in sorted(self._waiting):
+            # an older one still waits for its log: what is sealed after it waits, too
             if checkpoint not in self._released:
                 return
             self._released.remove(checkpoint)
