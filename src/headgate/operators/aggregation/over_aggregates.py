@@ -237,6 +237,7 @@ class OverOperator(InTimeOperator):
         if not is_end:
             self._advance(watermark_ms)
         self._held_ms = watermark_ms
+        # while it rests, the watermark waits: ``on_tick`` lets it go
         if is_end or self.context.clock_ms() >= self._rests_until_ms:
             self._let_go()
 
@@ -263,6 +264,7 @@ class OverOperator(InTimeOperator):
         super().on_idle(is_idle)
 
     def before_barrier(self) -> None:
+        # so that no watermark waits in a snapshot
         self._let_go()
 
     def on_resumed(self) -> None:
@@ -276,6 +278,7 @@ class OverOperator(InTimeOperator):
         """Have a timer of each key for the earliest of its times; one for a later time may be left over."""
         assert self._backend.timers is not None
         if len(slots):
+            assert len(slots) == len(times_ms), "each key has its time"
             changed = self._next.extreme(slots, pa.array(times_ms), is_min=True)
             self._backend.timers.event_time.register(slots[changed], times_ms[changed])
 
@@ -288,6 +291,7 @@ class OverOperator(InTimeOperator):
         next_ms = self._next.get(fired)  # a timer that is left over finds a later one, or none
         slots = fired[pc.less_equal(next_ms, until_ms).fill_null(False).to_numpy(zero_copy_only=False)]
         if len(slots):
+            # first: ``_fired`` sets the next one, for what stays
             self._next.clear(slots)
             self._fired(slots, until_ms)
         return len(fired)
@@ -304,6 +308,7 @@ class OverOperator(InTimeOperator):
         keep_elements(self._waiting, stay, slots[owners], waiting)
         self._set_timers(slots[owners[stay]], times_ms[stay])
         due = np.flatnonzero(~stay)
+        # by time, and stable: rows of one time keep the order in which they came
         due = due[np.lexsort((times[due], owners[due]))]
         rows, owners, times = waiting.take(pa.array(due)), owners[due], times[due]
         if self._before is not None:

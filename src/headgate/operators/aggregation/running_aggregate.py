@@ -349,6 +349,7 @@ class RunningAggregateOperator(ChangeOperator):
         self._backend.prepare()
         slots, of_row = self._distinct.of(self._backend.slots([batch.column(key) for key in self._spec.keys]))
         before = self._load(slots)
+        # both are needed: only results that changed are emitted
         after = before.copy()
         change = signs(batch.column(OP)) if self._spec.has_changes else None
         self._add(after, slots, of_row, batch, change)
@@ -356,6 +357,7 @@ class RunningAggregateOperator(ChangeOperator):
         self._store(slots, had, has, after)
         old, new = self._results(before), self._results(after)
         rows, codes = change_rows(had, has, self._differs(before, after), retractions=self._spec.retractions)
+        # old results, then new ones: ``rows`` chooses among both, and either has the place of its key
         both = [pa.concat_arrays([a, b]).take(pa.array(rows)) for a, b in zip(old, new, strict=True)]
         keys = self._backend.key_columns(slots[rows % max(len(slots), 1)])
         self._emit(self._spec.output, [*keys, *both], codes)
@@ -446,6 +448,7 @@ class RunningAggregateOperator(ChangeOperator):
         bag, combine = self._bags[i], np.fmin if accumulator.kind is Kind.MIN else np.fmax  # NaN if there is no other
         places, column, _, counts = self._counted(bag, slots, where, pa.array(values), change)
         found = column.to_numpy(zero_copy_only=False)
+        # the smallest or largest value was taken back for the last time: see which is that now
         lost = (counts == 0) & seen[places] & ((found == target[places]) | (target[places] != target[places]))
         again = np.unique(places[lost])
         target[again], seen[again] = accumulator.start, False

@@ -213,6 +213,7 @@ class Table:
         )
         names = [name for name in last.columns if name not in ("row", "gone")]
         kept = last.unique(names, keep="last", maintain_order=True).filter(~pl.col("gone"))["row"].sort()
+        # rows have other numbers now
         self._rows, self._index = _combined(rows.take(kept.to_arrow())), None
         return self._rows
 
@@ -309,6 +310,7 @@ class BroadcastJoinOperator(Operator):
         self._release()
 
     def process_input(self, name: InputName, batch: pa.RecordBatch) -> None:
+        # those that waited came before this batch
         if self._waiting and not self._holds:
             self._release()
         if name != BROADCAST_INPUT:
@@ -339,6 +341,7 @@ class BroadcastJoinOperator(Operator):
 
     def _release(self) -> None:
         """Join the records that waited, then pass event time on."""
+        assert not self._holds, "records wait for the whole table"
         waiting, self._waiting = self._waiting, []
         for batch in waiting:
             self.output.emit(self._joined(batch))
@@ -352,6 +355,7 @@ class BroadcastJoinOperator(Operator):
         if self._waiting and not self._holds:
             self._release()
         if self._holds:
+            # the latest one is enough: it includes those before
             self._watermark_ms = watermark_ms
         else:
             self.output.emit_watermark(watermark_ms)

@@ -63,6 +63,7 @@ class ChangingJoinOperator(JoinOperator):
             if len(slots) == 0:
                 return
         distinct, places = np.unique(slots, return_inverse=True)
+        # before this side changes: rows of one key share their partners, and move with the first and the last of these
         had_rows = _counts(side, distinct) > 0
         has_partner = (_counts(other, distinct) > 0)[places]
         settled = self._settle(side, slots, sign, elements)
@@ -74,6 +75,7 @@ class ChangingJoinOperator(JoinOperator):
             lists.append(slots[chosen], elements.take(pa.array(chosen)))
         has_rows = _counts(side, distinct) > 0
         waiting, matched = settled.gone
+        # what is taken back comes before what comes
         self._show(side, side.columns(waiting), len(waiting), is_matched=False, is_insert=False)
         self._show(side, side.columns(matched), len(matched), is_matched=True, is_insert=False)
         self._move(other, distinct[has_rows], is_matched=True)

@@ -126,6 +126,7 @@ class JoinOperator(InTimeOperator):
         """See ``Operator``. Timers that were set by a wider bound come too late, or not at all."""
         self._former_rules: set[str] = set()
         super().restore(states)
+        # only now: all rows are there, and each gets the timers of this bound
         if self._former_rules - {self._rule_text}:
             slots = self._backend.all_slots()
             for start in range(0, len(slots), _TIMERS_MAX):
@@ -160,6 +161,7 @@ class JoinOperator(InTimeOperator):
         """Have a timer of each key for the earliest of its times; one for a later time may be left over."""
         assert self._next is not None
         assert self._backend.timers is not None
+        assert len(slots) == len(times_ms), "each key has its time"
         if len(slots):
             changed = self._next.extreme(slots, pa.array(times_ms), is_min=True)
             self._backend.timers.event_time.register(slots[changed], times_ms[changed])
@@ -288,6 +290,7 @@ class PairJoinOperator(JoinOperator):
         if times is not None:
             assert other.time is not None
             stored_times = self._times(other, stored.columns([other.time.column]))
+        # some pairs at a time: two keys with many rows each have very many
         for part in pair_slices(counts):
             rows, found = ranges(starts[part], counts[part])
             rows = asking[part][rows]
@@ -321,6 +324,7 @@ class PairJoinOperator(JoinOperator):
             if expiries_ms is not None:
                 over = chosen & (expiries_ms <= self._watermark_ms)
                 if over.any():
+                    # the watermark has passed their last partner already
                     chosen &= ~over
                     if lists is side.waiting and side.emits_unmatched:
                         found = elements.filter(pa.array(over))
@@ -360,6 +364,7 @@ class PairJoinOperator(JoinOperator):
     def _fired(self, slots: Slots, until_ms: int) -> None:
         """Emit and forget the rows of these keys for which no partner can come any more."""
         assert self._next is not None
+        # first: ``_wait`` sets the next timers below, and of these the earliest counts
         self._next.clear(slots)
         for side in (self._left, self._right):
             for lists in side.lists:
@@ -407,6 +412,7 @@ class WindowJoinOperator(JoinOperator):
         assert other.rows is not None
         assert self._backend.timers is not None
         is_new = (side.rows.counts(slots) == 0) & (other.rows.counts(slots) == 0)
+        # its first row: one timer for both sides
         if is_new.any():
             ends_ms = self._end_ms(batch.column(WINDOW_COLUMN).to_numpy()[is_new])
             self._backend.timers.event_time.register(slots[is_new], ends_ms - 1)
@@ -507,6 +513,7 @@ class AsOfJoinOperator(JoinOperator):
         assert self._next is not None
         assert self._left.rows is not None
         assert self._right.rows is not None
+        # first: the next timers are set below, and of these the earliest counts
         self._next.clear(slots)
         left_of, left = self._left.rows.explode(slots)
         right_of, right = self._right.rows.explode(slots)
@@ -556,6 +563,8 @@ class AsOfJoinOperator(JoinOperator):
 
 def _latest(left_of: Slots, left_times: Slots, right_of: Slots, right_times: Slots) -> Slots:
     """Return, for each left row, the number of the last right row of its key that is not later; -1: none."""
+    assert len(left_of) == len(left_times), "each left row has its time"
+    assert len(right_of) == len(right_times), "each right row has its time"
     owners, times = np.concatenate([right_of, left_of]), np.concatenate([right_times, left_times])
     count = len(right_of)
     order = np.lexsort((np.arange(len(owners)) >= count, times, owners))

@@ -165,8 +165,10 @@ class BatchTimers(Times):
         chosen = column.is_not_null() if where is None else column.is_not_null() & self._checked(where, len(slots))
         if not chosen.all():
             slots, column = slots[chosen.fill_null(False).to_numpy()], column.filter(chosen)
+        # a copy: the backend keeps the array, and this one may be a view of the user's Series
         times_ms = column.to_numpy().copy()
         if self._firing is not None and kind is self._firing[0]:
+            # not later than what fires now: due with the next watermark or tick, not in this one
             passed = times_ms <= self._passed_ms(slots)
             if passed.any():
                 self._waiting.append((change, slots[passed], times_ms[passed]))
@@ -399,6 +401,7 @@ class BatchProcessOperator(FunctionOperator, TimedOperator):
 
     def on_round(self, round_: int) -> None:
         """See ``Operator``. Calls the function once for all keys that have state."""
+        # all keys would be read for nothing
         if type(self._function).on_round is BatchProcessFunction.on_round:
             return
         self._begin_call()
@@ -420,11 +423,13 @@ class BatchProcessOperator(FunctionOperator, TimedOperator):
         """See ``TimedOperator``. Calls the function once."""
         assert self._backend.timers is not None
         self._begin_call()
+        # slots of what waits for ``end`` must keep their numbers
         if not self._timers.holds_slots:
             self._backend.prepare()
         slots, times_ms = self._backend.timers.of(kind).take(until_ms, TIMERS_PER_CALL)
         if len(slots) == 0:
             return 0
+        assert len(slots) == len(times_ms), "each timer is a key and a time"
         self._current.move(Keys(slots, self._backend.key_columns, self._spec.keys))
         self._timers.begin(kind, slots, times_ms)
         try:
@@ -461,4 +466,5 @@ class BatchProcessOperator(FunctionOperator, TimedOperator):
 
     def freeze(self) -> FrozenState | None:
         """See ``Operator``. None for a function that declared no state and has no timers."""
+        assert not self._timers.holds_slots, "nothing waits when all has fired"
         return super().freeze() if self._spec.descriptors or self._spec.has_timers else None

@@ -52,6 +52,7 @@ class BroadcastMap:
 
     def writable(self, key: object) -> Entries | None:
         """See ``RowCells``. What was frozen stays as it is."""
+        # a snapshot still reads the former one
         if self._is_frozen:
             self._entries, self._is_frozen = dict(self._entries), False
         self.version += 1
@@ -192,6 +193,7 @@ class BroadcastSide:
     @contextmanager
     def writing(self) -> Iterator[None]:
         """A record of the broadcast side is processed: states can be written."""
+        assert not self._is_writing, "one record of the side is processed at a time"
         self._is_writing = True
         try:
             yield
@@ -243,6 +245,7 @@ class BroadcastSide:
         found = [(state, decode_sections(state.payload, path)) for state in states]
         copies = [one for one in found if _COPIES.found_in(one[1], path) is not None]
         for state, sections in copies or found:
+            # at another parallelism no copy is this subtask's: all take the first, and replay what was in flight to it
             mine = context.subtask_index if state.parallelism == context.parallelism else 0
             if copies and state.subtask_index != mine:
                 continue

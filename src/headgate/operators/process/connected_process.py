@@ -300,8 +300,10 @@ class BroadcastOperatorBase(Operator):
     _side_outputs: SideOutputs
 
     def open(self, context: OperatorContext, output: Output) -> None:
+        # first: ``open`` of the function declares its states
         self._side = BroadcastSide(context.node)
         super().open(context, output)
+        # not before: while the function opens, nothing is restored yet
         self._side.begin()
         self._broadcast_context = BroadcastContext(context, self._time, self._side_outputs)
 

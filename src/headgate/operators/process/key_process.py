@@ -70,6 +70,7 @@ class KeyTimers:
 
     def begin(self, firing_ms: int, until_ms: int) -> None:
         """A timer fires for the current key; what is registered for times up to ``until_ms`` waits for ``end``."""
+        assert firing_ms <= until_ms, "what fires is due"
         self._firing_ms, self._until_ms = firing_ms, until_ms
         if self._by_key is not None:
             self._forget(self._current.key, firing_ms)
@@ -276,6 +277,7 @@ class KeyFunctionOperator(ProcessOperator):
         if batch is None:
             return
         owner = owner_of(self.context)
+        # every subtask is given all of it, and begins with its own keys
         own = owned_rows(batch, self._spec.keys, owner.max_parallelism, owner.parallelism, owner.subtask_index)
         self._call_keys(own, self._function.begin_with, [])
 
@@ -338,6 +340,7 @@ class KeyFunctionOperator(ProcessOperator):
         self._begin()
         if watermark_ms == WATERMARK_MAX_MS:
             super().on_watermark(watermark_ms)
+            # afterwards, or nothing would fire; what these calls registered stays for more input
             self._time.has_ended = True
             return
         self._time.has_ended = False
@@ -373,6 +376,7 @@ class KeyFunctionOperator(ProcessOperator):
         self.output.emit(batch)
 
     def close(self) -> None:
+        # ``open`` may have failed before there was one
         function = getattr(self, "_function", None)
         if function is not None:
             function.close()

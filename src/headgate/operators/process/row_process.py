@@ -298,10 +298,12 @@ class ProcessOperator(FunctionOperator, TimedOperator):
     def on_round(self, round_: int) -> None:
         """See ``Operator``. Calls the function for every key that has state now."""
         if type(self._function).on_round is ProcessFunction.on_round:
+            # all keys would be read for nothing
             return
         self._begin_call()
         self._backend.absorb()
         keys = self._backend.all_keys()
+        # those of now: keys that the calls add have no part in this round
         for start in range(0, len(keys), _ROUND_KEYS):
             results: list[Any] = []
             with paused_gc():

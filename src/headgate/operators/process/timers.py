@@ -211,6 +211,7 @@ class Timers(Times):
         if isinstance(key, NoKey):
             hash(key)  # says what is wrong
         change = held.delete if is_deletion else held.register
+        # not later than what fires now: due with the next watermark or tick, not in this one
         if self._firing is not None and kind is self._firing.kind and time_ms <= self._firing.time_ms:
             self._waiting.append((change, key, time_ms))
         else:
@@ -316,8 +317,11 @@ class TimedOperator(KeyedOperator):
             found.append(meta)
         if found:
             self._time.go_on_from(max(meta.processing_time_ms for meta in found))
+            # if some had not, timers of theirs are still to fire
             self._time.has_ended = all(meta.has_ended for meta in found)
+            # the lowest, so that nothing is late that was not
             self._watermark_ms = min(meta.watermark_ms for meta in found)
+        # once more: processing time may have become that of the checkpoint
         self._begin_call()
         self._backend.end_restore()
 
@@ -344,6 +348,7 @@ class TimedOperator(KeyedOperator):
 
     def next_tick_ms(self) -> int | None:
         timers = self._backend.timers
+        # after the last barrier before a stop no timer fires (GM3)
         if timers is None or self._time.has_ended or self.context.is_stopping:
             return None
         due_ms = timers.processing_time.next_ms()

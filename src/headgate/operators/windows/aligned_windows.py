@@ -166,9 +166,11 @@ class WindowCombineOperator(Operator):
                 self._spare.append(table)
         self._tables.clear()
         self._since_ms = None
+        # a trial in which hardly any key came twice: combining is only work
         if self._held_rows >= TRIAL_ROWS_MIN and used_rows > (1 - SAVING_MIN) * self._held_rows:
             self._pass_rows = PASS_FACTOR * self._held_rows
         self._held_rows = 0
+        # most of these keys do not come any more: number them from 0 again
         if len(self._index) > max(_INDEX_KEYS_MIN, 4 * used_max):
             self._index = make_key_index(self._shape.key_types)
             self._spare.clear()
@@ -180,6 +182,7 @@ class WindowCombineOperator(Operator):
         self.output.emit_watermark(watermark_ms)
 
     def on_idle(self, is_idle: bool) -> None:
+        # an idle input holds no watermark back: what is kept here would be late after the shuffle
         if self._tables:
             self.flush()
         self.output.emit_idle(is_idle)
@@ -195,6 +198,7 @@ class WindowCombineOperator(Operator):
             self.flush()
 
     def before_barrier(self) -> None:
+        # so there is nothing to freeze
         self.flush()
 
     def finish(self) -> None:
@@ -252,16 +256,19 @@ class WindowOperator(KeyedOperator, Generic[Held]):
         """See ``Operator``. Goes on with the lowest of the former watermarks."""
         former = [(state, bytes(sections[META])) for state, sections in self._restore_backend(states)]
         self._watermark_ms = self._fired.restore(self.context, former)
+        # which keys had changed is not in the snapshot, so all of them have
         if self._emission.early_ms:
             self._are_all_changed = True
             self._due_ms = self.context.clock_ms() + self._emission.early_ms
 
     def process(self, batch: pa.RecordBatch) -> None:
         panes = self._panes(batch)
+        assert len(panes) == batch.num_rows, "each row lies in one pane"
         last = self._windows.last_windows(panes)
         late = self._late(batch, last)
         if late is not None:
             dropped = batch.filter(pa.array(late))
+            # a watermark lower by so much would have let them in
             late_ms = np.maximum(self._watermark_ms + 2 - self._drops_ms(last[late]), 1)
             count_late(self.context.metrics, late_ms, self._records_in(dropped))
             if self._emission.late is not None:
@@ -308,14 +315,18 @@ class WindowOperator(KeyedOperator, Generic[Held]):
     def on_watermark(self, watermark_ms: int) -> None:
         """Fire the windows that ended, oldest first, then pass the watermark on."""
         watermark_ms = self.context.held_back(watermark_ms)
+        # results that changed and are still to be emitted, before their windows are dropped
         if self._emission.lateness_ms and self._changed:
             dropped = self._dropped_at(watermark_ms)
             if any(self._windows.windows_of(pane).start <= dropped for pane in self._changed):
                 self._emit_changed(is_early=False)
         before = self._ended
         self._watermark_ms = max(self._watermark_ms, watermark_ms)
+        assert self._ended >= before, "event time never goes back"
+        # before the watermark goes on, so that no result is late for the operators after this one
         for window in self._unfired(before):
             self._emit(window, self._all_results(window))
+        # a pane is done with if all of its windows have fired, and just now: their results had every change
         self._changed = {
             pane: index
             for pane, index in self._changed.items()
@@ -333,11 +344,14 @@ class WindowOperator(KeyedOperator, Generic[Held]):
                 break
             for window in range(max(windows.start, before + 1), min(windows.stop - 1, ended) + 1):
                 yield window
+                # the next panes are in this window, too, and it fires once
                 before = window
+            # after its last window was emitted: until then it is read
             if not self._is_taken and windows.stop - 1 <= dropped:
                 self._backend.drop(pane)
 
     def _emit(self, window: int, results: pa.RecordBatch) -> None:
+        # some keys are of key groups that had fired further before the restore
         if self._fired.is_any_ahead and not self._emission.lateness_ms:
             results = self._without_fired(results, window)
         for start in range(0, results.num_rows, _BATCH_ROWS_MAX):
@@ -389,6 +403,7 @@ class WindowOperator(KeyedOperator, Generic[Held]):
         index = make_key_index(self._shape.key_types)
         for one in indexes:
             index.slots(frozen_keys(one).columns())
+        # keys that are not among them get numbers from here on
         count = len(index)
         return pa.array(index.slots([results.column(key) for key in self._shape.keys]) < count)
 
@@ -422,6 +437,7 @@ class WindowOperator(KeyedOperator, Generic[Held]):
         parts = [self._results(window, part) for part in held]
         if len(parts) == 1:
             return parts[0]
+        # parts are sorted each by itself
         whole = pa.concat_batches(parts)
         return whole.take(key_order(whole, self._shape.keys))
 

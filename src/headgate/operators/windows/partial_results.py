@@ -88,6 +88,7 @@ class Cut:
 
 def cut(slots: Slots, starts: Words, ends: Words) -> Cut:
     """Put intervals of the same slot together that begin before another one ends."""
+    assert len(slots) == len(starts) == len(ends), "an interval is a slot, a start and an end"
     order = in_order(slots, starts)
     by_slot, first, last = slots[order], starts[order], ends[order]
     is_other = np.ones(len(order), np.bool_)
@@ -186,6 +187,7 @@ class SessionCombineOperator(PartialOperator):
         ends = starts + self._gap_us
         keys, inputs = self._keys(batch), self._inputs(batch)
         horizon = self._horizon_us
+        # before the first watermark of a run, key groups after the shuffle may be further, over a restore
         if self._passes(batch.num_rows, must=horizon is None or bool((ends <= horizon).any())):
             self._emit([*keys, pa.array(starts), pa.array(ends)], single_rows(inputs, batch.num_rows))
             return

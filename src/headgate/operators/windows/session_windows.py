@@ -241,6 +241,7 @@ class SessionMergeOperator(KeyedOperator):
             fields = [batch.column(field.name) for field in self._values]
             self._lists.append(slots, pa.StructArray.from_arrays(fields, fields=self._values))
         if len(stored):
+            # the stored ones first: ``_store`` knows them by their places
             columns = [pa.concat_arrays(both) for both in zip(held.flatten(), columns, strict=True)]
         found = cut(
             np.concatenate([stored_slots, slots]), np.concatenate([stored, starts]), np.concatenate([stored_ends, ends])
@@ -259,7 +260,9 @@ class SessionMergeOperator(KeyedOperator):
         is_new[of_stored] = False
         whole = pa.RecordBatch.from_arrays(columns, schema=pa.schema(self._fields))
         rows = columns[self._rows_at].to_numpy()
+        assert len(found.of) == len(columns[0]), "each interval is in one session"
         table = merged(self._accumulators, count, found.of, rows, partial_values(whole, self._accumulators))
+        # joined with one that begins earlier, under which it is stored from now on
         is_gone = found.starts[of_stored] != stored
         if is_gone.any():
             self._maps.remove(stored_slots[is_gone], pa.array(stored[is_gone]))
@@ -281,6 +284,7 @@ class SessionMergeOperator(KeyedOperator):
         if not is_touched.all():
             slots, starts, values = slots[is_touched], starts[is_touched], values.filter(pa.array(is_touched))
         self._maps.put(slots, pa.array(starts), values)
+        # one that grew keeps its timer, which is set again when it comes too early
         if is_new.any():
             self._timers.register(found.slots[is_new], _due_ms(found.ends[is_new]))
 
@@ -317,6 +321,7 @@ class SessionMergeOperator(KeyedOperator):
         self._backend.prepare()
         while len(slots := self._timers.take(self._watermark_ms, _TIMERS_MAX)[0]):
             self._end_sessions(slots, horizon, dropped)
+            # between two turns no slot is in use
             self._backend.prepare()
         self.output.emit_watermark(watermark_ms)
 
@@ -332,6 +337,7 @@ class SessionMergeOperator(KeyedOperator):
         ends = held.field(0).to_numpy()
         is_over, is_dropped = ends <= horizon, ends <= dropped
         if not is_dropped.all():
+            # one timer, for what comes first: that a session is over, or, of one that is, that it is dropped
             first = np.full(len(slots), _INT_MAX)
             due = np.where(is_over, ends + self._lateness_us, ends)
             np.minimum.at(first, rows[~is_dropped], due[~is_dropped])
@@ -362,6 +368,7 @@ class SessionMergeOperator(KeyedOperator):
             if self._former is not None:
                 self._former.remove(slots[rows[is_dropped]], open_starts.filter(pa.array(is_dropped)))
         is_left = is_new & ~is_dropped
+        # not emitted again before it changes
         if self._spec.has_changes and is_left.any():
             columns = held.filter(pa.array(is_left)).flatten()
             columns[1] = pa.array(np.full(len(columns[0]), _CURRENT))
@@ -422,10 +429,12 @@ class SessionMergeOperator(KeyedOperator):
         order = self._order(batch)
         batch = batch.take(pa.array(order))
         if self._former is not None and codes is not None:
+            # read before the new rows take their places
             updated = np.flatnonzero(codes[order] == OPS.index(UPDATE_AFTER))
             if len(updated):
                 at = order[updated]
                 before = self._former_rows(slots[at], starts.take(pa.array(at)), UPDATE_BEFORE)
+                # each directly before the row that replaces it
                 places = np.argsort(np.concatenate([2 * np.arange(len(order)) + 1, 2 * updated]))
                 batch = pa.concat_batches([batch, before]).take(pa.array(places))
             self._former.put(slots, starts, pa.StructArray.from_arrays([ends, *values], fields=self._former_fields))

@@ -230,6 +230,7 @@ class TriggeredWindowOperator(TimedOperator):
                 time = self._spec.time
                 now_ms = time.values(batch)[first[is_new]] * time.ms_per_unit // time.units_per_ms
             stored.due[is_new] = (now_ms // interval_ms + 1) * interval_ms
+            # a window of event time is over one millisecond before its end
             early = 1 if self._firing.is_event_time else 0
             self._timers(self._firing.kind).register(known[is_new], stored.due[is_new] - early)
         self._put(known, stored.due, since, table.freeze(len(known)))
@@ -239,8 +240,10 @@ class TriggeredWindowOperator(TimedOperator):
     def _fire_within(self, batch: pa.RecordBatch, known: Slots, of: Slots, values: Sequence[Values]) -> None:
         """Add a batch to the open windows, of which its records fire some."""
         stored = self._stored(known)
+        # stable: records of a key keep the order in which they came
         order = np.argsort(of, kind="stable")
         cut = self._cut(batch, of[order], order, stored.since)
+        assert len(cut.of) == batch.num_rows, "each record is in one part"
         parts = merged(
             self._accumulators, len(cut.slots), cut.of, np.ones(len(order), np.int64), take_values(values, order)
         )
@@ -249,6 +252,7 @@ class TriggeredWindowOperator(TimedOperator):
         before, counts = np.zeros(len(known), np.bool_), parts.rows.copy()
         before[stored.there] = True
         is_first = cut.rank == 0
+        # what was kept belongs to the first part of its key
         counts[is_first] += stored.since[cut.slots[is_first]]
         if self._firing.discards:
             firsts = np.flatnonzero(is_first & before[cut.slots])
@@ -276,6 +280,7 @@ class TriggeredWindowOperator(TimedOperator):
         table.update(len(known), stored.there, stored.rows, stored.values)
         taken: list[FrozenTable] = []
         done = 0
+        # one part of each key at a time: a result has all parts up to its own
         for rank in range(int(cut.rank.max()) + 1):
             at = np.flatnonzero(cut.rank == rank)
             some = table_at(parts, at)
@@ -293,6 +298,7 @@ class TriggeredWindowOperator(TimedOperator):
         """Cut a batch, which is ordered by key, after each record that fires."""
         if self._firing.when is None:
             count = self._firing.records
+            # a key that has reached the count, which was higher in a former run, fires with its next record
             more = group_ranks(of) + 1 - np.maximum(count - since[of], 1)
             return parts_of(of, (more >= 0) & (more % count == 0))
         return parts_of(of, self._is_true(batch)[order])
@@ -412,6 +418,7 @@ class TriggeredWindowOperator(TimedOperator):
         if watermark_ms == WATERMARK_MAX_MS and self._firing.fires_at_end:
             while self._fire_some(self._firing.kind, WATERMARK_MAX_MS):
                 pass
+            # what no timer ends: windows that a count or a condition fires
             slots = self._backend.all_slots()
             stored = self._stored(slots)
             some = slots[stored.since > 0]
@@ -453,6 +460,7 @@ class Parts:
 
 def parts_of(of: Slots, ends: Mask) -> Parts:
     """Cut rows that are ordered by key, ``of``, after each one that ends a part."""
+    assert len(of) == len(ends), "of each row it is known whether it ends a part"
     is_first = np.ones(len(of), np.bool_)
     is_first[1:] = (of[1:] != of[:-1]) | ends[:-1]
     begins = np.flatnonzero(is_first)

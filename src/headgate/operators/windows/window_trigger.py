@@ -330,6 +330,7 @@ class TriggerOperator(InTimeOperator, ProcessOperator):
         try:
             self._enter(key)
             if self._timers.closes_ms is not None:
+                # the same one each time: it forgets the window
                 self._held.register(key, self._timers.closes_ms)
             results = self._function.on_batch(rows, self._trigger_context)
             if isinstance(results, TriggerResult):
@@ -369,6 +370,7 @@ class TriggerOperator(InTimeOperator, ProcessOperator):
             late = late | self._passed.late(batch, self._spec.keys, ends)
         if not late.any():
             return batch
+        # a record of several windows is late once, when the last of them is forgotten
         is_counted = late & batch.column(IS_LAST).to_numpy(zero_copy_only=False)
         if is_counted.any():
             count_late(self.context.metrics, np.maximum(self._watermark_ms + 2 - ends[is_counted], 1))
@@ -413,6 +415,7 @@ class TriggerOperator(InTimeOperator, ProcessOperator):
             return _checked(self._function.on_timer(timer, self._trigger_context))
         if timer.is_event_time and timer.time_ms == closes_ms:
             command = PURGE
+            # before its state is removed, which it may read
             if self._closing.exists:
                 command |= _checked(self._function.on_timer(timer, self._trigger_context))
             if self._time.event_time_ms == WATERMARK_MAX_MS and self._function.fires_at_end:
@@ -420,6 +423,7 @@ class TriggerOperator(InTimeOperator, ProcessOperator):
             for descriptor in self._spec.descriptors:
                 self._backend.cells(descriptor).remove(self._current.key)
             return command
+        # a timer of processing time that was left over when the window was forgotten
         if self._watermark_ms >= closes_ms:
             return 0
         return _checked(self._function.on_timer(timer, self._trigger_context))
@@ -493,6 +497,7 @@ class CommandedWindowOperator(TriggeredWindowOperator):
         stretch, command = stretches.of[parts.last], commands[parts.last]
         tables: list[FrozenTable] = []
         fired: list[Slots] = []
+        # one part of each window at a time: what fires has all parts up to its own
         for rank in range(int(parts.rank.max()) + 1):
             at = np.flatnonzero(parts.rank == rank)
             slots, some = parts.slots[at], table_at(added, at)

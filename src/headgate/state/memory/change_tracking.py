@@ -188,6 +188,7 @@ class MemoryCells:
             self._changed[key] = None
         overlay = self._overlay
         if overlay is None:
+            # no snapshot holds it: it may be changed in place
             return self._base.get(key)
         value = overlay.get(key)
         if value is None:
@@ -211,6 +212,7 @@ class MemoryCells:
         if self._overlay is None:
             self._base.pop(key, None)
         elif key in self._base:
+            # hidden, not removed: a snapshot still reads the base
             self._overlay[key] = _REMOVED
         else:
             self._overlay.pop(key, None)
@@ -238,8 +240,10 @@ class MemoryCells:
         """Put the objects aside. Copies the dict only when a snapshot before is still held."""
         self.absorb()
         if self._overlay is not None:
+            # a former snapshot still reads the base: it stays as it is, and this one gets a copy with all changes
             self._base = dict(self._base)
             self._merge_into(self._base)
+        # before the new overlay: what changes from now on belongs to the next snapshot
         frozen = FrozenCells(self._base, KeyChanges() if self._changes is None else self._changes.freeze())
         self._changed = None if self._changes is None else self._changes.now
         self._overlay = {}

@@ -133,8 +133,10 @@ class MemoryValues:
             counts = np.flatnonzero(~np.isnan(rows))
             slots, rows = slots[counts], rows[counts]
         had = self._has(slots)
+        # any number beats what absent ones begin with
         data[slots[~had]] = worst
         before = data.take(slots)
+        # ``at``, because a slot may have several rows
         combine.at(data, slots, rows)
         is_new = (data.take(slots) == rows) & ((rows != before) | ~had)
         changed = is_new.copy()
@@ -270,6 +272,8 @@ class MemoryLists:
         """Append one element per row, in the order of the rows."""
         if len(slots) == 0:
             return
+        assert len(slots) == len(values), "each element has a list"
+        # stable: the elements of a list keep the order of their rows
         order = np.argsort(slots, kind="stable")
         sorted_slots = slots[order]
         firsts = np.flatnonzero(np.diff(sorted_slots, prepend=-1))
@@ -343,6 +347,7 @@ class MemoryLists:
         self._rebuild_if_wasteful()
 
     def _rebuild_if_wasteful(self) -> None:
+        assert 0 <= self._used <= self._end, "blocks in use are among those that were given"
         if self._end <= 2 * self._used + _POOL_FREE and not self._pool.has_garbage(self._used):
             return
         slots = np.flatnonzero(self.living())
@@ -350,6 +355,7 @@ class MemoryLists:
         rebuilt = MemoryLists(self._dtype, self._keys_count, is_queue=self._is_queue)
         rebuilt.append(slots[rows], values)
         rebuilt._changed = self._changed  # no list has changed
+        # in place: operators and handles hold this object
         self.__dict__.update(rebuilt.__dict__)
 
     def living(self) -> Mask:
@@ -467,8 +473,10 @@ class MemoryMaps:
             slots, entries, values = slots[is_last], entries[is_last], values.filter(pa.array(is_last))
         self._values.put(entries, values, count)
         listed = self._listed.written(count)
+        # before they are marked: those that are there already are not counted again
         self._live += len(entries) - int(self._present.read(count)[entries].sum())
         self._mark(entries)
+        # an entry that was removed may still be in the list of its key: it must not be there twice
         is_new = ~listed[entries]
         self._entries.append(slots[is_new], pa.array(entries[is_new]))
         listed[entries] = True
@@ -483,6 +491,7 @@ class MemoryMaps:
         """Forget the maps of ``slots``."""
         _, entries = self._exploded(slots)
         self._forget(entries)
+        # they are in no list any more: one that comes back is added again
         self._listed.written(len(self._pairs))[entries] = False
         self._entries.clear(slots)
         self._tidy()
@@ -492,6 +501,7 @@ class MemoryMaps:
         entries = np.unique(entries)
         entries = entries[present[entries]]
         self._live -= len(entries)
+        assert self._live >= 0, "an entry is counted when it comes and when it goes"
         self._touched(entries)
         present[entries] = False
 
@@ -528,6 +538,7 @@ class MemoryMaps:
         living = self._has(entries)
         rebuilt = self._empty()
         rebuilt.restore(rows[living], self._columns(entries[living]))
+        # in place: operators and handles hold this object
         self.__dict__.update(rebuilt.__dict__)
 
     def _empty(self) -> MemoryMaps:
@@ -549,6 +560,7 @@ class MemoryMaps:
         """Return the slot of every entry there is now, the map keys and the values."""
         count = len(self._pairs)
         present, values = self._present.freeze(count), self._values.freeze(count)
+        # neither is copied: both only grow, and what a number says never changes
         pairs, map_keys = self._pairs.prefix(), self._map_keys
 
         def of(entries: Slots) -> KeyedColumns:

@@ -103,6 +103,7 @@ def continue_from(
     for read in PortableChunks(stored, description, keys.groups).parts:
         backend.restore(decode_sections(read(), stored.where), stored.where, owner)
     parts = stored.files
+    # after all parts: from now on the next snapshot refers to these chunks
     log.continue_from([(c.rows, tuple(parts[file.name] for file in c.files), c.whole) for c in description.chunks])
     return True
 
@@ -137,6 +138,7 @@ class PortableChunks:
             latest = _latest(state, self._told(state, sections), groups, description)
             batches = [state.portable(batch) for batch in latest]
             rows[state.section.name] = encode_batches(state.section.schema, batches)
+            # a part may be read again, after a try that failed: it is counted once
             if groups in self._left:
                 self._counts[state.section.name] += sum(batch.num_rows for batch in batches)
         self._left.pop(groups, None)
@@ -193,6 +195,7 @@ def _latest(
     for place, files in reversed(list(enumerate(chunks))):
         rows = [batch for of, change in files for batch in _of_groups(state, of, change, groups, description.keys)]
         found.append([seen.left(batch) if gone is seen else gone.left(seen.left(batch)) for batch in rows])
+        # after its own rows were looked at: those of one chunk do not replace each other
         if place:  # nothing is older than the first one
             for batch in rows:
                 seen.add(batch)

@@ -85,6 +85,7 @@ class ChunkLog:
         self._known = tuple(Chunk(after, until, *found) for after, until, found in placed)
         numbers = [int(file.name.partition("-")[0]) for _, files, _ in chunks for file in files]
         self._names_before = max(numbers, default=0)
+        # what was restored counts as of interval 0
         self.interval.number = 1
 
     def forget(self) -> None:
@@ -97,6 +98,7 @@ class ChunkLog:
 
     def chain(self, shareable: Mapping[str, SnapshotPart]) -> list[Chunk]:
         """Return the longest chain of which every file may be shared. They all are of one snapshot (SF15)."""
+        # two may begin where the same one ends, after chunks were written together: the later one counts
         found = {c.after: c for c in self._known if all(shareable.get(f.name) == f for f in c.files)}
         chain: list[Chunk] = []
         at = BEGINNING
@@ -131,6 +133,7 @@ def chunks_to_share(chain: Sequence[Chunk], live_rows: int, changed: Callable[[i
     new_rows = changed(chain[-1].until) if chain else None
     if new_rows is None:
         return ()
+    # a restore shall not read more than twice what there is
     return chain if sum(chunk.rows for chunk in chain) + new_rows < 2 * live_rows else ()
 
 
@@ -400,12 +403,14 @@ class ChunkedState(KeyedState):
         changes = self._changes(on[-1].until if on else None)
         if not on and sum(batch.nbytes for change in changes for batch in change.rows) < max(1, SIZE_BYTES_MIN):
             self._write_rows(target, _portable_rows(changes))
+            # rows are in no chunk: the next snapshot has nothing to refer to
             self._log.wrote(self._number, (), None)
             return
         new = self._put_chunk(target, keys, changes, on)
         self._describe(target, keys, changes, [*on, *new])
         if self._meta():
             self._write_rows(target, [(change.state.section, ()) for change in changes])  # one without any is damage
+        # ``chain``, not ``on``: this snapshot may never be completed, and then the next one refers to all of it
         self._log.wrote(self._number, chain, new[0] if new else None)
 
     def _changed_count(self, after: int) -> int | None:

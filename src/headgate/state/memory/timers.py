@@ -122,6 +122,7 @@ class NotedTimers:
         """Return what was done in this interval and in those before it, as far as it is needed."""
         number = self._interval.number
         self._before += [(number, changes) for changes in self._now or ()]
+        # it may have risen meanwhile: the thread that writes snapshots sets it
         self._before = [found for found in self._before if found[0] > self._interval.needed_since]
         self._rows = sum(len(changes[0]) for _, changes in self._before)
         self._now = []
@@ -301,8 +302,10 @@ class MemoryColumnTimers:
         return min(times, default=None)
 
     def take(self, until_ms: int, rows_max: int) -> tuple[Slots, Words]:
+        # nothing of a tail is in order
         if self._tail and self._tail_ms <= until_ms:
             self._close_tail()
+        # registered or deleted since, for times that were due already
         if len(self._due[0]) and any(run.times[run.start] <= self._due_to_ms for run in self._runs):
             self._bring(self._due_to_ms)
         while not len(self._due[0]):
@@ -318,8 +321,10 @@ class MemoryColumnTimers:
         order = np.argsort(slots, kind="stable")
         is_again = slots[order[1:]] == slots[order[:-1]]
         count = int(order[1:][is_again].min()) if is_again.any() else len(slots)
+        # not many more than this time are looked at the next time
         self._window = 64 + 2 * count
         self._due = times[count:], changes[count:]
+        # to the next snapshots it is as if they had been deleted
         self._note(times[:count], changes[:count] | 1)
         return slots[:count], times[:count]
 
@@ -337,6 +342,7 @@ class MemoryColumnTimers:
             found.append((run.times[run.start : end], run.changes[run.start : end]))
             run.start = end
         self._runs = [run for run in self._runs if run.start < len(run.times)]
+        # all runs have given what they have up to this time, so deletions have met their timers, and go
         times, changes = live_timers(latest_changes(found))
         order = np.lexsort((self._hashes(changes >> 1), times))
         self._due, self._due_to_ms = (times[order], changes[order]), until_ms
@@ -346,6 +352,7 @@ class MemoryColumnTimers:
             return
         first_ms = int(times.min())
         self._tail_ms = min(self._tail_ms, first_ms) if self._tail else first_ms
+        assert len(times) == len(changes), "each change has its time"
         self._tail.append((times, changes))
         self._tail_rows += len(times)
         self._note(times, changes)
@@ -365,6 +372,7 @@ class MemoryColumnTimers:
     def _close_tail(self) -> None:
         found = latest_changes(self._tail)
         self._tail, self._tail_rows = [], 0
+        # a deletion is kept as long as its timer may be in an older run, or among those that are due
         self._runs.append(_Run(*(found if self._runs or len(self._due[0]) else live_timers(found))))
         while (count := self._mergeable()) >= _RUNS_MERGED:
             merged = latest_changes([run.rest() for run in self._runs[-count:]])
@@ -410,7 +418,9 @@ class MemoryColumnTimers:
         """Keep only the slots ``living``, in any order, which become 0, 1, 2 …; called after ``tidy``."""
         times, changes = self._whole()
         ascending = np.argsort(living)
+        assert len(self._due[0]) == len(self._tail) == 0, "slots are renumbered after ``tidy``"
         slots = ascending[np.searchsorted(living, changes >> 1, sorter=ascending)]
+        # what was noted and counted is by the former slots
         if self._noted is not None:
             self._noted.forget()
             self._counted = None
@@ -424,6 +434,7 @@ class MemoryColumnTimers:
         held = [self._due, *(run.rest() for run in self._runs), *self._tail]
         done_to = None if self._noted is None else self._noted.number
 
+        # done once, and in the thread that writes: the count and the rows come from it
         @cache
         def found() -> CountedTimers:
             now = count_timers(live_timers(latest_changes(held))) if former is None else former[0].after(former[1])
@@ -456,6 +467,7 @@ class MemoryColumnTimers:
 
         Not while timers are due, which are in an order of their own.
         """
+        # by identity: this was done for a snapshot before
         if len(self._due[0]) or (self._runs and self._runs[0].times is former.base[0]):
             return
         self._runs = [_Run(*found) for found in (former.base, former.done) if len(found[0])]
@@ -548,6 +560,7 @@ class MemoryRowTimers:
             self._changed[time_ms, key] = None
 
     def next_ms(self) -> int | None:
+        # a time without timers stays in the heap until it is met
         heap = self._heap
         while heap and self.cells.get(heap[0]) is None:
             heappop(heap)
@@ -568,6 +581,7 @@ class MemoryRowTimers:
             if self._changed is not None:
                 self._changed[time_ms, held] = None
             return time_ms, [held]
+        # what is registered for this time meanwhile is sorted when these are done
         if self._due_ms != time_ms or not self._due:
             self._due_ms, self._due = time_ms, self._ordered(list(held))[::-1]
         taken = [self._due.pop() for _ in range(min(keys_max, len(self._due)))]

@@ -62,6 +62,7 @@ class Expiries:
 
     def on_read(self, slots: Slots, size: int) -> bool:
         """What is in ``slots`` was read, and none of it has expired; return whether that renews it."""
+        # once for each processing time, however often it is read
         if self._is_renewed_by_reads and (self._at.read(size).take(slots) != self.next_ms).any():
             self.renew(slots, size)
             return True
@@ -334,6 +335,7 @@ class ExpiringLists:
 
     def _look_at(self, slots: Slots) -> None:
         self._drop_expired(slots)
+        # only what is left: it alone can be renewed
         if self._read_until.on_read(slots, self._keys_count()):
             self._renewed(slots)
 
@@ -395,6 +397,7 @@ class ExpiringLists:
         rows, found = self._at.explode(slots)
         at, next_ms = to_numpy(found), self._read_until.next_ms
         self._values.touched(np.unique(slots[rows[at > next_ms]]))
+        # all of them, because an element is never changed in place
         self._at = MemoryLists(pa.int64(), self._keys_count, is_queue=True)
         self._at.append(slots[rows], pa.array(np.minimum(at, next_ms)))
         self._drop_expired(slots)
@@ -460,6 +463,7 @@ class ExpiringCells(MemoryCells):
     def end_restore(self) -> None:
         now_ms = self._time.now_ms
         limit_ms = now_ms + self._ttl_ms
+        # those that have expired, too, which ``keys`` of this class leaves out
         for key in list(super().keys()):
             found = self.get(key)
             kept = no_longer_than(found, limit_ms)

@@ -72,6 +72,7 @@ class _Windows(ABC, Generic[Held]):
 
     def _removed(self, window: int) -> Held:
         """Forget what ``window`` holds; return it."""
+        # ``now`` is None until there is a snapshot that a window could be missing from
         if self._taken.now is not None:
             self._taken.now[window] = None
             self._taken.bounded(0)
@@ -79,6 +80,7 @@ class _Windows(ABC, Generic[Held]):
 
     def _barrier(self) -> _Barrier:
         """End the interval."""
+        # first, as long as the interval has its number
         taken = self._taken.freeze()
         return _Barrier(self._log, self._log.end_interval(), self._state, self.meta, taken)
 
@@ -331,6 +333,7 @@ class MemoryMergedRows(_Windows[_Partials]):
             held = _Partials(make_key_index(self._key_types), AggTable(self._accumulators), changed)
             self._held[window] = held
         slots = held.index.slots(keys)
+        assert len(slots) == len(counts), "each partial result is of one key"
         held.table.update(len(held.index), slots, counts, values)
         held.changed.mark(slots, len(held.index))
 

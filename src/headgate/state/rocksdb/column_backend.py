@@ -187,10 +187,12 @@ class RocksColumnBackend:
         missing, keys = self._in_order(missing)
         database = self._local.database
         if self._pack is not None:
+            # from here on these rows are counted where they are: in the cache
             for descriptor, count in zip(self._packed, self._pack.load(database, missing, keys), strict=True):
                 self._uncached_counts[descriptor] -= count
         for descriptor, state in self._unpacked.items():
             self._uncached_counts[descriptor] -= state.load(database, missing, keys)
+        # only now: a key is in the cache whole, or not at all
         is_loaded[missing] = True
 
     def write_back(self) -> None:
@@ -214,6 +216,7 @@ class RocksColumnBackend:
         if self._local.needs_write_back(changed_rows, changed_bytes, CHANGES_MAX):
             self.write_back()
         if self._cached_bytes() > max(self._local.cache_bytes, self._evict_at):
+            # first: changes of keys that go would be lost, and slots of timers that wait get other numbers
             self.write_back()
             self._evict()
             left = self._cached_bytes()
@@ -259,12 +262,15 @@ class RocksColumnBackend:
             taken += state.rows_of() * self._row_bytes(state)
         by_use = np.argsort(self._turn - self._used.read(size)[:size], kind="stable")  # of 16 bits: in one go
         is_kept = np.zeros(size, np.bool_)
+        # the least recently used keys are those that no longer fit
         is_kept[by_use] = np.cumsum(taken[by_use]) <= self._kept_bytes
         gone = np.flatnonzero(~is_kept)
         for descriptor, state in self._states.items():
+            # counted before they are dropped: from now on they are rows of the database alone
             self._uncached_counts[descriptor] += int(state.rows_of()[gone].sum())
             state.drop(gone)
         self._is_loaded.written(size)[gone] = False
+        # a key with a timer in front keeps its slot, but not its state: that is loaded when the timer fires
         for timers in self._timers.values():
             timers.front.tidy()
             is_kept |= timers.front.living(size)
@@ -280,6 +286,7 @@ class RocksColumnBackend:
     # -- snapshots --------------------------------------------------------------------------------------------------
 
     def freeze(self) -> FrozenState:
+        # the checkpoint has what the database has: nothing of the state may be in the cache alone
         self.write_back()
         counts = {
             descriptor.name: self._uncached_counts[descriptor] + state.rows_count()
@@ -296,6 +303,7 @@ class RocksColumnBackend:
             meta[META] = self.meta
         if self.timers is None:
             return ExtraSections(meta=meta, now_ms=self.time.now_ms)
+        # timers in front are in no file: they go into the snapshot as rows beside it
         keys = frozen_keys(self._index)
         frozen = [(found.stored.table.section, found.front.freeze()) for found in self._timers.values()]
         return ExtraSections(
@@ -329,6 +337,7 @@ class RocksColumnBackend:
 
     def continue_from(self, stored: StoredFiles, owner: Ownership) -> bool:
         if any(self._uncached_counts.values()) or any(map(len, self._timers.values())):
+            # not empty: a database takes the place of this one whole
             return False
         continued = continue_from(self._local, stored, self._all_tables, owner)
         if continued is None:

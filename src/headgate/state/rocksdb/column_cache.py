@@ -70,12 +70,15 @@ class ListChanges:
     ) -> None:
         """Add what of ``slots`` differs. ``exploded``: all their elements, and of which of them each is."""
         numbers, elements = exploded
+        assert len(numbers) == len(elements), "each element is of one list"
         counts = np.bincount(numbers, minlength=len(slots))
         same, there = self._same.read(size)[slots], self._there.read(size)[slots]
         places = np.arange(len(numbers)) - np.repeat(np.cumsum(counts) - counts, counts)
+        # of a list that was rewritten none is the same
         is_new = places >= same[numbers]
         rows = entry_rows(self._table, keys, numbers[is_new].tolist(), places_of(places[is_new]))
         changes.put(rows, self._table.codec.encode(elements.filter(pa.array(is_new))))
+        # a list that became shorter: its last rows go
         gone, gone_places = ranges(counts, np.maximum(there - counts, 0))
         changes.delete(entry_rows(self._table, keys, gone.tolist(), places_of(gone_places)))
         store_heads(self._table, changes, keys, counts)
@@ -206,6 +209,7 @@ class CachedValues(MemoryValues):
 
     def fill(self, slots: Slots, stored: pa.Array) -> None:
         """Have what the database has of ``slots``."""
+        # of the base class: what is loaded does not differ from the database
         super().put(slots, stored)
 
     def _stored(self, slots: Slots) -> pa.Array:
@@ -274,6 +278,7 @@ class CachedLists(MemoryLists):
 
     def load(self, rows: Rows, slots: Slots, keys: EncodedKeys) -> int:
         entries = load_entries(self.table, rows, keys)
+        # of the base class: what is loaded does not differ from the database
         super().append(np.repeat(slots, entries.counts), entries.values)
         self._changes.loaded(slots, entries.counts, self._size)
         return len(entries.suffixes)
@@ -326,6 +331,7 @@ class CachedMaps(MemoryMaps):
         self._note(slots, map_keys)
 
     def clear(self, slots: Slots) -> None:
+        # noted first: afterwards nothing says which entries there were
         _, entries = self._exploded(slots)
         self._note_entries(entries[self._present.read(len(self._pairs)).take(entries)])
         super().clear(slots)
@@ -356,10 +362,12 @@ class CachedMaps(MemoryMaps):
             return
         slots = np.concatenate([slots for slots, _ in noted])
         map_keys = pa.concat_arrays([keys for _, keys in noted])
+        # an entry may have been noted often: what it is now is written, once
         entries, firsts = np.unique(self._numbered(slots, map_keys), return_index=True)
         slots, map_keys = slots[firsts], map_keys.take(pa.array(firsts))
         keyed, numbers = np.unique(slots, return_inverse=True)
         keyed, keys = keys_of(keyed)
+        # ``keys_of`` has brought the keys in the order of their rows: the numbers follow them
         numbers = np.argsort(keyed)[numbers]
         has = self._has(entries)
         suffixes = encode_columns([map_keys])
@@ -400,6 +408,7 @@ class CachedPack:
     def load(self, rows: Rows, slots: Slots, keys: EncodedKeys) -> list[int]:
         """Fill ``slots``, all different and empty, from the database; return how many have a value of each member."""
         found = rows.get(keys.in_table(self.table.number))
+        assert len(found) == len(slots), "one row is looked up for each slot"
         there = slots[np.array([value is not None for value in found], np.bool_)]
         counts = []
         members = self.table.decode([value for value in found if value is not None])

@@ -99,6 +99,7 @@ class RowSizes:
     def _add(self, rows: int, size_bytes: int) -> None:
         self._rows += rows
         self._bytes += size_bytes
+        # sizes of long ago count less and less
         if self._rows > _REMEMBERED_ROWS:
             self._rows //= 2
             self._bytes //= 2
@@ -122,6 +123,7 @@ class SharedMemory:
         self._engine_share = _ENGINE_SHARE_OF_NUMBERS
         self._cache = rocksdict.Cache(self._engine_bytes)
         write_bytes = memory_bytes // _WRITE_SHARE
+        # without stalls: where there is no room, rows go to a file sooner, and no write waits
         self._buffers = rocksdict.WriteBufferManager.new_write_buffer_manager_with_cache(
             write_bytes, False, self._cache
         )
@@ -140,6 +142,7 @@ class SharedMemory:
     def joined(self, use: Use) -> None:
         """One more database shares it."""
         self._databases_count += 1
+        # for good: the caches in front ask for their share each time, so theirs shrinks at once
         if use is not Use.NUMBERS and self._engine_share != _ENGINE_SHARE:
             self._engine_share = _ENGINE_SHARE
             self._cache.set_capacity(self._engine_bytes)
@@ -153,6 +156,7 @@ class SharedMemory:
         """
         blocks = rocksdict.BlockBasedOptions()
         blocks.set_block_cache(self._cache)
+        # else each open file would have its index and filter outside of ``memory=``
         blocks.set_cache_index_and_filter_blocks(True)
         blocks.set_pin_l0_filter_and_index_blocks_in_cache(True)
         blocks.set_bloom_filter(10, False)
@@ -314,6 +318,7 @@ class Rows:
         """Make sure that there is nothing after ``last``, and that this could be seen."""
         rest = self._db.iter(options)
         rest.seek(last + b"\0")
+        # raises what stopped the iterator; ``valid`` alone would say that there are no more rows
         rest.status()
         if rest.valid():
             raise LocalDamage(str(self._path), 0, "all rows of a range", "an end before the last one")
@@ -331,6 +336,7 @@ class Rows:
                 for number in range(count):
                     row = rest.key() if rest.valid() else None
                     if row is None or not row.startswith(prefix):
+                        # raises if damage ended the iterator; else rows are missing
                         rest.status()
                         raise LocalDamage(str(self._path), 0, f"{count} rows of a key", f"{number} rows")
                     yield row, rest.value()
@@ -442,6 +448,7 @@ class Database(Rows):
             with rocksdb_errors("write", path):
                 rocksdict.Checkpoint(self._db).create_checkpoint(str(path))
         except BaseException:
+            # half a checkpoint has no owner that would remove it: a frozen state takes over whole ones only
             shutil.rmtree(path, ignore_errors=True)
             raise
 
@@ -475,6 +482,7 @@ class Database(Rows):
         Raises:
             LocalDamage, StorageError
         """
+        # closed first: its directory gives way to that of the checkpoint; an error in between ends the worker
         self.close()
         try:
             shutil.rmtree(self._path)
@@ -523,6 +531,7 @@ def rocksdb_errors(operation: str, path: Path) -> Iterator[None]:
     try:
         yield
     except rocksdict.DbClosedError as error:
+        # in an upload thread, of a worker that has ended meanwhile
         raise StorageError(operation, str(path), "the database is closed already", False) from error
     except Exception as error:
         if not _is_rocksdb_error(error):

@@ -205,6 +205,7 @@ def fetch(stored: StoredFiles, description: Description, to: Path, near: LocalCo
     """
     known: KnownFiles = {}
     try:
+        # fails if it exists: what another try left must not mix with these files
         to.mkdir(0o700)
         for name in description.names:
             part = stored.files[name]
@@ -227,6 +228,7 @@ def _is_linked(path: Path, to: Path, part: SnapshotPart) -> bool:
     try:
         if path.stat().st_size != part.size_bytes:
             return False
+        # linked first, then checked: the owner may remove its own name at any time, but not this one
         os.link(path, to)
         if _file_checksum(to) == part.checksum:
             return True
@@ -291,6 +293,7 @@ def attribute_damage(stored: StoredFiles, description: Description, directory: P
     try:
         yield
     except (LocalDamage, UnsoundFiles, StorageError) as error:
+        # looked at in any case: an error in files that have changed here says nothing of the checkpoint
         path = _changed_file(stored, description, directory)
         if path is not None:
             raise LocalDamage(str(path), 0, "what the checkpoint has", "other bytes") from error
@@ -357,7 +360,10 @@ def continue_from(
         known = _fetch_and_check(local, stored, description, path, local.near)
     except (LocalDamage, UnsoundFiles):  # what is near went bad, or was misread: says nothing of the checkpoint
         known = _fetch_and_check(local, stored, description, path, _no_local_copies)
+    assert known.keys() == set(description.names), "every file was linked or fetched"
+    # verified and counted: from here on the database is that of the checkpoint
     local.database.continue_from(path)
+    # with their checksums, so that the next snapshot shares the files without reading them
     local.known = known
     counts = recorded_counts(stored)
     rows = {section.name: counts.get(section.name, 0) for table in tables for section in sections_of(table)}
@@ -409,6 +415,7 @@ class PortableRows:
         except BaseException:
             self.close()
             raise
+        # a part may be asked for again, by a try after one that failed
         self._left.pop((first, end), None)
         if not self._left:
             self.close()
@@ -442,6 +449,7 @@ class PortableRows:
             own = ProcessDirectory(self._parent, is_users=True)
         except OSError as error:
             raise directory_error(self._parent, error) from error
+        # also if reading stops half way
         self._close = weakref.finalize(self, own.remove)
         path = own.path / "db"
         description = files_of_key_groups(description, self._groups)

@@ -298,15 +298,19 @@ def write_files(
     large = sorted(checkpoint.glob(f"*{SST_SUFFIX}"))
     for path in large:
         there = shareable.get(path.name)
+        # not by its name alone: another life of the database may have called another file so
         if there is not None and known.get(path.name) == (there.size_bytes, there.checksum):
             target.share(there)
             continue
         data = _read(path)
+        # before it is uploaded: once the checkpoint is complete, everything is restored from these bytes
         _check(path, data, known.get(path.name))
         part = target.put_file(path.name, [data])
+        # also for another try: then the file must be the same
         known[path.name] = part.size_bytes, part.checksum
     small = {path.name: _read(path) for path in sorted(checkpoint.iterdir()) if _is_described(path.name)}
     names = [path.name for path in large]
+    # those that ``check`` saw when it opened the checkpoint: another one belongs to no state
     if set(names) != ranges.keys():
         raise LocalDamage(str(checkpoint), 0, f"the files {sorted(ranges)}", f"{names}")
     assert description.is_whole, "only a restore leaves files out"
@@ -408,6 +412,8 @@ class FrozenDatabase(FrozenState):
         self._tables = {table.number: table for table in tables}
         self._counts = dict(counts)
         self._extra = beside
+        assert len(self._tables) == len(tables), "each table has a number of its own"
+        # also if it is never written or released: the links keep old files of the database on the disk
         self._removal = weakref.finalize(self, shutil.rmtree, path, ignore_errors=True)
 
     def _rows(self) -> Mapping[str, int]:
@@ -431,6 +437,7 @@ class FrozenDatabase(FrozenState):
     def _write(self, target: SnapshotTarget) -> None:
         """Write the files of the database, or a part for each range of key groups."""
         keys, shareable, beside = target.keys, target.files, self._extra.rows()
+        # a savepoint (``shareable`` is None) is portable, so it has rows
         if keys is not None and shareable is not None and can_write_files(self._path, list(self._tables.values())):
             self._write_files(target, keys, shareable, beside)
             return
@@ -447,7 +454,9 @@ class FrozenDatabase(FrozenState):
         self, target: SnapshotTarget, keys: OwnedKeys, shareable: Mapping[str, SnapshotPart], beside: Rows
     ) -> None:
         """Write the database as it is, and what is beside it as ever."""
+        # before anything is written: whether the files fit together
         ranges = self._database.check(self._path)
+        # from now on ``rows`` counts what is in the files, expired or not
         self._has_files = True
         about = self._extra
         found, counts = self._encoded((), beside)
@@ -468,6 +477,7 @@ class FrozenDatabase(FrozenState):
         return encode_sections_of(list(self._tables.values()), rows, beside, self._extra.meta, self._extra.now_ms)
 
     def _forget(self) -> None:
+        # the files may serve a restore on this machine; what was written as rows would not
         if self._has_files and self._removal.detach() is not None:
             self._local.keep(self._path)
         self._removal()

@@ -80,6 +80,7 @@ class LocalDatabase:
             StorageError
         """
         self._before_checkpoint()
+        # never the same name again: an upload thread may still read an older one
         self._checkpoints_count += 1
         path = self.directory / f"checkpoint-{self._checkpoints_count}"
         self.database.checkpoint(path)
@@ -87,6 +88,7 @@ class LocalDatabase:
 
     def keep(self, checkpoint: Path) -> None:
         """Keep the files of a snapshot for the process that restores after this one; of older ones they go."""
+        assert checkpoint not in self._kept, "a snapshot is released once"
         self._kept.append(checkpoint)
         while len(self._kept) > _KEPT_MAX:
             shutil.rmtree(self._kept.pop(0), ignore_errors=True)
@@ -155,6 +157,7 @@ class LocalDatabases:
 
         ``is_left``: not the last snapshots, which a restore on this machine may use.
         """
+        # all of them before any file goes: an upload thread that still reads fails with a plain error
         for local in self._open:
             local.database.close()
         kept = [local.remove_all_but_kept() for local in self._open] if is_left else []

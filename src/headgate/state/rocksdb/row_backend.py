@@ -96,11 +96,13 @@ class RocksCells:
     def writable(self, key: Any) -> Any:
         found = self.get(key)
         if found is not None and key not in self._changed:
+            # a copy of what the database has: of a list or map only what differs from it is written
             self._changed[key] = found.copy()
         return found
 
     def put(self, key: Any, value: Any) -> None:
         if key not in self._changed:
+            # read first, even if all of it is replaced: its rows are counted off, and removed
             self._changed[key] = self.get(key)
         self._young[key] = value
 
@@ -140,6 +142,7 @@ class RocksCells:
             had, has = (0 if one is None else size(one) for one in (before, now))
             self.rows_count += has - had
             assert self.rows_count >= 0, "each row is counted when it comes and when it goes"
+            # what is absent takes a place in the cache, too
             self.young_rows += max(1, has) - max(1, had)
         self._changed = {}
         return found
@@ -232,6 +235,7 @@ class StoredLists(_StoredEntries):
         for number, (_, before, now) in enumerate(found):
             old, new = before or (), now or ()
             for at, element in enumerate(new):
+                # by identity: elements are replaced, but never changed in place
                 if at >= len(old) or old[at] is not element:
                     put.append((number, suffixes[at], element))
             gone += [(number, suffixes[at]) for at in range(len(new), len(old))]
@@ -353,6 +357,7 @@ class CachedObjects:
         if self._local.needs_write_back(changed, changed * self._row_bytes(), CHANGES_MAX):
             self.write_back()
         row_bytes = self._row_bytes()
+        # twice: there are two generations, and the young one may take half of the room
         if 2 * sum(cells.young_rows for cells, _ in self._stored) * row_bytes > self._local.cache_bytes:
             self.write_back()
             for cells, _ in self._stored:
@@ -377,11 +382,14 @@ class CachedObjects:
             found = cells.take_changes()
             if found:
                 stored.write(changes, found)
+        # one batch, so that a key has all or nothing of it; if it fails, the generation ends with what was taken
         self._local.database.write(changes)
 
     def freeze(self, beside: ExtraSections, timers: Sequence[StoredTimers] = ()) -> FrozenState:
         """Return everything as it is now. ``timers``: those in the database."""
+        # before the counts are looked at: they know of changes once these are taken
         self.write_back()
+        assert not any(cells.changed_count for cells in self.cells), "what is frozen is in the database"
         tables: list[AnyTable] = [stored.table for _, stored in self._stored]
         tables += [one.table for one in timers]
         counts = {stored.table.section.name: cells.rows_count for cells, stored in self._stored}
@@ -401,6 +409,7 @@ class CachedObjects:
 
     def continue_from(self, stored: StoredFiles, owner: Ownership, timers: Sequence[RocksRowTimers] = ()) -> bool:
         """See ``ContinuingBackend``. ``timers``: those in the database."""
+        # a database takes the place of this one whole: whatever is in it would be lost
         if any(cells.rows_count for cells in self.cells) or any(map(len, timers)):
             return False
         tables: list[AnyTable] = [found.table for _, found in self._stored]
@@ -468,6 +477,7 @@ class RocksRowBackend:
             timers.tidy()
 
     def freeze(self) -> FrozenState:
+        # before the checkpoint of the database: timers that wait belong to it
         for timers in self._timers.values():
             timers.write_back()
         return self._objects.freeze(self._extra(), [timers.stored for timers in self._timers.values()])
@@ -476,6 +486,7 @@ class RocksRowBackend:
         meta = {TTL_SECTION: TtlMeta(self.time.now_ms).encode()} if self._has_ttl else {}
         if self.timers is None:
             return ExtraSections(meta=meta, now_ms=self.time.now_ms)
+        # those in front are in no file: they go into the snapshot as rows beside it
         frozen = [(found.stored.table.section, found.front.cells.freeze()) for found in self._timers.values()]
 
         def forget() -> None:

@@ -76,6 +76,7 @@ class _File:
         """Check the footer, then all blocks, and that there is nothing else."""
         data, others = self.blocks()
         end = 0
+        # in their order and without gaps, so that no byte is left out
         for handle in sorted([*data, *others]):
             if handle[0] != end:
                 raise _Mismatch(end, "a block", f"the next one at {handle[0]}")
@@ -116,6 +117,7 @@ class _File:
         if (kind, second, version, magic) != (_XXH3, _MAGIC_2, FORMAT_VERSION, _MAGIC):
             raise _Mismatch(self._end, "the footer of a file of this format", footer.hex())
         self._base = base
+        # it was computed with zeros in its own place
         footer[5:9] = bytes(4)
         found = self._checksum(memoryview(footer)[:-1], footer[-1], self._end)
         if found != checksum:

@@ -141,6 +141,7 @@ class StoredTimers:
         keys = encoded_keys(columns, self._keys, self._max_parallelism)
         parts = keys.in_table(self.table.number), encode_times(times_ms), encode_hashes(keys.hashes)
         rows = [row[:PREFIX_BYTES] + time + hash_ + row[PREFIX_BYTES:] for row, time, hash_ in zip(*parts, strict=True)]
+        # not known: the database is asked, or a timer that is there already would be counted twice
         if has is None:
             has = np.array(self._database.contains(rows), np.bool_)
         is_new, is_gone = is_wanted & ~has, has & ~is_wanted
@@ -170,6 +171,7 @@ class StoredTimers:
         ``EVER``: these were the last ones.
         """
         groups = np.flatnonzero(self._has)
+        # those that begin first: when one begins after the cut, so do all that follow
         groups = groups[np.argsort(self._from_ms[groups], kind="stable")]
         found: list[bytes] = []
         cut, share = END_OF_TIME, max(_READ_MIN, rows_max // max(1, len(groups)))
@@ -204,6 +206,7 @@ class StoredTimers:
         if rows:
             self._begin(np.array([group]), *_place(rows[0]))
         elif until == END_OF_TIME:
+            # there is nothing up to the end: not looked at again before a timer is added
             self._has[group] = False
         return rows
 
@@ -215,6 +218,7 @@ class StoredTimers:
         else:
             taken = np.flatnonzero(cut.is_after(times_ms, decode_hashes(rows, _HASH_AT)))
             rows = [rows[at] for at in taken.tolist()]
+            # those that are not before the cut stay in the database, and are read again later
             columns, times_ms = [column.take(pa.array(taken)) for column in columns], times_ms[taken]
             self._begin(np.flatnonzero(self._has & cut.is_after(self._from_ms, self._from_hash)), *cut)
         changes = Changes()
@@ -287,8 +291,10 @@ class RocksTimers(Generic[FrontT]):
 
     def _bring(self) -> bool:
         """Have more timers in memory, of which all have fired or were deleted; return False if there are no more."""
+        # nothing is in the database: all timers are in front
         if self._horizon == END_OF_TIME:
             return False
+        # first: a timer that was deleted, and waits to be, would come back with those that are read
         self.write_back()
         found, self._horizon = self.stored.take_first(self._front_max)
         self._take_in(found)
@@ -310,11 +316,14 @@ class RocksTimers(Generic[FrontT]):
 
     def restore(self, columns: Sequence[pa.Array], times_ms: Words) -> None:
         """Add timers of a snapshot; each of them once, and before anything else."""
+        assert self._waiting_count() == 0, "a restore comes before anything is registered"
+        # all are in the database: the first ones come from there when they are asked for
         self._horizon = BEGINNING_OF_TIME
         self.stored.add(columns, times_ms)
 
     def continue_from(self, count: int, groups: range) -> None:
         """The database has ``count`` timers now, of keys in ``groups``; nothing else was done yet."""
+        assert self._waiting_count() == 0, "a restore comes before anything is registered"
         self._horizon = BEGINNING_OF_TIME
         self.stored.continue_from(count, groups)
 
@@ -369,6 +378,7 @@ class RocksRowTimers(RocksTimers[MemoryRowTimers]):
         """Whether a timer is before the horizon."""
         if time_ms != self._horizon.time_ms:
             return time_ms < self._horizon.time_ms
+        # hashed only at the time of the horizon: a column for a single key is slow
         return int(self._hashes(key_arrays(self._keys, [key]))[0]) < self._horizon.hash
 
     def take(self, until_ms: int, keys_max: int) -> tuple[int, list[Any]] | None:
@@ -429,6 +439,7 @@ class RocksColumnTimers(RocksTimers[MemoryColumnTimers]):
         self._change(slots, times_ms, self.front.delete, 1)
 
     def _change(self, slots: Slots, times_ms: Words, in_front: Callable[[Slots, Words], None], deleted: int) -> None:
+        # the usual case: nothing is in the database
         if self._horizon == END_OF_TIME:
             in_front(slots, times_ms)
             return

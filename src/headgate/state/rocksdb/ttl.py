@@ -50,6 +50,7 @@ class ExpiringTables:
         written, self._written = self._written, self._database.rows_written
         count = SWEEP_ROWS + 2 * (self._written - written)
         rows, values = self._database.some(self._at, count)
+        # at the end of a round it begins with the first row again
         self._at = rows[-1] + b"\0" if len(rows) == count else b""
         for number, start, end in runs(rows) if rows else ():
             if number in self._ttls:
@@ -77,6 +78,7 @@ class ExpiringTables:
         limits = {number: limit_ms for number, limit_ms in limits.items() if self._latest_ms[number] > limit_ms}
         if not limits:
             return
+        # it may write while it scans: no row comes or goes, only its expiry becomes another one
         for rows, values in self._database.scan(b"", None):
             changes = Changes()
             for number, start, end in runs(rows):
@@ -105,6 +107,7 @@ class CachedExpiringValues(CachedValues, ExpiringValues):
     def fill(self, slots: Slots, stored: pa.Array) -> None:
         """Have what the database has of ``slots``."""
         values, expires_ms = stored.flatten()
+        # ``put`` marks them as changed and renews them: both is set right below
         MemoryValues.put(self, slots, values)
         self._expiries.restore(slots, expires_ms, self._size)
         self.wrote(slots)
@@ -117,6 +120,7 @@ class CachedExpiringValues(CachedValues, ExpiringValues):
         self._drop(0, self._size)
 
     def write_back(self, changes: Changes, keys_of: KeysOf) -> None:
+        # what has expired is not worth writing, and must not be in a snapshot
         self.drop_expired()
         super().write_back(changes, keys_of)
 
@@ -214,6 +218,7 @@ class CachedExpiringMaps(CachedMaps, ExpiringMaps):
         return timed(super()._stored(entries), pa.array(self._expiries.read(len(self._pairs))[entries]))
 
     def _drop(self, start: int, end: int) -> None:
+        # before they go: they have to go from the database, too
         self._note_entries(self._expired(start, end))
         super()._drop(start, end)
 
@@ -231,6 +236,7 @@ class CachedExpiringMaps(CachedMaps, ExpiringMaps):
 
     def drop(self, slots: Slots) -> None:
         super().drop(slots)
+        # what had expired may have been noted meanwhile: it stays in the database, where a sweep finds it
         self._noted, self.changed_rows = [], 0
 
 

@@ -131,6 +131,7 @@ class StoredWindows:
             LocalDamage: some are missing.
         """
         for ((rows, values),) in self._scan([window], rows_max):
+            # removed before all are read: a window is taken whole, or the generation ends and with it this database
             yield self._removed(rows, values, is_by_suffix)
         self._forget(window)
 
@@ -170,10 +171,12 @@ class StoredWindows:
                 if not self._groups[window][group]:
                     continue
                 start, end = (self.keys(one, np.array([group]), [b""])[0] for one in (window, window + 1))
+                # one more than are left, so that a row that was never counted is noticed
                 more, bytes_of = self._database.some(start, max(left[window], 0) + 1, end)
                 left[window] -= len(more)
                 rows += more
                 values += bytes_of
+            # the last rows wait for the check of the counts below
             if max(left.values()) > 0 and sum(len(rows) for rows, _ in found) >= rows_max:
                 yield found
                 found = [([], []) for _ in windows]
@@ -248,6 +251,7 @@ class _RocksWindows(ABC, Generic[FrontT]):
         """See ``StateBackend``. As soon as anything is in the database, everything is."""
         if self._stored.count:
             self._write_back()
+            assert not self._front.windows(), "what is frozen is in the database"
         if not self._stored.count:
             return self._front.freeze()
         counts = {self._rows.section.name: self._stored.count}
@@ -310,6 +314,7 @@ class RocksWindowRows(_RocksWindows[MemoryWindowRows]):
         if self._stored.count_of(window) <= self._part_rows:
             yield self.take(window)
             return
+        # what is in memory may be of any key group: it would belong to parts that are out already
         self._write_back()
         for batch in self._stored.parts(window, self._part_rows, is_by_suffix=True):
             yield [batch]
@@ -331,6 +336,7 @@ class RocksWindowRows(_RocksWindows[MemoryWindowRows]):
         found = self._front.take(window)
         self._held_rows -= sum(batch.num_rows for batch in found)
         self._held_bytes -= sum(batch.nbytes for batch in found)
+        assert self._held_rows >= 0, "rows in memory were counted when they came"
         return found
 
     def _held(self, added: pa.RecordBatch) -> tuple[int, int]:
@@ -345,6 +351,7 @@ class RocksWindowRows(_RocksWindows[MemoryWindowRows]):
                     self._store(window, batch)
 
     def _continued(self, last: bytes) -> None:
+        # after all that are there: their suffixes are the order in which they came
         self._rows_before = int.from_bytes(last, "big") + 1
 
     def _store(self, window: int, batch: pa.RecordBatch) -> None:
@@ -380,6 +387,7 @@ class RocksMergedRows(_RocksWindows[MemoryMergedRows]):
         if self._stored.count_of(window) <= self._part_rows:
             yield self.take(window)
             return
+        # what is in memory may be of any key group: it would belong to parts that are out already
         self._write_back()
         for batch in self._stored.parts(window, self._part_rows):
             self._front.add(np.full(batch.num_rows, window), batch)
@@ -393,6 +401,7 @@ class RocksMergedRows(_RocksWindows[MemoryMergedRows]):
         if count > self._part_rows:
             self._write_back(windows)
         held = {window: self._front.held([window]) for window in windows if self._front.has(window)}
+        # what is in memory is not in parts, so it must meet all of the database at once
         for batches in self._stored.read(windows, max(count, 1) if held else self._part_rows):
             parts: list[MergedRows] = []
             found = iter(batches)
@@ -428,6 +437,7 @@ class RocksMergedRows(_RocksWindows[MemoryMergedRows]):
         new = batch.num_rows
         if self._stored.has(window):
             found = self._stored.get(places)
+            # those that are there already are replaced, and counted no second time
             new -= found.num_rows
             if found.num_rows:
                 batch = self._merged(window, batch, found)
