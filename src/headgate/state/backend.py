@@ -176,6 +176,7 @@ def first_timers(times_ms: Words, hashes: Hashes, count: int) -> Mask:
     order = np.lexsort((hashes, times_ms))
     at = order[count]
     is_alike = (times_ms[order] == times_ms[at]) & (hashes[order] == hashes[at])
+    # before those that are alike; after them if they are the first ones: else none would be left
     cut = int(np.argmax(is_alike)) or int(np.count_nonzero(is_alike))
     found[order[cut:]] = False
     return found

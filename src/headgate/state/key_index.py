@@ -229,6 +229,7 @@ class WordIndex:
         """Give each empty place to one of the words that want it."""
         wanted = places[empty]
         self._table[wanted] = np.arange(len(empty))
+        # of several words that want a place one gets it: so slots are not in the order of the rows
         winners = empty[self._table[wanted] == np.arange(len(empty))]
         slots = self._words.append(words[winners]) if known is None else known[winners]
         self._table[places[winners]] = slots

@@ -367,6 +367,7 @@ class ListVector:
         _, rows = self.rows(living)
         values, self._heap, self._refs = rows.structs(), Heap(self._heap.dtype), Growing(np.int64)
         size = int(living.max(initial=0)) + 1
+        # lists that do not live have no references into the new heap
         self._counts.written(size)[:] = 0
         self.put_rows(living, counts, self.added(values), size)
 

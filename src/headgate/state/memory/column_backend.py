@@ -202,6 +202,7 @@ class MemoryColumnBackend:
             return
         living = self._held_slots()
         if 2 * len(living) < len(self._index):
+            # states and timers follow at once: all of them are by these numbers
             self._index, order = renumbered(self._index, self._keys.types, living)
             for state in self._states.values():
                 state.renumber(order)
@@ -224,6 +225,7 @@ class MemoryColumnBackend:
         living = np.zeros(len(self._index), np.bool_)
         living[self.all_slots()] = True
         for timers in self._timers.values():
+            # exact only after this: else a timer that was deleted would keep its key
             timers.tidy()
             living |= timers.living(len(self._index))
         return np.flatnonzero(living)
@@ -233,6 +235,7 @@ class MemoryColumnBackend:
         timers = [(replaced_timers(self._keys, kind), found.freeze()) for kind, found in self._timers.items()]
         meta = None if self.timers is None else self.timers.meta
         now_ms = self.time.now_ms if self._expiring else None
+        # the interval ends when everything is frozen: what changes from now on belongs to the next snapshot
         barrier = _Barrier(frozen_keys(self._index), [*states, *timers], meta, self.meta, now_ms)
         return _FrozenColumnState(self._log, self._log.end_interval(), barrier)
 

@@ -166,6 +166,7 @@ class MemoryRowBackend:
         states = [(descriptor, cells.freeze()) for descriptor, cells in self._cells.items()]
         timers = [(replaced_timers(self._keys, kind), found.freeze()) for kind, found in self._timers.items()]
         meta = None if self.timers is None else self.timers.meta
+        # the interval ends when everything is frozen: what changes from now on belongs to the next snapshot
         barrier = _Barrier(states, self.time.now_ms, timers, meta)
         return _FrozenRowState(self._log, self._log.end_interval(), self._keys, barrier)
 

@@ -287,6 +287,7 @@ def restore_packed(
     encoded = encoded_keys(index.columns(np.arange(len(index))), keys, max_parallelism)
     rows = encoded.in_table(table.number)
     stored = database.get(rows)
+    # a part restored before may have had these keys, with values of other states
     there = np.flatnonzero([value is not None for value in stored])
     members: list[MemberValues] = []
     before = table.decode([value for value in stored if value is not None])
@@ -318,6 +319,7 @@ def restore_rows(
     index = make_key_index(keys.types)
     numbers = index.slots(batch.columns[:width])
     encoded = encoded_keys(index.columns(np.arange(len(index))), keys, max_parallelism)
+    # a part restored before may have had these keys: elements go after theirs, and heads count both
     counts = load_counts(table, database, encoded)
     if table.kind is StateKind.LIST:
         suffixes = places_of(_place_in_key(numbers) + counts[numbers])
