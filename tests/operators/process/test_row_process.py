@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -407,6 +408,17 @@ def test_a_function_that_cannot_travel_and_one_whose_open_fails_are_told_when_bu
         spec_of(Locked())
     with pytest.raises(UserFunctionError, match="no such model"):
         spec_of(Failing())
+
+
+def test_a_function_that_declares_other_states_in_a_worker_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Depending(ProcessFunction):
+        def open(self, state: StateHandle) -> None:
+            state.value(os.environ.get("NAME_OF_STATE", "count"), int)
+
+    spec = spec_of(Depending())
+    monkeypatch.setenv("NAME_OF_STATE", "other")
+    with pytest.raises(UsageError, match=r"declared the states 'other' in a worker, and 'count' where the pipeline"):
+        Harness(spec)
 
 
 def test_a_damaged_snapshot_is_refused() -> None:

@@ -24,9 +24,9 @@ from headgate.operators.process.declarations import (
     SideOutputsLike,
     StatefulFunction,
     StatefulFunctionSpec,
-    declare_states,
     emit_in_parts,
     learned_states,
+    open_as_planned,
     side_schemas,
 )
 from headgate.operators.process.timers import (
@@ -364,9 +364,8 @@ class BatchProcessOperator(FunctionOperator, TimedOperator):
         self.user_object = self._function
         maker = BatchHandleFactory(node, self._current, lambda _: self._backend)
         bind_counters(self._function, context.metrics)
-        found = declare_states(node, self._function, self._handle(maker))
+        open_as_planned(node, self._function, self._handle(maker), spec.descriptors)
         self._function_is_open()
-        assert found == spec.descriptors
         self._side_outputs: SideOutputs = BatchSideOutputs(node, side_schemas(node, spec.function, spec.schema))
         self._user_context = BatchContext(
             context, self._time, self._side_outputs, self._current, self._timers, self._backend, keys

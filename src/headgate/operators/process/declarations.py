@@ -119,7 +119,7 @@ class Declarations(Generic[V, L, M]):
         self._is_closed = True
         evolutions = {descriptor.name: descriptor.evolution for descriptor in self._descriptors}
         check_names(f"operator '{self._node}'", evolutions, self._forgotten)
-        return tuple(one for one in self._descriptors if one not in self._broadcasts)
+        return self.declared
 
     @property
     def broadcasts(self) -> tuple[StateDescriptor, ...]:
@@ -139,6 +139,11 @@ class Declarations(Generic[V, L, M]):
         descriptor = self._declared(name, StateKind.MAP, type, None, evolution, key_type)
         self._broadcasts.append(descriptor)
         return descriptor, self._side
+
+    @property
+    def declared(self) -> tuple[StateDescriptor, ...]:
+        """All states but the broadcast ones, so far. For Headgate only."""
+        return tuple(one for one in self._descriptors if one not in self._broadcasts)
 
     @property
     def forgotten(self) -> frozenset[str]:
@@ -283,6 +288,28 @@ def declare_states(node: str, function: Any, states: Declarations[Any, Any, Any]
     except Exception as error:
         raise UserFunctionError(node, "open()", user_traceback(error)) from None
     return states.close()
+
+
+def open_as_planned(
+    node: str, function: Any, states: Declarations[Any, Any, Any], planned: tuple[StateDescriptor, ...]
+) -> None:
+    """Call the function's ``open`` in a worker.
+
+    Raises:
+        UsageError: it declares other states than where the pipeline was built, whose names and types are in the plan.
+    """
+    try:
+        found = declare_states(node, function, states)
+    except UserFunctionError:
+        found = states.declared
+        if not set(found) - set(planned):  # a state that is not in the plan has no place, and asking for it fails
+            raise
+    if found != planned:
+        here, there = (", ".join(f"'{one.name}'" for one in some) or "none" for some in (found, planned))
+        raise UsageError(
+            f"operator '{node}': open() declared the states {here} in a worker, and {there} where the pipeline was "
+            "built, or others of these names; have it declare the same ones everywhere"
+        )
 
 
 SideOutputsLike: TypeAlias = Mapping[str, SchemaLike | None]

@@ -24,8 +24,8 @@ from headgate.operators.process.declarations import (
     SideOutputsLike,
     StatefulFunction,
     StatefulFunctionSpec,
-    declare_states,
     learned_states,
+    open_as_planned,
     side_schemas,
 )
 from headgate.operators.process.row_state import (
@@ -246,9 +246,8 @@ class ProcessOperator(FunctionOperator, TimedOperator):
         self.user_object = self._function
         maker = RowHandleFactory(node, self._current, self._backend.cells, self._backend.time)
         bind_counters(self._function, context.metrics)
-        found = declare_states(node, self._function, self._handle(maker))
+        open_as_planned(node, self._function, self._handle(maker), self._spec.descriptors)
         self._function_is_open()
-        assert found == self._spec.descriptors
         self._writer = RowWriter(self._spec.output_schema(self._spec.schema, node))
 
     def _handle(self, maker: RowHandleFactory) -> StateHandle:
