@@ -7,11 +7,11 @@ from pathlib import Path
 import headgate.sim
 
 SIM = Path(headgate.sim.__file__).parent
-MACHINE = ("world", "tasks", "sockets", "storage", "surroundings")
+MACHINE = ("world", "tasks", "storage", "surroundings")
 """The machine room, without what only some kinds of runs have in it."""
 
 ORDINARY = (
-    *("run", "fault_injection", "settings", "source", "spark", "workloads", "graphs", "steps"),
+    *("run", "fault_injection", "settings", "source", "spark", "workloads", "steps"),
     *("verdict", "history"),
 )
 TOP = ("coverage_table", "__main__")

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from tests.store.storing import chunks_of
-from tests.store.test_store_truncation import Clock
+from tests.store.storing import Clock, chunks_of
 
 from headgate.connectors.base import SourceContext
 from headgate.connectors.streams import StreamSource, StreamSourceReader
@@ -109,7 +108,7 @@ def test_a_pipeline_reads_what_came_from_a_date_on(store: Store) -> None:
 
 @pytest.mark.parametrize("parallelism", [1, 2])
 def test_a_segment_that_was_closed_behind_the_date_is_read_from_the_date_on(store: Store, parallelism: int) -> None:
-    clock = Clock()
+    clock = Clock(1_000_000, date_ms=0)
     dated = Store(store.root, store._core.catalogue, LocalStorage(chunks_of(store)), clock=clock)
     for number in range(3):
         clock.now_ms += 60_000

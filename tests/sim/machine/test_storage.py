@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from headgate.errors import StorageError
-from headgate.sim.machine.storage import Disk, SimFiles, SimStorage
+from headgate.sim.machine.files import SimFiles
+from headgate.sim.machine.storage import Disk, SimStorage
 from headgate.sim.machine.tasks import SimProcess, Tasks
 from headgate.sim.machine.world import Fault, Faults, World
 from headgate.storage.base import AlreadyExists, NotFound
@@ -126,7 +127,7 @@ def test_a_renamed_file_keeps_its_inode_and_an_open_one_is_read_on(monkeypatch: 
 @pytest.mark.parametrize(("path", "error"), [("/in/none", FileNotFoundError), ("/in/a", OSError)])
 def test_what_cannot_be_opened_says_why(monkeypatch: pytest.MonkeyPatch, path: str, error: type[OSError]) -> None:
     room = Room(monkeypatch, *([Fault.GET_FAILS] if error is OSError else []))
-    monkeypatch.setattr("headgate.sim.machine.storage.FAILURE_RATE", 1.0)
+    monkeypatch.setattr("headgate.sim.machine.files.FAILURE_RATE", 1.0)
     files = of(room)
 
     def read() -> None:

@@ -31,7 +31,7 @@ from headgate.connectors.base import HoldContext
 from headgate.connectors.streams import StreamSink, StreamSource
 from headgate.errors import CorruptionError, HeadgateError, ProtocolViolation, StorageError, UsageError
 from headgate.model.ids import Generation
-from headgate.store.catalogue import sql, sqlite
+from headgate.store.catalogue import integrity, sql
 from headgate.store.catalogue.sql import CatalogueFile, SqlCatalogue
 from headgate.store.catalogue.sqlite import Database
 from headgate.store.catalogue.tables import metadata
@@ -672,7 +672,7 @@ def test_of_many_rows_that_are_wrong_some_are_said(damaged: Damaged, monkeypatch
     for most in (count, count - 1):
         damaged.mend()
         damaged.change("UPDATE segments SET end_position = 'x'")
-        monkeypatch.setattr(sqlite, "PROBLEMS_MAX", most)
+        monkeypatch.setattr(integrity, "PROBLEMS_MAX", most)
         found = [what for _, what in problems(damaged.catalogue) if "table 'segments'" in what]
         assert len(found) == count
         assert (more in found) is (most < count)

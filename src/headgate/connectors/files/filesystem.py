@@ -1,6 +1,6 @@
 """Files as the sources of lines see them: which there are, what they are, and bytes at an offset, compressed or not.
 
-``LOCAL`` is the operating system's file system; the simulator has one of its own (``sim.machine.storage``). It decides
+``LOCAL`` is the operating system's file system; the simulator has one of its own (``sim.machine.files``). It decides
 nothing. The world changes between any two calls: what a call says was so, and need not be so any more
 (docs/spec/connectors.md).
 

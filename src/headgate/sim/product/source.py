@@ -19,7 +19,7 @@ from headgate.connectors.base import Source, SourceBatch, SourceContext, SourceR
 from headgate.connectors.files import line_file, publish_log
 from headgate.connectors.files.line_file import FilePosition
 from headgate.dataclass import dataclass
-from headgate.sim.machine.storage import SimFiles
+from headgate.sim.machine.files import SimFiles
 from headgate.sim.machine.tasks import Tasks
 from headgate.sim.machine.world import Bound, Faults
 from headgate.sim.product.steps import Row

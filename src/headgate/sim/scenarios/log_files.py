@@ -20,7 +20,8 @@ from headgate.connectors.files.line_file import FilePosition
 from headgate.dataclass import dataclass
 from headgate.model.manifest import Manifest
 from headgate.runtime.checkpoints.snapshot_files import SnapshotFiles
-from headgate.sim.machine.storage import BusyFiles, Disk, SimFile, SimStorage
+from headgate.sim.machine.files import BusyFiles, SimFile
+from headgate.sim.machine.storage import Disk, SimStorage
 from headgate.sim.machine.world import Bound, Fault, Violation, World
 from headgate.sim.product.run import Run
 from headgate.sim.product.settings import CHECKPOINTS, NAME

@@ -1,6 +1,6 @@
 """Audit of a catalogue: its rows must agree with each other, those of reader groups included.
 
-Counterparts: ``sqlite`` has left out what makes no sense at all, ``fsck`` compares the rest with the files.
+Counterparts: ``integrity`` has left out what makes no sense at all, ``fsck`` compares the rest with the files.
 Source: docs/spec/stream-store.md, RG24 of docs/spec/reader-groups.md. Whatever cannot be checked is a
 problem, and the others are checked all the same. Never changes anything but holds of groups, when it is asked to mend
 them.

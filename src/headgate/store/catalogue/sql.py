@@ -28,19 +28,19 @@ from headgate.store.catalogue import (
     audit,
     chunk_index,
     group_rows,
+    integrity,
     pipeline_rows,
     scaling,
     shared_transaction_rows,
-    sqlite,
     stream_rows,
     transaction_rows,
     truncation,
 )
 from headgate.store.catalogue.audit import SqlAudit
 from headgate.store.catalogue.base import VERBS, Catalogue, Verb
+from headgate.store.catalogue.integrity import CATALOGUE
 from headgate.store.catalogue.sqlite import (
     BUSY_TIMEOUT_S,
-    CATALOGUE,
     Database,
     FileDatabase,
     MemoryDatabase,
@@ -275,7 +275,7 @@ class ReadonlyDatabase:
             yield connection
 
     def readable_part(self, connection: Connection) -> AbstractContextManager[tuple[Connection, list[str]]]:
-        return sqlite.readable_part(connection)
+        return integrity.readable_part(connection)
 
     def changes(self) -> int:
         """See ``Database``. Those of a ``FileDatabase`` are higher."""
