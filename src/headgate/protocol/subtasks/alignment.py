@@ -363,8 +363,8 @@ class BarrierTracker(BarrierMachine):
             return [Ignored("barrier of a finished checkpoint")]
         if self._aborted.discard(checkpoint):  # GM15: no snapshot, and no subtask downstream counts on
             return self._drop(checkpoint)
-        # at least once: nothing is blocked, so records behind a barrier may be in the snapshot, and are read again
-        # after a restore
+        # at least once: no channel is blocked, so records that follow a barrier may be in its snapshot already; a
+        # restore reads them a second time
         seen = self._seen.setdefault(checkpoint, set())
         options = self._options.setdefault(checkpoint, event.options)
         if event.channel in seen:

@@ -348,7 +348,7 @@ class CheckpointLog:
             except AlreadyExists:
                 # another driver took this number: look again, perhaps it replaced this one
                 continue
-            # A restart's fence: from this entry on no older generation completes anything. It is looked behind it all
+            # A restart's fence: from this entry on no older generation completes anything. Later entries are read all
             # the same, because a number that was used and pruned looks free.
             if self._replaced_after(following.sequence) is None:
                 return self._claimed(log, following)

@@ -89,8 +89,8 @@ class AheadReader:
 
     def cut(self, checkpoint: CheckpointId, *, is_last: bool) -> dict[str, bytes]:
         """Return the positions of a snapshot that is taken now (GM32)."""
-        # At most once: what is held is behind the recorded position, so after a crash it is lost and never read twice.
-        # Only the last snapshot of a stop may point in front of it, because nothing of it is processed any more.
+        # At most once: the recorded position is after what is held, so a crash loses it and it is never read twice.
+        # Only the last snapshot of a stop may be before it, because nothing of it is processed any more.
         is_ahead = self._gate.cut(checkpoint, is_last=is_last)
         return self._inner.positions() if is_ahead else self.unprocessed_from
 

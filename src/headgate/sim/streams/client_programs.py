@@ -323,7 +323,7 @@ class Follower(Program):
         self._waits = rng.choice(("0ms", "40ms", "2s", WAIT_FOREVER))
         self._returned: StreamEvents | None = None
         """What was given back and has to come again."""
-        # what the program keeps, whoever dies:
+        # what the program keeps when its process is killed:
         self.begin: StreamCut | None = None
         self.end: StreamCut | None = None
         self.cut: StreamCut | None = None
@@ -360,7 +360,7 @@ class Follower(Program):
                 self._step(process, follower)
             except (StorageError, CorruptionError):
                 if self._rng.random() < 0.3:
-                    raise  # and follow anew
+                    raise  # the caller makes a new follower
                 self._run.tasks.park(self._rng.randint(1, 30))
         return True
 

@@ -434,8 +434,8 @@ def check_start_over(target: Target) -> str | None:
     sink.forget_owner(PIPELINE, NODE)
     assert sink.owner(PIPELINE, NODE) == Owner(None, found.generation, is_forgotten=True), "a target forgot its fence"
     assert sink.own(PIPELINE, NODE, second).life == second, "a target that was made to forget stays with its life"
-    anew = FakePipeline(target, 5, pipeline.story)
-    while (over := anew.next_generation(1)).generation <= found.generation:
+    restarted = FakePipeline(target, 5, pipeline.story)
+    while (over := restarted.next_generation(1)).generation <= found.generation:
         continue  # LV4: the next one that is claimed exceeds what the target has seen
     over.recover()
     over.recommit()

@@ -1,7 +1,7 @@
-"""Values of JSON that begin with the id of a schema, as the serializers of Confluent write them: without it.
+"""Takes the id of a schema off values of JSON, which the serializers of Confluent write in front of them.
 
-A value begins with a zero byte and four more, or a header names the schema and the value has nothing in front of it.
-The schema itself is not asked for: JSON says what its fields are called.
+A frame is a zero byte and the id in four bytes. Or a header names the schema, and nothing is in front of the value. The
+registry is not asked for the schema: JSON says what its fields are called.
 """
 
 from __future__ import annotations
