@@ -223,6 +223,13 @@ class SyncedDirectories:
             gone = [self.placed.pop(str(directory), None)]
         _close(gone)
 
+    def forget_below(self, directory: Path) -> None:
+        """Hold neither ``directory`` nor one below it open any more."""
+        with self._lock:
+            below = [name for name in self.placed if Path(name).is_relative_to(directory)]
+            gone: list[_Placed | None] = [self.placed.pop(name) for name in below]
+        _close(gone)
+
 
 SYNCED = SyncedDirectories()
 """Of this process."""

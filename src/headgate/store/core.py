@@ -111,8 +111,7 @@ class ChangeListener(ABC):
 
     def changes(self) -> int:
         """Return a number that rises with every change that was heard of, and now and then while nothing is heard."""
-        if self._thread is None:
-            self._start()
+        if self._thread is None and self._start():
             self._tried.wait(START_S)
         if not self._hears:
             with self._lock:
@@ -138,12 +137,18 @@ class ChangeListener(ABC):
             thread.join()
             self._closing.clear()
 
-    def _start(self) -> None:
+    def _start(self) -> bool:
+        """Begin the thread; False: the system has none, so readers poll, and the next question tries again."""
         with self._lock:
             if self._thread is None:
                 self._tried.clear()
-                self._thread = self._around.thread(self._run, self._thread_name)
-                self._thread.start()
+                thread = self._around.thread(self._run, self._thread_name)
+                try:
+                    thread.start()
+                except RuntimeError:
+                    return False
+                self._thread = thread
+            return True
 
     def _run(self) -> None:
         pause_s = PAUSES_S[0]

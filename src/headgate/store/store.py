@@ -26,7 +26,7 @@ from headgate.protocol.store.transactions import LEASE_MS_MAX, LEASE_MS_MIN
 from headgate.protocol.store.truncation import Extent, Hold, is_of_group, needed_by
 from headgate.storage.base import Storage
 from headgate.storage.local import LocalStorage
-from headgate.storage.local_files import access_in, checked_access, make_root
+from headgate.storage.local_files import SYNCED, access_in, checked_access, make_root
 from headgate.store import location
 from headgate.store.addresses import is_server_url
 from headgate.store.catalogue.base import Catalogue
@@ -169,9 +169,12 @@ class Store:
         return "://" in directory or _catalogue_file(directory).is_file()
 
     def close(self) -> None:
-        """Close the catalogue, and fetch nothing ahead any more."""
+        """Close the catalogue, fetch nothing ahead any more, and hold no directory of the store open."""
         self._core.prefetcher.close()
         self._core.catalogue.close()
+        for place in (self.root, self._core.storage.url):
+            if "://" not in place:
+                SYNCED.forget_below(Path(place))
 
     def __enter__(self) -> Store:
         return self

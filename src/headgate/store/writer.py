@@ -134,18 +134,26 @@ class FlushTimer:
         self._is_waiting_for_work = False
         self._is_closed = False
 
-    def arm(self) -> None:
-        """Something waits to be flushed, from now on unless something did before."""
+    def arm(self) -> bool:
+        """Something waits to be flushed, from now on unless something did before.
+
+        False: the system has no thread for it, and the caller is to flush.
+        """
         with self._changed:
             # the first that waits sets the time: with later ones pushing it back, it might never come
             if self._is_closed or self._due_ms is not None:
-                return
-            self._due_ms = self._clock.monotonic_ms() + self._linger_ms
+                return True
             if self._thread is None:
-                self._thread = self._threads.thread(self._run, "headgate-linger")
-                self._thread.start()
+                thread = self._threads.thread(self._run, "headgate-linger")
+                try:
+                    thread.start()  # which waits for the lock that is held here
+                except RuntimeError:
+                    return False
+                self._thread = thread
             elif self._is_waiting_for_work:
                 self._changed.notify_all()
+            self._due_ms = self._clock.monotonic_ms() + self._linger_ms
+            return True
 
     def disarm(self) -> None:
         """Nothing waits any more."""
@@ -304,11 +312,11 @@ class StreamWriter:
             self._buffered_bytes += batch.nbytes
             if self._writer_id:
                 self._unacknowledged[number] = future
-            is_full = self._buffered_bytes >= FLUSH_BYTES
-            if self._linger is not None:
-                self._linger.arm()
+            is_due = self._buffered_bytes >= FLUSH_BYTES
+            if self._linger is not None and not self._linger.arm():
+                is_due = True
         # without the buffer lock: `flush` takes it within its own
-        if is_full:
+        if is_due:
             with contextlib.suppress(HeadgateError):  # taken: the future, or the next call, says what is wrong
                 self.flush()
         return future

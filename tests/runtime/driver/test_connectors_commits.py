@@ -72,22 +72,35 @@ class ListeningCommits(RecordedSink, hg.CheckpointListener):
     """Its own committer."""
 
 
+class Closing(RecordedSink):
+    """Notes that it was closed, or cannot be."""
+
+    def __init__(self, name: str, closed: list[str], error: BaseException | None = None) -> None:
+        super().__init__()
+        self.name, self.closed, self.closing = name, closed, error
+
+    def close(self) -> None:
+        self.closed.append(self.name)
+        if self.closing is not None:
+            raise self.closing
+
+
 def test_every_target_is_closed_although_one_cannot_be(tmp_path: Path) -> None:
     closed: list[str] = []
-
-    class Closing(RecordedSink):
-        def __init__(self, name: str, error: BaseException | None) -> None:
-            super().__init__()
-            self.name, self.closing = name, error
-
-        def close(self) -> None:
-            closed.append(self.name)
-            if self.closing is not None:
-                raise self.closing
-
-    commits = commits_to(tmp_path, Closing("first", SystemExit(2)), Closing("second", None))
+    commits = commits_to(tmp_path, Closing("first", closed, SystemExit(2)), Closing("second", closed))
     with pytest.raises(SystemExit):
         commits.close()
+    assert closed == ["first", "second"]
+
+
+def test_targets_are_closed_when_a_later_one_cannot_be_opened(tmp_path: Path) -> None:
+    class Away(RecordedSink):
+        def open_committer(self, pipeline: str, node: str, generation: Generation) -> Any:
+            raise StorageError("open", "out", "the server is away")
+
+    closed: list[str] = []
+    with pytest.raises(StorageError, match="the server is away"):
+        commits_to(tmp_path, Closing("first", closed), Closing("second", closed, OSError("gone")), Away())
     assert closed == ["first", "second"]
 
 
