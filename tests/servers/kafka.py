@@ -31,9 +31,14 @@ ARCHIVE = LIBRARIES / "classes.jsa"
 A JVM that it does not fit, of another release for example, goes on without it.
 """
 
+FORMATTED = LIBRARIES / "formatted"
+"""An empty directory of a broker, of which each one gets a copy: to format one takes a JVM of its own."""
+
 USER, PASSWORD = "headgate", "tests-of-headgate"
 
 HEAP_MB = 768
+
+KAFKA = ("-cp", f"{LIBRARIES}/*")
 
 PROPERTIES = """
 process.roles=broker,controller
@@ -59,6 +64,8 @@ group.initial.rebalance.delay.ms=0
 # a restart after SIGKILL waits for the former session to end; on a busy machine a shorter one ends by itself
 broker.session.timeout.ms=6000
 broker.heartbeat.interval.ms=500
+# no record twice a second that says that nothing happened
+metadata.max.idle.interval.ms=0
 transaction.abort.timed.out.transaction.cleanup.interval.ms=1000
 transaction.max.timeout.ms=604800000
 log.cleaner.dedupe.buffer.size=16777216
@@ -114,6 +121,7 @@ class KafkaBroker:
         address: ``host:port`` of the listener without security.
         sasl_address: ``host:port`` of the listener that demands SASL as ``USER`` with ``PASSWORD``; over TLS if a
             ``tls`` key store was given.
+        data: where its topics are.
         is_measured: compile for speed, which makes the start slower by half.
         jvm: another option of the JVM.
     """
@@ -125,13 +133,14 @@ class KafkaBroker:
         settings: str = "",
         tls: Path | None = None,
         *,
+        data: Path | None = None,
         is_measured: bool = False,
         jvm: str = f"-XX:SharedArchiveFile={ARCHIVE}",
     ) -> None:
         self._ports = [Port(host) for _ in range(3)]
         port, sasl, controller = (place.number for place in self._ports)
         self.address, self.sasl_address = f"{host}:{port}", f"{host}:{sasl}"
-        self._properties, self.data = directory / "server.properties", directory / "data"
+        self._properties, self.data = directory / "server.properties", data or directory / "data"
         text = PROPERTIES.format(
             host=host, port=port, sasl=sasl, controller=controller, data=self.data, user=USER, password=PASSWORD,
             sasl_protocol="SASL_SSL" if tls else "SASL_PLAINTEXT",
@@ -140,13 +149,14 @@ class KafkaBroker:
             text += f"listener.name.sasl.ssl.keystore.type=PEM\nlistener.name.sasl.ssl.keystore.location={tls}\n"
         self._properties.write_text(text + settings)
         (directory / "log4j2.properties").write_text(LOG4J)
-        self._java = [
+        make_formatted()
+        shutil.copytree(FORMATTED, self.data, dirs_exist_ok=True)
+        command = [
             java(), jvm, "-Xlog:disable", f"-Xmx{HEAP_MB}m", "-XX:+UseSerialGC",
             *(() if is_measured else ("-XX:TieredStopAtLevel=1",)),
-            f"-Dlog4j2.configurationFile={directory / 'log4j2.properties'}", "-cp", f"{LIBRARIES}/*",
+            f"-Dlog4j2.configurationFile={directory / 'log4j2.properties'}",
+            *KAFKA, "kafka.Kafka", str(self._properties),
         ]  # fmt: skip
-        self._format()
-        command = [*self._java, "kafka.Kafka", str(self._properties)]
         self.log = directory / "log"
         self._process = ServerProcess(command, self.log, lambda: self._is_ready(port, host))
         try:
@@ -154,14 +164,6 @@ class KafkaBroker:
         except BaseException:
             self.end()
             raise
-
-    def _format(self) -> None:
-        scram = [f"{name}=[name={USER},password={PASSWORD}]" for name in ("SCRAM-SHA-256", "SCRAM-SHA-512")]
-        tool = [*self._java, "kafka.tools.StorageTool", "format", "-t", "AAAAAAAAQACAAAAAAAAAAQ"]
-        tool += ["-c", str(self._properties), *(part for one in scram for part in ("--add-scram", one))]
-        formatted = subprocess.run(tool, capture_output=True, text=True)
-        if formatted.returncode:
-            raise RuntimeError(f"the broker's directory cannot be formatted: {formatted.stdout}{formatted.stderr}")
 
     def _is_ready(self, port: int, host: str) -> bool:
         if not answers(port, host):
@@ -281,6 +283,25 @@ def missing() -> str | None:
     return None
 
 
+def make_formatted() -> None:
+    """Format a directory for brokers, once on a machine."""
+    if FORMATTED.exists():
+        return
+    with tempfile.TemporaryDirectory(prefix="headgate-kafka-", dir=LIBRARIES) as directory:
+        properties, data = Path(directory) / "server.properties", Path(directory) / "data"
+        ports = {"host": LOOPBACK, "port": 1, "sasl": 2, "controller": 3}
+        login = {"user": USER, "password": PASSWORD, "sasl_protocol": "SASL_PLAINTEXT"}
+        properties.write_text(PROPERTIES.format(data=data, **ports, **login))
+        scram = [f"{name}=[name={USER},password={PASSWORD}]" for name in ("SCRAM-SHA-256", "SCRAM-SHA-512")]
+        tool = [java(), *KAFKA, "kafka.tools.StorageTool", "format", "-t", "AAAAAAAAQACAAAAAAAAAAQ"]
+        tool += ["-c", str(properties), *(part for one in scram for part in ("--add-scram", one))]
+        formatted = subprocess.run(tool, capture_output=True, text=True)
+        if formatted.returncode:
+            raise RuntimeError(f"no directory for brokers can be formatted: {formatted.stdout}{formatted.stderr}")
+        with contextlib.suppress(OSError):  # another process was faster
+            data.rename(FORMATTED)
+
+
 def make_archive() -> None:
     """Have a broker write down at its end what it has loaded, once on a machine."""
     if ARCHIVE.exists():
@@ -296,7 +317,9 @@ def make_archive() -> None:
 
 
 @contextmanager
-def kafka_broker(settings: str = "", tls: Path | None = None, host: str = LOOPBACK) -> Iterator[KafkaBroker]:
+def kafka_broker(
+    settings: str = "", tls: Path | None = None, host: str = LOOPBACK, data: Path | None = None
+) -> Iterator[KafkaBroker]:
     """Give a broker, or skip the test that asks for one. ``settings``: lines that count more than those of tests."""
     if (problem := missing()) is not None:
         pytest.skip(problem)
@@ -304,7 +327,7 @@ def kafka_broker(settings: str = "", tls: Path | None = None, host: str = LOOPBA
     make_archive()
     directory = Path(tempfile.mkdtemp(prefix="headgate-kafka-"))
     try:
-        broker = KafkaBroker(directory, host, settings, tls)
+        broker = KafkaBroker(directory, host, settings, tls, data=data)
         try:
             yield broker
         finally:

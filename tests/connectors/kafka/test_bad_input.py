@@ -405,7 +405,6 @@ def test_a_batch_that_the_user_could_not_know_to_be_too_large_says_which_right_h
 # -- a full disk -------------------------------------------------------------------------------------------------------
 
 SMALL_DISK = """
-log.dirs={disk}
 log.segment.bytes=1048576
 log.index.size.max.bytes=4096
 metadata.log.segment.bytes=8388608
@@ -427,7 +426,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.crash
 def test_a_broker_with_a_full_disk_is_waited_for(disk: Path, tmp_path: Path) -> None:
     """Such a broker ends itself; with space and started again, it gets what was not acknowledged."""
-    with kafka_broker(SMALL_DISK.format(disk=disk)) as broker:
+    with kafka_broker(SMALL_DISK, data=disk) as broker:
         broker.create_topic("t")
         pipeline = PipelineToTopic(hg.KafkaSink(broker.address, "t"), tmp_path / "checkpoints", pl.lit("x" * 3_000))
         pipeline.build()

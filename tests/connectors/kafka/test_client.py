@@ -28,6 +28,7 @@ from headgate.codec.kafka.messages import (
     ApiVersionsAnswer,
     DescribeTransactions,
     DescribeTransactionsAnswer,
+    FindCoordinator,
     InitProducerId,
     ListGroups,
     ListGroupsAnswer,
@@ -248,11 +249,29 @@ def test_coordinators_that_are_not_loaded_are_asked_again(
     assert next(numbers) >= spell.stop
 
 
+@pytest.mark.parametrize("is_known", [True, False])
+def test_coordinators_are_probed_with_no_more_keys_than_their_partitions_need(
+    client: KafkaClient, monkeypatch: pytest.MonkeyPatch, is_known: bool
+) -> None:
+    """480 where their topic is not to be seen: of 4 of a broker of tests, 7 keys are in all of them."""
+    name, ask, counts = uuid.uuid4().hex, Connection.ask, set[int]()
+    client.take_over(name, TIMEOUT_MS)
+
+    def asked(self: Connection, request: Any, timeout_ms: int) -> Any:
+        if isinstance(request, FindCoordinator):
+            counts.add(len(request.coordinator_keys))
+        answer = ask(self, request, timeout_ms)
+        return answer if is_known or not isinstance(answer, MetadataAnswer) else replace(answer, topics=())
+
+    monkeypatch.setattr(Connection, "ask", asked)
+    assert [one.transactional_id for one in client.list_transactions(name)] == [name]
+    assert counts == {7 if is_known else 959}
+
+
 def test_keys_to_probe_with_lie_in_all_partitions_of_coordinators() -> None:
     for prefix in ("headgate:p/out:", "", "\u00e9" * 40, "zzzzzz"):
-        keys = probes(prefix)
-        for count in (1, 4, 50, 480):
-            assert len({coordinator_partition(key, count) for key in keys}) == count
+        for count in (1, 4, 50, 480, 2_000):
+            assert len({coordinator_partition(key, count) for key in probes(prefix, count)}) == count
 
 
 def coordinator_partition(key: str, count: int) -> int:

@@ -7,6 +7,7 @@ out what the sink decided.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
 from typing import TypeVar
@@ -62,6 +63,12 @@ ANSWER_MS = 30_000
 """How long one broker may take for an answer."""
 
 BACKOFF_MS_MIN, BACKOFF_MS_MAX = 20, 1_000
+
+COORDINATED_IN = {TRANSACTION_COORDINATOR: "__transaction_state", GROUP_COORDINATOR: "__consumer_offsets"}
+"""The topic with the partitions of coordinators."""
+
+COORDINATED_MAX = 480
+"""So many partitions are looked at where their number is not known; there are 50 unless brokers are configured so."""
 
 TWO_PHASE_SETTING = "transaction.two.phase.commit.enable"
 
@@ -649,16 +656,19 @@ class KafkaClient:
         A broker lists what it has loaded, and does not say so if it has not begun to load: when it has just started, or
         when coordinators move. Therefore each of them is asked for something, before and after.
         """
-        self._metadata(())
-        before = self._loaded(kind, prefix)
+        topics = self._metadata((MetadataTopic(name=COORDINATED_IN[kind]),)).topics
+        # 0: it is not there yet, or the user has no right to see it
+        count = max((len(one.partitions) for one in topics), default=0) or COORDINATED_MAX
+        asked = probes(prefix, count)
+        before = self._loaded(kind, asked)
         found = [one for node in sorted({*self._cluster.nodes, *before}) for one in listed(node)]
-        if self._loaded(kind, prefix) != before:
+        if self._loaded(kind, asked) != before:
             raise _AskAgainError("coordinators move between brokers")
         return found
 
-    def _loaded(self, kind: int, prefix: str) -> dict[int, list[str]]:
+    def _loaded(self, kind: int, asked: Sequence[str]) -> dict[int, list[str]]:
         """Return which node coordinates which probe; ask again unless each of them answers as coordinator."""
-        found = self._coordinators(kind, probes(prefix))
+        found = self._coordinators(kind, asked)
         for node, keys in found.items():
             if kind == GROUP_COORDINATOR:
                 groups = self._ask(node, OffsetFetch(tuple(OffsetFetchGroup(key, ()) for key in keys))).groups
@@ -721,14 +731,16 @@ def _by_leader(topic: Topic, partitions: Sequence[int]) -> dict[int, list[int]]:
     return found
 
 
-def probes(prefix: str) -> tuple[str, ...]:
-    """Return keys that begin with ``prefix`` and lie in all partitions of coordinators, up to 480 of them.
+def probes(prefix: str, partitions: int) -> tuple[str, ...]:
+    """Return keys that begin with ``prefix`` and lie in all ``partitions`` of coordinators, up to 14,896 of them.
 
-    The partition is the hash of Java's strings, modulo their number: last characters count 31 times and once, so these
-    keys have hashes that follow each other, but for one step where they are negative.
+    The partition is the hash of Java's strings, modulo their number: last characters count 961 times, 31 times and
+    once, so these keys have hashes that follow each other, but for one step where they are negative. On one side of it
+    are as many as there are partitions.
     """
     digits = [chr(ord("A") + number) for number in range(31)]
-    return tuple(prefix + first + second for first in digits for second in digits)
+    keys = (prefix + "".join(last) for last in itertools.product(digits, repeat=3))
+    return tuple(itertools.islice(keys, 2 * partitions - 1))
 
 
 def addresses(brokers: object) -> list[str]:
