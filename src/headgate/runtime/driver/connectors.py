@@ -17,7 +17,7 @@ from typing import TypeAlias, cast
 
 from headgate import fault_points
 from headgate.connectors.base import Committer, HoldContext, Sink, Source
-from headgate.environment import close_all
+from headgate.environment import ThreadEnded, close_all
 from headgate.errors import (
     GO_ON_WITHOUT_IT,
     CorruptionError,
@@ -100,14 +100,22 @@ class SinkCommits:
         """
         self._read, self._lose = read, lose
         self._committers: dict[str, Committer] = {}
-        for node in definition.graph.nodes:
-            if node.role is Role.SINK:
-                name, sink = str(node.name), cast(Sink, node.spec)
-                with refusing_permanent_errors(f"sink '{name}' cannot be opened"):
-                    self._committers[name] = sink.open_committer(definition.config.name, name, generation)
-                    _refuse_listening(name, sink, self._committers[name])
-        for committer in self._committers.values():
-            committer.read_pieces_with(self._output)
+        try:
+            for node in definition.graph.nodes:
+                if node.role is Role.SINK:
+                    name, sink = str(node.name), cast(Sink, node.spec)
+                    with refusing_permanent_errors(f"sink '{name}' cannot be opened"):
+                        self._committers[name] = sink.open_committer(definition.config.name, name, generation)
+                        _refuse_listening(name, sink, self._committers[name])
+            for committer in self._committers.values():
+                committer.read_pieces_with(self._output)
+        except ThreadEnded:
+            raise
+        except BaseException:
+            # the next try opens all of them again: connections would pile up with each
+            with contextlib.suppress(Exception):
+                self.close()
+            raise
 
     def recover(self, permit: CommitPermit | None, keep: Sequence[Committable]) -> None:
         """Fence older generations, abort what the restored checkpoint does not promise, commit what it does.
