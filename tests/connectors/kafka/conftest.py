@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.servers.kafka import RIGHTS, KafkaBroker, kafka_broker
+from tests.servers.kafka import RIGHTS, TWO_PHASE_COMMIT, KafkaBroker, kafka_broker
 
 from headgate.connectors.kafka.connection import Connection, KafkaSecurity
 from headgate.environment import SYSTEM_ENVIRONMENT
@@ -26,6 +26,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def kafka() -> Iterator[KafkaBroker]:
     with kafka_broker(RIGHTS) as broker:
         yield broker
+
+
+@pytest.fixture(scope="session")
+def broker() -> Iterator[KafkaBroker]:
+    """One that tests kill and start again, and that takes part in two-phase commit."""
+    with kafka_broker(TWO_PHASE_COMMIT) as started:
+        yield started
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 from tests.conftest import IS_DEEP, few
 from tests.connectors.kafka.sink_places import PATIENCE_S, PatientSink, Place
-from tests.servers.kafka import KafkaBroker, kafka_broker
+from tests.servers.kafka import KafkaBroker
 
 from headgate.codec.kafka.wire import Request
 from headgate.connectors.base import SourceContext
@@ -31,17 +31,11 @@ from headgate.testing import Target
 from headgate.testing.sinks.failures import check_interruption
 from headgate.testing.sinks.scenarios import KillPoint, check_first_epoch, check_kill
 
-pytestmark = [pytest.mark.crash, pytest.mark.timeout(1_800), pytest.mark.xdist_group("kafka-kills")]
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(1_800), pytest.mark.xdist_group("kafka")]
 """They share a broker."""
 
 OF_TESTS = "tests"
 """The name of clients that are no part of what is tested."""
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[KafkaBroker]:
-    with kafka_broker() as found:
-        yield found
 
 
 @pytest.fixture

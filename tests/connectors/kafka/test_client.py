@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from tests.servers.certificates import certificate_for
-from tests.servers.kafka import PASSWORD, TWO_PHASE_COMMIT, USER, KafkaBroker, kafka_broker
+from tests.servers.kafka import PASSWORD, USER, KafkaBroker, kafka_broker
 
 from headgate.codec.kafka.messages import (
     EARLIEST,
@@ -385,25 +385,6 @@ def test_epochs_that_are_used_up_go_on_with_another_producer_id(client: KafkaCli
 def test_two_phase_commit_needs_brokers_that_take_part(client: KafkaClient) -> None:
     with pytest.raises(UsageError, match=r"does not take part in two-phase commit: set transaction.two.phase"):
         client.take_over(uuid.uuid4().hex, TIMEOUT_MS, has_no_timeout=True)
-
-
-@pytest.mark.crash
-def test_prepared_transactions_survive_a_broker_that_is_killed() -> None:
-    with kafka_broker(TWO_PHASE_COMMIT) as broker:
-        client = KafkaClient([broker.address], patience_ms=TIMEOUT_MS)
-        topic = client.create_topic("t", 1)
-        owner = client.take_over("sink", 1_000, has_no_timeout=True)
-        assert write(client, "t", [b"a"], 0, owner, "sink") is ErrorCode.NONE
-        broker.kill()
-        broker.start()
-        assert [one.transactional_id for one in client.list_transactions("s")] == ["sink"]
-        described = client.describe_transaction("sink")
-        assert described is not None
-        assert (described.transaction_state, described.transaction_timeout_ms) == ("Ongoing", (1 << 31) - 1)
-        assert client.end_transaction("sink", owner, commit=True).code is ErrorCode.NONE
-        while client.list_offsets(topic, {0: LATEST})[0] < 1:
-            continue
-        client.close()
 
 
 # -- security ----------------------------------------------------------------------------------------------------------

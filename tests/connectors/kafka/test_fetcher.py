@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.servers.kafka import KafkaBroker, kafka_broker
+from tests.servers.kafka import KafkaBroker
 
 from headgate.codec.kafka.messages import LATEST, DivergingEpoch, FetchAnswer
 from headgate.connectors.kafka import fetcher as fetching
@@ -171,50 +171,50 @@ def test_a_topic_that_vanished_keeps_its_position(kafka: KafkaBroker, client: Ka
 
 
 @pytest.mark.crash
-def test_a_broker_that_does_not_answer_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broker_that_does_not_answer_is_asked_again(broker: KafkaBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetching, "ANSWER_MS", 300)
-    with kafka_broker() as broker:
-        client = KafkaClient([broker.address], patience_ms=PATIENCE_MS)
-        client.create_topic("t", 1)
-        produce(broker, "t", 0, range(10))
-        fetcher = fetcher_of(client, {("t", 0): 0}, wait_ms=100)
-        assert read(fetcher, {("t", 0): 10}) == {("t", 0): list(range(10))}
-        fetcher.poll(0)
-        first = fetcher._connections[1]
-        broker.pause()
-        resume = threading.Timer(3, broker.resume)
-        resume.start()
+    client = KafkaClient([broker.address], patience_ms=PATIENCE_MS)
+    topic = client.create_topic(f"t-{uuid.uuid4().hex}", 1).name
+    produce(broker, topic, 0, range(10))
+    fetcher = fetcher_of(client, {(topic, 0): 0}, wait_ms=100)
+    assert read(fetcher, {(topic, 0): 10}) == {(topic, 0): list(range(10))}
+    fetcher.poll(0)
+    first = fetcher._connections[1]
+    broker.pause()
+    try:
         while not first.is_closed:
             fetcher.poll(100)
-        resume.join()
-        produce(broker, "t", 0, range(10, 20))
-        assert read(fetcher, {("t", 0): 20}) == {("t", 0): list(range(10, 20))}
-        fetcher.close()
-        client.close()
+    finally:
+        broker.resume()
+    produce(broker, topic, 0, range(10, 20))
+    assert read(fetcher, {(topic, 0): 20}) == {(topic, 0): list(range(10, 20))}
+    fetcher.close()
+    client.close()
 
 
+@pytest.mark.deep  # as test_broker_kills, where the kill comes at a request
 @pytest.mark.crash
-def test_reading_survives_brokers_that_are_killed() -> None:
-    with kafka_broker() as broker:
-        client = KafkaClient([broker.address], patience_ms=PATIENCE_MS)
-        topic = client.create_topic("t", 2)
-        numbers = range(30_000)
-        writer = threading.Thread(target=write_through_kills, args=(broker, numbers))
-        fetcher = fetcher_of(client, {("t", 0): 0, ("t", 1): 0})
-        writer.start()
-        found: dict[Partition, list[int]] = {("t", 0): [], ("t", 1): []}
-        for kill_at in (5_000, 20_000):
-            while sum(map(len, found.values())) < kill_at:
-                take(fetcher, found)
-            broker.kill()
-            broker.start()
-        writer.join()
-        ends = client.list_offsets(topic, {0: LATEST, 1: LATEST})
-        while any(fetcher.positions["t", number] < end for number, end in ends.items()):
+def test_reading_survives_brokers_that_are_killed(broker: KafkaBroker) -> None:
+    client = KafkaClient([broker.address], patience_ms=PATIENCE_MS)
+    topic = client.create_topic(f"t-{uuid.uuid4().hex}", 2)
+    parts = [(topic.name, number) for number in range(2)]
+    numbers = range(30_000)
+    writer = threading.Thread(target=write_through_kills, args=(broker, topic.name, numbers))
+    fetcher = fetcher_of(client, dict.fromkeys(parts, 0))
+    writer.start()
+    found: dict[Partition, list[int]] = {part: [] for part in parts}
+    for kill_at in (5_000, 20_000):
+        while sum(map(len, found.values())) < kill_at:
             take(fetcher, found)
-        assert found == {("t", 0): list(numbers[::2]), ("t", 1): list(numbers[1::2])}
-        fetcher.close()
-        client.close()
+        broker.kill()
+        broker.start()
+    writer.join()
+    ends = client.list_offsets(topic, {0: LATEST, 1: LATEST})
+    while any(fetcher.positions[topic.name, number] < end for number, end in ends.items()):
+        take(fetcher, found)
+    assert found == {part: list(numbers[part[1] :: 2]) for part in parts}
+    fetcher.close()
+    client.close()
 
 
 def poll_for_ever(fetcher: Fetcher) -> None:
@@ -228,13 +228,13 @@ def take(fetcher: Fetcher, found: dict[Partition, list[int]]) -> None:
             found[one.partition] += [int(value) for value in batch.records.column("value").to_pylist()]
 
 
-def write_through_kills(broker: KafkaBroker, numbers: range) -> None:
+def write_through_kills(broker: KafkaBroker, topic: str, numbers: range) -> None:
     from confluent_kafka import Producer
 
     config = {"bootstrap.servers": broker.address, "enable.idempotence": True, "log_level": 0, "linger.ms": 5}
     producer = Producer({**config, "message.timeout.ms": 600_000})
     for number in numbers:
-        producer.produce("t", b"%d" % number, partition=number % 2)
+        producer.produce(topic, b"%d" % number, partition=number % 2)
         producer.poll(0.001 if number % 100 == 0 else 0)
     assert producer.flush(600) == 0
 

@@ -16,7 +16,7 @@ import pytest
 from tests.conftest import IS_DEEP
 from tests.connectors.kafka.sink_places import PATIENCE_S, FailingClient, FailingSink, Place, Reader
 from tests.killing import run_killing
-from tests.servers.kafka import TWO_PHASE_COMMIT, KafkaBroker, kafka_broker
+from tests.servers.kafka import KafkaBroker
 
 import headgate as hg
 from headgate import testing
@@ -249,40 +249,40 @@ def test_an_outage_that_was_too_long_stops_the_pipeline(place: Callable[..., Pla
 
 
 @pytest.mark.crash
-def test_two_phase_commit_has_no_timeout() -> None:
+def test_two_phase_commit_has_no_timeout(broker: KafkaBroker) -> None:
     """KIP-939: what is prepared waits for its decision, also while the broker is killed; what is not is aborted."""
-    with kafka_broker(f"{TWO_PHASE_COMMIT}transaction.max.timeout.ms=10000\n") as broker:
-        client = KafkaClient([broker.address], patience_ms=1_000 * PATIENCE_S)
-        here = Place(broker, client, two_phase=True)
-        here.sink.check(SCHEMA)
-        assert here.sink.transaction_timeout is None
-        pipeline = here.pipeline("it was away for longer than any timeout", rows=8)
-        run = pipeline.start(2)
-        promised = pipeline.prepare(run)
-        pipeline.prepare(run)  # in a checkpoint that was not completed
-        pipeline.complete(promised)
-        names = here.open_transactions()
-        assert len(names) == 4
-        described = [client.describe_transaction(name) for name in names]
-        assert {one.transaction_timeout_ms for one in described if one is not None} == {(1 << 31) - 1}
-        run.close()
-        broker.kill()
-        broker.start()
-        other = Place(broker, client, transaction_timeout="10s")  # the longest that there is
-        away = other.pipeline("it has a timeout").start(1)
-        away.write(3)
-        while not other.aborted_transactions():  # the broker aborts what was open for too long, and not the rest
-            time.sleep(0.05)
-        assert here.open_transactions() == names
-        run = pipeline.start(1)
-        assert here.open_transactions() == []
-        pipeline.check_visible(promised.shown, "after the next start")
-        pipeline.advance(run)
-        pipeline.check_end(1)
-        away.close()
-        for one in (here, other):
-            one.reader.close()
-        client.close()
+    client = KafkaClient([broker.address], patience_ms=1_000 * PATIENCE_S)
+    here = Place(broker, client, two_phase=True)
+    here.sink.check(SCHEMA)
+    assert here.sink.transaction_timeout is None
+    pipeline = here.pipeline("it was away for longer than any timeout", rows=8)
+    run = pipeline.start(2)
+    promised = pipeline.prepare(run)
+    pipeline.prepare(run)  # in a checkpoint that was not completed
+    pipeline.complete(promised)
+    names = here.open_transactions()
+    assert len(names) == 4
+    described = [client.describe_transaction(name) for name in names]
+    # longer than the longest that brokers allow otherwise
+    assert {one.transaction_timeout_ms for one in described if one is not None} == {(1 << 31) - 1}
+    run.close()
+    broker.kill()
+    broker.start()
+    other = Place(broker, client, transaction_timeout="1s")
+    away = other.pipeline("it has a timeout").start(1)
+    away.write(3)
+    while not other.aborted_transactions():  # the broker aborts what was open for too long, and not the rest
+        time.sleep(0.05)
+    assert here.open_transactions() == names
+    run = pipeline.start(1)
+    assert here.open_transactions() == []
+    pipeline.check_visible(promised.shown, "after the next start")
+    pipeline.advance(run)
+    pipeline.check_end(1)
+    away.close()
+    for one in (here, other):
+        one.reader.close()
+    client.close()
 
 
 def test_a_transaction_that_was_open_for_too_long_is_no_newer_generation(

@@ -20,7 +20,7 @@ import pytest
 from tests.conftest import IS_DEEP, few
 from tests.docs.documentation import PREAMBLE, examples
 from tests.killing import run_killing
-from tests.servers.kafka import KafkaBroker, kafka_broker
+from tests.servers.kafka import KafkaBroker
 from tests.servers.schema_registry import Registry, schema_registry
 
 import headgate as hg
@@ -112,35 +112,32 @@ def cut_back(broker: KafkaBroker, topic: str, begin: int) -> None:
 
 
 @pytest.mark.crash
-def test_records_that_a_topic_lost_after_they_were_read_are_an_error() -> None:
+def test_records_that_a_topic_lost_after_they_were_read_are_an_error(broker: KafkaBroker) -> None:
     """KIP-320: without the epoch of the leader, reading would go on in the middle of other records."""
-    with kafka_broker() as broker:
-        client = KafkaClient([broker.address], patience_ms=PATIENCE_MS)
-        topic = new_topic(client, 1)
-        for _ in range(2):
-            put(client, topic, {0: [b"old"] * 10})
-        source = Kafka(broker.address, topic)
-        reader = source.open(context())
-        take(reader, 20)
-        positions = reader.positions()
-        reader.close()
-        broker.kill()
-        cut_back(broker, topic, 10)
-        broker.start()
-        put(client, topic, {0: [b"new"] * 30})
-        again = source.open(context(positions))
-        with pytest.raises(
-            UsageError, match=r"partition 0 of topic .* lost records .* has read: all from offset 10 on"
-        ):
-            take(again, 1)
-        again.close()
-        # what was read before the records that are gone is as it was
-        position = Position(client.topic(topic).id.hex, 10, epoch=0)
-        sound = source.open(context({f"{topic}/0": position.encode()}))
-        assert [row["value"] for row in take(sound, 30)] == [b"new"] * 30
-        assert Position.decode("t/0", sound.positions()[f"{topic}/0"]).epoch > 0
-        sound.close()
-        client.close()
+    client = KafkaClient([broker.address], patience_ms=PATIENCE_MS)
+    topic = new_topic(client, 1)
+    for _ in range(2):
+        put(client, topic, {0: [b"old"] * 10})
+    source = Kafka(broker.address, topic)
+    reader = source.open(context())
+    take(reader, 20)
+    positions = reader.positions()
+    reader.close()
+    broker.kill()
+    cut_back(broker, topic, 10)
+    broker.start()
+    put(client, topic, {0: [b"new"] * 30})
+    again = source.open(context(positions))
+    with pytest.raises(UsageError, match=r"partition 0 of topic .* lost records .* has read: all from offset 10 on"):
+        take(again, 1)
+    again.close()
+    # what was read before the records that are gone is as it was
+    position = Position(client.topic(topic).id.hex, 10, epoch=0)
+    sound = source.open(context({f"{topic}/0": position.encode()}))
+    assert [row["value"] for row in take(sound, 30)] == [b"new"] * 30
+    assert Position.decode("t/0", sound.positions()[f"{topic}/0"]).epoch > 0
+    sound.close()
+    client.close()
 
 
 class PatientReader(KafkaReader):
