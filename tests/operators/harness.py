@@ -133,9 +133,8 @@ EACH_WAY = (1, 1, 3, 3, 5, 2, 3, 1)
 assert len(set(pairwise(EACH_PAIR))) == 16
 
 
-def parallelisms(backend: str) -> Sequence[int]:
-    """Return numbers of subtasks that follow on each other: of databases, whose own tests try each pair, fewer."""
-    return EACH_PAIR if backend == "memory" or IS_DEEP else EACH_WAY
+PARALLELISMS = EACH_PAIR if IS_DEEP else EACH_WAY
+"""Numbers of subtasks that follow on each other; tests of backends try each pair."""
 
 
 class Subtasks:

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import random
+from itertools import product
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from tests.operators.harness import Harness, Subtasks, applied
-from tests.state.backends import Chosen, choose
+from tests.state.backends import IN_FILES, Chosen, choose
 
 import headgate as hg
 from headgate.operators.deduplication import DeduplicateSpec
@@ -45,10 +46,15 @@ def test_any_column_may_be_called_as_one_of_the_state(keep: str, by: str | None)
     assert harness.out.rows()[-1]["there"] == ("a" if keep == "first" else "b")
 
 
-@pytest.mark.parametrize("backend", ["memory", "rocksdb-in-files"])
-@pytest.mark.parametrize("retractions", [False, True])
-@pytest.mark.parametrize(("keep", "by"), [("first", None), ("last", None), ("first", "t"), ("last", "t")])
-def test_one_record_of_each_key_is_kept(backend: str, keep: str, by: str | None, retractions: bool) -> None:
+RULES = [("first", None), ("last", None), ("first", "t"), ("last", "t")]
+
+
+@pytest.mark.parametrize(
+    ("backend", "rule", "retractions"),
+    [*product(["memory"], RULES, (False, True)), *product([IN_FILES], RULES[2:], (True,))],
+)
+def test_one_record_of_each_key_is_kept(backend: str, rule: tuple[str, str | None], retractions: bool) -> None:
+    keep, by = rule
     spec = spec_of(keep, by, retractions=retractions)
     rng, rows, found, ids = random.Random(3), Rows(), Rows(), iter(range(10_000))
     with choose(backend):

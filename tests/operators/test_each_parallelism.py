@@ -6,12 +6,14 @@ import random
 from collections import Counter
 from datetime import datetime, timedelta
 from functools import reduce
+from itertools import product
 from typing import Any
 
 import polars as pl
 import pyarrow as pa
 import pytest
-from tests.operators.harness import Harness, Shuffled, Subtasks, parallelisms
+from tests.conftest import few
+from tests.operators.harness import PARALLELISMS, Harness, Shuffled, Subtasks
 from tests.state.backends import IN_FILES, choose
 
 from headgate.operators.base import WATERMARK_MAX_MS
@@ -32,7 +34,8 @@ SCHEMA = pa.schema([("k", pa.large_string()), ("t", pa.timestamp("us")), ("v", p
 EPOCH = datetime(1970, 1, 1)
 KEYS = "abcdefg"
 
-each_backend = pytest.mark.parametrize("backend", ["memory", IN_FILES])
+BACKENDS = ["memory", IN_FILES]
+"""What differs by an option is tried on the first and on the last of them."""
 
 
 def batch_of(rows: list[Row]) -> pa.RecordBatch:
@@ -49,15 +52,14 @@ def add(total: Row, row: Row) -> Row:
     return {"k": total["k"], "t": max(total["t"], row["t"]), "v": both, "n": total["n"] + row["n"]}
 
 
-@each_backend
-@pytest.mark.parametrize("ttl_ms", [None, 40])
+@pytest.mark.parametrize(("backend", "ttl_ms"), few(product(BACKENDS, (None, 40)), 2))
 def test_reduce(backend: str, ttl_ms: int | None) -> None:
     spec = ReduceSpec(("k",), add, SCHEMA, ttl=None if ttl_ms is None else TTL(f"{ttl_ms}ms"))
     rng, now_ms, found, expected = random.Random(1), 1_000, Counter[str](), Counter[str]()
     totals: dict[str, tuple[Row, int]] = {}
     with choose(backend):
         subtasks = Subtasks(spec, ["k"], 1)
-        for i, parallelism in enumerate(parallelisms(backend)):
+        for i, parallelism in enumerate(PARALLELISMS):
             for rows in ([row(8 * i + n, n, rng) for n in range(4)], [row(8 * i + n, n, rng) for n in range(4, 8)]):
                 for harness in subtasks.harnesses:
                     harness.now_ms = now_ms
@@ -74,8 +76,7 @@ def test_reduce(backend: str, ttl_ms: int | None) -> None:
     assert found == expected
 
 
-@each_backend
-@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize(("backend", "ties"), few(product(BACKENDS, (False, True)), 2))
 def test_the_top_of_records_in_windows(backend: str, ties: bool) -> None:
     windows, order, keys = FixedWindows(20, 10), order_of("node", "v", True), ("k", "window_start", "window_end")
     before = Harness(WindowCandidatesSpec(("k",), windows, event_time("node", SCHEMA, "t"), 2, order, ties=ties))
@@ -84,7 +85,7 @@ def test_the_top_of_records_in_windows(backend: str, ties: bool) -> None:
     rng, rows, found = random.Random(2), list[Row](), list[Row]()
     with choose(backend):
         subtasks = Subtasks(spec, keys, 1)
-        for i, parallelism in enumerate(parallelisms(backend)):
+        for i, parallelism in enumerate(PARALLELISMS):
             more = [row(12 * i + n, 10 * i + rng.randrange(20), rng) for n in range(12)]
             rows += more
             for start in (0, 5):
@@ -99,7 +100,7 @@ def test_the_top_of_records_in_windows(backend: str, ties: bool) -> None:
         found += subtasks.take()
     assert LEFT_OUT not in found[0]
     expected = set()
-    for start_ms in range(-10, 10 * len(parallelisms(backend)) + 20, 10):
+    for start_ms in range(-10, 10 * len(PARALLELISMS) + 20, 10):
         at = EPOCH + timedelta(milliseconds=start_ms)
         for key in KEYS:
             inside = [one for one in rows if one["k"] == key and at <= one["t"] < at + timedelta(milliseconds=20)]
@@ -131,8 +132,7 @@ def sessions(rows: list[Row], gap: timedelta) -> list[list[Row]]:
     return [sorted(one, key=lambda row: int(row["n"])) for one in found]
 
 
-@each_backend
-@pytest.mark.parametrize("verb", ["reduce", "apply"])
+@pytest.mark.parametrize(("backend", "verb"), few(product(BACKENDS, ("reduce", "apply")), 2))
 def test_functions_over_sessions_that_are_updated(backend: str, verb: str) -> None:
     emission = Emission(10_000, None, 50, retractions=True)
     aggregate = WindowedAggregate(("k",), "t", tumbling(4), (rows_of_window(SCHEMA),), emission)
@@ -156,7 +156,7 @@ def test_functions_over_sessions_that_are_updated(backend: str, verb: str) -> No
 
     with choose(backend):
         pipeline = Shuffled(operators, 1)
-        for i, parallelism in enumerate(parallelisms(backend)):
+        for i, parallelism in enumerate(PARALLELISMS):
             more = [row(10 * i + n, 10 * i + rng.randrange(-20, 10), rng) for n in range(10)]
             rows += more
             pipeline.send(0, batch_of(more[:5]))
@@ -169,7 +169,7 @@ def test_functions_over_sessions_that_are_updated(backend: str, verb: str) -> No
             pipeline = Shuffled(operators, parallelism, pipeline.snapshot())
         pipeline.watermark(WATERMARK_MAX_MS)
         take()
-    assert set(gone) == set(parallelisms(backend)), "sessions were updated"
+    assert set(gone) == set(PARALLELISMS), "sessions were updated"
     expected = Counter[str]()
     for session in sessions(rows, timedelta(milliseconds=4)):
         start, end = min(one["t"] for one in session), max(one["t"] for one in session) + timedelta(milliseconds=4)

@@ -42,6 +42,12 @@ EACH = few(NAMES, 2)
 IN_FILES = "rocksdb-in-files"
 """As the last one; and checkpoints are files, however little state there is. Not for who looks at payloads."""
 
+MEMORY = few(NAMES, 1)
+"""For facts of an operator, which knows no backend: ``make test`` has random histories beside them on databases."""
+
+DATABASES = ["rocksdb", IN_FILES, pytest.param("rocksdb-without-cache", marks=pytest.mark.deep)]
+"""For these histories."""
+
 GROUPS = 128
 OWNER = Ownership(GROUPS, 1, 0)
 ARROW = b"\xff\xff\xff\xff"

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from polars.testing import assert_frame_equal
-from tests.conftest import IS_DEEP, pairs
+from tests.conftest import IS_DEEP, few
 from tests.operators.harness import Shuffled, Subtasks, applied
 from tests.state.backends import IN_FILES, choose
 
@@ -149,6 +150,8 @@ def assert_same(found: Rows, expected: pl.DataFrame, schema: pa.Schema, by: list
     assert_frame_equal(frame_of(found, schema).sort(by), expected.sort(by), rel_tol=1e-9, check_column_order=False)
 
 
+BY_RECORD = ((pl.len() + 0).alias("computed"),)
+"""With it the records of a window are kept."""
 SEEDS = range(20 if IS_DEEP else 1)
 BACKENDS = ("memory", IN_FILES)
 backends = pytest.mark.parametrize("backend", BACKENDS)
@@ -156,14 +159,19 @@ backends = pytest.mark.parametrize("backend", BACKENDS)
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("backend", "windows", "may_combine"),
-    pairs(BACKENDS, [tumbling(1_000), FixedWindows(3_000, 1_000), FixedWindows(1_700, 700)], [True, False]),
+    ("backend", "windows", "more"),
+    [
+        ("memory", tumbling(1_000), ()),
+        ("memory", FixedWindows(3_000, 1_000), BY_RECORD),
+        (IN_FILES, FixedWindows(1_700, 700), ()),
+        *few([(IN_FILES, tumbling(1_000), BY_RECORD)], 0),
+    ],
     ids=str,
 )
-def test_windows_by_event_time(backend: str, windows: FixedWindows, may_combine: bool) -> None:
-    aggregate = WindowedAggregate(("key",), "ts", windows, DECOMPOSED)
-    operators = window_operators(aggregate, SCHEMA, "node", may_combine=may_combine)
-    assert (operators.combine is not None) == may_combine
+def test_windows_by_event_time(backend: str, windows: FixedWindows, more: tuple[pl.Expr, ...]) -> None:
+    aggregate = WindowedAggregate(("key",), "ts", windows, (*DECOMPOSED, *more))
+    operators = window_operators(aggregate, SCHEMA, "node")
+    assert (operators.combine is None) == bool(more)
     for seed in SEEDS:
         with choose(backend):
             rows, found = streamed(operators, random.Random(seed))
@@ -178,7 +186,7 @@ def test_windows_by_event_time(backend: str, windows: FixedWindows, may_combine:
         pane = pl.col("ts") // windows.pane_ms
         frame = frame_of(rows, SCHEMA).with_columns(start=starts).sort(pane, maintain_order=True).explode("start")
         start = pl.from_epoch("start", "ms").cast(pl.Datetime("us"))
-        expected = frame.group_by("key", window_start=start, maintain_order=True).agg(*EXPECTED)
+        expected = frame.group_by("key", window_start=start, maintain_order=True).agg(*EXPECTED, *more)
         expected = expected.with_columns(window_end=pl.col("window_start") + pl.duration(milliseconds=windows.size_ms))
         assert_same(found, expected, operators.output, ["key", "window_start"])
 
@@ -202,12 +210,11 @@ def streamed(operators: WindowOperators, rng: random.Random) -> tuple[Rows, Rows
 
 
 @backends
-@pytest.mark.parametrize("may_combine", [True, False])
-def test_sessions(backend: str, may_combine: bool) -> None:
+def test_sessions(backend: str) -> None:
     """What depends on the order of records keeps them: partial sessions that are joined do not say whose came first."""
-    for aggregates, is_combined in ((SPREAD, may_combine), (DECOMPOSED, False)):
+    for aggregates, is_combined in ((SPREAD, True), (DECOMPOSED, False)):
         aggregate = WindowedAggregate(("key",), "ts", tumbling(5_000), aggregates)
-        operators = session_operators(aggregate, SCHEMA, "node", may_combine=may_combine)
+        operators = session_operators(aggregate, SCHEMA, "node")
         assert (operators.combine is not None) == is_combined
         for seed in SEEDS:
             with choose(backend):
@@ -229,11 +236,14 @@ TRIGGERS = (
 )
 
 
-@pytest.mark.parametrize(("backend", "trigger", "may_combine"), pairs(BACKENDS, TRIGGERS, [True, False]), ids=str)
-def test_windows_that_a_trigger_ends(backend: str, trigger: Firing, may_combine: bool) -> None:
-    operators = triggered_operators(
-        ("key",), trigger, DECOMPOSED, SCHEMA, "node", time_column="ts", may_combine=may_combine
-    )
+@pytest.mark.parametrize(
+    ("backend", "trigger", "more"),
+    [("memory", trigger, BY_RECORD if trigger.records == 3 else ()) for trigger in TRIGGERS]
+    + [(IN_FILES, TRIGGERS[1], ())],
+    ids=str,
+)
+def test_windows_that_a_trigger_ends(backend: str, trigger: Firing, more: tuple[pl.Expr, ...]) -> None:
+    operators = triggered_operators(("key",), trigger, (*DECOMPOSED, *more), SCHEMA, "node", time_column="ts")
     for seed in SEEDS:
         with choose(backend):
             rows, found = streamed(operators, random.Random(seed))
@@ -243,14 +253,13 @@ def test_windows_that_a_trigger_ends(backend: str, trigger: Firing, may_combine:
             step = trigger.records or max(len(of_key), 1)
             for end in range(step, len(of_key) + 1, step):
                 part = of_key[end - step if trigger.discards else 0 : end]
-                expected.append(frame_of(part, SCHEMA).group_by("key").agg(*EXPECTED))
+                expected.append(frame_of(part, SCHEMA).group_by("key").agg(*EXPECTED, *more))
         columns = [field.name for field in operators.output if not pa.types.is_floating(field.type)]
         assert_same(found, pl.concat(expected), operators.output, columns)
 
 
 @pytest.mark.long
-@backends
-@pytest.mark.parametrize("retractions", [False, True])
+@pytest.mark.parametrize(("backend", "retractions"), few(product(BACKENDS, (False, True)), 2))
 def test_running_aggregates(backend: str, retractions: bool) -> None:
     aggregates = (*DECOMPOSED, *QUANTILES)
     spec = running_aggregate_spec(RunningAggregate(("key",), aggregates, retractions=retractions), SCHEMA, "node")
@@ -270,7 +279,7 @@ def test_running_aggregates(backend: str, retractions: bool) -> None:
                 subtasks = Subtasks(spec, ("key",), parallelism, subtasks.snapshot())
 
 
-@backends
+@pytest.mark.parametrize("backend", few(BACKENDS, 1))
 def test_spread_and_quantiles_of_changes(backend: str) -> None:
     aggregates = (*SPREAD, *QUANTILES)
     changes = SCHEMA.append(OP_FIELD)
@@ -332,7 +341,7 @@ def test_numbers_that_are_none(values: list[float | None]) -> None:
 
 def test_the_spread_of_large_numbers_that_are_close_is_not_lost() -> None:
     """Sums of squares would lose all of it: they are 4e15 times as large."""
-    rows = [{**drawn(random.Random(0), 1)[0], "key": "a", "x": 1e9 + i % 2} for i in range(1_000)]
+    rows = [{**drawn(random.Random(0), 1)[0], "key": "a", "x": 1e9 + i % 2} for i in range(100)]
     spec = running_aggregate_spec(RunningAggregate(("key",), (pl.col("x").var(ddof=0),)), SCHEMA, "node")
     subtasks = Subtasks(spec, ("key",), 1)
     for row in rows:

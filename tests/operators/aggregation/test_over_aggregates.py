@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.operators.harness import Harness, Subtasks, parallelisms
-from tests.state.backends import EACH, IN_FILES, choose
+from tests.operators.harness import PARALLELISMS, Harness, Subtasks
+from tests.state.backends import DATABASES, IN_FILES, choose
 
 import headgate as hg
 from headgate.errors import UsageError
@@ -198,7 +198,7 @@ def test_each_row_has_what_a_recount_of_its_frame_says(frame: Frame, history: li
     check(frame, FOLDED if frame.preceding is None else [*FOLDED, *OTHERS], history)
 
 
-@pytest.mark.parametrize("backend", [*EACH[1:], IN_FILES])
+@pytest.mark.parametrize("backend", DATABASES)
 @pytest.mark.parametrize("frame", FRAMES, ids=lambda frame: frame.text)
 @given(histories())
 @settings(max_examples=4)
@@ -213,7 +213,7 @@ def test_it_does_so_on_each_backend(backend: str, frame: Frame, history: list[An
 )
 def test_it_goes_on_at_any_parallelism(backend: str, frame: Frame) -> None:
     history: list[Any] = []
-    for i, parallelism in enumerate(parallelisms(backend)):
+    for i, parallelism in enumerate(PARALLELISMS):
         ids = range(i * 16 + 15, i * 16 - 1, -1)
         rows = [row(n, n / 2, k=KEYS[n % 3], x=n % 4, y=None, s=str(n)) for n in ids]
         history += [rows, i * 8 + 5, str(parallelism)]

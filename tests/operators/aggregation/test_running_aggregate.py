@@ -7,8 +7,9 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 import pytest
+from tests.conftest import IS_DEEP, few
 from tests.operators.harness import Harness, Subtasks, applied
-from tests.state.backends import Chosen, choose
+from tests.state.backends import IN_FILES, Chosen, choose
 
 import headgate as hg
 from headgate.operators.aggregation.running_aggregate import (
@@ -37,6 +38,7 @@ AGGREGATES = (
     pl.col("n").filter(pl.col("x") > 0).drop_nulls().n_unique().alias("positive_ns"),
 )
 KEYS = ("k", "g")
+SEEDS = {"memory": range(9 if IS_DEEP else 2), IN_FILES: range(3 if IS_DEEP else 1)}
 Rows = list[dict[str, Any]]
 
 
@@ -63,11 +65,10 @@ def recounted(rows: Rows) -> Rows:
     return frame.group_by(*KEYS).agg(*AGGREGATES).sort(*KEYS).to_dicts()
 
 
-@pytest.mark.parametrize("backend", ["memory", "rocksdb-in-files"])
-@pytest.mark.parametrize("retractions", [False, True])
+@pytest.mark.parametrize(("backend", "retractions"), [("memory", False), ("memory", True), (IN_FILES, True)])
 def test_the_changes_make_the_table_of_a_recount(backend: str, retractions: bool) -> None:
     spec = spec_of(retractions=retractions)
-    for seed in range(3):
+    for seed in SEEDS[backend]:
         rng, rows, found = random.Random(seed), [], []
         with choose(backend):
             subtasks = Subtasks(spec, KEYS, 2)
@@ -99,11 +100,11 @@ def changed(rng: random.Random, table: dict[int, Rows], count: int) -> Rows:
     return found
 
 
-@pytest.mark.parametrize("backend", ["memory", "rocksdb-in-files"])
+@pytest.mark.parametrize("backend", ["memory", IN_FILES])
 def test_changes_of_the_input_are_taken_back(backend: str) -> None:
     schema = SCHEMA.append(OP_FIELD)
     spec = spec_of(schema, has_changes=True, retractions=True)
-    for seed in range(3):
+    for seed in SEEDS[backend]:
         rng, found = random.Random(seed), []
         table: dict[int, Rows] = {}
         with choose(backend):
@@ -125,7 +126,7 @@ def test_a_row_that_did_not_come_is_not_taken_back() -> None:
 
 
 @pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("backend", ["memory", "rocksdb-in-files"])
+@pytest.mark.parametrize("backend", few(SEEDS, 1))
 def test_numbers_that_are_not_finite_are_taken_back(backend: str, odd: float) -> None:
     schema = SCHEMA.append(OP_FIELD)
     x = pl.col("x")
@@ -146,7 +147,7 @@ def test_numbers_that_are_not_finite_are_taken_back(backend: str, odd: float) ->
     assert [repr(row["mean"] * n) for row, n in zip(found, (1, 2, 3, 2, 1), strict=True)] == list(map(repr, expected))
 
 
-@pytest.mark.parametrize("backend", ["memory", "rocksdb-in-files"])
+@pytest.mark.parametrize("backend", few(SEEDS, 1))
 def test_the_extremes_of_nothing_but_nan_are_nan(backend: str) -> None:
     schema = SCHEMA.append(OP_FIELD)
     aggregates = (pl.col("x").min().alias("min"), pl.col("x").max().alias("max"), pl.len().alias("n"))
@@ -180,7 +181,7 @@ GIVEN = pl.col("n").filter(pl.col("x") > 0).drop_nulls().n_unique().alias("given
 WITH_NULL = pl.when(pl.col("x") > 0).then(pl.col("n")).n_unique().alias("with_null")
 
 
-@pytest.mark.parametrize("backend", ["memory", "rocksdb-in-files"])
+@pytest.mark.parametrize("backend", few(SEEDS, 1))
 @pytest.mark.parametrize(
     "aggregates",
     [[(ALL, GIVEN, WITH_NULL)], [(WITH_NULL, GIVEN, ALL)], [(GIVEN,), (WITH_NULL,)], [(WITH_NULL,), (GIVEN,)]],

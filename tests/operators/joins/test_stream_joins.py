@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from itertools import product
 from typing import Any
 
 import pyarrow as pa
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.operators.harness import Harness
-from tests.state.backends import EACH, IN_FILES, Chosen, choose
+from tests.state.backends import IN_FILES, MEMORY, Chosen, choose
 
 from headgate.model.graph import InputName
 from headgate.operators.base import WATERMARK_MAX_MS
@@ -263,7 +264,7 @@ def check(joined: JoinPlan, steps: list[tuple[str, Any]]) -> None:
     assert plain(cluster.rows) == plain(expected(joined, kept[LEFT_INPUT], kept[RIGHT_INPUT]))
 
 
-@pytest.mark.parametrize("backend", EACH)
+@pytest.mark.parametrize("backend", MEMORY)
 @given(how=st.sampled_from(HOWS), bound=BOUNDS, steps=st.lists(STEP, max_size=16))
 @settings(max_examples=400)
 def test_a_join_by_time_is_a_nested_loop_over_what_is_not_late(
@@ -280,7 +281,7 @@ def test_and_from_files_of_a_database(how: str, bound: Bound, steps: list[tuple[
         check(plan(how, bound), steps)
 
 
-@pytest.mark.parametrize("backend", EACH)
+@pytest.mark.parametrize("backend", MEMORY)
 @given(
     how=st.sampled_from(["inner", "semi"]), ttl=st.sampled_from([None, TTL("1h")]), steps=st.lists(STEP, max_size=12)
 )
@@ -295,8 +296,7 @@ def test_a_join_without_a_bound_is_a_nested_loop(
 MINUTE = 60_000
 
 
-@pytest.mark.parametrize("backend", [*EACH, IN_FILES])
-@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize(("backend", "how"), [*product(["memory"], HOWS), (IN_FILES, "full")])
 def test_a_narrower_bound_forgets_what_only_the_wider_one_needed(backend: str, how: str) -> None:  # EV18
     with choose(backend):
         cluster = Cluster(plan(how, Within(-MINUTE, MINUTE)), 2)
@@ -316,8 +316,7 @@ def test_a_narrower_bound_forgets_what_only_the_wider_one_needed(backend: str, h
         assert len(cluster.kept()) == 2
 
 
-@pytest.mark.parametrize("backend", [*EACH, IN_FILES])
-@pytest.mark.parametrize("tolerance_ms", [None, MINUTE])
+@pytest.mark.parametrize(("backend", "tolerance_ms"), [("memory", None), ("memory", MINUTE), (IN_FILES, None)])
 def test_a_narrower_tolerance_forgets_versions(backend: str, tolerance_ms: int | None) -> None:  # EV18
     with choose(backend):
         cluster = Cluster(as_of_plan("left", tolerance_ms, has_changes=False), 2)
@@ -411,15 +410,28 @@ class AsOfRecount:
                 self.rows.append(row | {"name_right": found.name if found else None})
 
 
-@pytest.mark.parametrize("backend", EACH)
-@given(
+as_of_histories = given(
     how=st.sampled_from(["left", "inner"]),
     tolerance_ms=st.sampled_from([None, None, 0, 3]),
     has_changes=st.booleans(),
     steps=st.lists(STEP, max_size=16),
 )
+
+
+@pytest.mark.parametrize("backend", MEMORY)
+@as_of_histories
 @settings(max_examples=300)
-def test_an_as_of_join_has_the_latest_version(
+def test_an_as_of_join_has_the_latest_version(backend: str, **drawn: Any) -> None:
+    check_as_of(backend, **drawn)
+
+
+@as_of_histories
+@settings(max_examples=25)
+def test_so_it_has_from_files_of_a_database(**drawn: Any) -> None:
+    check_as_of(IN_FILES, **drawn)
+
+
+def check_as_of(
     backend: str, how: str, tolerance_ms: int | None, has_changes: bool, steps: list[tuple[str, Any]]
 ) -> None:
     with choose(backend):

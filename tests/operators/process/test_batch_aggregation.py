@@ -160,7 +160,6 @@ ASK = [(key, 8) for key in (1, 2, 3)]
 @pytest.mark.parametrize("backend", EACH)
 @settings(max_examples=40)
 @given(batches=BATCHES, is_swapped=st.booleans())
-@pytest.mark.early
 def test_both_forms_add_up_to_the_same(
     backend: str, batches: list[tuple[list[tuple[int, int]], list[int]]], is_swapped: bool
 ) -> None:

@@ -6,6 +6,7 @@ import random
 import re
 from collections.abc import Iterator
 from datetime import datetime
+from itertools import product
 from typing import Any
 
 import polars as pl
@@ -542,10 +543,8 @@ def model(events: list[tuple[InputName, str, int]]) -> dict[str, list[tuple[Any,
     return told
 
 
-@pytest.mark.parametrize(
-    ("seed", "backend"), [*((seed, "memory") for seed in range(6)), *few([(seed, IN_FILES) for seed in range(6)], 2)]
-)
-def test_both_forms_do_what_plain_python_does_at_any_parallelism(seed: int, backend: str) -> None:
+@pytest.mark.parametrize(("backend", "seed"), few(product(("memory", IN_FILES), range(6)), 3))
+def test_both_forms_do_what_plain_python_does_at_any_parallelism(backend: str, seed: int) -> None:
     chance = random.Random(seed)
     keys = [f"k{n}" for n in range(chance.choice([2, 12]))]
     events = [(chance.choice([MAIN_INPUT, RIGHT_INPUT]), chance.choice(keys), n) for n in range(150)]

@@ -82,9 +82,9 @@ class ByBatch(hg.BatchProcessFunction):
         return batch
 
 
-def window(may_combine: bool) -> OperatorSpec:
-    aggregate = WindowedAggregate(("key",), "key", tumbling(1_000), (pl.len().alias("n"),))
-    return window_operators(aggregate, SCHEMA, "node", may_combine=may_combine).window
+def window(aggregate: pl.Expr) -> OperatorSpec:
+    windowed = WindowedAggregate(("key",), "key", tumbling(1_000), (aggregate.alias("n"),))
+    return window_operators(windowed, SCHEMA, "node").window
 
 
 @pytest.mark.parametrize(
@@ -93,8 +93,8 @@ def window(may_combine: bool) -> OperatorSpec:
         (process_spec("node", ("key",), ByRow(), SCHEMA), "by row", "count"),
         (process_spec("node", ("key",), ByBatch(), SCHEMA), "by column", "count"),
         (ReduceSpec(("key",), lambda total, row: total, SCHEMA), "by row", "accumulators"),
-        (window(may_combine=False), "by window", "records"),
-        (window(may_combine=True), "merged by window", "windows"),
+        (window(pl.col("key").n_unique()), "by window", "records"),
+        (window(pl.len()), "merged by window", "windows"),
     ],
 )
 def test_an_operator_gets_its_state_from_the_factory_of_its_context(spec: OperatorSpec, kind: str, name: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.operators.harness import BORN_MS, Harness
-from tests.state.backends import EACH, IN_FILES, Chosen, choose
+from tests.state.backends import DATABASES, EACH, Chosen, choose
 
 import headgate as hg
 from headgate.operators.base import WATERMARK_MAX_MS
@@ -113,7 +113,7 @@ def _on_each_backend(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 in_memory = pytest.mark.parametrize("_on_each_backend", ["memory"], indirect=True)
-on_rocksdb = pytest.mark.parametrize("_on_each_backend", ["rocksdb", "rocksdb-without-cache", IN_FILES], indirect=True)
+on_rocksdb = pytest.mark.parametrize("_on_each_backend", DATABASES, indirect=True)
 
 
 records = st.lists(

@@ -16,7 +16,7 @@ from tests.operators.harness import BORN_MS, Harness
 from tests.operators.process.expiring_functions import FORMS, OPERATIONS, SCHEMA, Model
 from tests.operators.process.test_ttl import PUT, unswept
 from tests.runtime.checkpoints.frozen_cases import small
-from tests.state.backends import EACH, IN_FILES, Chosen, choose
+from tests.state.backends import DATABASES, EACH, Chosen, choose
 
 import headgate as hg
 from headgate.operators.keys import partition
@@ -64,7 +64,7 @@ def seen_by(runs: list[Harness]) -> dict[int, list[str]]:
     return dict(found)
 
 
-@pytest.mark.parametrize("_on_each_backend", ["rocksdb", "rocksdb-without-cache", IN_FILES], indirect=True)
+@pytest.mark.parametrize("_on_each_backend", DATABASES, indirect=True)
 @given(history=st.lists(steps, max_size=16), form=forms, ttl=ttls)
 @settings(max_examples=10)
 def test_any_history_with_a_ttl_on_rocksdb_is_that_of_plain_python_with_a_clock(

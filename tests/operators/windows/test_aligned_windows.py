@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 from tests.operators.harness import Harness, encoded
-from tests.state.backends import EACH, IN_FILES, Chosen, choose
+from tests.state.backends import DATABASES, MEMORY, Chosen, choose
 
 from headgate.errors import UsageError
 from headgate.model.graph import OutputTag
@@ -167,7 +167,7 @@ def frame_of(batches: list[pa.RecordBatch], operators: WindowOperators) -> pl.Da
     return pl.DataFrame(pl.from_arrow(pa.Table.from_batches(batches, schema=operators.output)))
 
 
-@pytest.fixture(autouse=True, params=EACH)
+@pytest.fixture(autouse=True, params=MEMORY)
 def _on_each_backend(request: pytest.FixtureRequest) -> Iterator[None]:
     with choose(request.param):
         yield
@@ -186,9 +186,8 @@ WINDOWS = [
 histories = given(
     rows=st.lists(ROW, min_size=1, max_size=60),
     keys=st.sampled_from([("key",), ("name",), ("name", "key"), ("key", "name", "ts"), ("big",), ("real",)]),
-    aggregates=st.sampled_from([EVERY, BUFFERED]),
+    aggregates=st.sampled_from([EVERY, BUFFERED, (*BUFFERED[:1], *EVERY)]),
     windows=st.sampled_from(WINDOWS),
-    may_combine=st.booleans(),
     data=st.data(),
 )
 
@@ -201,7 +200,7 @@ def test_any_batching_flushing_and_restoring_gives_what_one_query_gives(**drawn:
     check_history(**drawn)
 
 
-@pytest.mark.parametrize("_on_each_backend", ["rocksdb", "rocksdb-without-cache", IN_FILES], indirect=True)
+@pytest.mark.parametrize("_on_each_backend", DATABASES, indirect=True)
 @settings(max_examples=15)
 @histories
 def test_any_windows_on_rocksdb_give_what_one_query_gives(**drawn: Any) -> None:
@@ -213,12 +212,11 @@ def check_history(
     keys: tuple[str, ...],
     aggregates: tuple[pl.Expr, ...],
     windows: FixedWindows,
-    may_combine: bool,
     data: st.DataObject,
 ) -> None:
     aggregate = WindowedAggregate(keys, "ts", windows, aggregates)
-    operators = window_operators(aggregate, SCHEMA, "node", may_combine=may_combine)
-    assert (operators.combine is not None) == (may_combine and aggregates is EVERY)
+    operators = window_operators(aggregate, SCHEMA, "node")
+    assert (operators.combine is not None) == (aggregates is EVERY)
     # any order within the out-of-orderness: event times may run at most 2 s behind the latest one
     rows = sorted(rows, key=lambda row: row["ts"] + data.draw(st.integers(0, 2_000)))
     pipeline = Pipeline(operators, data.draw(PARALLELISMS))
@@ -260,20 +258,23 @@ def aggregated(*aggregates: pl.Expr, keys: tuple[str, ...] = ("key",)) -> Window
     return window_operators(WindowedAggregate(keys, "ts", tumbling(SIZE_MS), aggregates), SCHEMA, "counts")
 
 
+combined_and_not = pytest.mark.parametrize("aggregate", [pl.len().alias("n"), pl.col("i64").n_unique().alias("n")])
+"""One that decomposes into partial results, and one for which the records are kept."""
+
+
 def row(ts: int, key: int = 1, **values: object) -> dict[str, Any]:
     return {**dict.fromkeys(SCHEMA.names), "key": key, "ts": ts, **values}
 
 
-@pytest.mark.parametrize("may_combine", [True, False])
-def test_late_records_are_dropped_and_counted_one_by_one(may_combine: bool) -> None:
-    aggregate = WindowedAggregate(("key",), "ts", tumbling(SIZE_MS), (pl.len().alias("n"),))
-    pipeline = Pipeline(window_operators(aggregate, SCHEMA, "node", may_combine=may_combine), 2)
-    pipeline.send(0, batch_of([row(10), row(20, 2), row(1_500)]))
+@combined_and_not
+def test_late_records_are_dropped_and_counted_one_by_one(aggregate: pl.Expr) -> None:
+    pipeline = Pipeline(aggregated(aggregate), 2)
+    pipeline.send(0, batch_of([row(10), row(20, 2), row(1_500, i64=1)]))
     pipeline.watermark(998)
     assert pipeline.results() == []
     pipeline.watermark(999)
     assert sum(b.num_rows for b in pipeline.results()) == 2
-    pipeline.send(0, batch_of([row(999), row(999), row(0, 2), row(1_000)]))
+    pipeline.send(0, batch_of([row(999), row(999), row(0, 2), row(1_000, i64=2)]))
     pipeline.watermark(WATERMARK_MAX_MS)
     assert pipeline.late() == 3
     assert [r["n"] for b in pipeline.results() for r in b.to_pylist() if r["window_start"].second == 1] == [2]
@@ -291,7 +292,7 @@ def test_a_window_does_not_fire_again_after_a_restore() -> None:
     assert second.late() == 1
 
 
-@pytest.mark.parametrize("aggregate", [pl.len().alias("n"), pl.col("i64").n_unique().alias("n")])
+@combined_and_not
 @pytest.mark.parametrize("again", [False, True])
 def test_keys_whose_windows_fired_further_do_not_fire_again_and_the_others_lose_nothing(
     aggregate: pl.Expr, again: bool
@@ -325,7 +326,7 @@ def test_keys_whose_windows_fired_further_do_not_fire_again_and_the_others_lose_
     assert len(second.results()[-1].to_pylist()) == len(keys)
 
 
-@pytest.mark.parametrize("aggregate", [pl.len().alias("n"), pl.col("i64").n_unique().alias("n")])
+@combined_and_not
 def test_a_watermark_between_those_of_former_subtasks_makes_late_what_it_has_passed(aggregate: pl.Expr) -> None:
     operators = aggregated(aggregate)
     first = Pipeline(operators, 2)
@@ -526,10 +527,9 @@ def test_what_the_end_alone_has_fired_is_not_late_when_more_input_comes() -> Non
         assert again.late() == 1, "the first window had fired before the end"
 
 
-@pytest.mark.parametrize("may_combine", [True, False])
-def test_how_late_each_late_record_was_is_counted(may_combine: bool) -> None:
-    aggregate = WindowedAggregate(("key",), "ts", tumbling(SIZE_MS), (pl.len().alias("n"),))
-    pipeline = Pipeline(window_operators(aggregate, SCHEMA, "node", may_combine=may_combine), 1)
+@combined_and_not
+def test_how_late_each_late_record_was_is_counted(aggregate: pl.Expr) -> None:
+    pipeline = Pipeline(aggregated(aggregate), 1)
     pipeline.send(0, batch_of([row(10)]))
     pipeline.watermark(3_998)
     pipeline.send(0, batch_of([*[row(2_999)] * 98, row(1_500), row(0)]))
@@ -539,7 +539,7 @@ def test_how_late_each_late_record_was_is_counted(may_combine: bool) -> None:
     assert late == Lateness(p50_ms=1_000, p99_ms=2_000, max_ms=5_000), "3,000 ms are rounded up"
 
 
-@pytest.mark.parametrize("aggregate", [pl.len().alias("n"), pl.col("i64").n_unique().alias("n")])
+@combined_and_not
 def test_a_record_lies_in_the_windows_that_have_not_fired_yet_and_is_late_after_the_last_one(
     aggregate: pl.Expr,
 ) -> None:
@@ -576,7 +576,7 @@ def test_keys_whose_sliding_windows_fired_further_do_not_fire_again() -> None:
     assert sorted(rows) == sorted((key, at) for key in keys for at in ((2,) if key in fired else (0, 1, 2)))
 
 
-@pytest.mark.parametrize("aggregate", [pl.len().alias("n"), pl.col("i64").n_unique().alias("n")])
+@combined_and_not
 @pytest.mark.parametrize("windows", [SECONDS, FixedWindows(2_000, 1_000)])
 def test_late_records_go_to_their_output_as_they_came(aggregate: pl.Expr, windows: FixedWindows) -> None:
     late = OutputTag("late")

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.operators.harness import Shuffled
-from tests.state.backends import EACH, IN_FILES, choose
+from tests.state.backends import DATABASES, MEMORY, choose
 
 from headgate.errors import UsageError
 from headgate.operators.base import WATERMARK_MAX_MS
@@ -51,12 +51,8 @@ def batch_of(rows: list[dict[str, Any]]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(rows, SCHEMA)
 
 
-def operators_of(
-    aggregates: tuple[pl.Expr, ...], keys: tuple[str, ...] = ("key",), *, may_combine: bool = True
-) -> WindowOperators:
-    return session_operators(
-        WindowedAggregate(keys, "at", tumbling(GAP_MS), aggregates), SCHEMA, "node", may_combine=may_combine
-    )
+def operators_of(aggregates: tuple[pl.Expr, ...], keys: tuple[str, ...] = ("key",)) -> WindowOperators:
+    return session_operators(WindowedAggregate(keys, "at", tumbling(GAP_MS), aggregates), SCHEMA, "node")
 
 
 class Model:
@@ -117,7 +113,7 @@ ROW = st.fixed_dictionaries(
 )
 
 
-@pytest.fixture(autouse=True, params=EACH)
+@pytest.fixture(autouse=True, params=MEMORY)
 def _on_each_backend(request: pytest.FixtureRequest) -> Iterator[None]:
     with choose(request.param):
         yield
@@ -127,7 +123,6 @@ histories = given(
     rows=st.lists(ROW, min_size=1, max_size=50),
     keys=st.sampled_from([("key",), ("name",), ("name", "key")]),
     aggregates=st.sampled_from([DECOMPOSED, KEPT]),
-    may_combine=st.booleans(),
     data=st.data(),
 )
 
@@ -140,7 +135,7 @@ def test_any_division_into_batches_gives_what_single_records_give(**drawn: Any) 
     check_history(**drawn)
 
 
-@pytest.mark.parametrize("_on_each_backend", ["rocksdb", "rocksdb-without-cache", IN_FILES], indirect=True)
+@pytest.mark.parametrize("_on_each_backend", DATABASES, indirect=True)
 @settings(max_examples=15)
 @histories
 def test_sessions_on_rocksdb_are_what_single_records_give(**drawn: Any) -> None:
@@ -151,11 +146,10 @@ def check_history(
     rows: list[dict[str, Any]],
     keys: tuple[str, ...],
     aggregates: tuple[pl.Expr, ...],
-    may_combine: bool,
     data: st.DataObject,
 ) -> None:
-    operators = operators_of(aggregates, keys, may_combine=may_combine)
-    assert (operators.combine is not None) == (may_combine and aggregates is DECOMPOSED)
+    operators = operators_of(aggregates, keys)
+    assert (operators.combine is not None) == (aggregates is DECOMPOSED)
     slack = data.draw(st.sampled_from([0, 100, 800]))
     rows = sorted(rows, key=lambda row: row["at"] + timedelta(milliseconds=data.draw(st.integers(0, slack))))
     model, pipeline = Model(keys), Shuffled(operators, data.draw(st.sampled_from([1, 2, 3, 5])))

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.operators.harness import BORN_MS, Shuffled
-from tests.state.backends import EACH, IN_FILES, choose
+from tests.state.backends import DATABASES, MEMORY, choose
 
 from headgate.errors import UsageError
 from headgate.operators.base import WATERMARK_MAX_MS
@@ -51,10 +51,8 @@ def batch_of(rows: list[dict[str, Any]]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(rows, SCHEMA)
 
 
-def operators_of(
-    trigger: Firing, aggregates: tuple[pl.Expr, ...], keys: tuple[str, ...] = ("key",), *, may_combine: bool = True
-) -> WindowOperators:
-    return triggered_operators(keys, trigger, aggregates, SCHEMA, "node", time_column="ts", may_combine=may_combine)
+def operators_of(trigger: Firing, aggregates: tuple[pl.Expr, ...], keys: tuple[str, ...] = ("key",)) -> WindowOperators:
+    return triggered_operators(keys, trigger, aggregates, SCHEMA, "node", time_column="ts")
 
 
 class Model:
@@ -111,7 +109,7 @@ ROW = st.fixed_dictionaries(
 )
 
 
-@pytest.fixture(autouse=True, params=EACH)
+@pytest.fixture(autouse=True, params=MEMORY)
 def _on_each_backend(request: pytest.FixtureRequest) -> Iterator[None]:
     with choose(request.param):
         yield
@@ -122,7 +120,6 @@ histories = given(
     keys=st.sampled_from([("key",), ("name", "key")]),
     trigger=st.sampled_from(TRIGGERS),
     aggregates=st.sampled_from([DECOMPOSED, KEPT]),
-    may_combine=st.booleans(),
     data=st.data(),
 )
 
@@ -135,7 +132,7 @@ def test_any_division_into_batches_gives_what_single_records_give(**drawn: Any) 
     check_history(**drawn)
 
 
-@pytest.mark.parametrize("_on_each_backend", ["rocksdb", "rocksdb-without-cache", IN_FILES], indirect=True)
+@pytest.mark.parametrize("_on_each_backend", DATABASES, indirect=True)
 @settings(max_examples=20)
 @histories
 def test_open_windows_on_rocksdb_are_what_single_records_give(**drawn: Any) -> None:
@@ -155,12 +152,11 @@ def check_history(
     keys: tuple[str, ...],
     trigger: Firing,
     aggregates: tuple[pl.Expr, ...],
-    may_combine: bool,
     data: st.DataObject,
 ) -> None:
-    operators = operators_of(trigger, aggregates, keys, may_combine=may_combine)
+    operators = operators_of(trigger, aggregates, keys)
     assert (operators.combine is not None) == (
-        may_combine and aggregates is DECOMPOSED and bool(trigger.interval_ms) and not trigger.is_event_time
+        aggregates is DECOMPOSED and bool(trigger.interval_ms) and not trigger.is_event_time
     )
     model, pipeline = Model(trigger, keys, aggregates), Shuffled(operators, data.draw(st.sampled_from([1, 2, 3, 5])))
     found: list[dict[str, Any]] = []

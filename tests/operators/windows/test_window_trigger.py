@@ -10,8 +10,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.conftest import few
 from tests.operators.harness import Harness, Shuffled
-from tests.state.backends import EACH, IN_FILES, Chosen, choose
+from tests.state.backends import IN_FILES, MEMORY, Chosen, choose
 
 from headgate.errors import UsageError
 from headgate.model.graph import OutputTag
@@ -203,7 +204,7 @@ class Chain:
         return [r for one in self.triggers for batch in one.out.tagged.get(LATE, []) for r in batch.to_pylist()]
 
 
-@pytest.fixture(autouse=True, params=EACH)
+@pytest.fixture(autouse=True, params=MEMORY)
 def _on_each_backend(request: pytest.FixtureRequest) -> Iterator[None]:
     with choose(request.param):
         yield
@@ -255,7 +256,7 @@ def test_a_trigger_gives_what_the_built_in_one_gives(**drawn: Any) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("_on_each_backend", ["rocksdb", IN_FILES], indirect=True)
+@pytest.mark.parametrize("_on_each_backend", few([IN_FILES, "rocksdb"], 1), indirect=True)
 @settings(max_examples=15)
 @histories
 def test_a_trigger_on_rocksdb_gives_what_the_built_in_one_gives(**drawn: Any) -> None:
@@ -266,7 +267,7 @@ def check_global(
     rows: list[dict[str, Any]], pair: tuple[Trigger, Firing], aggregates: tuple[pl.Expr, ...], data: st.DataObject
 ) -> None:
     trigger, firing = pair
-    operators = triggered_operators(("key", "name"), firing, aggregates, SCHEMA, "node", may_combine=False)
+    operators = triggered_operators(("key", "name"), firing, aggregates, SCHEMA, "node")
     built_in, own = Shuffled(operators, 1), Chain(trigger, None, aggregates, data.draw(st.sampled_from([1, 2, 3, 5])))
     wanted: list[dict[str, Any]] = []
     found: list[dict[str, Any]] = []
@@ -275,6 +276,7 @@ def check_global(
         part = rows[place : place + data.draw(st.integers(1, 15))]
         place += len(part)
         built_in.send(0, batch_of(part))
+        built_in.flush()
         own.send(batch_of(part))
         match data.draw(st.sampled_from(["nothing", "watermark", "clock", "clock without a tick", "restore"])):
             case "watermark":
@@ -321,7 +323,7 @@ def test_a_trigger_at_the_end_gives_what_windows_of_event_time_give(**drawn: Any
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("_on_each_backend", ["rocksdb", IN_FILES], indirect=True)
+@pytest.mark.parametrize("_on_each_backend", few([IN_FILES, "rocksdb"], 1), indirect=True)
 @settings(max_examples=15)
 @aligned
 def test_a_trigger_at_the_end_on_rocksdb_gives_what_windows_of_event_time_give(**drawn: Any) -> None:

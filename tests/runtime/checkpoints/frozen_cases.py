@@ -166,9 +166,9 @@ class OnDisk(Holder):
 class Windows(Holder):
     """A window operator: what combines locally stands in front of it."""
 
-    def __init__(self, *aggregates: pl.Expr, may_combine: bool) -> None:
+    def __init__(self, *aggregates: pl.Expr) -> None:
         aggregate = WindowedAggregate(("key",), "ts", tumbling(20), aggregates)
-        found = window_operators(aggregate, SCHEMA, "node", may_combine=may_combine)
+        found = window_operators(aggregate, SCHEMA, "node")
         super().__init__(found.window)
         self._combine = None if found.combine is None else Harness(found.combine)
 
@@ -552,8 +552,8 @@ CASES: dict[str, Callable[[], Live]] = {
     "trigger": lambda: Timed(trigger_spec("node", ("key",), Triggers(), SCHEMA, SCHEMA)),
     "rocksdb-trigger": lambda: OnDisk(trigger_spec("node", ("key",), Triggers(), SCHEMA, SCHEMA)),
     "with-timestamps": lambda: Holder(WithTimestampsSpec("ts")),
-    "window-merge": lambda: Windows(pl.col("n").sum(), pl.col("n").max().alias("most"), may_combine=True),
-    "window-buffer": lambda: Windows(pl.col("n").n_unique(), may_combine=False),
+    "window-merge": lambda: Windows(pl.col("n").sum(), pl.col("n").max().alias("most")),
+    "window-buffer": lambda: Windows(pl.col("n").n_unique()),
     "held-by-a-file-sink": Held,
     "operator-lists": Lists,
     "broadcast": Broadcast,

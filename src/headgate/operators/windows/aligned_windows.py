@@ -615,22 +615,19 @@ class WindowOperators:
     output: pa.Schema
 
 
-def window_operators(
-    aggregate: WindowedAggregate, schema: pa.Schema, node: str, *, may_combine: bool = True
-) -> WindowOperators:
+def window_operators(aggregate: WindowedAggregate, schema: pa.Schema, node: str) -> WindowOperators:
     """Return the operators that compute ``aggregate`` over records of ``schema``.
 
     Args:
         aggregate: what to compute.
         schema: canonical schema of the records.
         node: the operator's name, for messages.
-        may_combine: False keeps records even where partial results would do (the results are the same).
 
     Raises:
         UsageError: unknown column, wrong type, colliding names.
     """
     shape = window_shape(aggregate, schema, node)
-    plan = decompose(aggregate, shape, schema) if may_combine else None
+    plan = decompose(aggregate, shape, schema)
     if plan is None:
         kept = kept_columns(aggregate, shape, schema)
         aggregates = tuple(map(stable, aggregate.aggregates))

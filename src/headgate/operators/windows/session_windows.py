@@ -604,15 +604,13 @@ def _take_in_order(rows: Slots, slots: Slots, starts: Words, ends: Words, taken:
         taken[row] = found.add(slot, start, end, must_reach=not taken[row])
 
 
-def session_operators(
-    aggregate: WindowedAggregate, schema: pa.Schema, node: str, *, may_combine: bool = True
-) -> WindowOperators:
+def session_operators(aggregate: WindowedAggregate, schema: pa.Schema, node: str) -> WindowOperators:
     """Return the operators that compute ``aggregate``, of which the size is the gap, over sessions of records.
 
     See ``aligned_windows.window_operators``.
     """
     shape, gap_ms = window_shape(aggregate, schema, node), aggregate.windows.span_ms
-    plan = decompose(aggregate, shape, schema) if may_combine else None
+    plan = decompose(aggregate, shape, schema)
     if plan is not None and plan.is_ordered:
         plan = None  # partial sessions that a late record joins do not say whose records came first
     kept = kept_columns(aggregate, shape, schema)

@@ -512,7 +512,6 @@ def triggered_operators(
     node: str,
     *,
     time_column: str = "",
-    may_combine: bool = True,
 ) -> WindowOperators:
     """Return the operators that compute ``aggregates`` over the open window of each key.
 
@@ -524,7 +523,7 @@ def triggered_operators(
     if firing.when is not None:
         _check_condition(node, schema, firing.when)
     aggregate = WindowedAggregate(keys, "", tumbling(1), aggregates)
-    plan = decompose(aggregate, shape, schema) if may_combine else None
+    plan = decompose(aggregate, shape, schema)
     time = event_time(node, schema, time_column) if firing.is_event_time else None
     is_combined = plan is not None and bool(firing.interval_ms) and time is None
     kept = kept_columns(aggregate, shape, schema)
