@@ -7,6 +7,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+from tests.conftest import few
 from tests.spark.sessions import session
 
 import headgate as hg
@@ -67,12 +68,6 @@ def test_another_dataframe_under_the_same_name_is_noticed(spark: Any, tmp_path: 
     assert read_committed(str(tmp_path / "out")).height == 90
 
 
-def test_results_are_a_spark_dataframe(spark: Any, tmp_path: Path) -> None:
-    dataframe = spark.range(0, 90).selectExpr("id", "string(id % 3) AS k", "timestamp_seconds(id) AS ts")
-    result = counted("framed", dataframe, tmp_path).to_dataframe(spark)
-    assert sorted((row.k, row.n) for row in result.collect()) == [("0", 30), ("1", 30), ("2", 30)]
-
-
 def test_spark_types_go_in_and_come_out(spark: Any, tmp_path: Path) -> None:
     """A map comes out as a list of its entries, which Spark makes a map again; all others as they went in."""
     given = spark.sql(
@@ -97,7 +92,7 @@ def test_spark_types_go_in_and_come_out(spark: Any, tmp_path: Path) -> None:
     assert {(row.id, row.twice) for row in found.collect()} == {(row.id, row.price * 2) for row in given.collect()}
 
 
-@pytest.mark.parametrize("zone", ["America/New_York", "Asia/Kolkata"])
+@pytest.mark.parametrize("zone", few(["America/New_York", "Asia/Kolkata"], 1))
 def test_times_come_back_as_they_went_in(spark: Any, tmp_path: Path, zone: str) -> None:
     """Also around the hours that New York skips and repeats."""
     before = spark.conf.get("spark.sql.session.timeZone")

@@ -18,8 +18,8 @@ from headgate.nexmark.events import Kind, Nexmark
 from headgate.nexmark.queries import QUERIES, Tables, query
 from headgate.testing import Collect
 
-EVENTS, TPS = 15_000, 500
-source = partial(Nexmark, events=EVENTS, tps=TPS, batch_rows=4_096)
+EVENTS, TPS = 6_000, 200
+source = partial(Nexmark, events=EVENTS, tps=TPS, batch_rows=1_024)
 
 FORMS = [*QUERIES, *(f"{name}-sql" for name in QUERIES)]
 PATIENCE_S = 900

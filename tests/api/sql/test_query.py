@@ -6,6 +6,7 @@ import datetime as dt
 import random
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -494,6 +495,13 @@ def normal(frame: pl.DataFrame) -> list[str]:
     return sorted(str([number(plain(value)) for value in row]) for row in frame.rows())
 
 
+@cache
+def database() -> duckdb.DuckDBPyConnection:
+    found = duckdb.connect(config={"error_on_division_by_zero": "false"})
+    found.register("bids", ROWS)
+    return found
+
+
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], pl.DataFrame]:
     """The results of all queries, of one run."""
@@ -518,9 +526,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], pl.Data
 @pytest.mark.parametrize("name", QUERIES)
 def test_results_are_those_of_duckdb(name: str, results: Callable[[str], pl.DataFrame]) -> None:
     query, other = QUERIES[name]
-    connection = duckdb.connect(config={"error_on_division_by_zero": "false"})
-    connection.register("bids", ROWS)
-    expected = connection.sql(other or query).pl()
+    expected = database().sql(other or query).pl()
     assert len(expected)
     assert normal(results(name)) == normal(expected)
 

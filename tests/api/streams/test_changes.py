@@ -2,12 +2,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import polars as pl
 import pytest
+from tests.conftest import few
 from tests.operators.harness import applied
 
 import headgate as hg
@@ -214,9 +216,10 @@ def bids_in_time() -> Any:
     return hg.Pipeline("test").source(hg.FromRows(BIDS)).with_timestamps("ms")
 
 
-@pytest.mark.parametrize("window", [hg.Tumbling("2s"), hg.Sliding("2s", "500ms"), hg.Tumbling("2s", "1s")])
-@pytest.mark.parametrize("ties", [False, True])
-@pytest.mark.parametrize("count", [1, 3])
+WINDOWS = [hg.Tumbling("2s"), hg.Sliding("2s", "500ms"), hg.Tumbling("2s", "1s")]
+
+
+@pytest.mark.parametrize(("count", "ties", "window"), few(product((1, 3), (False, True), WINDOWS), 4))
 def test_the_top_of_records_in_windows(count: int, ties: bool, window: Any) -> None:
     rows = [{**row, "price": row["price"] % 7} for row in BIDS]
     bids = hg.Pipeline("test").source(hg.FromRows(rows, batch_rows=7)).with_timestamps("ms")

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pyarrow as pa
 import pytest
+from tests.conftest import few
 from tests.killing import run_killing
 
 import headgate as hg
@@ -504,8 +506,7 @@ def test_rows_without_a_partner_are_sent_to_the_subtask_of_their_key(how: str) -
     assert shuffles_to(pairs.key_by("id").top(1, by="price", within=None), "top")
 
 
-@pytest.mark.parametrize("parallelism", [1, 2, 3])
-@pytest.mark.parametrize("is_killed", [False, True])
+@pytest.mark.parametrize(("parallelism", "is_killed"), few(product((1, 2, 3), (False, True)), 3))
 def test_the_best_partner_of_each_row_is_the_same(parallelism: int, is_killed: bool, tmp_path: Path) -> None:
     checkpoints = hg.Checkpointing(interval="20ms", dir=str(tmp_path / "c"))
     pipeline = hg.Pipeline("test", parallelism=parallelism, checkpointing=checkpoints)
