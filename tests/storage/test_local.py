@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from tests.mutants.harness import patched
 from tests.powercut import PowerCut, another_process
@@ -21,6 +22,8 @@ from headgate.storage import local, local_files
 from headgate.storage.base import TEMP_PREFIX, AlreadyExists, NotFound
 from headgate.storage.local import LocalStorage
 from headgate.storage.local_files import make_directories
+from headgate.store.store import Store
+from headgate.store.streams import TEXT_SCHEMA
 
 
 def test_what_exists_already_is_durable(tmp_path: Path) -> None:
@@ -247,13 +250,27 @@ def test_only_so_many_directories_are_held_open(tmp_path: Path) -> None:
         assert held_open(tmp_path) == 1, "what was removed is held no longer"
 
 
+@pytest.mark.parametrize("chunks", ["store/chunks", "elsewhere"])
+def test_a_store_that_is_closed_holds_no_directory_open(tmp_path: Path, chunks: str) -> None:
+    with another_process():
+        with Store.open(tmp_path / "store", storage=LocalStorage(tmp_path / chunks)) as store:
+            store.create_stream("s", TEXT_SCHEMA)
+            with store.writer("s") as writer:
+                writer.append(pa.record_batch([["x"]], schema=TEXT_SCHEMA))
+            LocalStorage(tmp_path / "store-of-another").put("a/b", [b"1"])
+            assert held_open(tmp_path / "store")
+            assert held_open(tmp_path / chunks)
+        assert held_open(tmp_path / "store") == held_open(tmp_path / chunks) == 0
+        assert held_open(tmp_path / "store-of-another") == 2
+
+
 def held_open(tmp_path: Path) -> int:
-    """Return how many descriptors are open below ``tmp_path``."""
+    """Return how many descriptors are open at ``tmp_path`` and below it."""
     links = []
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):  # another thread's
             links.append(os.readlink(f"/proc/self/fd/{name}"))
-    return sum(link.startswith(f"{tmp_path}/") for link in links)
+    return sum(Path(link).is_relative_to(tmp_path) for link in links)
 
 
 def test_a_directory_whose_parent_is_not_ours_to_sync_is_written_to(

@@ -71,6 +71,7 @@ class Still(HandClock):
         self.threads: list[Callable[[], None]] = []
         self.pauses_s: list[float] = []
         self.on_pause: Callable[[], None] = lambda: None
+        self.has_no_threads = False
 
     def lock(self) -> threading.Lock:
         return threading.Lock()
@@ -96,7 +97,8 @@ class Still(HandClock):
         return self
 
     def start(self) -> None:
-        pass
+        if self.has_no_threads:
+            raise RuntimeError("can't start new thread")
 
 
 class Deaf(ChangeListener):
@@ -153,6 +155,20 @@ def test_who_cannot_listen_tries_again_less_and_less_often() -> None:
     before = listener.changes()
     around.advance(POLL_MS)
     assert listener.changes() > before, "and looks meanwhile"
+
+
+def test_without_a_thread_readers_look_now_and_then_and_the_next_question_begins_one() -> None:
+    around = Still()
+    around.has_no_threads = True
+    listener = Deaf(around)
+    first = listener.changes()
+    around.advance(POLL_MS)
+    assert listener.changes() > first
+    assert around.pauses_s == [], "and does not wait for what has not begun"
+    listener.close()
+    around.has_no_threads = False
+    listener.changes()
+    assert len(around.pauses_s) == 1
 
 
 def test_nothing_is_fetched_for_a_store_that_was_closed() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from tests.mutants.harness import patched
 from tests.storage.faulty import Fault, FaultKind, FaultyStorage
 from tests.store.storing import KEYED, STREAM, database_of, drain, drained, keyed
 
@@ -33,6 +34,17 @@ def test_an_append_is_invisible_before_and_visible_after_its_flush(store: Store)
     writer.flush()
     assert sum(r.events_count for r in future.result(0).ranges) == 2
     assert drained(store) == [("a", 1), ("b", 2)]
+
+
+def test_an_append_is_durable_at_once_where_no_thread_can_flush_it_later(store: Store) -> None:
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    writer = store.writer(STREAM)
+    with patched(threading.Thread, "start", refused):
+        assert writer.append(keyed(("a", 1))).done()
+    writer.close()
+    assert drained(store) == [("a", 1)]
 
 
 def test_events_of_one_key_stay_in_one_segment_in_order(store: Store) -> None:

@@ -21,6 +21,7 @@ class Surroundings:
         self.meanwhile: list[Callable[[], None]] = []
         """What others do while the thread waits for work, one after the other."""
         self.wakes = 0
+        self.has_no_threads = False
 
     def monotonic_ms(self) -> int:
         return self.now_ms
@@ -55,6 +56,8 @@ class Thread:
         self.is_current = False
 
     def start(self) -> None:
+        if self._surroundings.has_no_threads:
+            raise RuntimeError("can't start new thread")
         self._surroundings.started.append(self._run)
 
 
@@ -157,6 +160,20 @@ def test_a_thread_without_work_ends_and_another_one_begins_with_the_next(surroun
         surroundings.started.pop()()
     assert len(flushes.at_ms) == 2
     assert surroundings.started == []
+
+
+def test_without_a_thread_the_caller_is_to_flush_and_the_next_to_wait_begins_one(surroundings: Surroundings) -> None:
+    flushes = Flushes(surroundings)
+    timer = timer_of(surroundings, flushes)
+    surroundings.has_no_threads = True
+    assert not timer.arm()
+    timer.close()
+    timer = timer_of(surroundings, flushes)
+    assert not timer.arm()
+    surroundings.has_no_threads = False
+    assert timer.arm()
+    surroundings.started[0]()
+    assert flushes.at_ms == [LINGER_MS]
 
 
 def test_a_closed_timer_flushes_nothing_and_takes_nothing(surroundings: Surroundings) -> None:

@@ -24,9 +24,10 @@ from headgate.protocol.store import layouts
 from headgate.protocol.store.layouts import Layout, Plan, Refused
 from headgate.protocol.store.transactions import LEASE_MS_MAX, LEASE_MS_MIN
 from headgate.protocol.store.truncation import Extent, Hold, is_of_group, needed_by
+from headgate.storage import local_files
 from headgate.storage.base import Storage
 from headgate.storage.local import LocalStorage
-from headgate.storage.local_files import SYNCED, access_in, checked_access, make_root
+from headgate.storage.local_files import access_in, checked_access, make_root
 from headgate.store import location
 from headgate.store.addresses import is_server_url
 from headgate.store.catalogue.base import Catalogue
@@ -174,7 +175,7 @@ class Store:
         self._core.catalogue.close()
         for place in (self.root, self._core.storage.url):
             if "://" not in place:
-                SYNCED.forget_below(Path(place))
+                local_files.SYNCED.forget_below(Path(place))
 
     def __enter__(self) -> Store:
         return self
