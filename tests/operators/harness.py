@@ -192,20 +192,20 @@ class Shuffled:
         self._operators = operators
         self.parallelism = parallelism
         places = [(i, parallelism) for i in range(parallelism)]
-        self._before = [Harness(operators.combine, subtask=at) for at in places] if operators.combine else []
+        self.before = [Harness(operators.combine, subtask=at) for at in places] if operators.combine else []
         self.windows = [
             Harness(operators.window, states, subtask=at, worker=Chosen.worker, begun_ms=begun_ms) for at in places
         ]
 
     def send(self, sender: int, batch: pa.RecordBatch) -> None:
-        if not self._before:
+        if not self.before:
             self._deliver([batch])
             return
-        self._before[sender].send(batch)
+        self.before[sender].send(batch)
         self._shuffle(sender)
 
     def _shuffle(self, sender: int) -> None:
-        out = self._before[sender].out
+        out = self.before[sender].out
         batches, out.batches = out.batches, []
         self._deliver(batches)
 
@@ -218,7 +218,7 @@ class Shuffled:
                     window.send(part)
 
     def watermark(self, watermark_ms: int) -> None:
-        for sender, before in enumerate(self._before):
+        for sender, before in enumerate(self.before):
             before.operator.on_watermark(watermark_ms)
             self._shuffle(sender)
         for one in self.windows:
@@ -226,12 +226,17 @@ class Shuffled:
 
     def flush(self) -> None:
         """Send what the operators before the shuffle hold, as a barrier does."""
-        for sender, combine in enumerate(self._before):
+        for sender, combine in enumerate(self.before):
             combine.operator.before_barrier()
             self._shuffle(sender)
 
     def snapshot(self) -> list[Any]:
-        return [encoded(one.operator, one.context) for one in self.windows]
+        self.flush()
+        return [one.snapshot() for one in self.windows]
+
+    def results(self) -> list[pa.RecordBatch]:
+        """Return all batches of results that were not taken."""
+        return [batch for one in self.windows for batch in one.out.batches]
 
     def take(self) -> list[dict[str, Any]]:
         """Return the results since the last call."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -13,14 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
-from tests.operators.harness import Harness, encoded
-from tests.state.backends import DATABASES, MEMORY, Chosen, choose
+from tests.operators.harness import Harness, Shuffled
+from tests.state.backends import DATABASES, MEMORY, choose
 
 from headgate.errors import UsageError
 from headgate.model.graph import OutputTag
 from headgate.model.progress import Lateness
 from headgate.operators.base import WATERMARK_MAX_MS, RestoredState
-from headgate.operators.keys import partition
 from headgate.operators.specs import state_text
 from headgate.operators.timestamps import WithTimestampsSpec
 from headgate.operators.windows.aligned_windows import UPDATE_MS, WindowOperators, window_operators
@@ -98,71 +97,6 @@ def expected(
     return frame.group_by(*keys, "window_start", "window_end").agg(*aggregates).sort("window_start", *keys)
 
 
-@dataclass
-class Worker:
-    """Combine (if there is one) and window operator of one subtask."""
-
-    combine: Harness | None
-    window: Harness
-
-
-class Pipeline:
-    """All subtasks of one aggregation, with the shuffle between its two operators done by hand."""
-
-    def __init__(self, operators: WindowOperators, parallelism: int, states: list[RestoredState] | None = None) -> None:
-        self.operators = operators
-        self.parallelism = parallelism
-        self.workers: list[Worker] = []
-        for i in range(parallelism):
-            combine = Harness(operators.combine, subtask=(i, parallelism)) if operators.combine else None
-            window = Harness(operators.window, states or [], subtask=(i, parallelism), worker=Chosen.worker)
-            self.workers.append(Worker(combine, window))
-
-    def send(self, sender: int, batch: pa.RecordBatch) -> None:
-        combine = self.workers[sender].combine
-        if combine is None:
-            self._shuffle([batch])
-        else:
-            combine.send(batch)
-            self._drain(combine)
-
-    def flush(self) -> None:
-        for worker in self.workers:
-            if worker.combine is not None:
-                worker.combine.operator.before_barrier()
-                self._drain(worker.combine)
-
-    def watermark(self, watermark_ms: int) -> None:
-        for worker in self.workers:
-            if worker.combine is not None:
-                worker.combine.operator.on_watermark(watermark_ms)
-                self._drain(worker.combine)
-        for worker in self.workers:
-            worker.window.operator.on_watermark(watermark_ms)
-
-    def snapshot(self) -> list[RestoredState]:
-        self.flush()
-        for worker in self.workers:
-            worker.window.operator.before_barrier()
-        return [encoded(w.window.operator, w.window.context) for w in self.workers]
-
-    def _drain(self, combine: Harness) -> None:
-        batches, combine.out.batches = combine.out.batches, []
-        self._shuffle(batches)
-
-    def _shuffle(self, batches: list[pa.RecordBatch]) -> None:
-        for batch in batches:
-            for i, part in enumerate(partition(batch, self.operators.keys, 128, self.parallelism)):
-                if part is not None:
-                    self.workers[i].window.send(part)
-
-    def results(self) -> list[pa.RecordBatch]:
-        return [batch for worker in self.workers for batch in worker.window.out.batches]
-
-    def late(self) -> int:
-        return sum(w.window.context.metrics.counters.get("late", 0) for w in self.workers)
-
-
 def frame_of(batches: list[pa.RecordBatch], operators: WindowOperators) -> pl.DataFrame:
     return pl.DataFrame(pl.from_arrow(pa.Table.from_batches(batches, schema=operators.output)))
 
@@ -219,7 +153,7 @@ def check_history(
     assert (operators.combine is not None) == (aggregates is EVERY)
     # any order within the out-of-orderness: event times may run at most 2 s behind the latest one
     rows = sorted(rows, key=lambda row: row["ts"] + data.draw(st.integers(0, 2_000)))
-    pipeline = Pipeline(operators, data.draw(PARALLELISMS))
+    pipeline = Shuffled(operators, data.draw(PARALLELISMS))
     done: list[pa.RecordBatch] = []
     at, latest = 0, 0
     while at < len(rows):
@@ -235,16 +169,15 @@ def check_history(
                 pipeline.watermark(latest - 2_001)
             case "ahead":  # of what the others will restore
                 pipeline.flush()
-                pipeline.workers[0].window.operator.on_watermark(latest - 2_001)
+                pipeline.windows[0].operator.on_watermark(latest - 2_001)
             case "pass":
-                for worker in pipeline.workers:
-                    if worker.combine is not None:
-                        pipeline.flush()
-                        worker.combine.operator._pass_rows = 30  # type: ignore[attr-defined]
+                for combine in pipeline.before:
+                    pipeline.flush()
+                    combine.operator._pass_rows = 30  # type: ignore[attr-defined]
             case "restore":
                 states = pipeline.snapshot()
                 done += pipeline.results()
-                pipeline = Pipeline(operators, data.draw(PARALLELISMS), states)
+                pipeline = Shuffled(operators, data.draw(PARALLELISMS), states)
     pipeline.watermark(WATERMARK_MAX_MS)
     assert pipeline.late() == 0
     for batch in done + pipeline.results():
@@ -268,7 +201,7 @@ def row(ts: int, key: int = 1, **values: object) -> dict[str, Any]:
 
 @combined_and_not
 def test_late_records_are_dropped_and_counted_one_by_one(aggregate: pl.Expr) -> None:
-    pipeline = Pipeline(aggregated(aggregate), 2)
+    pipeline = Shuffled(aggregated(aggregate), 2)
     pipeline.send(0, batch_of([row(10), row(20, 2), row(1_500, i64=1)]))
     pipeline.watermark(998)
     assert pipeline.results() == []
@@ -282,10 +215,10 @@ def test_late_records_are_dropped_and_counted_one_by_one(aggregate: pl.Expr) -> 
 
 def test_a_window_does_not_fire_again_after_a_restore() -> None:
     operators = aggregated(pl.len().alias("n"))
-    first = Pipeline(operators, 1)
+    first = Shuffled(operators, 1)
     first.send(0, batch_of([row(10)]))
     first.watermark(999)
-    second = Pipeline(operators, 2, first.snapshot())
+    second = Shuffled(operators, 2, first.snapshot())
     second.send(0, batch_of([row(20)]))
     second.watermark(WATERMARK_MAX_MS)
     assert second.results() == []
@@ -299,18 +232,18 @@ def test_keys_whose_windows_fired_further_do_not_fire_again_and_the_others_lose_
 ) -> None:
     """Former subtasks were at different watermarks: one had fired the first window of its keys, one had not."""
     operators = aggregated(aggregate)
-    first = Pipeline(operators, 2)
+    first = Shuffled(operators, 2)
     keys = range(20)
     first.send(0, batch_of([row(10, key, i64=1) for key in keys]))
     first.flush()
-    ahead = first.workers[1].window
+    ahead = first.windows[1]
     ahead.operator.on_watermark(999)
     fired = {r["key"] for r in ahead.out.rows()}
     assert 0 < len(fired) < len(keys)
     states = first.snapshot()
     if again:  # what is ahead is state, too
-        states = Pipeline(operators, 3, states).snapshot()
-    second = Pipeline(operators, 1, states)
+        states = Shuffled(operators, 3, states).snapshot()
+    second = Shuffled(operators, 1, states)
     second.send(0, batch_of([row(20, key, i64=1 + key % 2) for key in keys] + [row(1_500, key) for key in keys]))
     second.watermark(500)
     second.flush()
@@ -329,10 +262,10 @@ def test_keys_whose_windows_fired_further_do_not_fire_again_and_the_others_lose_
 @combined_and_not
 def test_a_watermark_between_those_of_former_subtasks_makes_late_what_it_has_passed(aggregate: pl.Expr) -> None:
     operators = aggregated(aggregate)
-    first = Pipeline(operators, 2)
-    first.workers[0].window.operator.on_watermark(999)
-    first.workers[1].window.operator.on_watermark(4_999)
-    second = Pipeline(operators, 1, first.snapshot())
+    first = Shuffled(operators, 2)
+    first.windows[0].operator.on_watermark(999)
+    first.windows[1].operator.on_watermark(4_999)
+    second = Shuffled(operators, 1, first.snapshot())
     second.watermark(2_999)
     second.send(0, batch_of([row(1_500, key, i64=1) for key in range(20)]))
     second.flush()
@@ -342,25 +275,25 @@ def test_a_watermark_between_those_of_former_subtasks_makes_late_what_it_has_pas
 
 
 def test_results_are_emitted_before_the_watermark_and_sorted_by_window_and_key() -> None:
-    pipeline = Pipeline(aggregated(pl.len().alias("n")), 1)
+    pipeline = Shuffled(aggregated(pl.len().alias("n")), 1)
     pipeline.send(0, batch_of([row(1_500, 9), row(1_500, 3), row(20, 7), row(20, -7)]))
     pipeline.watermark(5_000)
-    out = pipeline.workers[0].window.out
+    out = pipeline.windows[0].out
     assert [(r["window_start"].second, r["key"]) for r in out.rows()] == [(0, -7), (0, 7), (1, 3), (1, 9)]
     assert out.log == [("batch", 2), ("batch", 2), ("watermark", 5_000)]
 
 
 def test_a_frozen_snapshot_does_not_see_later_records() -> None:
     for operators in (aggregated(pl.len().alias("n")), aggregated(pl.col("i64").n_unique().alias("n"))):
-        pipeline = Pipeline(operators, 1)
+        pipeline = Shuffled(operators, 1)
         pipeline.send(0, batch_of([row(10, i64=1)]))
         pipeline.flush()
-        frozen = pipeline.workers[0].window.operator.freeze()
+        frozen = pipeline.windows[0].operator.freeze()
         pipeline.send(0, batch_of([row(10, i64=2), row(20, 2, i64=2)]))
         pipeline.flush()
         assert frozen is not None
         payload = memoryview(b"".join(bytes(memoryview(b)) for b in frozen.encode()))
-        restored = Pipeline(operators, 1, [RestoredState(0, 1, payload)])
+        restored = Shuffled(operators, 1, [RestoredState(0, 1, payload)])
         restored.watermark(WATERMARK_MAX_MS)
         assert [(r["key"], r["n"]) for b in restored.results() for r in b.to_pylist()] == [(1, 1)]
 
@@ -437,7 +370,7 @@ def test_aggregates_that_do_not_decompose_keep_the_records(aggregate: pl.Expr) -
     operators = aggregated(aggregate)
     assert operators.combine is None
     rows = [row(10, i64=4, i32=1, flag=True, name="x"), row(20, i64=6, i32=2, flag=False, name="y")]
-    pipeline = Pipeline(operators, 1)
+    pipeline = Shuffled(operators, 1)
     pipeline.send(0, batch_of(rows))
     pipeline.watermark(WATERMARK_MAX_MS)
     assert_frame_equal(frame_of(pipeline.results(), operators), expected(rows, ["key"], (aggregate,)))
@@ -472,10 +405,10 @@ def test_time_columns_of_every_type_give_the_same_windows() -> None:
     batch = pa.record_batch({"key": pa.array([1, 1, 1]), **columns})
     for name in columns:
         aggregate = WindowedAggregate(("key",), name, tumbling(86_400_000), (pl.len().alias("n"),))
-        pipeline = Pipeline(window_operators(aggregate, batch.schema, "node"), 1)
+        pipeline = Shuffled(window_operators(aggregate, batch.schema, "node"), 1)
         pipeline.send(0, batch)
         pipeline.watermark(WATERMARK_MAX_MS)
-        assert [(r["window_start"].day, r["n"]) for r in pipeline.workers[0].window.out.rows()] == [(1, 1), (2, 2)]
+        assert [(r["window_start"].day, r["n"]) for r in pipeline.windows[0].out.rows()] == [(1, 1), (2, 2)]
 
 
 def test_state_text_tells_sizes_keys_and_aggregates_apart_and_stateless_operators_have_none() -> None:
@@ -510,16 +443,16 @@ def test_finishing_again_emits_nothing_again() -> None:  # after a restore at an
 
 def test_what_the_end_alone_has_fired_is_not_late_when_more_input_comes() -> None:
     for operators in (aggregated(pl.len().alias("n")), aggregated(pl.col("i64").n_unique().alias("n"))):
-        ended = Pipeline(operators, 1)
+        ended = Shuffled(operators, 1)
         ended.send(0, batch_of([row(10, i64=1), row(1_500, i64=1)]))
         ended.flush()
         ended.watermark(1_200)
         ended.watermark(WATERMARK_MAX_MS)
-        frozen = ended.workers[0].window.operator.freeze()
+        frozen = ended.windows[0].operator.freeze()
         assert frozen is not None
         payload = memoryview(b"".join(bytes(memoryview(b)) for b in frozen.encode()))
-        again = Pipeline(operators, 1, [RestoredState(0, 1, payload)])
-        again.workers[0].window.operator.on_resumed()
+        again = Shuffled(operators, 1, [RestoredState(0, 1, payload)])
+        again.windows[0].operator.on_resumed()
         again.send(0, batch_of([row(20, i64=2), row(1_600, i64=2)]))
         again.flush()
         again.watermark(WATERMARK_MAX_MS)
@@ -529,12 +462,12 @@ def test_what_the_end_alone_has_fired_is_not_late_when_more_input_comes() -> Non
 
 @combined_and_not
 def test_how_late_each_late_record_was_is_counted(aggregate: pl.Expr) -> None:
-    pipeline = Pipeline(aggregated(aggregate), 1)
+    pipeline = Shuffled(aggregated(aggregate), 1)
     pipeline.send(0, batch_of([row(10)]))
     pipeline.watermark(3_998)
     pipeline.send(0, batch_of([*[row(2_999)] * 98, row(1_500), row(0)]))
     pipeline.watermark(3_999)
-    late = Lateness.of(pipeline.workers[0].window.context.metrics.counters)
+    late = Lateness.of(pipeline.windows[0].context.metrics.counters)
     assert pipeline.late() == 100
     assert late == Lateness(p50_ms=1_000, p99_ms=2_000, max_ms=5_000), "3,000 ms are rounded up"
 
@@ -544,7 +477,7 @@ def test_a_record_lies_in_the_windows_that_have_not_fired_yet_and_is_late_after_
     aggregate: pl.Expr,
 ) -> None:
     windows = WindowedAggregate(("key",), "ts", FixedWindows(3_000, 1_000), (aggregate,))
-    pipeline = Pipeline(window_operators(windows, SCHEMA, "node"), 1)
+    pipeline = Shuffled(window_operators(windows, SCHEMA, "node"), 1)
     pipeline.send(0, batch_of([row(2_500, i64=1)]))
     pipeline.watermark(2_999)
     pipeline.send(0, batch_of([row(2_500, i64=2)]))
@@ -556,7 +489,7 @@ def test_a_record_lies_in_the_windows_that_have_not_fired_yet_and_is_late_after_
     pipeline.send(0, batch_of([row(2_500, i64=3)]))
     pipeline.flush()
     assert pipeline.late() == 1
-    frozen = pipeline.workers[0].window.operator.freeze()
+    frozen = pipeline.windows[0].operator.freeze()
     assert frozen is not None
     assert sum(frozen.rows().values()) == 0, "a pane is dropped when its last window has fired"
 
@@ -564,13 +497,13 @@ def test_a_record_lies_in_the_windows_that_have_not_fired_yet_and_is_late_after_
 def test_keys_whose_sliding_windows_fired_further_do_not_fire_again() -> None:
     windows = WindowedAggregate(("key",), "ts", FixedWindows(3_000, 1_000), (pl.len().alias("n"),))
     operators, keys = window_operators(windows, SCHEMA, "node"), range(20)
-    first = Pipeline(operators, 2)
+    first = Shuffled(operators, 2)
     first.send(0, batch_of([row(2_500, key) for key in keys]))
     first.flush()
-    first.workers[1].window.operator.on_watermark(3_999)
-    fired = {r["key"] for r in first.workers[1].window.out.rows()}
+    first.windows[1].operator.on_watermark(3_999)
+    fired = {r["key"] for r in first.windows[1].out.rows()}
     assert 0 < len(fired) < len(keys)
-    second = Pipeline(operators, 1, first.snapshot())
+    second = Shuffled(operators, 1, first.snapshot())
     second.watermark(9_999)
     rows = [(r["key"], r["window_start"].second) for b in second.results() for r in b.to_pylist()]
     assert sorted(rows) == sorted((key, at) for key in keys for at in ((2,) if key in fired else (0, 1, 2)))
@@ -583,15 +516,15 @@ def test_late_records_go_to_their_output_as_they_came(aggregate: pl.Expr, window
     wanted = WindowedAggregate(("key",), "ts", windows, (aggregate,), Emission(late=late))
     operators = window_operators(wanted, SCHEMA, "node")
     assert operators.combine is None, "of a partial result the records are gone"
-    pipeline = Pipeline(operators, 1)
+    pipeline = Shuffled(operators, 1)
     rows = [row(10, i64=7, name="a"), row(2_500, i64=8, name="b"), row(2_500, 2, i64=9)]
     pipeline.send(0, batch_of(rows))
     pipeline.watermark(1_999)
-    again = Pipeline(operators, 1, pipeline.snapshot())
+    again = Shuffled(operators, 1, pipeline.snapshot())
     lost = [row(999, 3, i64=1, name="x", f64=0.5), row(0, i64=None, name="y")]
     again.send(0, batch_of([lost[0], row(2_600, i64=8), lost[1]]))
     again.watermark(WATERMARK_MAX_MS)
-    out = again.workers[0].window.out
+    out = again.windows[0].out
     assert [r for batch in out.tagged[late] for r in batch.to_pylist()] == batch_of(lost).to_pylist()
     assert again.late() == 2
     found = frame_of(pipeline.results() + again.results(), operators).sort("window_start", "key")
@@ -633,7 +566,7 @@ def check_updates(random: Random) -> None:
     accumulates = windows.is_sliding or random.random() < 0.5
     emission = replace(emission, accumulates=accumulates)
     operators = window_operators(WindowedAggregate(("key",), "ts", windows, aggregates, emission), SCHEMA, "node")
-    pipeline = Pipeline(operators, random.choice([1, 2, 3, 5]))
+    pipeline = Shuffled(operators, random.choice([1, 2, 3, 5]))
     done: list[pa.RecordBatch] = []
     lost: list[dict[str, Any]] = []
     kept: list[tuple[int, dict[str, Any]]] = []
@@ -653,15 +586,15 @@ def check_updates(random: Random) -> None:
                 watermark_ms = max(watermark_ms, 0) + random.randrange(1, 2_000)
                 pipeline.watermark(watermark_ms)
             case "tick":
-                for worker in pipeline.workers:
-                    worker.window.advance(EARLY_MS)
+                for window in pipeline.windows:
+                    window.advance(EARLY_MS)
             case "barrier":
                 pipeline.snapshot()
             case "restore":
                 states = pipeline.snapshot()
                 done += pipeline.results()
                 late += pipeline.late()
-                pipeline = Pipeline(operators, random.choice([1, 2, 3, 5]), states)
+                pipeline = Shuffled(operators, random.choice([1, 2, 3, 5]), states)
     pipeline.watermark(WATERMARK_MAX_MS)
     assert late + pipeline.late() == len(lost)
     found = frame_of(done + pipeline.results(), operators)
@@ -683,9 +616,9 @@ def counted(windows: FixedWindows, emission: Emission) -> WindowOperators:
     return window_operators(aggregate, SCHEMA, "node")
 
 
-def emitted(pipeline: Pipeline) -> list[tuple[int, int, int]]:
+def emitted(pipeline: Shuffled) -> list[tuple[int, int, int]]:
     """Return the results since the last call: second of the start, key, count."""
-    out = pipeline.workers[0].window.out
+    out = pipeline.windows[0].out
     rows = [(r["window_start"].second, r["key"], r["n"]) for r in out.rows()]
     out.batches.clear()
     return rows
@@ -693,13 +626,13 @@ def emitted(pipeline: Pipeline) -> list[tuple[int, int, int]]:
 
 @pytest.mark.parametrize(("accumulates", "again"), [(True, 3), (False, 1)])
 def test_a_late_record_has_the_result_of_its_key_emitted_again(accumulates: bool, again: int) -> None:
-    pipeline = Pipeline(counted(SECONDS, Emission(lateness_ms=1_000, accumulates=accumulates)), 1)
+    pipeline = Shuffled(counted(SECONDS, Emission(lateness_ms=1_000, accumulates=accumulates)), 1)
     pipeline.send(0, batch_of([row(10, 1), row(20, 1), row(30, 2)]))
     pipeline.watermark(999)
     assert emitted(pipeline) == [(0, 1, 2), (0, 2, 1)]
     pipeline.send(0, batch_of([row(40, 1)]))
     pipeline.flush()
-    pipeline.workers[0].window.advance(UPDATE_MS)
+    pipeline.windows[0].advance(UPDATE_MS)
     assert emitted(pipeline) == [(0, 1, again)]
     pipeline.watermark(1_998)
     pipeline.send(0, batch_of([row(50, 3)]))
@@ -717,8 +650,8 @@ def test_a_late_record_has_the_result_of_its_key_emitted_again(accumulates: bool
 def test_early_results_are_of_keys_that_changed_since_the_last_ones(
     accumulates: bool, second: tuple[int, int, int]
 ) -> None:
-    pipeline = Pipeline(counted(SECONDS, Emission(early_ms=EARLY_MS, accumulates=accumulates)), 1)
-    window = pipeline.workers[0].window
+    pipeline = Shuffled(counted(SECONDS, Emission(early_ms=EARLY_MS, accumulates=accumulates)), 1)
+    window = pipeline.windows[0]
     pipeline.send(0, batch_of([row(10, 1), row(20, 1), row(30, 2)]))
     pipeline.flush()
     window.advance(EARLY_MS - 1)
@@ -736,11 +669,11 @@ def test_early_results_are_of_keys_that_changed_since_the_last_ones(
 
 def test_what_had_changed_before_a_restore_is_emitted_early_after_it() -> None:
     operators = counted(FixedWindows(2_000, 1_000), Emission(early_ms=EARLY_MS))
-    first = Pipeline(operators, 1)
+    first = Shuffled(operators, 1)
     first.send(0, batch_of([row(1_500, 1)]))
-    second = Pipeline(operators, 1, first.snapshot())
+    second = Shuffled(operators, 1, first.snapshot())
     assert emitted(first) == []
-    second.workers[0].window.advance(EARLY_MS)
+    second.windows[0].advance(EARLY_MS)
     assert emitted(second) == [(0, 1, 1), (1, 1, 1)]
 
 
