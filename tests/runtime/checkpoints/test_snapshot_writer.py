@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
+from tests.conftest import IS_DEEP
 from tests.runtime.checkpoints.frozen_cases import CASES, Live, joined, small
 from tests.runtime.checkpoints.frozen_cases import made as made_faults
 from tests.storage.faulty import Fault, FaultKind, FaultyStorage
@@ -377,7 +378,9 @@ def check_written(name: str, faults: Sequence[Fault], failures: int = 0) -> list
 def test_a_transient_fault_in_any_storage_operation_changes_nothing_of_the_state(name: str) -> None:
     operations = check_written(name, [])
     assert operations
-    for number, kind, times in itertools.product(range(1, len(operations) + 1), FAULTS, (1, 3)):
+    for number, (place, kind), times in itertools.product(range(1, len(operations) + 1), enumerate(FAULTS), (1, 3)):
+        if not IS_DEEP and (times == 1) is bool((number + place) % 2):
+            continue
         repeated = check_written(name, [Fault(kind, first=number, times=times)])
         assert len(repeated) == len(operations) + times
 

@@ -143,7 +143,7 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 # SF15
 def test_files_are_shared_exactly_once_over_kills_and_another_backend(start: Start, tmp_path: Path) -> None:
     local = tmp_path / "local"
-    source = replace(generator(6_000, splits=None), rows_per_second=300)
+    source = replace(generator(2_000, splits=None, batch=20), rows_per_second=100)
     rocks = RocksState(32 << 20, str(local))
     run = start(padded(tmp_path, source, 2, rocks))
     run.wait_checkpoints(4)
@@ -178,7 +178,7 @@ def test_files_are_shared_exactly_once_over_kills_and_another_backend(start: Sta
 
 # F1, F22
 def test_workers_that_die_while_they_write_and_restore_files_lose_nothing(start: Start, tmp_path: Path) -> None:
-    source = replace(generator(4_000, splits=None), rows_per_second=300)
+    source = replace(generator(1_500, splits=None, batch=20), rows_per_second=100)
     killed = KilledAt(tmp_path, (("in-put", 8), ("after-snapshot-before-ack", 4), ("in-restore", 2), ("in-restore", 3)))
     rocks = RocksState(32 << 20, str(tmp_path / "local"))
     run = start(padded(tmp_path, source, 2, rocks, Timed()), prepare=killed)
@@ -284,7 +284,7 @@ def shares_again(root: Path) -> bool:
 
 # SF15
 def test_chunks_are_shared_exactly_once_over_kills_rescaling_and_another_backend(start: Start, tmp_path: Path) -> None:
-    source = replace(generator(6_000, splits=None), rows_per_second=300)
+    source = replace(generator(2_000, splits=None, batch=20), rows_per_second=100)
     run = start(padded_in_memory(tmp_path, source, 2))
     for restarts in (1, 2) if IS_DEEP else (1,):
         run.wait(lambda: has_shared(tmp_path), "a checkpoint that refers to chunks of an earlier one")
@@ -310,8 +310,9 @@ def test_chunks_are_shared_exactly_once_over_kills_rescaling_and_another_backend
 
 
 # F1, F22
+@pytest.mark.deep
 def test_workers_that_die_while_they_write_and_restore_chunks_lose_nothing(start: Start, tmp_path: Path) -> None:
-    source = replace(generator(4_000, splits=None), rows_per_second=300)
+    source = replace(generator(1_500, splits=None, batch=20), rows_per_second=100)
     killed = KilledAt(tmp_path, (("in-put", 8), ("after-snapshot-before-ack", 4), ("in-restore", 2), ("in-restore", 3)))
     run = start(padded_in_memory(tmp_path, source, 2), prepare=killed)
     run.wait(lambda: not killed.missing(), "all have died")

@@ -104,13 +104,13 @@ def spin(loop: hg.Stream) -> tuple[hg.Stream, hg.Stream]:
 
 def test_loops_nest(start: Start, tmp_path: Path) -> None:
     pipeline = pipeline_at(tmp_path)
-    records = entering(pipeline, numbers(2_000, 20_000)).filter(pl.col("left") > 0)
+    records = entering(pipeline, numbers(1_000, 10_000)).filter(pl.col("left") > 0)
     records.iterate(nested, name="outer").sink(hg.FileSink(tmp_path / "out", "parquet"), name="out")
     run = start(definition_of(pipeline))
     run.wait_checkpoints(1)
     run.kill(0)
     assert run.result().is_finished
-    left = pl.DataFrame({"id": range(2_000)}).select("id", left=TRIPS).filter(pl.col("left") > 0)
+    left = pl.DataFrame({"id": range(1_000)}).select("id", left=TRIPS).filter(pl.col("left") > 0)
     same(read_committed(str(tmp_path / "out")), left.select("id", trips=pl.col("left") * (pl.col("left") + 1) // 2))
 
 
@@ -161,7 +161,7 @@ class SumOfRound(hg.ProcessFunction):
         yield {"key": context.key, "value": self.sum.get(), "round": round}
 
 
-@pytest.mark.parametrize("kills", [0, 2])
+@pytest.mark.parametrize("kills", few([2, 0], 1))
 def test_the_sum_of_each_round_comes_out_once(start: Start, tmp_path: Path, kills: int) -> None:
     pipeline = pipeline_at(tmp_path)
     source = numbers(4_000, 4_000 if kills else None, splits=4)
@@ -303,7 +303,7 @@ def several(loop: hg.Stream) -> tuple[list[hg.Stream], hg.Stream]:
 
 def test_several_streams_feed_one_head_and_loops_stand_side_by_side(start: Start, tmp_path: Path) -> None:
     pipeline = pipeline_at(tmp_path, parallelism=3)
-    records = entering(pipeline, numbers(3_000, 1_500))
+    records = entering(pipeline, numbers(1_000, 500))
     records.iterate(several, name="several").sink(hg.FileSink(tmp_path / "a", "parquet"), name="a")
     records.iterate(countdown, name="one").sink(hg.FileSink(tmp_path / "b", "parquet"), name="b")
     run = start(definition_of(pipeline))
@@ -313,7 +313,11 @@ def test_several_streams_feed_one_head_and_loops_stand_side_by_side(start: Start
         run.wait_restarts(kill + 1)
     assert run.result().is_finished
     for out in ("a", "b"):
-        same(read_committed(str(tmp_path / out)), counted_down(3_000))
+        same(read_committed(str(tmp_path / out)), counted_down(1_000))
+
+
+MANY = 15
+"""So often more does a record go round in ``circling``."""
 
 
 def circling(
@@ -321,8 +325,8 @@ def circling(
 ) -> PipelineDefinition:
     """A keyed loop whose records take many trips, so that a stop finds them under way."""
     pipeline = pipeline or pipeline_at(root, parallelism=parallelism)
-    records = pipeline.source(numbers(rows, rate)).select(
-        "id", key=pl.col("key").cast(pl.Int64), left=TRIPS * 40, trips=pl.lit(0, pl.Int64)
+    records = pipeline.source(numbers(rows, rate, batch=10)).select(
+        "id", key=pl.col("key").cast(pl.Int64), left=TRIPS * MANY, trips=pl.lit(0, pl.Int64)
     )
     looped = records.key_by("key").iterate(moving)
     looped.sink(hg.FileSink(root / "out", "parquet"), name="out")
@@ -348,33 +352,33 @@ class Moving(hg.ProcessFunction):
 def test_records_under_way_are_restored_at_another_parallelism(
     start: Start, tmp_path: Path, before: int, after: int
 ) -> None:
-    run = start(circling(tmp_path, before, 1_000, 500))
+    run = start(circling(tmp_path, before, 300, 150))
     run.wait_checkpoints(3)
     run.driver.stop()
     assert not run.result().is_finished
-    run = start(circling(tmp_path, after, 1_000, 3_000))
+    run = start(circling(tmp_path, after, 300, 900))
     run.wait_checkpoints(1)
     run.kill(0)
     assert run.result().is_finished
-    expected = pl.DataFrame({"id": range(1_000)}).select("id", trips=pl.max_horizontal(TRIPS * 40, 1))
+    expected = pl.DataFrame({"id": range(300)}).select("id", trips=pl.max_horizontal(TRIPS * MANY, 1))
     same(read_committed(str(tmp_path / "out")), expected)
 
 
 def test_checkpoints_that_overlap_each_keep_what_circulates(start: Start, tmp_path: Path) -> None:
     overlapping = hg.Checkpointing(interval="5ms", max_concurrent=4, dir=tmp_path / "checkpoints", retained=5)
     pipeline = hg.Pipeline("p", parallelism=2, checkpointing=overlapping, restart=hg.FixedDelay(delay="20ms"))
-    run = start(circling(tmp_path, 2, 1_000, 600, pipeline))
+    run = start(circling(tmp_path, 2, 300, 180, pipeline))
     for kill in range(4 if IS_DEEP else 2):
         run.wait_checkpoints(7 + kill)
         run.kill(kill % 2)
         run.wait_restarts(kill + 1)
     assert run.result().is_finished
-    expected = pl.DataFrame({"id": range(1_000)}).select("id", trips=pl.max_horizontal(TRIPS * 40, 1))
+    expected = pl.DataFrame({"id": range(300)}).select("id", trips=pl.max_horizontal(TRIPS * MANY, 1))
     same(read_committed(str(tmp_path / "out")), expected)
 
 
 def test_a_drained_loop_ends_empty(start: Start, tmp_path: Path) -> None:
-    run = start(circling(tmp_path, 2, 4_000_000, 300))
+    run = start(circling(tmp_path, 2, 4_000_000, 100))
     run.wait_checkpoints(3)
     run.drain_and_kill(1)
     result = run.result()
@@ -382,7 +386,7 @@ def test_a_drained_loop_ends_empty(start: Start, tmp_path: Path) -> None:
     found = read_committed(str(tmp_path / "out"))
     ids = sorted(found["id"].to_list())
     assert len(set(ids)) == len(ids), "nothing twice"
-    same(found, found.select("id", trips=pl.max_horizontal(TRIPS * 40, 1)))
+    same(found, found.select("id", trips=pl.max_horizontal(TRIPS * MANY, 1)))
 
 
 def test_one_source_may_end_long_before_the_other(start: Start, tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def stopped(run: Run) -> None:
 
 @pytest.mark.parametrize(("before", "after"), few([(1, 3), (1, 2), (2, 1), (2, 3), (3, 1), (3, 2)], 1))
 def test_a_pipeline_continues_at_another_parallelism(start: Start, tmp_path: Path, before: int, after: int) -> None:
-    source = generator(8_000, splits=None)
+    source = generator(4_000, splits=None, batch=100)
     stopped(start(everything(tmp_path, source, before, SLOW)))
     run = start(everything(tmp_path, source, after, 3_000))
     run.wait_checkpoints(1)
@@ -91,7 +91,7 @@ def test_a_pipeline_continues_at_another_parallelism(start: Start, tmp_path: Pat
 
 
 def test_the_parallelism_may_change_again_and_again(start: Start, tmp_path: Path) -> None:  # R15
-    source = generator(12_000, splits=4)
+    source = generator(6_000, splits=4, batch=100)
     for parallelism in (2, 3, 1):
         stopped(start(everything(tmp_path, source, parallelism, SLOW)))
     assert start(everything(tmp_path, source, 2, None)).result().is_finished
@@ -200,8 +200,8 @@ def test_windows_are_right_when_a_stream_is_scaled(start: Callable[..., Run], st
     is_over = threading.Event()
     run = start(windowed(tmp_path))
     run.wait_checkpoints(1)  # with one segment, the other subtask has begun without any
-    with flowing(store, is_over, "in", rounds=40, most=8) as traffic:
-        scaled(run, traffic, 8)
+    with flowing(store, is_over, "in", rounds=4, most=4, pause_s=0.03) as traffic:
+        scaled(run, traffic, 4)
         while not rows_of(store, "out"):  # event time goes on, also with a subtask that has no segment
             run.wait_checkpoints(1)
         is_over.set()

@@ -123,6 +123,8 @@ def test_checkpoints_that_are_not_retained_are_removed(start: Start, tmp_path: P
     found = written(tmp_path)
     assert len(found) == len(set(found)) > 0, "what was committed is there once"
     assert not list((tmp_path / "out").glob("_staging/*/*")), "what nobody promised is aborted"
+    if how != "cancelled" and not IS_DEEP:
+        return  # what comes behind it is the same
     again = start(definition_of(pipeline(tmp_path)))
     with pytest.raises(PipelineFailed, match=r"former checkpoints of the same name .* removed since") as refused:
         again.result()

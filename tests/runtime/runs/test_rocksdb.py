@@ -91,7 +91,7 @@ def test_state_in_rocksdb_is_exactly_once_over_kills_and_goes_on_in_memory_and_b
     start: Start, tmp_path: Path
 ) -> None:
     local = tmp_path / "local"
-    source = replace(generator(6_000, splits=None), rows_per_second=1_500)
+    source = replace(generator(2_000, splits=None, batch=50), rows_per_second=500)
     rocks = RocksState(16 << 20, str(local))
     run = start(kept(tmp_path, source, 2, rocks))
     run.wait_checkpoints(2)
@@ -198,7 +198,7 @@ def retaining(root: Path, source: hg.Generator, policy: DamagedCheckpoint) -> Pi
 
 
 def test_a_bit_that_flips_on_a_local_disk_is_in_no_checkpoint_and_loses_nothing(start: Start, tmp_path: Path) -> None:
-    source = replace(generator(4_000, splits=None), rows_per_second=300)
+    source = replace(generator(1_500, splits=None, batch=20), rows_per_second=100)
     flipping = Flipping(tmp_path, is_unseen=False)
     run = start(retaining(tmp_path, source, DamagedCheckpoint.FAIL), prepare=flipping)
     run.wait_checkpoints(2)
@@ -217,7 +217,7 @@ def test_a_bit_that_flips_on_a_local_disk_is_in_no_checkpoint_and_loses_nothing(
 @pytest.mark.early
 def test_a_checkpoint_that_only_workers_find_damaged_is_judged_by_the_policy(start: Start, tmp_path: Path) -> None:
     # R57
-    source = replace(generator(4_000, splits=None), rows_per_second=300)
+    source = replace(generator(1_500, splits=None, batch=20), rows_per_second=100)
     flipping = Flipping(tmp_path, is_unseen=True)
     run = start(retaining(tmp_path, source, DamagedCheckpoint.FAIL), prepare=flipping)
     run.wait_checkpoints(2)

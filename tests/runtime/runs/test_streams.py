@@ -43,7 +43,7 @@ def test_a_worker_that_hangs_and_wakes_loses_and_repeats_nothing(
 ) -> None:  # GS2, GS5
     is_over = threading.Event()
     run = start(copied(tmp_path, 3))
-    with flowing(store, is_over, "in", rounds=40, most=6) as traffic:
+    with flowing(store, is_over, "in", rounds=5, most=6, pause_s=0.03) as traffic:
         run.wait_checkpoints(2)
         zombie = run.freeze(1)
         run.wait_restarts(1)
@@ -114,7 +114,7 @@ def test_a_pipeline_reads_by_its_group_while_others_join_and_leave_beside_it(
     with Store.open(store.root) as own, ThreadPoolExecutor(1) as pool:
         neighbours = Neighbours(own)
         living = pool.submit(neighbours.live, is_over)
-        with flowing(store, is_over, "in", rounds=20, most=12) as traffic:
+        with flowing(store, is_over, "in", rounds=4, most=8, pause_s=0.03) as traffic:
             run.wait_checkpoints(3)
             run.kill(0)
             run.wait_restarts(1)
@@ -184,7 +184,7 @@ def test_each_event_goes_through_once_while_workers_and_servers_are_killed(
 ) -> None:
     is_over = threading.Event()
     run = start(copied_in(tmp_path, shared_store.root))
-    with flowing(shared_store, is_over, "in", rounds=10, most=10) as traffic:
+    with flowing(shared_store, is_over, "in", rounds=4, most=6, pause_s=0.03) as traffic:
         run.wait_checkpoints(2)
         run.kill(0)
         run.wait_restarts(1)

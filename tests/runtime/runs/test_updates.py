@@ -13,6 +13,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
+from tests.conftest import few
 from tests.runtime.running import Run, definition_of, pipeline_at
 from tests.runtime.runs.test_results import events, generator, recounted, same
 
@@ -85,7 +86,7 @@ ROWS: list[Row] = [{"k": n % 5, "ms": n + 30 * (-n % 4), "x": n % 7} for n in ra
 
 OTHERS: list[Row] = [{"k": n % 5, "ms": 2 * n, "x": n % 11} for n in range(0, 300, 7)]
 
-each_backend = pytest.mark.parametrize("state", [hg.Memory(), hg.RocksDB()], ids=["memory", "rocksdb"])
+MEMORY, ROCKSDB = hg.Memory(), hg.RocksDB()
 
 
 def records(path: Path, state: Any, out_of_orderness: str) -> hg.Stream:
@@ -133,7 +134,7 @@ def by_value(key: int, rows: pl.DataFrame) -> list[Row]:
     return [{"value": value, "count": count} for value, count in sorted(Counter(rows["x"]).items())]
 
 
-@each_backend
+@pytest.mark.parametrize("state", few([MEMORY, ROCKSDB], 1))
 def test_lost_workers_change_no_totals_of_sessions(tmp_path: Path, state: Any) -> None:
     windows = (
         records(tmp_path, state, "5ms")
@@ -146,7 +147,7 @@ def test_lost_workers_change_no_totals_of_sessions(tmp_path: Path, state: Any) -
     )
 
 
-@each_backend
+@pytest.mark.parametrize("state", few([ROCKSDB, MEMORY], 1))
 def test_lost_workers_change_no_rows_of_sessions(tmp_path: Path, state: Any) -> None:
     windows = (
         records(tmp_path, state, "5ms")
@@ -161,7 +162,7 @@ def test_lost_workers_change_no_rows_of_sessions(tmp_path: Path, state: Any) -> 
     assert found == expected
 
 
-@each_backend
+@pytest.mark.parametrize("state", few([MEMORY, ROCKSDB], 1))
 def test_lost_workers_change_no_tops(tmp_path: Path, state: Any) -> None:
     keyed = records(tmp_path, state, "1s").key_by("k")
     top = keyed.top_per_window(2, by="x", ties=True, rank="rank", window=hg.Sliding("40ms", "20ms"))
@@ -300,7 +301,7 @@ def counted(
     return replace(definition, config=replace(definition.config, state=state))
 
 
-@pytest.mark.parametrize(("backend", "parallelism"), [("memory", 2), ("rocksdb", 3)])
+@pytest.mark.parametrize(("backend", "parallelism"), few([("rocksdb", 3), ("memory", 2)], 1))
 def test_a_changed_program_goes_on_with_the_state_of_the_one_before(
     start: Start, tmp_path: Path, backend: str, parallelism: int
 ) -> None:  # EV1, EV2, EV6, EV7

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests.conftest import IS_DEEP
 from tests.mutants.harness import around
 
 from headgate.model.config import Guarantee
@@ -17,7 +18,8 @@ from headgate.sim.scenarios.guarantees import RULES, Judge, draw_mode
 from headgate.sim.scenarios.unaligned import LoopedRun, OvertakingRun, SidedRun
 
 LEAST, MOST = Guarantee.AT_LEAST_ONCE, Guarantee.AT_MOST_ONCE
-SMOKE = (3, 13, 29, 33, 34, 37, 41, 54)
+SMOKE = (13, 29, 3, 33, 34, 37, 41, 54)
+"""These and those below: without ``IS_DEEP`` only until what they are for was reached."""
 
 
 def test_each_mode_shows_the_anomaly_that_it_allows_and_no_other() -> None:
@@ -29,6 +31,8 @@ def test_each_mode_shows_the_anomaly_that_it_allows_and_no_other() -> None:
         assert run.run() is None
         lost[judge.mode] += judge.lost
         repeated[judge.mode] += judge.repeated
+        if not IS_DEEP and min(repeated[LEAST], lost[MOST]) > 0:
+            break
     assert repeated[LEAST] > 0, "records overtook a barrier and came again"
     assert lost[MOST] > 0, "records were under way when something failed"
     assert repeated[MOST] == 0
@@ -72,7 +76,7 @@ def test_a_record_that_a_function_was_given_twice_is_told() -> None:
     assert judge.problem("mapped", Counter(), Counter(), has_failed=True) == "gave a user's function twice: [7]"
 
 
-UNALIGNED_SMOKE = (32, 37, 42, 43, 49)
+UNALIGNED_SMOKE = (37, 32, 42, 43, 49)
 
 
 def test_the_simulator_restores_what_was_in_flight() -> None:
@@ -87,12 +91,14 @@ def test_the_simulator_restores_what_was_in_flight() -> None:
     with around(deployment, "restored_records", counting):
         for seed in UNALIGNED_SMOKE:
             assert OvertakingRun(seed).run() is None
+            if not IS_DEEP and min(replayed[False], replayed[True]) > 0:
+                break
     assert replayed[False] > 0, "at the same parallelism"
     assert replayed[True] > 0, "at another one"
 
 
-BROADCAST_SMOKE = (0, 1, 2, 5, 13, 23)
-LOOPED_SMOKE = (4, 9, 14, 19)
+BROADCAST_SMOKE = (23, 1, 5, 0, 2, 13)
+LOOPED_SMOKE = (9, 4, 14, 19) if IS_DEEP else (9, 4)
 
 
 def test_broadcast_sides_pass_every_smoke_seed() -> None:
@@ -110,6 +116,8 @@ def test_broadcast_sides_pass_every_smoke_seed() -> None:
             run = SidedRun(seed)
             forms.add(run.settings.job.how)  # type: ignore[attr-defined]
             assert run.run() is None, seed
+            if not IS_DEEP and len(forms) == 3 and min(replayed[False], replayed[True]) > 0:
+                break
     assert replayed[True] > 0, "nothing was in flight to a broadcast side"
     assert replayed[False] > 0
     assert forms == {"row", "batch", "plain"}

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.conftest import IS_DEEP
 
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import HookState, Manifest
@@ -22,7 +23,7 @@ from headgate.sim.scenarios.induced import (
     draw_induced_mode,
 )
 
-SMOKE = (1, 5, 6)
+SMOKE = (1, 5, 6) if IS_DEEP else (1, 6)
 MENDED = {211: "a claim that stayed (R43)", 3017: "a marker that was never reached (EI36)"}
 
 

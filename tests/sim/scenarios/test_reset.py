@@ -6,7 +6,7 @@ from tests.conftest import IS_DEEP
 
 from headgate.sim.scenarios.reset import ResettingRun
 
-SMOKE = (2, 5, 9, 10, 13, 14, 16)
+SMOKE = (14, 10, 9, 2, 5, 13, 16)
 """Without ``IS_DEEP`` only until what they are for was reached."""
 
 
@@ -25,7 +25,3 @@ def test_pipelines_start_over_whoever_runs_them() -> None:
     assert steps > carried_out > 3, "some resets did not live to their end"
     assert finished > 0, "starts finish what was begun"
     assert given_up > steps, "there were checkpoints"
-
-
-def test_a_seed_of_starting_over_has_one_digest() -> None:
-    assert ResettingRun(11).result().digest == ResettingRun(11).result().digest

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from tests.conftest import IS_DEEP
+
 from headgate.sim.scenarios.standby import StandbyRun
 
-SMOKE = (1, 2, 3, 5, 6, 20, 24)
+SMOKE = (1, 2, 3, 5, 6, 20, 24) if IS_DEEP else (1, 6, 20, 24)
 
 
 def test_pipelines_are_kept_running() -> None:

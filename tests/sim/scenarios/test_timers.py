@@ -81,10 +81,6 @@ def test_the_simulator_restores_state_that_expires() -> None:
     assert min(seen["expired"], seen["lived"]) > 100
 
 
-def test_a_seed_whose_state_expires_has_one_digest() -> None:
-    assert ExpiringRun(1).result().digest == ExpiringRun(1).result().digest
-
-
 ROCKSDB_SMOKE = (3, 6, 9) if IS_DEEP else (3,)
 
 

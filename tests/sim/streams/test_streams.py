@@ -10,7 +10,7 @@ from headgate.sim.streams.shared_transactions import ENDINGS, SharingRun
 from headgate.sim.streams.streams import GroupedRun, StreamRun
 from headgate.store import location, transactions
 
-SMOKE = (*range(14), 16, 26, 36, 72) if IS_DEEP else (3, 26, 36, 72)
+SMOKE = (*range(14), 16, 26, 36, 72) if IS_DEEP else (3, 26, 72)
 
 
 @pytest.mark.early
