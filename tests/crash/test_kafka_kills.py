@@ -9,7 +9,6 @@ import random
 import signal
 import sys
 import threading
-import uuid
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -55,20 +54,9 @@ class Topics:
 
     def fill(self, count: int) -> None:
         """Write the next records, which wait for nobody."""
-        from confluent_kafka import Producer
-
-        failed: list[object] = []
-
-        def delivered(error: object, message: object) -> None:
-            if error is not None:
-                failed.append(error)
-
-        producer = Producer({"bootstrap.servers": self.broker.address, "linger.ms": 20})
-        for number in range(self.written, self.written + count):
-            text = json.dumps({"id": number, "key": number % KEYS})
-            producer.produce("in", text.encode(), partition=number % 2, on_delivery=delivered)
-        assert producer.flush(ANSWER_S) == 0
-        assert failed == []
+        numbers = range(self.written, self.written + count)
+        texts = ((number % 2, json.dumps({"id": number, "key": number % KEYS})) for number in numbers)
+        self.broker.put("in", ({"value": text.encode(), "partition": part} for part, text in texts))
         self.written += count
 
     @contextmanager
@@ -99,29 +87,7 @@ class Topics:
 
     def committed(self, topic: str = "out") -> list[dict[str, Any]]:
         """Return what a reader of committed records finds, by librdkafka."""
-        from confluent_kafka import Consumer, KafkaError, TopicPartition
-
-        consumer = Consumer(
-            {
-                "bootstrap.servers": self.broker.address,
-                "group.id": uuid.uuid4().hex,
-                "isolation.level": "read_committed",
-                "enable.partition.eof": True,
-                "auto.offset.reset": "earliest",
-            }
-        )
-        consumer.assign([TopicPartition(topic, part, 0) for part in range(2)])
-        rows, ended = [], set()
-        while len(ended) < 2:
-            message = consumer.poll(ANSWER_S)
-            assert message is not None, "the broker does not answer"
-            if (error := message.error()) is None:
-                rows.append(json.loads(message.value()))
-            else:
-                assert error.code() == KafkaError._PARTITION_EOF, error
-                ended.add(message.partition())
-        consumer.close()
-        return rows
+        return [json.loads(one.value()) for one in self.broker.committed(topic)]
 
     def transactions(self) -> dict[str, str]:
         """Return the state of each transaction by its id."""

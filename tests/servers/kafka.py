@@ -13,7 +13,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,9 @@ FORMATTED = LIBRARIES / "formatted"
 """An empty directory of a broker, of which each one gets a copy: to format one takes a JVM of its own."""
 
 USER, PASSWORD = "headgate", "tests-of-headgate"
+
+PARTITION_END = -191
+"""librdkafka's code for the end of a partition, which is no error."""
 
 HEAP_MB = 768
 
@@ -190,6 +193,38 @@ class KafkaBroker:
         while name not in admin.list_topics(timeout=START_S).topics:
             continue
         return name
+
+    def put(self, topic: str, records: Iterable[Mapping[str, Any]], **settings: object) -> None:
+        """Have librdkafka write records, each given as the arguments of its ``produce``, in their order."""
+        from confluent_kafka import Producer
+
+        # without idempotence what a broker refuses at first, because it does not lead a new topic yet, comes later
+        settings = {"enable.idempotence": True, "log_level": 0} | settings
+        producer = Producer({"bootstrap.servers": self.address, **settings})
+        for record in records:
+            producer.produce(topic, **record)
+            producer.poll(0)
+        assert producer.flush(START_S) == 0
+
+    def committed(self, topic: str) -> list[Any]:
+        """Return what librdkafka reads of a topic: the messages of transactions that are committed by now."""
+        from confluent_kafka import Consumer, TopicPartition
+
+        settings = {"bootstrap.servers": self.address, "group.id": "none", "isolation.level": "read_committed"}
+        consumer = Consumer({**settings, "enable.partition.eof": True, "fetch.wait.max.ms": 5, "log_level": 0})
+        left = set(consumer.list_topics(topic, START_S).topics[topic].partitions)
+        consumer.assign([TopicPartition(topic, part, 0) for part in left])
+        found = []
+        while left:
+            message = consumer.poll(START_S)
+            assert message is not None, "the broker does not answer"
+            if (error := message.error()) is None:
+                found.append(message)
+            else:
+                assert error.code() == PARTITION_END, error
+                left.discard(message.partition())
+        consumer.close()
+        return found
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic."""

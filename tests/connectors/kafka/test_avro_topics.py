@@ -103,12 +103,7 @@ def frame(number: int) -> bytes:
 
 
 def put(broker: KafkaBroker, topic: str, *values: bytes | None) -> None:
-    from confluent_kafka import Producer
-
-    producer = Producer({"bootstrap.servers": broker.address})
-    for value in values:
-        producer.produce(topic, value, partition=0)
-    assert producer.flush(PATIENCE_S) == 0
+    broker.put(topic, ({"value": value, "partition": 0} for value in values))
 
 
 def ids(directory: Path) -> list[int]:

@@ -42,23 +42,8 @@ def prefix() -> str:
     return f"p-{uuid.uuid4().hex}"
 
 
-def numbers(broker: KafkaBroker, topic: str, partitions: int = 1) -> list[int]:
-    """Return what librdkafka reads of committed records."""
-    from confluent_kafka import Consumer, TopicPartition
-
-    config = {"bootstrap.servers": broker.address, "group.id": "none", "enable.partition.eof": True, "log_level": 0}
-    consumer = Consumer({**config, "isolation.level": "read_committed", "fetch.wait.max.ms": 5})
-    consumer.assign([TopicPartition(topic, part, 0) for part in range(partitions)])
-    found, ended = [], 0
-    while ended < partitions:
-        message = consumer.poll(TIMEOUT_S)
-        assert message is not None, "the broker does not answer"
-        if message.error() is None:
-            found.append(json.loads(message.value())["number"])
-        else:
-            ended += 1
-    consumer.close()
-    return sorted(found)
+def numbers(broker: KafkaBroker, topic: str) -> list[int]:
+    return sorted(json.loads(one.value())["number"] for one in broker.committed(topic))
 
 
 class PipelineToTopic:
@@ -200,12 +185,7 @@ def read(source: hg.Kafka, directory: Path) -> list[Any]:
 
 
 def put(broker: KafkaBroker, topic: str, *values: bytes) -> None:
-    from confluent_kafka import Producer
-
-    producer = Producer({"bootstrap.servers": broker.address})
-    for value in values:
-        producer.produce(topic, value, partition=0)
-    assert producer.flush(TIMEOUT_S) == 0
+    broker.put(topic, ({"value": value} for value in values))
 
 
 def test_a_source_without_a_right_names_it_and_goes_on_with_it(

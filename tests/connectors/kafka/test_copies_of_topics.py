@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -44,33 +44,6 @@ class Place:
         assert result is not None
         made.release()
         return result
-
-    def put(self, topic: str, records: Sequence[dict[str, Any]]) -> None:
-        from confluent_kafka import Producer
-
-        producer = Producer({"bootstrap.servers": self.broker.address})
-        for record in records:
-            producer.produce(topic, **record)
-        assert producer.flush(PATIENCE_S) == 0
-
-    def rows(self, topic: str) -> list[Any]:
-        """Return the committed records of a topic."""
-        from confluent_kafka import Consumer, TopicPartition
-
-        settings = {"bootstrap.servers": self.broker.address, "group.id": uuid.uuid4().hex}
-        consumer = Consumer({**settings, "enable.partition.eof": True, "isolation.level": "read_committed"})
-        parts = consumer.list_topics(topic, PATIENCE_S).topics[topic].partitions
-        consumer.assign([TopicPartition(topic, part, 0) for part in parts])
-        found, ended = [], set()
-        while len(ended) < len(parts):
-            message = consumer.poll(PATIENCE_S)
-            assert message is not None, "the broker does not answer"
-            if message.error() is None:
-                found.append(message)
-            else:
-                ended.add(message.partition())
-        consumer.close()
-        return found
 
     def events(self, stream: str) -> list[dict[str, Any]]:
         with Store.open(self.store) as store:
@@ -114,21 +87,21 @@ def fact_of_message(message: Any) -> tuple[Any, ...]:
 
 def test_a_topic_goes_to_a_stream_and_back_exactly(place: Place, topic: str) -> None:
     records = odd_records(0, 60)
-    place.put(topic, records)
+    place.broker.put(topic, records)
     place.copy("to-stream", topic, "app/events", kill=1)
     with Store.open(place.store) as store:
         found = store.find("app/events")
         assert (found.segments_count, found.routing_key, found.schema) == (3, "key", TOPIC_COLUMNS)
     assert place.copy("to-stream", topic, "app/events").records_in == 60
     more = odd_records(60, 100)
-    place.put(topic, more)
+    place.broker.put(topic, more)
     assert place.copy("to-stream", topic, "app/events").records_in == 100
     assert len(place.events("app/events")) == 100
 
     target = f"back-{uuid.uuid4().hex}"
     place.copy("from-stream", target, "app/events", partitions=2)
     assert place.copy("from-stream", target, "app/events").records_in == 100
-    back = place.rows(target)
+    back = place.broker.committed(target)
     assert sorted(map(fact_of_message, back)) == sorted(map(fact, records + more))
     by_key: dict[Any, list[int]] = {}
     for message in back:
@@ -162,7 +135,7 @@ def test_a_stream_of_columns_goes_as_json_also_when_it_is_scaled(place: Place, k
         keyed("numbers", store, 90, 100)
     place.copy("from-stream", topic, "numbers")
     assert place.copy("from-stream", topic, "numbers").records_in == 100
-    found = place.rows(topic)
+    found = place.broker.committed(topic)
     assert sorted(json.loads(one.value())["n"] for one in found) == list(range(100))
     for key in range(5):
         mine = [json.loads(one.value()) for one in found if one.key() == str(key).encode()]
@@ -179,11 +152,11 @@ def test_a_stream_of_columns_goes_as_json_also_when_it_is_scaled(place: Place, k
 def test_partitions_that_are_added_are_copied_too(place: Place, kafka: KafkaBroker, topic: str) -> None:
     from confluent_kafka.admin import NewPartitions
 
-    place.put(topic, odd_records(0, 10))
+    place.broker.put(topic, odd_records(0, 10))
     place.copy("to-stream", topic, "events")
     admin = kafka.admin()
     admin.create_partitions([NewPartitions(topic, 5)])[topic].result(PATIENCE_S)
-    place.put(topic, [{"key": "new", "value": b"v", "partition": part} for part in range(5)])
+    place.broker.put(topic, [{"key": "new", "value": b"v", "partition": part} for part in range(5)])
     assert place.copy("to-stream", topic, "events").records_in == 15
     assert len(place.events("events")) == 15
 
@@ -194,7 +167,7 @@ def test_empty_ones_and_text(place: Place, topic: str, kafka: KafkaBroker) -> No
     with Store.open(place.store) as store:
         store.create_stream("text", pa.schema([("value", pa.large_string())]))
     assert place.copy("from-stream", topic, "text").records_in == 0
-    place.put(topic, [{"value": "é"}, {"value": None}])
+    place.broker.put(topic, [{"value": "é"}, {"value": None}])
     place.copy("to-stream", topic, "text")
     assert {row["value"] for row in place.events("text")} == {None, "é"}
 
@@ -223,7 +196,7 @@ def test_what_cannot_be_copied_is_said_in_one_sentence(place: Place, topic: str)
     assert "sealed" in refused(lambda: place.copy("to-stream", topic, "sealed"))
     with pytest.raises(UsageError, match="--partitions"):
         place.copy("to-stream", topic, "events", partitions=3)
-    place.put(topic, [{"key": b"\xff", "value": b"v"}])
+    place.broker.put(topic, [{"key": b"\xff", "value": b"v"}])
     assert "a key that is not UTF-8" in refused(lambda: place.copy("to-stream", topic, "events"))
     with Store.open(place.store) as store:
         columns = pa.schema([("key", pa.large_binary()), ("value", pa.large_binary()), ("partition", pa.int32())])
@@ -234,7 +207,7 @@ def test_what_cannot_be_copied_is_said_in_one_sentence(place: Place, topic: str)
 
 def test_a_topic_that_was_created_again_gets_everything(place: Place, kafka: KafkaBroker, topic: str) -> None:
     target = kafka.create_topic(f"t-{uuid.uuid4().hex}")
-    place.put(topic, odd_records(0, 10))
+    place.broker.put(topic, odd_records(0, 10))
     place.copy("to-stream", topic, "events")
     place.copy("from-stream", target, "events")
     kafka.delete_topic(target)
@@ -243,7 +216,7 @@ def test_a_topic_that_was_created_again_gets_everything(place: Place, kafka: Kaf
     client.close()
     for _ in range(2):
         assert place.copy("from-stream", target, "events").records_in == 10
-    assert len(place.rows(target)) == 10
+    assert len(place.broker.committed(target)) == 10
 
 
 def test_a_checkpoint_that_is_removed_while_it_is_read_does_not_end_the_watch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,13 +35,8 @@ def client(kafka: KafkaBroker) -> Iterator[KafkaClient]:
 
 
 def produce(broker: KafkaBroker, topic: str, partition: int, numbers: range) -> None:
-    from confluent_kafka import Producer
-
-    producer = Producer({"bootstrap.servers": broker.address, "linger.ms": 5, "compression.type": "lz4"})
-    for number in numbers:
-        producer.produce(topic, b"%d" % number, partition=partition)
-        producer.poll(0)
-    assert producer.flush(60) == 0
+    records = ({"value": b"%d" % number, "partition": partition} for number in numbers)
+    broker.put(topic, records, **{"compression.type": "lz4"})
 
 
 def fetcher_of(client: KafkaClient, positions: Mapping[Partition, int], **options: Any) -> Fetcher:

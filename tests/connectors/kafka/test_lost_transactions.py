@@ -23,7 +23,7 @@ from headgate.errors import PipelineFailed, StorageError
 
 ROWS = 20_000
 
-pytestmark = pytest.mark.run
+pytestmark = [pytest.mark.run, pytest.mark.xdist_group("kafka")]
 
 
 @pytest.fixture

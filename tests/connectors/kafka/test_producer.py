@@ -217,14 +217,10 @@ def test_an_answer_that_is_lost_writes_nothing_twice(kafka: KafkaBroker, client:
 
 
 def test_keys_meet_those_of_other_clients(kafka: KafkaBroker, client: KafkaClient) -> None:
-    from confluent_kafka import Producer as Librdkafka
-
     topic = client.create_topic(f"t-{uuid.uuid4().hex}", 7)
-    other = Librdkafka({"bootstrap.servers": kafka.address, "partitioner": "murmur2"})
     keys = [uuid.uuid4().hex[: 1 + number % 30].encode() for number in range(200)]
-    for number, key in enumerate(keys):
-        other.produce(topic.name, b"%d" % number, key)
-    assert other.flush(60) == 0
+    records = ({"value": b"%d" % number, "key": key} for number, key in enumerate(keys))
+    kafka.put(topic.name, records, partitioner="murmur2")
     chosen = partitions_of_keys(pa.array(keys, pa.binary()), 7).tolist()
     assert written(client, topic.name) == {
         part: [number for number, one in enumerate(chosen) if one == part] for part in range(7)
