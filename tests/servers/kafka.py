@@ -198,8 +198,8 @@ class KafkaBroker:
         """Have librdkafka write records, each given as the arguments of its ``produce``, in their order."""
         from confluent_kafka import Producer
 
-        # without idempotence what a broker refuses at first, because it does not lead a new topic yet, comes later
-        settings = {"enable.idempotence": True, "log_level": 0} | settings
+        # or what a broker refuses at first, because it does not lead a new topic yet, comes after the rest
+        settings = {"enable.idempotence": True, "max.in.flight": 1, "log_level": 0} | settings
         producer = Producer({"bootstrap.servers": self.address, **settings})
         for record in records:
             producer.produce(topic, **record)

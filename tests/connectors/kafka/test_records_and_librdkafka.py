@@ -76,7 +76,7 @@ def drawn(seed: int, count: int) -> list[Record]:
 def write_by_librdkafka(broker: KafkaBroker, topic: str, records: Sequence[Record], **config: Any) -> None:
     from confluent_kafka import Producer
 
-    settings = {"bootstrap.servers": broker.address, "enable.idempotence": True, "linger.ms": 50}
+    settings = {"bootstrap.servers": broker.address, "max.in.flight": 1, "linger.ms": 50}
     producer = Producer(settings | config)
     for one in records:
         producer.produce(topic, one.value, one.key, 0, timestamp=one.timestamp_ms, headers=list(one.headers))
