@@ -5,16 +5,15 @@ Counterpart: ``clients``. Source: docs/spec/log-histories.md. Only processes of 
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from tests.forked import CONTEXT, stopped
 from tests.logs.clients import DATE, ENOUGH, FULL, GROUP, SCHEMA, STREAM, Orders, everything, insistently, run
 from tests.logs.history import Operation, Outcome, Recorder, history, lines
 
@@ -28,9 +27,6 @@ PATIENCE_S = 240
 """Until everything has ended, on a machine that is slow and busy."""
 
 DATES_MS = (-86_400_000, -3_600_000, 0, 3_600_000, 86_400_000)
-
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["tests.logs.clients"])
 
 
 class Clients:
@@ -49,7 +45,7 @@ class Clients:
         """Start the next life of a client."""
         self._lives[name] = life = self._lives.get(name, 0) + 1
         orders = Orders(self._root, str(self.logs), name, life, kill_at, self._environment, self._bug)
-        process = _context.Process(target=run, args=(orders,))
+        process = CONTEXT.Process(target=run, args=(orders,))
         process.start()
         self.running[name] = process
 
@@ -60,13 +56,13 @@ class Clients:
 
     def freeze(self, name: str, time_s: float) -> None:
         """Stop a client for a while."""
-        with _stopped(self.running[name]):
+        with stopped(self.running[name]):
             time.sleep(time_s)  # the time of the fault: not a wait for anything
 
     def replace(self, name: str) -> None:
         """Stop a client, start its next life, and let it go on beside that."""
         zombie = self.running[name]
-        with _stopped(zombie):
+        with stopped(zombie):
             self.start(name)
             time.sleep(0.5)  # the time of the fault: not a wait for anything
         self._zombies.append(zombie)
@@ -123,18 +119,6 @@ class Clients:
     def _renew(self, name: str) -> None:
         self.running[name].join()
         self.start(name)
-
-
-@contextmanager
-def _stopped(process: BaseProcess) -> Iterator[None]:
-    assert process.pid is not None
-    with suppress(ProcessLookupError):
-        os.kill(process.pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        with suppress(ProcessLookupError):
-            os.kill(process.pid, signal.SIGCONT)
 
 
 Strike = Callable[[random.Random, Store, Clients], None]

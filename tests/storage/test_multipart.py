@@ -8,7 +8,8 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from tests.servers.objects import BUCKET, ObjectServer, object_server
+from tests.conftest import few
+from tests.servers.objects import BUCKET, ObjectServer, object_server, program
 from tests.servers.proxy import Wire
 
 from headgate.errors import StorageError
@@ -19,7 +20,11 @@ from headgate.storage.urls import open_storage
 pytest.importorskip("botocore", reason="botocore is not installed (pip install -e '.[dev]')")
 
 
-@pytest.fixture(scope="module", params=["versitygw", "moto_server"])
+SERVERS = few(sorted(["versitygw", "moto_server"], key=lambda name: program(name) is None), 1)
+"""The first one that there is, and for ``make test-repeated`` the other one."""
+
+
+@pytest.fixture(scope="module", params=SERVERS)
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectServer]:
     with object_server(tmp_path_factory.mktemp("objects"), only=request.param) as started:
         yield started

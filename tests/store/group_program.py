@@ -1,4 +1,4 @@
-"""A writer to a stream, or a reader of a group on it, in a process of its own: ``python -m tests.store.group_program``.
+"""A writer to a stream, and a reader of a group on it, each for a process of its own.
 
 A reader says in a file what it does, each line when it is done: that it has read events, that it has committed them,
 that it was fenced, that it has ended.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 import time
 from pathlib import Path
 
@@ -91,8 +90,3 @@ def _read(reader: GroupReader, chance: random.Random, say: object) -> None:
             say("committed")
             time.sleep(chance.random() / 50)  # not a wait for anything
     reader.leave()
-
-
-if __name__ == "__main__":
-    what, root, name, last = sys.argv[1:]
-    write(root, name, int(last)) if what == "write" else read(root, name, Path(last))

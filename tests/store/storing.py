@@ -141,8 +141,10 @@ PARAMETERS = 2
 """With so many of its parameters a test is repeated by ``make test``; with the others by ``make test-repeated``."""
 
 
-def leave_repetitions(items: Iterable[pytest.Item], modules: Collection[str]) -> None:
+def leave_repetitions(items: Iterable[pytest.Item], modules: Collection[str], kept: Collection[str]) -> None:
     """Leave to ``make test-repeated`` what is repeated in ``modules``, and further parameters of the other tests.
+
+    Tests with the names ``kept`` are not left out.
 
     Verbs are not left out: each one has its own SQL.
     """
@@ -151,7 +153,8 @@ def leave_repetitions(items: Iterable[pytest.Item], modules: Collection[str]) ->
         assert isinstance(item, pytest.Function)
         params = item.callspec.params if hasattr(item, "callspec") else {}
         if item.path.stem in modules:
-            item.add_marker("deep")
+            if item.originalname not in kept:
+                item.add_marker("deep")
         elif params and "verb" not in params and item.function.__module__ != item.module.__name__:
             repeated.setdefault(item.function, []).append(item)
     for found in repeated.values():

@@ -6,17 +6,17 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
-from tests.conftest import few
-from tests.store.group_program import GROUP, events_of
+from tests.conftest import IS_DEEP, few
+from tests.forked import CONTEXT, stopped
+from tests.store.group_program import GROUP, events_of, read, write
 from tests.store.storing import KEYED, STREAM, drain, drained, keyed
 from tests.store.test_store_crash import kill, lines_of, start
 
@@ -24,7 +24,8 @@ from headgate.errors import FencedError, HeadgateError
 from headgate.protocol.store.transactions import Status
 from headgate.store.store import Store
 
-WRITERS, READERS, STRIKES = 3, 3, 14
+WRITERS, READERS = 3, 3
+STRIKES = ["kill", "kill", "stop", "scale", "scale"] * (3 if IS_DEEP else 1)
 PATIENCE_S = 240
 """Until everything is read, on a machine that is slow and busy."""
 
@@ -35,7 +36,7 @@ class Processes:
     """The programs that run, by what they do."""
 
     def __init__(self, root: str, logs: Path) -> None:
-        self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self.running: dict[str, BaseProcess] = {}
         self.logs = logs
         self._root = root
         self._starts = 0
@@ -43,33 +44,32 @@ class Processes:
     def start(self, name: str) -> None:
         """Start a writer or a reader; a reader says in a file of this life what it does."""
         self._starts += 1
-        what, last = ("write", str(self._starts)) if name.startswith("w") else ("read", "")
-        last = last or str(self.logs / f"{name}-{self._starts}")
-        life = name if what == "write" else f"{name}-{self._starts}"
-        program = [sys.executable, "-m", "tests.store.group_program", what, self._root, life, last]
-        here = Path(__file__).parents[2]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here), os.environ.get("PYTHONPATH", "")])}
-        self.running[name] = subprocess.Popen(program, cwd=here, env=environment)
+        life = f"{name}-{self._starts}"
+        if name.startswith("w"):
+            process = CONTEXT.Process(target=write, args=(self._root, name, self._starts))
+        else:
+            process = CONTEXT.Process(target=read, args=(self._root, life, self.logs / life))
+        process.start()
+        self.running[name] = process
 
     def kill(self, name: str) -> None:
         """Kill one, and start it again."""
-        if self.running[name].poll() is None:
+        if self.running[name].exitcode is None:
             self.running[name].kill()
-            self.running[name].wait()
+            self.running[name].join()
             self.start(name)
 
     def is_over(self, kind: str) -> bool:
         """Whether all of a kind have ended; each must have ended well."""
-        codes = [process.poll() for name, process in self.running.items() if name.startswith(kind)]
+        codes = [process.exitcode for name, process in self.running.items() if name.startswith(kind)]
         assert set(codes) <= {None, 0}, f"a program has failed: {codes}"
         return None not in codes
 
     def take_down(self) -> None:
         """End what is left."""
         for process in self.running.values():
-            with suppress(ProcessLookupError):
-                process.kill()
-            process.wait()
+            process.kill()
+            process.join()
 
 
 @contextmanager
@@ -81,18 +81,15 @@ def processes(root: str, logs: Path) -> Iterator[Processes]:
         found.take_down()
 
 
-def strike(chance: random.Random, store: Store, found: Processes) -> None:
-    """Kill or stop somebody, or scale the stream."""
+def strike(what: str, chance: random.Random, store: Store, found: Processes) -> None:
+    """Kill or stop one of the programs, or scale the stream."""
     name = chance.choice(sorted(found.running))
-    match chance.choice(("kill", "kill", "stop", "scale", "scale")):
+    match what:
         case "kill":
             found.kill(name)
         case "stop":
-            process = found.running[name]
-            if process.poll() is None:
-                process.send_signal(signal.SIGSTOP)
+            with stopped(found.running[name]):
                 time.sleep(chance.choice((0.5, 4)))  # not a wait for anything
-                process.send_signal(signal.SIGCONT)
         case _:
             with suppress(HeadgateError):
                 present = [x.segment_id for x in store.layout(STREAM).present]
@@ -145,9 +142,9 @@ def test_writers_and_readers_under_kills_and_scaling_process_each_event_once(tmp
         store.reader_group(GROUP, STREAM)
         for name in [*writers, *(f"r{n}" for n in range(READERS))]:
             found.start(name)
-        for _ in range(STRIKES):
+        for what in chance.sample(STRIKES, len(STRIKES)):
             time.sleep(chance.random())  # not a wait for anything
-            strike(chance, store, found)
+            strike(what, chance, store, found)
         until = time.monotonic() + PATIENCE_S
         while not found.is_over("w"):
             assert time.monotonic() < until, "the writers do not come to an end"

@@ -22,12 +22,27 @@ ESSENTIAL = ("test_server", "test_transactions")
 """What ``make check`` runs of this room; the rest takes minutes."""
 
 REPEATED = {
+    "test_groups_there",
+    "test_kills_there",
     "test_repeated_there",
     "test_scaling_there",
     "test_schemas_there",
+    "test_shared_transactions_there",
     "test_truncation_there",
 }
-"""Modules that ``make test`` leaves out: what they do is Python around verbs, each of which has its tests here."""
+"""Modules that ``make test`` leaves out: what they do is Python around verbs, each of which has its tests here, and is
+used by processes that are killed in ``test_server_objects``."""
+
+KEPT = {
+    "test_a_silent_reader_loses_its_share_and_is_told_at_each_call",
+    "test_a_zombie_changes_nothing_after_its_successor_recovered",
+    "test_nothing_is_held_of_closed_segments_whose_events_are_gone",
+    "test_of_verdicts_that_race_one_wins",
+    "test_readers_that_are_killed_or_stopped_lose_nothing_and_what_they_committed_is_not_read_again",
+    "test_what_somebody_let_go_of_is_held_again_when_the_group_moves",
+    "test_whoever_uses_the_store_next_aborts_what_nobody_writes",
+}
+"""Of these, tests that ``make test`` has here, too: locks of the server, its date, and what is held in SQL."""
 
 OF_SQLITE = {
     "test_a_damaged_catalogue_is_named",
@@ -42,7 +57,7 @@ OF_SQLITE = {
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     items[:] = [item for item in items if item.path.parent != here or item.name not in OF_SQLITE]
-    leave_repetitions((item for item in items if item.path.parent == here), REPEATED)
+    leave_repetitions((item for item in items if item.path.parent == here), REPEATED, KEPT)
     for item in items:
         if item.path.parent == here and not item.path.stem.startswith(ESSENTIAL):
             item.add_marker("long")

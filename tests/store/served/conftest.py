@@ -25,6 +25,7 @@ ESSENTIAL = ("test_served", "test_transactions")
 """What ``make check`` runs of this room; the rest takes minutes."""
 
 REPEATED = {
+    "test_groups_afar",
     "test_repeated_afar",
     "test_scaling_afar",
     "test_schemas_afar",
@@ -32,6 +33,12 @@ REPEATED = {
     "test_truncation_afar",
 }
 """Modules that ``make test`` leaves out: what they do is Python around verbs, each of which is sent in tests here."""
+
+KEPT = {
+    "test_a_silent_reader_loses_its_share_and_is_told_at_each_call",
+    "test_readers_that_are_killed_or_stopped_lose_nothing_and_what_they_committed_is_not_read_again",
+}
+"""Of these, tests that ``make test`` has here, too."""
 
 OF_THE_DIRECTORY = {
     "test_a_damaged_catalogue_is_named",
@@ -50,7 +57,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = [
         item for item in items if item.path.parent != here or item.name.partition("[")[0] not in OF_THE_DIRECTORY
     ]
-    leave_repetitions((item for item in items if item.path.parent == here), REPEATED)
+    leave_repetitions((item for item in items if item.path.parent == here), REPEATED, KEPT)
     for item in items:
         if item.path.parent == here:
             item.add_marker(pytest.mark.filterwarnings("ignore:This process:DeprecationWarning"))

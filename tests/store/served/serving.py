@@ -9,9 +9,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from tests.forked import CONTEXT
 from tests.servers.proxy import Wire
 
 from headgate.store.client.messages import PROTOCOL_VERSION
@@ -88,3 +90,32 @@ class ServerProcess:
         process.send_signal(number)
         said, _ = process.communicate(timeout=WAIT_S)
         return process.returncode, [json.loads(line) for line in said.splitlines()]
+
+
+class ForkedServer:
+    """A server in a process of its own, without the command line and a token; as ``ServerProcess`` otherwise."""
+
+    def __init__(self, root: Path, port: int) -> None:
+        self._root, self._port = root, port
+        self.url = f"headgate://127.0.0.1:{port}"
+        self.start()
+
+    def start(self) -> None:
+        """Start it; it listens when this returns."""
+        reading, writing = CONTEXT.Pipe(duplex=False)
+        with reading, writing:
+            self._process = CONTEXT.Process(target=_serve, args=(self._root, self._port, writing), daemon=True)
+            self._process.start()
+            assert reading.poll(WAIT_S), "the server does not listen"
+            assert reading.recv_bytes() == b"listens"
+
+    def kill(self) -> None:
+        """End it as a power cut does."""
+        self._process.kill()
+        self._process.join()
+
+
+def _serve(root: Path, port: int, told: Connection) -> None:
+    with serving(root, port):
+        told.send_bytes(b"listens")
+        signal.pause()

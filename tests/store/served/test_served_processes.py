@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import pytest
 from tests.servers.proxy import Wire
-from tests.store.served.serving import WAIT_S, ServerProcess, serving
+from tests.store.served.serving import WAIT_S, ForkedServer, ServerProcess, serving
 from tests.store.storing import KEYED, STREAM, drained, keyed
 from typer.testing import CliRunner
 
@@ -267,8 +267,7 @@ class Away:
     """A pipeline whose server is killed at a point of its driver, and then waited for with a patience of an hour."""
 
     def __init__(self, root: Path, port: int, monkeypatch: pytest.MonkeyPatch, *, retain: bool = True) -> None:
-        self.server = ServerProcess(root / "served", port)
-        monkeypatch.setenv(TOKEN_FILE_VARIABLE, self.server.said["token_file"])
+        self.server = ForkedServer(root / "served", port)
         monkeypatch.setattr(clients, "PATIENCE_S", 3_600.0)
         monkeypatch.setattr(fault_points, "reach", self._reach)
         monkeypatch.setattr(SystemEnvironment, "sleep", self._sleep)
