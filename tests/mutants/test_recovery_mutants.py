@@ -246,8 +246,8 @@ MUTANTS: list[tuple[Mutant, Finder, int]] = [
     (every_start_adopts_what_it_names, found_by("savepoints"), 5),
     (a_driver_beats_once, found_by("standby"), 62),
     (a_standby_waits_for_nobody, found_by("standby"), 13),
-    (parts_are_left_out, read_states, 0),
     (an_older_checkpoint_is_the_newest, read_states, 8),
+    (parts_are_left_out, read_states, 0),
 ]
 
 

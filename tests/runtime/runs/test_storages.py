@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -44,14 +45,6 @@ _ABORTED = re.compile(r"checkpoint (\d+) was aborted: ")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectServer]:
     with object_server(tmp_path_factory.mktemp("objects")) as started:
         yield started
-
-
-@pytest.fixture
-def zygote(server: ObjectServer) -> Iterator[Zygote]:
-    """One of its own: what another test has started does not know where the server is."""
-    made = Zygote()
-    yield made
-    made.close()
 
 
 class Watching(SilentObserver):
@@ -134,16 +127,16 @@ def test_a_pipeline_goes_on_after_its_object_store_was_killed(server: ObjectServ
     assert open_storage(f"{place}/out").list("_staging") == []
 
 
-def test_workers_that_are_killed_leave_nothing_twice_in_the_object_store(
-    start: Callable[..., Run], server: ObjectServer
-) -> None:
+def test_workers_that_are_killed_leave_nothing_twice_in_the_object_store(server: ObjectServer) -> None:
+    """The zygote is its own: what another test has started does not know where the server is."""
     place = f"s3://{BUCKET}/workers"
-    run = start(definition_of(pipeline(place, 2, 1_000)))
-    for count in (1, 2):
-        run.wait_checkpoints(2)
-        run.kill(count % 2)
-        run.wait_restarts(count)
-    assert run.result().is_finished
+    definition = definition_of(pipeline(place, 2, 1_000))
+    with closing(Zygote()) as zygote, closing(Run(zygote, definition)) as run:
+        for count in (1, 2):
+            run.wait_checkpoints(2)
+            run.kill(count % 2)
+            run.wait_restarts(count)
+        assert run.result().is_finished
     assert numbers_at(place) == list(range(1_000))
     assert open_storage(f"{place}/out").list("_staging") == []
 

@@ -8,6 +8,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -157,14 +158,6 @@ def servers(postgres: PostgresServer, objects: ObjectServer) -> Iterator[None]:
 
 
 @pytest.fixture
-def zygote(servers: None) -> Iterator[Zygote]:
-    """One of its own: what another test has started does not know where the servers are."""
-    made = Zygote()
-    yield made
-    made.close()
-
-
-@pytest.fixture
 def shared_store(postgres: PostgresServer, objects: ObjectServer) -> Iterator[Store]:
     with Store.open(postgres.url("runs"), chunks=f"s3://{BUCKET}/runs") as opened:
         opened.create_stream("in", SCHEMA, segments=2, routing_key="key")
@@ -180,20 +173,22 @@ def copied_in(root: Path, shared_store: str) -> PipelineDefinition:
 
 @pytest.mark.early
 def test_each_event_goes_through_once_while_workers_and_servers_are_killed(
-    start: Callable[..., Run], shared_store: Store, postgres: PostgresServer, tmp_path: Path
+    servers: None, shared_store: Store, postgres: PostgresServer, tmp_path: Path
 ) -> None:
+    """The zygote is its own: what another test has started does not know where the servers are."""
     is_over = threading.Event()
-    run = start(copied_in(tmp_path, shared_store.root))
-    with flowing(shared_store, is_over, "in", rounds=4, most=6, pause_s=0.03) as traffic:
-        run.wait_checkpoints(2)
-        run.kill(0)
-        run.wait_restarts(1)
-        run.wait_checkpoints(1)
-        with traffic.at_work:
-            postgres.crash()
-            postgres.start()
-        run.wait_checkpoints(2)
-        is_over.set()
-    assert run.result().is_finished
+    definition = copied_in(tmp_path, shared_store.root)
+    with closing(Zygote()) as zygote, closing(Run(zygote, definition)) as run:
+        with flowing(shared_store, is_over, "in", rounds=4, most=6, pause_s=0.03) as traffic:
+            run.wait_checkpoints(2)
+            run.kill(0)
+            run.wait_restarts(1)
+            run.wait_checkpoints(1)
+            with traffic.at_work:
+                postgres.crash()
+                postgres.start()
+            run.wait_checkpoints(2)
+            is_over.set()
+        assert run.result().is_finished
     assert per_key(shared_store) == all_rounds(traffic)
     assert [problem for problem in shared_store.fsck() if not problem.is_harmless] == []
