@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 import headgate as hg
-from headgate.connectors.files.line_file import FilePosition
+from headgate.connectors.files.file_position import FilePosition
 from headgate.connectors.files.parquet import ParquetPosition
 from headgate.connectors.files.publish_log import StagedFile, encode_files
 from headgate.connectors.registry import committable_text, position_text, readable

@@ -19,7 +19,7 @@ from tests.operators.harness import Harness
 
 from headgate.codec.exact_values import MisfitError, exact_array
 from headgate.connectors.files.line_decoders import JsonDecoder
-from headgate.connectors.files.line_file import Lines
+from headgate.connectors.files.lines import Lines
 from headgate.connectors.memory import FromRows
 from headgate.errors import UsageError
 from headgate.operators.base import WATERMARK_MAX_MS

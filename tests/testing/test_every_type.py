@@ -473,34 +473,22 @@ EXACT = to_canonical(pa.RecordBatch.from_pylist([given(number) for number in ran
 
 
 def test_columns_come_out_as_they_went_in(tmp_path: Path) -> None:
-    p, sink = typed_pipeline("through"), Collect(tmp_path / "out")
-    kept = p.source(source()).filter(pl.col("price").is_null() | (pl.col("price") >= Decimal("0.00")))
+    """Through operators, files and a stream."""
+    p, sink = typed_pipeline("through"), Collect(tmp_path / "rows")
+    rows = p.source(source())
+    kept = rows.filter(pl.col("price").is_null() | (pl.col("price") >= Decimal("0.00")))
     by_row = kept.rebalance().map(lambda row: row).flat_map(lambda row: [row])
     by_row.map_batches(lambda frame: frame).union(kept.filter(pl.col("id") < 0)).sink(sink)
+    rows.sink(hg.FileSink(tmp_path / "parquet", "parquet"), name="parquet")
+    rows.select(pl.exclude("raw")).sink(hg.FileSink(tmp_path / "jsonl", "jsonl"), name="jsonl")
+    rows.sink(hg.StreamSink("app/all", store=tmp_path / "store"), name="stream")
     run(p)
     assert in_order(sink.rows()) == TYPED_EXPECTED
-
-
-@pytest.mark.parametrize("form", ["parquet", "jsonl"])
-def test_files_have_them(tmp_path: Path, form: str) -> None:
-    p = typed_pipeline("files")
-    rows = p.source(source()) if form == "parquet" else p.source(source()).select(pl.exclude("raw"))
-    rows.sink(hg.FileSink(tmp_path / "out", form))
-    run(p)
-    if form == "parquet":
-        assert read_committed(str(tmp_path / "out")).sort("ms").to_dicts() == TYPED_EXPECTED
-    else:
-        lines = "".join(path.read_text() for path in (tmp_path / "out").glob("*.jsonl")).splitlines()
-        found = in_order([json.loads(line) for line in lines])
-        exact = [{name: value for name, value in row.items() if name != "raw"} for row in EXACT]
-        assert found == json.loads(json.dumps(exact, default=str))
-
-
-def test_a_stream_has_them(tmp_path: Path) -> None:
-    p = typed_pipeline("writes")
-    p.source(source()).sink(hg.StreamSink("app/all", store=tmp_path / "store"))
-    run(p)
-    p, sink = typed_pipeline("reads"), Collect(tmp_path / "out")
+    assert read_committed(str(tmp_path / "parquet")).sort("ms").to_dicts() == TYPED_EXPECTED
+    lines = "".join(path.read_text() for path in (tmp_path / "jsonl").glob("*.jsonl")).splitlines()
+    exact = [{name: value for name, value in row.items() if name != "raw"} for row in EXACT]
+    assert in_order([json.loads(line) for line in lines]) == json.loads(json.dumps(exact, default=str))
+    p, sink = typed_pipeline("reads"), Collect(tmp_path / "again")
     p.source(hg.StreamSource("app/all", store=tmp_path / "store", follow=False)).sink(sink)
     run(p)
     assert in_order(sink.rows()) == TYPED_EXPECTED

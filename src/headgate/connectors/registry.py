@@ -16,8 +16,8 @@ from typing import TypeAlias, cast
 import msgspec
 
 from headgate.connectors.base import Sink
+from headgate.connectors.files.file_position import FilePosition
 from headgate.connectors.files.file_sink import FileSink
-from headgate.connectors.files.line_file import FilePosition
 from headgate.connectors.files.parquet import ParquetPosition
 from headgate.connectors.lakes.table_changes import CHANGES_MARK
 from headgate.connectors.streams import StreamSink, StreamsOfOneSink, decode_position

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.dataset as pads
 import pytest
 from pyspark import cloudpickle
-from tests.conftest import few
+from tests.conftest import IS_DEEP, few
 from tests.servers.hdfs import HdfsCluster
 from tests.servers.objects import BUCKET, ObjectServer, object_server
 from tests.servers.proxy import Wire
@@ -104,7 +104,12 @@ def target(url: str, file_format: Any, roll_interval: Any = 0) -> Target:
     ("file_format", "roll_interval"), few([("parquet", "1h"), ("jsonl", 0), ("jsonl", "1h"), ("parquet", 0)], 1)
 )
 def test_the_sink_survives_every_kill_point(file_format: str, roll_interval: Any) -> None:
-    check_sink(lambda: target(f"memory://kit-{secrets.token_hex(8)}", file_format, roll_interval))
+    rescales, rows = ((1, 1), (2, 2), (1, 2), (5, 2), (2, 5)), (0, 1, 40)
+    check_sink(
+        lambda: target(f"memory://kit-{secrets.token_hex(8)}", file_format, roll_interval),
+        rescales=rescales if IS_DEEP else rescales[2:4],
+        rows=rows if IS_DEEP else rows[1:],
+    )
 
 
 @pytest.mark.long
@@ -487,25 +492,20 @@ def fresh(root: str, **options: Any) -> Target:
 IN_PARTS = pytest.mark.parametrize("multipart", [True, False], ids=["uploads", "copies"])
 
 
+KILLS = [*((point, True) for point in KillPoint), *few([(point, False) for point in KillPoint], 3)]
+
+
 @pytest.mark.long
-@IN_PARTS
-@pytest.mark.parametrize("point", KillPoint)
-def test_the_sink_survives_every_kill_point_in_an_object_store(
+@pytest.mark.parametrize(("point", "multipart"), KILLS)
+def test_the_sink_and_its_object_store_survive_every_kill_point(
     objects: ObjectServer, point: KillPoint, multipart: bool
 ) -> None:
-    check_kill(fresh(f"s3://{BUCKET}", multipart=multipart), point, 2, 1, 2, 3)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("point", KillPoint)
-def test_the_sink_and_its_server_survive_every_kill_point(objects: ObjectServer, point: KillPoint) -> None:
     def crash() -> None:
-        objects.fail()
-        objects.heal()
+        if objects.keeps:  # else it forgets its objects when it ends
+            objects.fail()
+            objects.heal()
 
-    if not objects.keeps:
-        pytest.skip("this server of objects forgets them when it ends")
-    check_kill(fresh(f"s3://{BUCKET}", crash=crash), point, 2, 1, 2, 3)
+    check_kill(fresh(f"s3://{BUCKET}", multipart=multipart, crash=crash), point, 2, 1, 2, 3)
 
 
 @pytest.mark.deep

@@ -15,8 +15,8 @@ import pytest
 from tests.conftest import few
 from tests.connectors.files.following import Following, Meddling, append, assert_each_once, rotate, source_of
 
+from headgate.connectors.files.file_position import FilePosition, OlderFile
 from headgate.connectors.files.filesystem import LOCAL, FileSystem, LocalFiles
-from headgate.connectors.files.line_file import FilePosition, OlderFile
 from headgate.connectors.files.rotation import OlderFiles, seen_at
 from headgate.errors import CorruptionError, StorageError, UsageError
 

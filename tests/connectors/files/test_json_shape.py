@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import string
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import date
 from itertools import pairwise
 
@@ -17,9 +17,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.connectors.files.json_shape import ROWS_MIN, ShapedReader
+from headgate.connectors.files import json_shape
+from headgate.connectors.files.json_shape import ShapedReader
 from headgate.connectors.files.line_decoders import Decoded, JsonDecoder, TextDecoder
-from headgate.connectors.files.line_file import Lines, RawLines
+from headgate.connectors.files.lines import Lines, RawLines
+
+ROWS_MIN = 16
+"""Fewer than usual: the parser, which is the judge, parses every line that it refuses by itself."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _small_blocks() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_shape, "ROWS_MIN", ROWS_MIN)
+        yield
+
 
 SCHEMA = pa.schema(
     [

@@ -14,10 +14,12 @@ from tests.connectors.source_reading import context, read_all, read_over_subtask
 
 from headgate.connectors.base import SplitPosition
 from headgate.connectors.files import line_file as lines_module
+from headgate.connectors.files.file_position import FilePosition
 from headgate.connectors.files.file_sink import FileSink
 from headgate.connectors.files.filesystem import LocalFiles
-from headgate.connectors.files.line_file import FileOptions, FilePosition, LineFile, Lines
+from headgate.connectors.files.line_file import FileOptions, LineFile
 from headgate.connectors.files.line_source import CsvFiles, FileReader, JsonLines, TextFiles
+from headgate.connectors.files.lines import Lines
 from headgate.connectors.files.selection import owner_of_file
 from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.testing.source_kit import check_source

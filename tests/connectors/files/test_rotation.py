@@ -15,8 +15,8 @@ from tests.conftest import few
 from tests.connectors.files.following import Following, Meddling, append, assert_each_once, rotate
 from tests.connectors.source_reading import context, read_all
 
+from headgate.connectors.files.file_position import FilePosition
 from headgate.connectors.files.filesystem import LocalFiles
-from headgate.connectors.files.line_file import FilePosition
 from headgate.connectors.files.line_source import FileReader, TextFiles
 from headgate.connectors.files.selection import numbered_files, owner_of_file, series_of
 from headgate.errors import UsageError

@@ -27,6 +27,7 @@ from headgate.protocol.checkpoints.commit import CommitPermit
 from headgate.testing.sinks.fake_pipeline import SCHEMA
 
 PATIENCE_S = 300
+KILLED = -signal.SIGKILL
 
 
 def sink_of(kind: str, options: dict[str, Any]) -> Any:
@@ -51,6 +52,12 @@ def started(root: Path, rows: int, kind: str, options: dict[str, Any], kill_at: 
         environment[fault_points.VARIABLE] = kill_at
     words = [sys.executable, __file__, str(root), str(rows), kind, json.dumps(options)]
     return subprocess.run(words, env=environment, timeout=600, check=False).returncode
+
+
+def killed_and_started_again(root: Path, rows: int, kind: str, options: dict[str, Any], point: str) -> None:
+    """Run the program until it is killed at ``point``, and again to its end."""
+    assert started(root, rows, kind, options, f"{point}:2:{root / point}") == KILLED
+    assert started(root, rows, kind, options) == 0
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -93,9 +100,6 @@ ROW = {
     "many": [1, None],
     "nested": {"a": 1, "b": "x"},
 }
-
-
-KILLED = -signal.SIGKILL
 
 if __name__ == "__main__":
     what = program(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], json.loads(sys.argv[4]))

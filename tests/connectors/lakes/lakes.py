@@ -11,6 +11,7 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from lake_program import committer, permit
 
 from headgate.connectors.base import SinkContext, SinkWriter
@@ -221,6 +222,15 @@ class IcebergTables:
 
 
 Tables = DeltaTables | IcebergTables
+
+KILL_POINTS = ("after-manifest", "in-publish", "after-publish")
+"""After a checkpoint completed, before the entry of the table's log, and after it."""
+
+
+def kill_points(quick: str, *before: str) -> list[Any]:
+    """Return parameters of a test that kills a process; but for ``quick``, the kit for sinks has these kills, too."""
+    deep = {point: () if point == quick else (pytest.mark.deep,) for point in KILL_POINTS}
+    return [pytest.param(*before, point, marks=marks) for point, marks in deep.items()]
 
 
 def in_order(rows: pa.Table) -> list[dict[str, Any]]:

@@ -14,8 +14,17 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from lake_program import KILLED, PATIENCE_S, ROW, committer, permit, prepared, program, started, until
-from lakes import DeltaTables, changing, numbers_sink, ops, output, write
+from lake_program import (
+    PATIENCE_S,
+    ROW,
+    committer,
+    killed_and_started_again,
+    permit,
+    prepared,
+    program,
+    until,
+)
+from lakes import DeltaTables, changing, kill_points, numbers_sink, ops, output, write
 from tests.conftest import IS_DEEP
 from tests.killing import held_pipeline
 from tests.servers.objects import BUCKET, ObjectServer, object_server
@@ -177,15 +186,12 @@ def test_a_file_that_the_store_has_not_after_all_is_not_promised(objects: Object
 
 
 @pytest.mark.run
-def test_a_process_killed_around_its_commits_writes_each_record_once(tmp_path: Path) -> None:
-    """Killed after a checkpoint completed, before the entry of the log, and after it."""
+@pytest.mark.parametrize("point", kill_points("in-publish"))
+def test_a_process_killed_around_its_commits_writes_each_record_once(tmp_path: Path, point: str) -> None:
     options = {"url": str(tmp_path / "table"), "create": True, "partition_by": "kind"}
-    for point in ("after-manifest:2", "in-publish:2", "after-publish:2"):
-        marker = tmp_path / point.partition(":")[0]
-        assert started(tmp_path, 3_000, "delta", options, f"{point}:{marker}") == KILLED, point
-    assert started(tmp_path, 3_000, "delta", options) == 0
+    killed_and_started_again(tmp_path, 1_500, "delta", options, point)
     found = pl.read_delta(str(tmp_path / "table"))
-    assert sorted(found["number"].to_list()) == list(range(3_000))
+    assert sorted(found["number"].to_list()) == list(range(1_500))
     assert set(found["kind"].to_list()) == {"a", "b"}
 
 

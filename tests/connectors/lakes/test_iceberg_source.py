@@ -40,12 +40,16 @@ class Place:
     def source(self, **options: Any) -> hg.Iceberg:
         return hg.Iceberg("shop.t", properties=self.properties, **options)
 
-    def read(self, positions: dict[str, bytes] | None = None, **options: Any) -> tuple[list[int], dict[str, bytes]]:
+    def read(
+        self, positions: dict[str, bytes] | None = None, polls: int = 1_000, **options: Any
+    ) -> tuple[list[int], dict[str, bytes]]:
         """Return the numbers that come until there are no more for now, and the positions then."""
         source = self.source(**options)
         reader = source.open(SourceContext("p", "in", 0, 1, positions, schema=source.schema()))
         found: list[int] = []
-        while not reader.is_finished() and (batch := reader.poll()) is not None:
+        for _ in range(polls):
+            if reader.is_finished() or (batch := reader.poll()) is None:
+                break
             found += [row["number"] for row in batch.batch.to_pylist()]  # type: ignore[union-attr]
         return sorted(found), reader.positions()
 
@@ -56,13 +60,22 @@ def place(tmp_path: Path) -> Place:
 
 
 def test_the_source_passes_the_kit(place: Place) -> None:
-    snapshots = [place.append(*range(start, start + 5)) for start in range(0, 20, 5)]
+    for start in range(0, 20, 5):
+        place.append(*range(start, start + 5))
     rows = check_source(lambda: place.source(splits=3), parallelisms=(2,))
     assert sorted(row["number"] for row in rows) == list(range(20))
-    rows = check_source(lambda: place.source(snapshot=snapshots[1], splits=2), parallelisms=(2,))
-    assert sorted(row["number"] for row in rows) == list(range(10))
-    rows = check_source(lambda: place.source(after=snapshots[0], splits=2), parallelisms=(2,))
-    assert sorted(row["number"] for row in rows) == list(range(5, 20))
+
+
+def test_a_snapshot_is_read_or_what_follows_it(place: Place) -> None:
+    snapshots = [place.append(*range(start, start + 5)) for start in range(0, 20, 5)]
+    for options, expected in (
+        ({"snapshot": snapshots[1]}, range(10)),
+        ({"after": snapshots[0]}, range(5, 20)),
+    ):
+        for polls in range(1, 5):
+            begun, positions = place.read(polls=polls, splits=2, **options)
+            rest, _ = place.read(positions, splits=2, **options)
+            assert sorted(begun + rest) == list(expected)
 
 
 def test_a_table_is_followed_from_its_first_row(place: Place) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 import pytest
-from lake_program import KILLED, PATIENCE_S, ROW, committer, permit, prepared, started
-from lakes import DeltaTables, IcebergTables, Tables, changing, numbers_sink, ops, output, write
+from lake_program import PATIENCE_S, ROW, committer, killed_and_started_again, permit, prepared
+from lakes import DeltaTables, IcebergTables, Tables, changing, kill_points, numbers_sink, ops, output, write
 from tests.conftest import IS_DEEP
 from tests.connectors.committing import records
 from tests.servers.objects import BUCKET, KEY, SECRET, object_server
@@ -45,6 +45,7 @@ def tables(request: pytest.FixtureRequest, tmp_path: Path) -> Tables:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("tables", [pytest.param("delta", marks=pytest.mark.deep), "iceberg"], indirect=True)
 def test_the_sink_passes_the_kit(tables: Tables) -> None:
     numbers = itertools.count()
 
@@ -88,16 +89,17 @@ def test_tables_in_an_object_store_fence_and_find_merges(
 
 
 @pytest.mark.run
-def test_a_process_killed_around_its_merges_counts_each_record_once(tables: Tables, tmp_path: Path) -> None:
-    """Killed after a checkpoint completed, before the entry of the log, and after it."""
+@pytest.mark.parametrize(
+    ("tables", "point"),
+    [*kill_points("after-publish", "delta"), *kill_points("in-publish", "iceberg")],
+    indirect=["tables"],
+)
+def test_a_process_killed_around_its_merges_counts_each_record_once(tables: Tables, point: str, tmp_path: Path) -> None:
     options = {**tables.options(), "create": True, "upsert": "kind"}
-    for point in ("after-manifest:2", "in-publish:2", "after-publish:2"):
-        marker = tmp_path / point.partition(":")[0]
-        assert started(tmp_path, 3_000, tables.kind, options, f"{point}:{marker}") == KILLED, point
-    assert started(tmp_path, 3_000, tables.kind, options) == 0
+    killed_and_started_again(tmp_path, 1_500, tables.kind, options, point)
     found = tables.frame()
     assert sorted(found["kind"].to_list()) == ["a", "b"]
-    assert found["records"].sum() == 3_000
+    assert found["records"].sum() == 1_500
 
 
 def test_a_pipeline_keeps_the_table_that_its_changes_describe(tables: Tables, tmp_path: Path) -> None:
@@ -287,18 +289,20 @@ def test_keys_of_each_type_are_found_again(tables: Tables, name: str, is_partiti
 
     appender = tables.sink(create=True, partition_by=(name,) if is_partition else ())
     appender.make_target(schema.remove(0))
-    for checkpoint, row in enumerate((0, 1, 2), 1):  # a file each
-        one = batch(["x"], [row], [row]).select([1, 2])
-        writer = appender.open(SinkContext("q", "out", 0, 1, Generation(1), one.schema))
-        writer.write(one)
-        payload = writer.seal(CheckpointId(checkpoint)).prepare()
-        found = appender.open_committer("q", "out", Generation(1))
-        found.recover(())
-        found.commit(permit(checkpoint), [Committable("out", CheckpointId(checkpoint), 0, Generation(1), payload)])
+    files = [batch(["x"], [row], [row]).select([1, 2]) for row in range(3)]
+    first = [output(appender, 1, file, subtask=at, pipeline="q") for at, file in enumerate(files)]
+    appending = appender.open_committer("q", "out", Generation(1))
+    appending.recover(())
+    appending.commit(permit(1), first)
     sink = changing(tables, schema, name)
+    merging = committer(sink)
+
+    def merge(checkpoint: int, changes: pa.RecordBatch) -> None:
+        merging.commit(permit(checkpoint), [output(sink, checkpoint, changes)])
+
     for checkpoint, row in enumerate((0, 1, 2, 3), 1):  # alone, so that its file is found by minima and maxima
-        write(sink, checkpoint, batch(["update_after"], [row], [row + 10]))
-    write(sink, 5, batch(["delete", "update_after", "update_after"], [0, 1, 3], [None, None, 99]))
+        merge(checkpoint, batch(["update_after"], [row], [row + 10]))
+    merge(5, batch(["delete", "update_after", "update_after"], [0, 1, 3], [None, None, 99]))
     found = {row[name]: row["n"] for row in tables.rows()}
     assert found == {values[1]: None, values[2]: 12, values[3]: 99}
     assert len(tables.rows()) == 3

@@ -22,8 +22,10 @@ from tests.servers.postgres import PostgresServer, postgres_server
 
 import headgate as hg
 from headgate import testing
-from headgate.connectors.base import HoldContext, HookContext, SourceBatch, SourceContext
-from headgate.connectors.postgres.changes import ASK_AGAIN, SPLIT, ChangesReader, Position, PostgresChanges
+from headgate.connectors.base import ASK_AGAIN, HoldContext, HookContext, SourceBatch, SourceContext
+from headgate.connectors.postgres.changes import PostgresChanges
+from headgate.connectors.postgres.changes_reader import SPLIT, ChangesReader
+from headgate.connectors.postgres.slots import Position
 from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.model.ids import Generation
 from headgate.testing.source_kit import check_source
@@ -105,7 +107,7 @@ class WaitingChanges(PostgresChanges):
 
 @pytest.mark.long
 def test_the_kit(url: str, db: Any, table: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headgate.connectors.postgres.changes.MESSAGES_MAX", 6)
+    monkeypatch.setattr("headgate.connectors.postgres.changes_reader.MESSAGES_MAX", 6)
     slot = f"kit_{table}"
     db.execute(f"CREATE PUBLICATION p_{table} FOR TABLE {table}")
     db.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (slot,))
@@ -121,7 +123,7 @@ def test_the_kit(url: str, db: Any, table: str, monkeypatch: pytest.MonkeyPatch)
 def test_a_large_transaction_is_continued_in_its_middle(
     url: str, db: Any, table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headgate.connectors.postgres.changes.MESSAGES_MAX", 7)
+    monkeypatch.setattr("headgate.connectors.postgres.changes_reader.MESSAGES_MAX", 7)
     source, positions = PostgresChanges(url, table), None
     reader = source.open(context())
     take(reader, 0)
@@ -378,7 +380,7 @@ def test_changes_of_several_tables_come_in_the_order_of_their_transactions(
         for number in range(10, 20):
             db.execute(f"INSERT INTO {table} VALUES ({number}, 'd')")
             db.execute(f"INSERT INTO {other} VALUES ({number})")
-    monkeypatch.setattr("headgate.connectors.postgres.changes.MESSAGES_MAX", 3)
+    monkeypatch.setattr("headgate.connectors.postgres.changes_reader.MESSAGES_MAX", 3)
     rows = []
     while len(rows) < 20:  # a position in the middle of a transaction counts the changes of all tables
         reader = source.open(context(positions))
@@ -633,7 +635,7 @@ def copy_of(server: PostgresServer, url: str) -> Callable[[], Callable[[], None]
 
 
 def test_two_pipelines_on_one_slot_are_refused(url: str, db: Any, table: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headgate.connectors.postgres.changes.PATIENCE_MS", 500)
+    monkeypatch.setattr("headgate.connectors.postgres.slots.PATIENCE_MS", 500)
     source = PostgresChanges(url, table)
     reader = source.open(context())
     take(reader, 0)
@@ -728,7 +730,7 @@ def test_damaged_positions_of_changes_are_refused(data: bytes) -> None:
 def test_a_checkpoint_begins_when_the_subtask_has_taken_the_last_row(
     url: str, db: Any, table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headgate.connectors.postgres.changes.MESSAGES_MAX", 1)
+    monkeypatch.setattr("headgate.connectors.postgres.changes_reader.MESSAGES_MAX", 1)
     db.execute(f"INSERT INTO {table} SELECT g, 'n' FROM generate_series(1, 10) g")
     source = PostgresChanges(url, table)
     hook = source.coordinator_hook()

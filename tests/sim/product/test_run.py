@@ -14,7 +14,7 @@ from tests.conftest import IS_DEEP
 from tests.mutants.harness import around, patched
 
 from headgate.connectors.files import line_file
-from headgate.connectors.files.line_file import FilePosition
+from headgate.connectors.files.file_position import FilePosition
 from headgate.model.plan import Vertex
 from headgate.runtime.checkpoints.restore import NotRestorable, RestoredSnapshots
 from headgate.sim import __main__ as command

@@ -26,7 +26,7 @@ from headgate.connectors.files.line_decoders import (
     valid_text,
     wide_type,
 )
-from headgate.connectors.files.line_file import Lines
+from headgate.connectors.files.lines import Lines
 from headgate.dataclass import dataclass
 from headgate.errors import UsageError
 from headgate.operators.schemas import DECIMAL_DIGITS_MAX, canonical_schema, schema_text, to_canonical

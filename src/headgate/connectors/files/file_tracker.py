@@ -14,8 +14,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from headgate.connectors.base import SourceContext, owner_of_split
+from headgate.connectors.files.file_position import FilePosition
 from headgate.connectors.files.filesystem import inode_of
-from headgate.connectors.files.line_file import FileMovedError, FileOptions, FilePosition, LineFile
+from headgate.connectors.files.line_file import FileMovedError, FileOptions, LineFile
 from headgate.connectors.files.rotation import ForeignFiles, Found, OlderFiles, SeenFile, renamed_to, was_compressed
 from headgate.connectors.files.selection import COMPRESSED, FileSelection, numbered_files, owner_of_file, series_of
 from headgate.errors import UsageError

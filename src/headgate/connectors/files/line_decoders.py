@@ -22,7 +22,7 @@ import pyarrow.json as pj
 
 from headgate.codec.exact_values import MisfitError, shortened_text
 from headgate.connectors.files.json_shape import MapLines, ShapedReader
-from headgate.connectors.files.line_file import Lines, RawLines
+from headgate.connectors.files.lines import Lines, RawLines
 from headgate.dataclass import dataclass
 from headgate.errors import UsageError
 from headgate.operators.schemas import canonical_schema, has_map, schema_text, to_canonical

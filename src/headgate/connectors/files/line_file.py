@@ -6,15 +6,14 @@ Counterpart: ``line_source``, which reads many such files. Source: docs/spec/con
 
 from __future__ import annotations
 
-import struct
 from dataclasses import replace
-from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import xxhash
 
 from headgate.connectors.base import SplitPosition
+from headgate.connectors.files.file_position import FilePosition
 from headgate.connectors.files.filesystem import (
     ABSENT,
     INFER,
@@ -25,115 +24,22 @@ from headgate.connectors.files.filesystem import (
     codec_of,
     failing,
 )
+from headgate.connectors.files.lines import (
+    BOM,
+    OUTSIDE,
+    QUOTED,
+    CsvForm,
+    Lines,
+    Offsets,
+    RawLines,
+    has_return,
+    is_blank,
+    line_feeds,
+    record_ends,
+)
 from headgate.connectors.files.selection import PATTERN_DEFAULT
 from headgate.dataclass import dataclass
-from headgate.errors import CorruptionError, UsageError
-
-Offsets: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
-
-_VERSION = 1
-_FIXED = struct.Struct("<BBHHIQQQQQQQ")
-_OLDER = struct.Struct("<QQQ")
-_OLDER_FROM = _FIXED.size + 1
-
-
-@dataclass(frozen=True, slots=True)
-class OlderFile:
-    """A file that was rotated away before its series was followed, and so is no input.
-
-    Its size and the digest of its first bytes tell it from a later file that was given its inode.
-    """
-
-    inode: int
-    size_bytes: int
-    head_digest: int
-
-
-@dataclass(frozen=True, slots=True)
-class FilePosition:
-    """Where reading of one file continues.
-
-    Attributes:
-        offset: bytes delivered; always the start of a line, or the end of the file. Of a compressed file, decompressed.
-        seen_bytes: the file's size when last looked at; tells a file removed too early from one read fully. Of a
-            compressed file, compressed.
-        head_bytes, head_digest: fingerprint of the beginning, ``head_bytes`` ≤ ``offset``.
-        tail_bytes, tail_digest: fingerprint of the bytes just before ``offset``.
-        inode, device: of the file when last looked at (0: not known). Alone they identify nothing: both are reused.
-        number: of a fixed list: when the file was first listed; None: not known, or a growing directory.
-        older: the files of the same series that are no input; None: not known, or another position says it.
-        is_settled: with ``older``: nothing that came before the file of today was left out.
-        lines: so many lines are before ``offset``.
-    """
-
-    offset: int = 0
-    seen_bytes: int = 0
-    head_bytes: int = 0
-    head_digest: int = 0
-    is_finished: bool = False
-    tail_bytes: int = 0
-    tail_digest: int = 0
-    inode: int = 0
-    device: int = 0
-    number: int | None = None
-    older: tuple[OlderFile, ...] | None = None
-    is_settled: bool = False
-    lines: int = 0
-
-    def encode(self) -> bytes:
-        """Return the position as bytes."""
-        number = 0 if self.number is None else self.number + 1
-        fixed = _FIXED.pack(
-            _VERSION,
-            self.is_finished,
-            self.head_bytes,
-            self.tail_bytes,
-            number,
-            self.offset,
-            self.seen_bytes,
-            self.head_digest,
-            self.tail_digest,
-            self.inode,
-            self.device,
-            self.lines,
-        )
-        if self.older is None:
-            return fixed
-        older = [_OLDER.pack(each.inode, each.size_bytes, each.head_digest) for each in self.older]
-        return b"".join([fixed, bytes([self.is_settled]), *older])
-
-    @staticmethod
-    def decode(path: str, encoded: bytes) -> FilePosition:
-        """Return the position that ``encode`` made of the file ``path``.
-
-        Raises:
-            CorruptionError: it is not one, or of another version.
-        """
-        more = len(encoded) - _OLDER_FROM
-        is_whole = more == -1 or (more >= 0 and more % _OLDER.size == 0)
-        if encoded[:1] != bytes([_VERSION]) or not is_whole:
-            expected = f"{_FIXED.size} bytes or more, version {_VERSION}"
-            raise CorruptionError(f"position of {path}", 0, expected, f"{encoded[:8].hex()} ({len(encoded)} bytes)")
-        older = None if more < 0 else tuple(OlderFile(*each) for each in _OLDER.iter_unpack(encoded[_OLDER_FROM:]))
-        _, finished, head_bytes, tail_bytes, number, offset, seen, head, tail, inode, device, lines = (
-            _FIXED.unpack_from(encoded)
-        )
-        return FilePosition(
-            offset,
-            seen,
-            head_bytes,
-            head,
-            bool(finished),
-            tail_bytes,
-            tail,
-            inode,
-            device,
-            number - 1 if number else None,
-            older,
-            older is not None and bool(encoded[_FIXED.size]),
-            lines,
-        )
-
+from headgate.errors import UsageError
 
 BLOCK_BYTES = 2 << 20
 """Read at a time at most: parsing so much takes about ten milliseconds, which a barrier may have to wait for."""
@@ -151,7 +57,6 @@ HEAD_BYTES = 1_024
 """So much of a file's beginning, and of what stands before the position, is its fingerprint."""
 
 _REFUSED_BYTES = 4_096
-_BOM = b"\xef\xbb\xbf"
 _NONE: Offsets = np.empty(0, np.int64)
 _NOTHING = memoryview(b"")
 
@@ -168,21 +73,6 @@ class FileMovedError(UsageError):
         super().__init__(message)
         self.inode = inode
         self.is_in_place = is_in_place
-
-
-@dataclass(frozen=True, slots=True)
-class CsvForm:
-    """How records of CSV are told apart.
-
-    Attributes:
-        delimiter: the byte between fields.
-        quote: the byte around fields in which delimiters and line ends are text; None: there are no such fields.
-        has_header: whether the first record of a file names its columns.
-    """
-
-    delimiter: int
-    quote: int | None
-    has_header: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,60 +94,6 @@ class FileOptions:
 
 
 DEFAULTS = FileOptions()
-
-
-@dataclass(frozen=True, slots=True)
-class RawLines:
-    """Complete lines as they stand in a file: ``data`` ends with the last of the line feeds at ``ends``.
-
-    ``base``: the byte of the file at which they begin.
-    """
-
-    data: bytes | memoryview
-    ends: Offsets
-    base: int
-
-    def starts(self) -> Offsets:
-        """Return at which byte of the file each line begins."""
-        starts = np.empty(len(self.ends), np.int64)
-        starts[0] = self.base
-        starts[1:] = self.ends[:-1] + (self.base + 1)
-        return starts
-
-
-class Lines:
-    """Some complete lines: ``values`` (large_binary, without line ends), where each begins, and the first's number.
-
-    ``inner``: line ends within records of CSV. ``header``: the first record of a file of CSV that has one. ``raw``: the
-    lines as they stand in the file, which are split into ``values`` only when that is asked for.
-    """
-
-    def __init__(
-        self,
-        values: pa.LargeBinaryArray | None,
-        starts: Offsets,
-        first: int = 1,
-        inner: Offsets | None = None,
-        header: bytes = b"",
-        raw: RawLines | None = None,
-    ) -> None:
-        assert (values is None) == (raw is not None), "lines are split, or as they stand in the file"
-        assert values is None or len(values) == len(starts), "each line begins at one place"
-        self._values, self.starts = values, starts
-        self.first, self.inner, self.header, self.raw = first, inner, header, raw
-
-    @property
-    def values(self) -> pa.LargeBinaryArray:
-        """The lines one by one."""
-        if self._values is None:
-            assert self.raw is not None
-            self._values = _split(self.raw)
-        return self._values
-
-    def number_at(self, start: int) -> int:
-        """Return the number, from 1 on, of the line that begins at byte ``start`` of the file."""
-        inner = 0 if self.inner is None else int(np.searchsorted(self.inner, start))
-        return self.first + int(np.searchsorted(self.starts, start)) + inner
 
 
 @dataclass(frozen=True, slots=True)
@@ -433,7 +269,7 @@ class LineFile:
         needed = self._needs_header
         found = self._step()
         problem = found.problem if isinstance(found, RefusedLine) and self._needs_header else ""
-        if needed and self._csv is not None and _has_return(self._header or b"", self._csv.quote):
+        if needed and self._csv is not None and has_return(self._header or b"", self._csv.quote):
             problem = "its lines end with carriage returns alone, not with line feeds"
         if problem:
             raise UsageError(f"{self.path} does not begin with a header: {problem}; correct the file")
@@ -466,9 +302,9 @@ class LineFile:
 
     def _scan(self, data: memoryview) -> None:
         """Make ``data``, which begins with the buffer, the buffer, and find the line ends in what follows."""
-        scanned, previous = len(self._buffer), bytes(self._buffer[-len(_BOM) :])
+        scanned, previous = len(self._buffer), bytes(self._buffer[-len(BOM) :])
         self._buffer, block = data, data[scanned:]
-        newlines = _line_feeds(block)
+        newlines = line_feeds(block)
         if self._csv is None:
             self._ends = newlines + scanned
             return
@@ -512,7 +348,7 @@ class LineFile:
         assert size <= len(self._buffer), "lines end beyond what was read"
         if self._needs_header and lines is None:
             header = bytes(self._buffer[:size])
-            self._header = None if _is_blank(header) else header
+            self._header = None if is_blank(header) else header
         elif lines is None:
             lines = self._split(self._buffer[:size], ends)
         self._pass(self._buffer[max(size - HEAD_BYTES, 0) : size])
@@ -546,8 +382,8 @@ class LineFile:
         offsets = np.zeros(len(ends) + 1, np.int64)
         offsets[1:] = ends + 1
         starts = offsets[:-1] + self.offset
-        if self.offset == 0 and data[: len(_BOM)] == _BOM:
-            offsets[0] = len(_BOM)
+        if self.offset == 0 and data[: len(BOM)] == BOM:
+            offsets[0] = len(BOM)
         values = pa.LargeBinaryArray.from_buffers(
             pa.large_binary(), len(ends), [None, pa.py_buffer(offsets), pa.py_buffer(data)]
         )
@@ -675,11 +511,11 @@ class LineFile:
         data, quotes, start = b"", OUTSIDE, 0
         while block := self._pread(descriptor, min(HEADER_BYTES, self.offset - len(data)), len(data)):
             newlines = np.flatnonzero(np.frombuffer(block, np.uint8) == 10)
-            ends, quotes = record_ends(block, newlines, self._csv, data[-len(_BOM) :], quotes)
+            ends, quotes = record_ends(block, newlines, self._csv, data[-len(BOM) :], quotes)
             after = [len(data) + end + 1 for end in ends.tolist()]
             data += block
             for end in after:
-                if not _is_blank(data[start:end]):
+                if not is_blank(data[start:end]):
                     return data[start:end]
                 start = end
         return data[start:] or None
@@ -727,104 +563,3 @@ class LineFile:
 
 def _digest(data: bytes) -> int:
     return xxhash.xxh3_64_intdigest(data)
-
-
-OUTSIDE, QUOTED, CLOSED = 0, 1, 2
-"""Where a byte of CSV may stand: outside of quotes, within them, and just after a quote that closes."""
-
-
-def _line_feeds(block: memoryview) -> Offsets:
-    """Return where a block has line feeds. To look at eight bytes at a time takes a third of the time."""
-    is_one = np.packbits(np.frombuffer(block, np.uint8) == 10, bitorder="little")
-    places = np.flatnonzero(is_one != 0)
-    bits = is_one.take(places)
-    if (bits & (bits - 1)).any():  # lines of fewer than eight bytes
-        return np.flatnonzero(np.frombuffer(block, np.uint8) == 10)
-    return (places << 3) + _PLACE_OF_BIT.take(bits)
-
-
-_PLACE_OF_BIT = np.zeros(256, np.int64)
-_PLACE_OF_BIT[1 << np.arange(8)] = np.arange(8)
-
-
-def record_ends(
-    block: bytes | memoryview, newlines: Offsets, form: CsvForm, previous: bytes, state: int
-) -> tuple[Offsets, int]:
-    """Return which of the ``newlines`` of a block end a record of CSV, and the state after the block.
-
-    A quote opens at the start of a field, and is text elsewhere outside of quotes. Within quotes, two are text.
-
-    Args:
-        block: what follows ``previous``.
-        newlines: where it has line feeds.
-        form: the delimiter and the quote.
-        previous: the last bytes of the record before the block; nothing at the start of a record.
-        state: one of ``OUTSIDE``, ``QUOTED`` and ``CLOSED``, after ``previous``.
-    """
-    if form.quote is None or not block:
-        return newlines, OUTSIDE if form.quote is None else state
-    data = np.frombuffer(block, np.uint8)
-    quotes = np.flatnonzero(data == form.quote)
-    is_quoted = state == QUOTED
-    if len(quotes):
-        before = data[quotes - 1]
-        is_escape = before == form.quote
-        if quotes[0] == 0:
-            before[0] = previous[-1] if previous else 10
-            is_escape[0] = state == CLOSED
-        may_open = (before == form.delimiter) | (before == 10)
-        if previous + block[: quotes[0]] == _BOM:
-            may_open[0] = True
-        opens = slice(int(is_quoted), None, 2)  # if all quotes but those within quotes stand at the start of fields
-        if not (may_open[opens] | is_escape[opens]).all():
-            quotes = quotes[_opening_or_closing(quotes, may_open, state)]
-    ends = newlines[(np.searchsorted(quotes, newlines) + is_quoted) % 2 == 0]
-    if (len(quotes) + is_quoted) % 2:
-        return ends, QUOTED
-    is_closed = len(quotes) > 0 and quotes[-1] == len(data) - 1
-    return ends, CLOSED if is_closed else OUTSIDE
-
-
-def _is_blank(record: bytes) -> bool:
-    """Whether a record of CSV before the header is nothing but a line end."""
-    return not record.removeprefix(_BOM).strip(b"\r\n")
-
-
-def _has_return(record: bytes, quote: int | None) -> bool:
-    """Whether a record of CSV has a carriage return in it, outside of quotes."""
-    parts = [record.rstrip(b"\r\n")] if quote is None else record.rstrip(b"\r\n").split(bytes([quote]))[::2]
-    return any(b"\r" in part for part in parts)
-
-
-def _opening_or_closing(quotes: Offsets, may_open: np.ndarray[Any, np.dtype[np.bool_]], state: int) -> list[int]:
-    """Return which quotes are not text. One by one: only files that quote sloppily get here."""
-    is_quoted, closed_at = state == QUOTED, -1 if state == CLOSED else -2
-    found = []
-    for index, (at, opens) in enumerate(zip(quotes.tolist(), may_open.tolist(), strict=True)):
-        if is_quoted:
-            is_quoted, closed_at = False, at
-        elif opens or closed_at == at - 1:
-            is_quoted = True
-        else:
-            continue
-        found.append(index)
-    return found
-
-
-def _split(raw: RawLines) -> pa.LargeBinaryArray:
-    """Return the lines without their line ends."""
-    data, ends = bytes(raw.data), raw.ends
-    removed = np.arange(1, len(ends) + 1, dtype=np.int64)
-    if b"\r\n" in data:
-        bytes_of = np.frombuffer(data, np.uint8)
-        has_return = (ends > raw.starts() - raw.base) & (bytes_of[ends - 1] == 13)
-        removed += np.cumsum(has_return)
-        data = data.replace(b"\r\n", b"")  # what is left of "\r\r\n" is one "\r" of content
-    data = data.replace(b"\n", b"")
-    offsets = np.zeros(len(ends) + 1, np.int64)
-    offsets[1:] = ends + 1 - removed
-    if raw.base == 0 and data.startswith(_BOM) and offsets[1] >= len(_BOM):
-        offsets[0] = len(_BOM)
-    return pa.LargeBinaryArray.from_buffers(
-        pa.large_binary(), len(ends), [None, pa.py_buffer(offsets), pa.py_buffer(data)]
-    )

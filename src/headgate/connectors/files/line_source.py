@@ -27,15 +27,8 @@ from headgate.connectors.files.line_decoders import (
     TranscodingDecoder,
     checked_encoding,
 )
-from headgate.connectors.files.line_file import (
-    LINE_BYTES_MAX,
-    CsvForm,
-    FileMovedError,
-    FileOptions,
-    LineFile,
-    Lines,
-    RefusedLine,
-)
+from headgate.connectors.files.line_file import LINE_BYTES_MAX, FileMovedError, FileOptions, LineFile, RefusedLine
+from headgate.connectors.files.lines import CsvForm, Lines
 from headgate.connectors.files.object_reader import Fetcher, LinesOfObject, ObjectReader
 from headgate.connectors.files.selection import (
     COMPRESSED,

@@ -22,16 +22,10 @@ import pyarrow as pa
 import xxhash
 
 from headgate.connectors.base import FailStopReader, SourceBatch, SourceContext, SplitPosition, owner_of_split
+from headgate.connectors.files.file_position import FilePosition
 from headgate.connectors.files.filesystem import LocalFiles, codec_of
-from headgate.connectors.files.line_file import (
-    BLOCK_BYTES,
-    HEAD_BYTES,
-    FileOptions,
-    FilePosition,
-    LineFile,
-    Lines,
-    RefusedLine,
-)
+from headgate.connectors.files.line_file import BLOCK_BYTES, HEAD_BYTES, FileOptions, LineFile, RefusedLine
+from headgate.connectors.files.lines import Lines
 from headgate.connectors.files.selection import ObjectOptions, ObjectSelection, in_order, numbered_files
 from headgate.dataclass import dataclass
 from headgate.environment import DaemonPool

@@ -18,8 +18,9 @@ from dataclasses import field
 
 import xxhash
 
+from headgate.connectors.files.file_position import OlderFile
 from headgate.connectors.files.filesystem import ABSENT, LOCAL, FileSystem, failing, inode_of
-from headgate.connectors.files.line_file import HEAD_BYTES, LineFile, OlderFile
+from headgate.connectors.files.line_file import HEAD_BYTES, LineFile
 from headgate.connectors.files.selection import COMPRESSED, series_of
 from headgate.dataclass import dataclass
 

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from headgate.connectors.encode import check_json, json_lines
 from headgate.connectors.files.line_decoders import Decoded, JsonDecoder, Refused, valid_text
-from headgate.connectors.files.line_file import Lines
+from headgate.connectors.files.lines import Lines
 from headgate.connectors.kafka.schemas.avro import AvroKeyDecoder
 from headgate.errors import UsageError
 from headgate.operators.changes import (

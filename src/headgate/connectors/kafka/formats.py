@@ -32,7 +32,7 @@ from headgate.connectors.files.line_decoders import (
     one_batch,
     valid_text,
 )
-from headgate.connectors.files.line_file import OUTSIDE, QUOTED, CsvForm, Lines, record_ends
+from headgate.connectors.files.lines import OUTSIDE, QUOTED, CsvForm, Lines, record_ends
 from headgate.connectors.kafka.changes import DebeziumDecoder, UpsertKeys, with_op
 from headgate.connectors.kafka.schemas.avro import AvroDecoder, AvroKeyDecoder
 from headgate.connectors.kafka.schemas.debezium_decoder import DebeziumAvroDecoder

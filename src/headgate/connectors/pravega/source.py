@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headgate.connectors.base import HoldContext, Source, SourceBatch, SourceContext
-from headgate.connectors.files.line_file import Lines
+from headgate.connectors.files.lines import Lines
 from headgate.connectors.kafka.formats import (
     RAW,
     RecordFormat,

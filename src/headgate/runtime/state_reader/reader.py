@@ -156,18 +156,33 @@ def states_of(
     Raises:
         CorruptionError, StorageError
     """
+    return _shaped(checkpoint, storage, _named_pieces(checkpoint, storage, operator, is_counted=is_counted))
+
+
+def _named_pieces(
+    checkpoint: StoredCheckpoint, storage: Storage, operator: str | None, *, is_counted: bool
+) -> list[tuple[str, str, list[Piece]]]:
+    """Return operator, name and pieces of each state."""
     found: dict[tuple[str, str, str], list[Piece]] = {}
     for node, name, piece in pieces_of(checkpoint, storage, operator, is_counted=is_counted):
-        found.setdefault((node, piece.prefix, name), []).append(piece)
+        found.setdefault((node, name, piece.prefix), []).append(piece)
+    taken = {(node, name) for node, name, prefix in found if prefix not in _OF_SUBTASKS}
+    return [
+        (node, f"{prefix}{name}" if prefix in _OF_SUBTASKS and (node, name) in taken else name, pieces)
+        for (node, name, prefix), pieces in sorted(found.items())
+    ]
+
+
+def _shaped(
+    checkpoint: StoredCheckpoint, storage: Storage, named: Iterable[tuple[str, str, list[Piece]]]
+) -> list[StoredState]:
+    """Return states with their shapes, for which part of each is read."""
     reader = PartReader(checkpoint, storage)
-    taken = {(node, name) for node, prefix, name in found if prefix not in _OF_SUBTASKS}
-    states = []
-    for (node, prefix, name), pieces in sorted(found.items(), key=lambda item: (item[0][0], item[0][2], item[0][1])):
-        is_clear = prefix not in _OF_SUBTASKS or (node, name) not in taken
-        # of the smallest part: all have the same columns, which is checked where rows are read
-        shape = reader.shape(node, min(pieces, key=lambda piece: piece.part.size_bytes))
-        states.append(StoredState(node, name if is_clear else f"{prefix}{name}", shape, tuple(pieces)))
-    return states
+    # of the smallest part: all have the same columns, which is checked where rows are read
+    return [
+        StoredState(node, name, reader.shape(node, min(pieces, key=lambda piece: piece.part.size_bytes)), tuple(pieces))
+        for node, name, pieces in named
+    ]
 
 
 def state_named(checkpoint: StoredCheckpoint, storage: Storage, operator: str, name: str | None = None) -> StoredState:
@@ -177,19 +192,18 @@ def state_named(checkpoint: StoredCheckpoint, storage: Storage, operator: str, n
         UsageError: there is none, or there are several; names those that there are.
         CorruptionError, StorageError
     """
-    states = states_of(checkpoint, storage, operator, is_counted=False)
-    if not states:
+    named = _named_pieces(checkpoint, storage, operator, is_counted=False)
+    if not named:
         there = _list(operators_of(checkpoint))
         raise UsageError(
             f"{checkpoint.what} holds nothing of an operator '{operator}'; the operators with state are {there}"
         )
-    names = [state.name for state in states]
+    names = [each for _, each, _ in named]
     if name is not None:
-        found = [state for state in states if state.name == name]
-        if not found:
+        if name not in names:
             raise UsageError(f"operator '{operator}' has no state '{name}' in {checkpoint.what}; it has {_list(names)}")
-        return found[0]
-    main = main_of(states)
+        named = [named[names.index(name)]]  # the others may be many, and are not read
+    main = main_of(_shaped(checkpoint, storage, named))
     if len(main) > 1:
         raise UsageError(f"operator '{operator}' has several states: {_list(names)}; name one")
     return main[0]

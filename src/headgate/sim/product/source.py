@@ -17,7 +17,7 @@ import pyarrow as pa
 import headgate as hg
 from headgate.connectors.base import Source, SourceBatch, SourceContext, SourceReader, SplitPosition, owner_of_split
 from headgate.connectors.files import line_file, publish_log
-from headgate.connectors.files.line_file import FilePosition
+from headgate.connectors.files.file_position import FilePosition
 from headgate.dataclass import dataclass
 from headgate.sim.machine.files import SimFiles
 from headgate.sim.machine.tasks import Tasks

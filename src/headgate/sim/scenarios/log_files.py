@@ -16,7 +16,7 @@ import headgate as hg
 from headgate.codec.snapshot import POSITIONS_PREFIX, decode_positions
 from headgate.connectors.files import line_file, rotation
 from headgate.connectors.files.file_committer import committed_files
-from headgate.connectors.files.line_file import FilePosition
+from headgate.connectors.files.file_position import FilePosition
 from headgate.dataclass import dataclass
 from headgate.model.manifest import Manifest
 from headgate.runtime.checkpoints.snapshot_files import SnapshotFiles
