@@ -35,7 +35,7 @@ from headgate.model.pipeline_identity import Owner, PipelineIdentity
 from headgate.protocol.checkpoints.commit import CommitPermit
 from headgate.storage.urls import open_storage
 from headgate.testing import Collect, Target, check_sink, check_source, source_kit
-from headgate.testing.sinks.scenarios import check_lost_answers, check_owner
+from headgate.testing.sinks.scenarios import KillPoint, check_kill, check_lost_answers, check_owner
 
 
 class ForgetsPositions(FromRows):
@@ -196,15 +196,10 @@ def test_sinks_with_a_bad_memory_are_caught(tmp_path: Path, sink: type[Collect],
         check_owner(Target(made, made.rows))
 
 
-@pytest.mark.long
 def test_collect_reads_what_was_committed(tmp_path: Path) -> None:
-    places = iter(range(10_000))
-
-    def fresh() -> Target:
-        sink = Collect(tmp_path / str(next(places)))
-        return Target(sink, sink.rows)
-
-    check_sink(fresh, rescales=[(1, 2)], overlaps=[2], rows=[3])
+    for point in KillPoint:
+        sink = Collect(tmp_path / point.name)
+        check_kill(Target(sink, sink.rows), point, 1, 2, 2, 3)
 
 
 class SaysSomethingElse(Collect):

@@ -39,7 +39,7 @@ SCHEMA = pa.schema([("n", pa.int64()), ("text", pa.string())])
 PERMIT = CommitPermit(CheckpointId(1), Generation(1))
 
 
-@pytest.fixture(scope="module", params=["versitygw", "moto_server"])
+@pytest.fixture(scope="module", params=["versitygw", pytest.param("moto_server", marks=pytest.mark.deep)])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectServer]:
     with object_server(tmp_path_factory.mktemp("objects"), only=request.param) as started:
         yield started

@@ -11,13 +11,13 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 from lake_program import committer, permit
 
 from headgate.connectors.base import SinkContext, SinkWriter
 from headgate.connectors.lakes.delta import DeltaSink
 from headgate.connectors.lakes.delta_log import DeltaLog
 from headgate.connectors.lakes.iceberg import IcebergSink
+from headgate.connectors.lakes.iceberg_files import local_path
 from headgate.connectors.lakes.iceberg_log import IcebergLog, opened_catalog
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable
@@ -109,6 +109,12 @@ class DeltaTables:
     def files(self, name: str = "t") -> set[str]:
         return set(self._table(name).file_uris())
 
+    def lose_uncommitted(self, name: str = "t") -> None:
+        live = {uri.rsplit("/", 1)[-1] for uri in self.files(name)}
+        for path in Path(self.root, name).glob("*.parquet"):
+            if path.name not in live:
+                path.unlink()
+
 
 class IcebergTables:
     """Tables of Iceberg in a catalog."""
@@ -167,6 +173,14 @@ class IcebergTables:
     def files(self, name: str = "t") -> set[str]:
         return {task.file.file_path for task in self.table(name).scan().plan_files()}
 
+    def lose_uncommitted(self, name: str = "t") -> None:
+        live = {local_path(path) for path in self.files(name)}
+        directory = local_path(self.table(name).location())
+        assert directory is not None
+        for path in directory.glob("data/*.parquet"):
+            if path not in live:
+                path.unlink()
+
     def delete_rows(
         self, path: str, positions: Sequence[int], *, by_key: Sequence[int] = (), has_bounds: bool = True
     ) -> None:
@@ -223,18 +237,16 @@ class IcebergTables:
 
 Tables = DeltaTables | IcebergTables
 
-KILL_POINTS = ("after-manifest", "in-publish", "after-publish")
-"""After a checkpoint completed, before the entry of the table's log, and after it."""
-
-
-def kill_points(quick: str, *before: str) -> list[Any]:
-    """Return parameters of a test that kills a process; but for ``quick``, the kit for sinks has these kills, too."""
-    deep = {point: () if point == quick else (pytest.mark.deep,) for point in KILL_POINTS}
-    return [pytest.param(*before, point, marks=marks) for point, marks in deep.items()]
-
 
 def in_order(rows: pa.Table) -> list[dict[str, Any]]:
     return sorted(rows.to_pylist(), key=lambda row: repr(next(iter(row.values()))))
+
+
+def appending(tables: Tables, schema: pa.Schema = SCHEMA, **options: Any) -> Any:
+    sink = tables.sink(create=True, **options)
+    sink.check(schema)
+    sink.make_target(schema)
+    return sink
 
 
 def numbers_sink(tables: Tables, name: str = "t", **options: Any) -> Any:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import itertools
-from collections.abc import Iterator
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -18,48 +16,29 @@ from lake_program import (
     PATIENCE_S,
     ROW,
     committer,
-    killed_and_started_again,
     permit,
     prepared,
-    program,
-    until,
 )
-from lakes import DeltaTables, changing, kill_points, numbers_sink, ops, output, write
-from tests.conftest import IS_DEEP
-from tests.killing import held_pipeline
-from tests.servers.objects import BUCKET, ObjectServer, object_server
+from lakes import DeltaTables, changing, numbers_sink, ops, output, write
+from tests.servers.objects import BUCKET, ObjectServer
 
 import headgate as hg
 from headgate import testing
 from headgate.connectors.base import SinkContext
 from headgate.connectors.lakes.data_files import TableWriter, decode_output
 from headgate.connectors.lakes.delta import DeltaSink
-from headgate.errors import FencedError, StorageError, UsageError
+from headgate.errors import StorageError, UsageError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable
-from headgate.testing import Collect, Target, check_sink, run
+from headgate.testing import Collect, Target, run
 from headgate.testing.sinks.fake_pipeline import SCHEMA, FakePipeline
-from headgate.testing.sinks.scenarios import check_commit_in_flight, check_late_commits, check_stale_generation
 
 deltalake = pytest.importorskip("deltalake")
-
-
-@pytest.fixture(scope="module")
-def objects(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectServer]:
-    with object_server(tmp_path_factory.mktemp("objects")) as server:
-        yield server
 
 
 def rows_of(sink: DeltaSink) -> list[dict[str, Any]]:
     table = sink.load()
     return [] if table is None else list(table.table.to_pyarrow_table().to_pylist())
-
-
-def lose_uncommitted(directory: Path) -> None:
-    live = {uri.rsplit("/", 1)[-1] for uri in deltalake.DeltaTable(str(directory)).file_uris()}
-    for path in directory.glob("*.parquet"):
-        if path.name not in live:
-            path.unlink()
 
 
 def checked(where: str | Path, schema: pa.Schema = SCHEMA, **options: Any) -> DeltaSink:
@@ -76,41 +55,7 @@ def made(where: str | Path, schema: pa.Schema = SCHEMA, **options: Any) -> Delta
 
 def target_at(directory: Path) -> Target:
     sink = checked(directory)
-    return Target(sink, lambda: rows_of(sink), lose_prepared=lambda: lose_uncommitted(directory))
-
-
-@pytest.mark.long
-def test_the_sink_passes_the_kit(tmp_path: Path) -> None:
-    numbers = itertools.count()
-    rescales = ((2, 2), (5, 2)) if IS_DEEP else ((3, 2),)
-    left_out = check_sink(
-        lambda: target_at(tmp_path / str(next(numbers))),
-        rescales=rescales,
-        overlaps=(2,),
-        rows=(0, 7) if IS_DEEP else (7,),
-    )
-    assert [one.partition(":")[0] for one in left_out] == [
-        "the order of the output",
-        "what is left behind",
-        "forgetting",
-        "taken away",
-        "remove output",
-        "interruptions",
-        "outages",
-    ]
-
-
-@pytest.mark.long
-def test_tables_in_an_object_store_fence_and_find_commits(objects: ObjectServer) -> None:
-    numbers = itertools.count()
-
-    def fresh() -> Target:
-        sink = checked(f"s3://{BUCKET}/delta-{next(numbers)}")
-        return Target(sink, lambda: rows_of(sink))
-
-    check_stale_generation(fresh())
-    check_late_commits(fresh())
-    check_commit_in_flight(fresh(), is_late=True)
+    return Target(sink, lambda: rows_of(sink))
 
 
 @pytest.mark.long
@@ -130,21 +75,6 @@ def test_a_server_that_is_gone_between_the_steps_of_a_commit_is_a_passing_error(
             assert "\x1b" not in str(caught.value)
     finally:
         objects.heal()
-
-
-@pytest.mark.long
-def test_a_killed_server_of_objects_loses_and_repeats_nothing(objects: ObjectServer, tmp_path: Path) -> None:
-    url = f"s3://{BUCKET}/killed-server"
-    pipeline = program(tmp_path, 2_000, "delta", {"url": url, "create": True})
-    with testing.running(held_pipeline(pipeline, tmp_path / "gate"), parallelism=2) as handle:
-        sink = DeltaSink(url)
-        until(lambda: bool(rows_of(sink)))
-        objects.fail()
-        objects.heal()
-        (tmp_path / "gate").touch()
-        result = handle.wait(PATIENCE_S)
-    assert result is not None
-    assert sorted(row["number"] for row in rows_of(DeltaSink(url))) == list(range(2_000))
 
 
 class LosesFirst:
@@ -185,43 +115,11 @@ def test_a_file_that_the_store_has_not_after_all_is_not_promised(objects: Object
     assert numbers_in(sink) == [1]
 
 
-@pytest.mark.run
-@pytest.mark.parametrize("point", kill_points("in-publish"))
-def test_a_process_killed_around_its_commits_writes_each_record_once(tmp_path: Path, point: str) -> None:
-    options = {"url": str(tmp_path / "table"), "create": True, "partition_by": "kind"}
-    killed_and_started_again(tmp_path, 1_500, "delta", options, point)
-    found = pl.read_delta(str(tmp_path / "table"))
-    assert sorted(found["number"].to_list()) == list(range(1_500))
-    assert set(found["kind"].to_list()) == {"a", "b"}
-
-
 # -- one commit ------------------------------------------------------------------------------------------------------
 
 
 def numbers_in(sink: Any) -> list[int]:
     return sorted(row["number"] for row in rows_of(sink))
-
-
-def test_all_subtasks_of_a_checkpoint_are_one_version(tmp_path: Path) -> None:
-    sink = made(tmp_path / "t")
-    one = committer(sink)
-    before = sink.found().version  # type: ignore[attr-defined]
-    outputs = [prepared(sink, 1, 1), prepared(sink, 1, 2, subtask=1)]
-    one.commit(permit(1), outputs)
-    assert sink.found().version == before + 1  # type: ignore[attr-defined]
-    committer(sink, 2).commit(permit(1, 2), outputs)  # another process knows it
-    assert numbers_in(sink) == [1, 2]
-
-
-def test_appends_of_others_are_no_obstacle(tmp_path: Path) -> None:
-    sink = made(tmp_path / "t")
-    one = committer(sink)
-    first = prepared(sink, 1, 1)
-    one.commit(permit(1), [first])
-    for number in (10, 11):
-        deltalake.write_deltalake(str(tmp_path / "t"), pa.table({"number": [number], "text": ["x"]}), mode="append")
-        one.commit(permit(number), [prepared(sink, number, number - 8)])
-    assert numbers_in(sink) == [1, 2, 3, 10, 11]
 
 
 def test_a_vacuum_in_between_is_noticed(tmp_path: Path) -> None:
@@ -280,16 +178,6 @@ def test_a_table_that_was_replaced_is_not_written_to(tmp_path: Path) -> None:
         one.commit(permit(1), [output])
     with pytest.raises(UsageError, match="does not know sink 'p:out' any more"):
         one.commit(permit(1), [output])
-
-
-def test_a_newer_generation_fences_an_older_one(tmp_path: Path) -> None:
-    sink = made(tmp_path / "t")
-    old, output = committer(sink), prepared(sink, 1, 1)
-    new = committer(sink, 2)
-    with pytest.raises(FencedError):
-        old.commit(permit(1), [output])
-    new.commit(permit(1, 2), [output])
-    assert numbers_in(sink) == [1]
 
 
 # -- files -----------------------------------------------------------------------------------------------------------
@@ -372,33 +260,10 @@ def test_partitions_may_have_any_name(tmp_path: Path) -> None:
     assert sorted(deltalake.DeltaTable(str(tmp_path / "t")).to_pyarrow_table().to_pylist(), key=str) == rows
 
 
-def test_unsigned_integers_are_widened_and_lose_nothing(tmp_path: Path) -> None:
-    schema = pa.schema([("a", pa.uint8()), ("b", pa.uint16()), ("c", pa.uint32()), ("d", pa.uint64())])
-    row = {"a": 255, "b": 65_535, "c": 2**32 - 1, "d": 2**64 - 1}
-    sink = made(tmp_path / "t", schema)
-    writer = sink.open(SinkContext("p", "out", 0, 1, Generation(1), schema))
-    writer.write(pa.RecordBatch.from_pylist([row], schema=schema))
-    payload = writer.seal(CheckpointId(1)).prepare()
-    committer(sink).commit(permit(1), [Committable("out", CheckpointId(1), 0, Generation(1), payload)])
-    assert rows_of(sink) == [row]
-
-
 @pytest.mark.parametrize("dtype", [pa.duration("us"), pa.time64("ns"), pa.large_list(pa.duration("us"))], ids=str)
 def test_types_without_counterpart_are_refused(tmp_path: Path, dtype: pa.DataType) -> None:
     with pytest.raises(UsageError, match=r"cannot write column 'x' of type .*; cast it to a number or a text before"):
         checked(tmp_path / "t", pa.schema([("x", dtype)]))
-
-
-def test_columns_are_added_only_on_request(tmp_path: Path) -> None:
-    made(tmp_path / "t", pa.schema([("number", pa.int64())]))
-    with pytest.raises(UsageError, match="has no column 'text'; give evolve=True to add columns"):
-        checked(tmp_path / "t")
-    wider = checked(tmp_path / "t", evolve=True)
-    assert wider.found().schema.names == ["number"]
-    for _ in range(2):
-        wider.make_target(SCHEMA)
-    committer(wider).commit(permit(1), [prepared(wider, 1, 4)])
-    assert rows_of(wider) == [{"number": 4, "text": "4"}]
 
 
 def test_names_that_are_one_to_delta_are_refused_when_the_pipeline_is_built(tmp_path: Path) -> None:
@@ -518,11 +383,6 @@ def test_times_of_all_years_and_dates_of_later_ones_are_written(tmp_path: Path) 
     assert written(tmp_path / "far", pa.table({"day": far})).to_table().column("day").cast(pa.int32()).to_pylist() == [
         3_000_000
     ]
-
-
-@pytest.fixture
-def tables(tmp_path: Path) -> DeltaTables:
-    return DeltaTables(tmp_path)
 
 
 def test_a_table_that_was_changed_meanwhile_is_not_merged_into(tables: DeltaTables, tmp_path: Path) -> None:

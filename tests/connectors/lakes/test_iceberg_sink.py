@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import datetime
 import importlib.util
-import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +15,9 @@ from lake_program import (
     PATIENCE_S,
     ROW,
     committer,
-    killed_and_started_again,
     permit,
     prepared,
-    program,
-    until,
 )
-from lakes import kill_points
-from tests.conftest import IS_DEEP
-from tests.killing import held_pipeline
-from tests.servers.objects import BUCKET, KEY, SECRET, ObjectServer, object_server
 
 import headgate as hg
 from headgate import testing
@@ -37,9 +29,7 @@ from headgate.errors import FencedError, StorageError, UsageError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable
 from headgate.model.pipeline_identity import PipelineIdentity
-from headgate.testing import Target, check_sink
 from headgate.testing.sinks.fake_pipeline import SCHEMA
-from headgate.testing.sinks.scenarios import check_commit_in_flight, check_late_commits, check_stale_generation
 
 pytest.importorskip("pyiceberg")
 
@@ -48,26 +38,6 @@ pytest.importorskip("pyiceberg")
 def properties(tmp_path: Path) -> dict[str, str]:
     """Of a catalog on this machine."""
     return {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/warehouse"}
-
-
-@pytest.fixture(scope="module")
-def objects(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectServer]:
-    with object_server(tmp_path_factory.mktemp("objects")) as server:
-        yield server
-
-
-@pytest.fixture
-def in_objects(objects: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Properties of a catalog with its tables in an object store; the secrets are in the environment."""
-    monkeypatch.setenv("PYICEBERG_CATALOG__OBJECTS__S3__ACCESS_KEY_ID", KEY)
-    monkeypatch.setenv("PYICEBERG_CATALOG__OBJECTS__S3__SECRET_ACCESS_KEY", SECRET)
-    return {
-        "type": "sql",
-        "uri": f"sqlite:///{tmp_path}/catalog.db",
-        "warehouse": f"s3://{BUCKET}/warehouse-{tmp_path.name}",
-        "s3.endpoint": objects.endpoint,
-        "s3.region": "us-east-1",
-    }
 
 
 def table_of(sink: IcebergSink) -> Any:
@@ -109,92 +79,7 @@ def made(properties: dict[str, str], name: str = "shop.t", schema: pa.Schema = S
     return sink
 
 
-@pytest.mark.deep  # the kit shows the same of a Delta table, and of an Iceberg table that is merged into
-@pytest.mark.long
-def test_the_sink_passes_the_kit(properties: dict[str, str]) -> None:
-    numbers = itertools.count()
-
-    def fresh() -> Target:
-        sink = checked(properties, f"shop.t{next(numbers)}")
-        return Target(sink, lambda: rows_of(sink), lose_prepared=lambda: lose_uncommitted(sink))
-
-    rescales = ((2, 2), (5, 2)) if IS_DEEP else ((3, 2),)
-    left_out = check_sink(fresh, rescales=rescales, overlaps=(2,), rows=(0, 7) if IS_DEEP else (7,))
-    assert [one.partition(":")[0] for one in left_out] == [
-        "the order of the output",
-        "what is left behind",
-        "forgetting",
-        "taken away",
-        "remove output",
-        "interruptions",
-        "outages",
-    ]
-
-
-@pytest.mark.long
-def test_tables_in_an_object_store_fence_and_find_commits(in_objects: dict[str, str]) -> None:
-    numbers = itertools.count()
-
-    def fresh() -> Target:
-        sink = checked(in_objects, f"shop.t{next(numbers)}", catalog="objects")
-        return Target(sink, lambda: rows_of(sink))
-
-    check_stale_generation(fresh())
-    check_late_commits(fresh())
-    check_commit_in_flight(fresh(), is_late=True)
-
-
-@pytest.mark.long
-def test_a_killed_server_of_objects_loses_and_repeats_nothing(
-    objects: ObjectServer, in_objects: dict[str, str], tmp_path: Path
-) -> None:
-    options = {"table": "shop.killed", "catalog": "objects", "properties": in_objects}
-    pipeline = program(tmp_path, 2_000, "iceberg", {**options, "create": True})
-    sink = IcebergSink(**options)
-    with testing.running(held_pipeline(pipeline, tmp_path / "gate"), parallelism=2) as handle:
-        until(lambda: bool(rows_of(sink)))
-        objects.fail()
-        objects.heal()
-        (tmp_path / "gate").touch()
-        result = handle.wait(PATIENCE_S)
-    assert result is not None
-    assert numbers_in(sink) == list(range(2_000))
-
-
-@pytest.mark.run
-@pytest.mark.parametrize("point", kill_points("after-publish"))
-def test_a_process_killed_around_its_commits_writes_each_record_once(
-    properties: dict[str, str], tmp_path: Path, point: str
-) -> None:
-    options = {"table": "shop.t", "properties": properties, "create": True, "partition_by": "kind"}
-    killed_and_started_again(tmp_path, 1_500, "iceberg", options, point)
-    found = rows_of(IcebergSink("shop.t", properties=properties))
-    assert sorted(row["number"] for row in found) == list(range(1_500))
-    assert {row["kind"] for row in found} == {"a", "b"}
-
-
 # -- one commit ------------------------------------------------------------------------------------------------------
-
-
-def test_all_subtasks_of_a_checkpoint_are_one_snapshot(properties: dict[str, str]) -> None:
-    sink = made(properties)
-    one = committer(sink)
-    before = len(table_of(sink).metadata.snapshots)
-    outputs = [prepared(sink, 1, 1), prepared(sink, 1, 2, subtask=1)]
-    one.commit(permit(1), outputs)
-    assert len(table_of(sink).metadata.snapshots) == before + 1
-    committer(sink, 2).commit(permit(1, 2), outputs)  # another process knows it
-    assert numbers_in(sink) == [1, 2]
-
-
-def test_appends_of_others_are_no_obstacle(properties: dict[str, str]) -> None:
-    sink = made(properties)
-    one = committer(sink)
-    one.commit(permit(1), [prepared(sink, 1, 1)])
-    for number in (10, 11):
-        table_of(sink).append(pa.table({"number": [number], "text": ["x"]}))
-        one.commit(permit(number), [prepared(sink, number, number - 8)])
-    assert numbers_in(sink) == [1, 2, 3, 10, 11]
 
 
 def test_another_snapshot_between_look_and_commit_is_noticed(
@@ -251,16 +136,6 @@ def test_expired_snapshots_do_not_matter_to_a_life_that_took_over(properties: di
     for snapshot in table.metadata.snapshots[:-1]:
         table.maintenance.expire_snapshots().by_id(snapshot.snapshot_id).commit()
     committer(sink, 2).commit(permit(1, 2), [output])
-    assert numbers_in(sink) == [1]
-
-
-def test_a_newer_generation_fences_an_older_one(properties: dict[str, str]) -> None:
-    sink = made(properties)
-    old, output = committer(sink), prepared(sink, 1, 1)
-    new = committer(sink, 2)
-    with pytest.raises(FencedError):
-        old.commit(permit(1), [output])
-    new.commit(permit(1, 2), [output])
     assert numbers_in(sink) == [1]
 
 
@@ -338,13 +213,6 @@ def written(sink: IcebergSink, row: dict[str, Any], schema: pa.Schema) -> list[d
     return rows_of(sink)
 
 
-def test_integers_are_widened_and_lose_nothing(properties: dict[str, str]) -> None:
-    types = {"a": pa.uint8(), "b": pa.uint16(), "c": pa.uint32(), "d": pa.uint64(), "e": pa.int8(), "f": pa.int16()}
-    schema = pa.schema(list(types.items()))
-    row = {"a": 255, "b": 65_535, "c": 2**32 - 1, "d": 2**64 - 1, "e": -128, "f": -32_768}
-    assert written(checked(properties, schema=schema), row, schema) == [row]
-
-
 def test_a_time_of_day_has_microseconds_and_no_less(properties: dict[str, str]) -> None:
     schema = pa.schema([("at", pa.time64("ns"))])
     row = {"at": 3_000}
@@ -361,17 +229,6 @@ def test_columns_of_other_tables_find_theirs_after_a_renaming(properties: dict[s
     with table_of(sink).update_schema() as update:
         update.rename_column("text", "words")
     assert rows_of(sink) == [{"number": 1, "words": "1"}]
-
-
-def test_columns_are_added_only_on_request(properties: dict[str, str]) -> None:
-    made(properties, schema=pa.schema([("number", pa.int64())]))
-    with pytest.raises(UsageError, match="has no column 'text'; give evolve=True to add columns"):
-        checked(properties)
-    wider = checked(properties, evolve=True)
-    for _ in range(2):
-        wider.make_target(SCHEMA)
-    committer(wider).commit(permit(1), [prepared(wider, 1, 4)])
-    assert rows_of(wider) == [{"number": 4, "text": "4"}]
 
 
 def test_a_column_that_is_never_null_gets_no_null(properties: dict[str, str]) -> None:

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from lake_program import PATIENCE_S, ROW
+from tests.connectors.source_reading import read_over_subtasks
 
 import headgate as hg
 from headgate import testing
@@ -118,7 +119,7 @@ def test_values_come_as_they_are(place: Place, tmp_path: Path) -> None:
     p = hg.Pipeline("p", checkpointing=hg.Checkpointing(dir=tmp_path / "c"))
     p.source(hg.FromRows(rows)).sink(sink, name="out")
     testing.run(p, timeout_s=PATIENCE_S)
-    found = check_source(lambda: hg.Iceberg("shop.all", properties=place.properties), parallelisms=(1,))
+    found = read_over_subtasks(hg.Iceberg("shop.all", properties=place.properties), 1)
     assert sorted(found, key=lambda row: row["whole"] is None) == rows
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import itertools
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -12,11 +11,9 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 import pytest
-from lake_program import PATIENCE_S, ROW, committer, killed_and_started_again, permit, prepared
-from lakes import DeltaTables, IcebergTables, Tables, changing, kill_points, numbers_sink, ops, output, write
-from tests.conftest import IS_DEEP
+from lake_program import PATIENCE_S, ROW, committer, permit, prepared
+from lakes import Tables, changing, numbers_sink, ops, output, write
 from tests.connectors.committing import records
-from tests.servers.objects import BUCKET, KEY, SECRET, object_server
 
 import headgate as hg
 from headgate import testing
@@ -26,80 +23,10 @@ from headgate.connectors.registry import committable_text
 from headgate.errors import CorruptionError, FencedError, UsageError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable, SnapshotPart
-from headgate.testing import Target, check_sink
 from headgate.testing.sinks.fake_pipeline import SCHEMA
-from headgate.testing.sinks.scenarios import check_commit_in_flight, check_late_commits, check_stale_generation
 
 pytest.importorskip("deltalake")
 pytest.importorskip("pyiceberg")
-
-KINDS = ["delta", "iceberg"]
-
-
-@pytest.fixture(params=KINDS)
-def tables(request: pytest.FixtureRequest, tmp_path: Path) -> Tables:
-    return DeltaTables(tmp_path) if request.param == "delta" else IcebergTables.below(tmp_path)
-
-
-# -- the kit, and kills ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("tables", [pytest.param("delta", marks=pytest.mark.deep), "iceberg"], indirect=True)
-def test_the_sink_passes_the_kit(tables: Tables) -> None:
-    numbers = itertools.count()
-
-    def fresh() -> Target:
-        name = f"t{next(numbers)}"
-        sink = tables.sink(name, is_marked=True, create=True, upsert=("number", "mark"))
-        sink.check(SCHEMA)
-        return Target(sink, lambda: tables.rows(name))
-
-    rescales = ((2, 2), (5, 2)) if IS_DEEP else ((3, 2),)
-    check_sink(fresh, rescales=rescales, overlaps=(2,), rows=(0, 7) if IS_DEEP else (7,))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("kind", KINDS)
-def test_tables_in_an_object_store_fence_and_find_merges(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    numbers = itertools.count()
-    monkeypatch.setenv("PYICEBERG_CATALOG__OBJECTS__S3__ACCESS_KEY_ID", KEY)
-    monkeypatch.setenv("PYICEBERG_CATALOG__OBJECTS__S3__SECRET_ACCESS_KEY", SECRET)
-    with object_server(tmp_path) as server:
-        properties = {
-            "type": "sql",
-            "uri": f"sqlite:///{tmp_path}/catalog.db",
-            "warehouse": f"s3://{BUCKET}/merged",
-            "s3.endpoint": server.endpoint,
-            "s3.region": "us-east-1",
-        }
-        tables = DeltaTables(f"s3://{BUCKET}") if kind == "delta" else IcebergTables(properties, "objects")
-
-        def fresh() -> Target:
-            name = f"merged{next(numbers)}"
-            sink = tables.sink(name, create=True, upsert="number")
-            sink.check(SCHEMA)
-            return Target(sink, lambda: tables.rows(name))
-
-        check_stale_generation(fresh())
-        check_late_commits(fresh())
-        check_commit_in_flight(fresh(), is_late=True)
-
-
-@pytest.mark.run
-@pytest.mark.parametrize(
-    ("tables", "point"),
-    [*kill_points("after-publish", "delta"), *kill_points("in-publish", "iceberg")],
-    indirect=["tables"],
-)
-def test_a_process_killed_around_its_merges_counts_each_record_once(tables: Tables, point: str, tmp_path: Path) -> None:
-    options = {**tables.options(), "create": True, "upsert": "kind"}
-    killed_and_started_again(tmp_path, 1_500, tables.kind, options, point)
-    found = tables.frame()
-    assert sorted(found["kind"].to_list()) == ["a", "b"]
-    assert found["records"].sum() == 1_500
 
 
 def test_a_pipeline_keeps_the_table_that_its_changes_describe(tables: Tables, tmp_path: Path) -> None:

@@ -61,7 +61,9 @@ def take(reader: ChangesReader, count: int) -> list[dict[str, Any]]:
     while len(rows) < count or reader._position is None:
         assert time.monotonic() < until, f"{len(rows)} of {count} rows came"
         found = reader.poll()
-        if found is not None:
+        if found is None:
+            time.sleep(0.001)  # lets the thread work
+        else:
             rows += found.batch.to_pylist()
     return rows
 

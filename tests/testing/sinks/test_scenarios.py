@@ -343,6 +343,7 @@ def test_a_sink_that_keeps_the_end_of_the_input_is_caught(monkeypatch: pytest.Mo
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("some_interruptions")
 def test_the_file_sink_survives_a_failure_of_any_operation_on_its_storage(monkeypatch: pytest.MonkeyPatch) -> None:
     storages: dict[str, FaultyStorage] = {}
     monkeypatch.setitem(OPENERS, "faulty", storages.__getitem__)

@@ -11,7 +11,7 @@ import struct
 import zlib
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar, Literal, Protocol
 
 import msgspec
 import numpy as np
@@ -35,12 +35,9 @@ from headgate.connectors.postgres.pgoutput import (
 )
 from headgate.connectors.postgres.slots import Position, drop_slot, lock_of, lsn_of, lsn_text, slot_in_use
 from headgate.dataclass import dataclass
-from headgate.environment import ThreadEnded
+from headgate.environment import Environment, ThreadEnded
 from headgate.errors import StorageError, UsageError
 from headgate.operators.changes import INSERT, OP, OPS, op_column
-
-if TYPE_CHECKING:
-    from headgate.connectors.postgres.changes import PostgresChanges
 
 LATEST = "latest"
 SPLIT = "changes"
@@ -56,6 +53,31 @@ WAIT_S = 1.0
 WAKEUP_MS = 5
 
 
+class ChangesOptions(Protocol):
+    """What a reader takes of its source, ``PostgresChanges``, where each option is described."""
+
+    environment: ClassVar[Environment]
+    url: str
+    tables: tuple[tuple[str, str], ...]
+    is_of_one_table: bool
+    slot: str
+    publication: str
+    snapshot: bool
+    metadata: tuple[str, ...]
+    truncate: Literal["error", "ignore"]
+    end: Literal["latest"] | None
+    is_look: bool
+
+    def found_tables(self) -> tuple[Table, ...]:
+        """Return what the catalogue says of the tables."""
+
+    def schema(self) -> pa.Schema:
+        """Return the columns of the stream."""
+
+    def slot_of(self, pipeline: str, node: str, life: str) -> str:
+        """Return the name of the slot of one life."""
+
+
 @dataclass(frozen=True, slots=True)
 class Delivery:
     """Changes or rows, and the position after them; None: in the middle of the snapshot."""
@@ -69,7 +91,7 @@ class Delivery:
 class ChangesReader(FailStopReader):
     """Reads the changes in the first subtask; a thread of its own receives and decodes."""
 
-    def __init__(self, source: PostgresChanges, context: SourceContext) -> None:
+    def __init__(self, source: ChangesOptions, context: SourceContext) -> None:
         """Use ``PostgresChanges.open``."""
         self._position: Position | None = None
         self._is_finished = False
@@ -126,7 +148,7 @@ class ChangesReader(FailStopReader):
         return {SPLIT: self._position.encode()}
 
 
-def _at_slot(source: PostgresChanges) -> Position:
+def _at_slot(source: ChangesOptions) -> Position:
     """Return the position at which the slot that the user made begins."""
     with connect(source.url, replication=True) as connection, translated(source.url, "begin to read changes of"):
         row = connection.pgconn.exec_(b"IDENTIFY_SYSTEM")
@@ -155,7 +177,7 @@ class _ClosedError(Exception):
 class _ChangesThread:
     """Receives and decodes beside the mailbox thread, and tells the server how far it may forget."""
 
-    def __init__(self, source: PostgresChanges, context: SourceContext, begin: Position | None) -> None:
+    def __init__(self, source: ChangesOptions, context: SourceContext, begin: Position | None) -> None:
         self._source, self._tables, self._schema = source, source.found_tables(), source.schema()
         self._slot = source.slot_of(context.pipeline, context.node, context.life)
         if source.is_look and source.snapshot:
@@ -325,7 +347,7 @@ class _ChangesThread:
         with connect(source.url, name=name) as control, translated(source.url, "begin to read changes of"):
             end = None
             if source.end == LATEST:
-                end = lsn_of(_one(control, "SELECT pg_current_wal_flushlsn_of()"))
+                end = lsn_of(_one(control, "SELECT pg_current_wal_flush_lsn()"))
             system, timeline = self._system()
             while not _one(control, "SELECT pg_try_advisory_lock(%s)", lock_of(self._slot)):
                 self._wait(slots.RETRY_S)  # a reader of a former generation ends
@@ -466,7 +488,7 @@ class _ChangesThread:
         slot = position.slot.replace("'", "''")
         found = self._command(
             "SELECT confirmed_flush_lsn, COALESCE(to_jsonb(s) ->> 'wal_status', ''), "
-            "COALESCE(to_jsonb(s) ->> 'failover', 'false'), pg_current_wal_flushlsn_of() "
+            "COALESCE(to_jsonb(s) ->> 'failover', 'false'), pg_current_wal_flush_lsn() "
             f"FROM pg_replication_slots s WHERE slot_name = '{slot}'"
         )
         if not found.ntuples:
