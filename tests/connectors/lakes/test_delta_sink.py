@@ -385,6 +385,11 @@ def test_times_of_all_years_and_dates_of_later_ones_are_written(tmp_path: Path) 
     ]
 
 
+@pytest.fixture
+def tables(tmp_path: Path) -> DeltaTables:
+    return DeltaTables(tmp_path)
+
+
 def test_a_table_that_was_changed_meanwhile_is_not_merged_into(tables: DeltaTables, tmp_path: Path) -> None:
     sink = numbers_sink(tables)
     one, late = committer(sink), prepared(sink, 1, 1)
