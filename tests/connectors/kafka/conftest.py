@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tests.servers.kafka import RIGHTS, TWO_PHASE_COMMIT, KafkaBroker, kafka_broker
 
+from headgate.connectors.kafka.client import KafkaClient
 from headgate.connectors.kafka.connection import Connection, KafkaSecurity
 from headgate.environment import SYSTEM_ENVIRONMENT
 
@@ -33,6 +34,13 @@ def broker() -> Iterator[KafkaBroker]:
     """One that tests kill and start again, and that takes part in two-phase commit."""
     with kafka_broker(TWO_PHASE_COMMIT) as started:
         yield started
+
+
+@pytest.fixture
+def client(kafka: KafkaBroker) -> Iterator[KafkaClient]:
+    client = KafkaClient([kafka.address], patience_ms=PATIENCE_MS)
+    yield client
+    client.close()
 
 
 @pytest.fixture

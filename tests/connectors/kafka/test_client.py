@@ -9,7 +9,7 @@ import json
 import socket
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -54,13 +54,6 @@ pytestmark = pytest.mark.xdist_group("kafka")
 
 START_MS = 1_764_000_000_000
 TIMEOUT_MS = 300_000
-
-
-@pytest.fixture
-def client(kafka: KafkaBroker) -> Iterator[KafkaClient]:
-    client = KafkaClient([kafka.address], patience_ms=TIMEOUT_MS)
-    yield client
-    client.close()
 
 
 def write(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,6 @@ pytestmark = pytest.mark.xdist_group("kafka")
 """They share a broker."""
 
 PATIENCE_S = 300
-
-
-@pytest.fixture
-def client(kafka: KafkaBroker) -> Iterator[KafkaClient]:
-    client = KafkaClient([kafka.address])
-    yield client
-    client.close()
 
 
 CHANGED = threading.Condition()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -25,13 +25,6 @@ pytestmark = pytest.mark.xdist_group("kafka")
 """They share a broker."""
 
 PATIENCE_MS = 300_000
-
-
-@pytest.fixture
-def client(kafka: KafkaBroker) -> Iterator[KafkaClient]:
-    client = KafkaClient([kafka.address], patience_ms=PATIENCE_MS)
-    yield client
-    client.close()
 
 
 def produce(broker: KafkaBroker, topic: str, partition: int, numbers: range) -> None:

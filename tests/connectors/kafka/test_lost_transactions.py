@@ -26,13 +26,6 @@ ROWS = 20_000
 pytestmark = [pytest.mark.run, pytest.mark.xdist_group("kafka")]
 
 
-@pytest.fixture
-def client(kafka: KafkaBroker) -> Iterator[KafkaClient]:
-    client = KafkaClient([kafka.address], patience_ms=1_000 * PATIENCE_S)
-    yield client
-    client.close()
-
-
 class Program:
     """A pipeline as its user starts it, one time after the other. The numbers in its topic tell what was lost."""
 

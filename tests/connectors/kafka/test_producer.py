@@ -6,7 +6,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import numpy as np
 import pyarrow as pa
@@ -29,13 +29,6 @@ pytestmark = pytest.mark.xdist_group("kafka")
 """They share a broker."""
 
 PATIENCE_MS = 300_000
-
-
-@pytest.fixture
-def client(kafka: KafkaBroker) -> Iterator[KafkaClient]:
-    client = KafkaClient([kafka.address], patience_ms=PATIENCE_MS)
-    yield client
-    client.close()
 
 
 def put(producer: Producer, partition: Partition, numbers: range) -> None:

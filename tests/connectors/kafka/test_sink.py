@@ -43,13 +43,6 @@ pytestmark = pytest.mark.xdist_group("kafka")
 
 
 @pytest.fixture
-def client(kafka: KafkaBroker) -> Iterator[KafkaClient]:
-    client = KafkaClient([kafka.address])
-    yield client
-    client.close()
-
-
-@pytest.fixture
 def place(kafka: KafkaBroker, client: KafkaClient) -> Iterator[Callable[..., Place]]:
     places: list[Place] = []
 

@@ -47,13 +47,6 @@ PATIENCE_MS = 300_000
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-@pytest.fixture
-def client(kafka: KafkaBroker) -> Iterator[KafkaClient]:
-    client = KafkaClient([kafka.address], patience_ms=PATIENCE_MS)
-    yield client
-    client.close()
-
-
 def new_topic(client: KafkaClient, partitions: int, prefix: str = "t") -> str:
     return client.create_topic(f"{prefix}-{uuid.uuid4().hex}", partitions).name
 
