@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import sys
 import threading
@@ -349,6 +350,26 @@ def test_a_function_that_does_not_return_is_named(tmp_path: Path, monkeypatch: p
 
 def fragile(row: dict[str, Any]) -> dict[str, Any]:
     return {"n": 60 // row["n"]}
+
+
+def test_a_child_that_a_function_forked_and_did_not_end_is_ended(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fork(row: dict[str, Any]) -> dict[str, Any]:
+        child = os.fork()
+        if child == 0:
+            sys.exit(0)  # instead of os._exit: that goes back into the worker
+        return {"n": os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}
+
+    pipeline, sink = hg.Pipeline("forks"), Collect(tmp_path / "out")
+    pipeline.source(hg.FromRows([{"n": 7}])).map(fork).sink(sink)
+    try:
+        result = testing.run(pipeline, parallelism=1, timeout_s=10)
+    finally:
+        for left in psutil.Process().children():
+            left.kill()
+    assert (sink.rows(), result.restarts) == ([{"n": 1}], 0)
+    assert "os._exit()" in capfd.readouterr().err
 
 
 def test_exceptions_go_to_the_dead_letter_sink_with_the_records_around_them(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ ARCHITECTURE.md). The worker never outlives its control connection: it exits at 
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import deque
 from collections.abc import Sequence
@@ -108,6 +109,7 @@ class Worker:
 
     def __init__(self, task: WorkerTask, around: Surroundings = PROCESS) -> None:
         self._around = around
+        self._process_id = around.process_id
         self._task = task
         self._tls = Tls(task.definition.config.security)
         limits = task.definition.config.runtime
@@ -184,6 +186,7 @@ class Worker:
         except WorkerStopped:
             raise
         except BaseException as error:
+            self._end_if_forked()
             # kept for _close(), which runs in the finally below
             self._is_state_left = keeps_local_files(error)
             if not self._is_leaving:
@@ -202,6 +205,20 @@ class Worker:
         self._wake.set()
         if self._exchange is not None:  # the mailbox may wait for another worker there
             self._exchange.close()
+
+    def _end_if_forked(self) -> None:
+        """End a child that a user's function forked and that came back here: it must not act as this worker.
+
+        It has the connections and the locked files of this worker, but none of its threads: it would be taken for
+        the worker, and would never end.
+        """
+        if self._around.process_id != self._process_id:
+            os.write(
+                2,
+                b"headgate: a function forked this process and did not end the child; it was ended here. Leave a "
+                b"forked child with os._exit(), or use subprocess or multiprocessing\n",
+            )
+            os._exit(1)
 
     def _last_words(self, error: BaseException) -> messages.Failed:
         """Say why this worker cannot go on; a peer that left may have said why itself (G15)."""
@@ -320,6 +337,7 @@ class Worker:
         runners, wake, metrics = self._runners, self._wake, self._metrics
         metrics.start()
         while self._stopping is None:
+            self._end_if_forked()
             wake.clear()  # before looking: whatever comes later sets it again
             did = bool(self._mail)
             while self._mail:
