@@ -157,7 +157,7 @@ class Chain:
     def _started(self, given: Sequence[str]) -> Process:
         hooks = [str(HOOK)] if self._with_spark else [str(TESTS / "crash" / "without_spark"), str(TESTS.parent)]
         paths = os.pathsep.join([*hooks, str(TESTS), str(TESTS.parent / "src")])
-        command = [sys.executable, "-u", "-m", "headgate.cli.app", "run", "--json", "--supervised"]
+        command = [sys.executable, "-u", "-m", "headgate.cli", "run", "--json", "--supervised"]
         command += ["--restart", "fixed-delay:delay=50ms", "--", str(self._program)]
         command += [*given, str(self._root / "checkpoints")]
         return Process(command, self._root / given[0], {"PYTHONPATH": paths})

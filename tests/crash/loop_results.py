@@ -216,7 +216,7 @@ def assert_drained(root: Path, splits: int) -> None:
     assert_equal(found, expected, "drained")
 
 
-TIMES = int(os.environ.get("HEADGATE_TEST_TIMES", "3"))
+TIMES = int(os.environ.get("HEADGATE_TEST_TIMES", "2"))
 """Kills of each scenario."""
 
 PAUSE_S = 0.8
@@ -227,12 +227,15 @@ EVERYBODY = 4
 
 
 def kill_workers(life: Life, dice: random.Random, times: int, *, workers: int = 2, after: int = 0) -> int:
-    """SIGKILL workers ``times`` times; every second time not before a checkpoint. Return the last generation killed."""
+    """SIGKILL workers ``times`` times; the first time, and then every second one, not before a checkpoint.
+
+    Return the last generation killed.
+    """
     generation = after
     for number in range(times):
         running = life.running(after=generation, workers=workers)
         generation = running["generation"]
-        if number % 2:
+        if number % 2 == 0:
             life.checkpoint()
         threading.Event().wait(dice.uniform(0.0, PAUSE_S))  # the fault's time, not a wait for anything
         victims = list(running["workers"].values())

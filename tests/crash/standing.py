@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from crash.pacing import hurry
+from crash.pipelines import STOPPED_MS
 from crash.processes import STARTED_S, Child, Event, until, without_spark
 from crash.results import assert_equal
 from headgate.connectors.files.file_committer import read_committed
@@ -45,6 +46,9 @@ PROCESSES_IN_DEEP = [
 
 PATIENT = "--silence=20s"
 """For a standby beside a driver that is not to be replaced while it lives, however busy the machine is."""
+
+NOTICES = f"--silence={STOPPED_MS // 1_000}s"
+"""For a standby that shall notice a death or a stop: no beat comes for so long only where nothing runs."""
 
 PROGRAM = """
 import sys
@@ -88,7 +92,7 @@ class Place:
     def run(self, *options: str, kill_at: str = "") -> Process:
         """Start the command with ``options``; each in a session of its own, and killed at ``kill_at`` once for all."""
         given = [str(self.root), str(self.rows), str(RATE), self.checkpoints]
-        command = [sys.executable, "-u", "-m", "headgate.cli.app", "run", "--json", *options]
+        command = [sys.executable, "-u", "-m", "headgate.cli", "run", "--json", *options]
         command += ["--", str(self.program), *given]
         env = {} if self._with_spark else without_spark()
         if kill_at:

@@ -90,7 +90,7 @@ rows.map(prices_beside.doubled).map(taxed).sink(hg.FileSink("taxed"))
 
 
 def headgate(directory: Path, *arguments: str, python: str = sys.executable) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "headgate.cli.app", *arguments]
+    command = [sys.executable, "-m", "headgate.cli", *arguments]
     around = environment({"PYSPARK_PYTHON": python, "SPARK_LOCAL_HOSTNAME": "127.0.0.1"})
     return subprocess.run(command, cwd=directory, env=around, capture_output=True, text=True)
 

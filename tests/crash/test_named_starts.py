@@ -7,7 +7,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,12 +14,9 @@ import pytest
 
 import headgate as hg
 from crash.processes import STARTED_S, STEP_S, environment, kill
-from crash.standing import PATIENT, PROGRAM, SPARK_IN_DEEP, Place, tale
+from crash.standing import NOTICES, PATIENT, PROGRAM, SPARK_IN_DEEP, Place, tale
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(1_800)]
-
-SILENT_S = 23.0
-"""Longer than a standby waits for a sign of life."""
 
 
 @pytest.fixture
@@ -37,7 +33,7 @@ def place(tmp_path: Path) -> Iterator[Callable[..., Place]]:
 
 
 def headgate(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "headgate.cli.app", *arguments]
+    command = [sys.executable, "-m", "headgate.cli", *arguments]
     return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=STEP_S, check=False)
 
 
@@ -96,7 +92,7 @@ def test_a_standby_takes_over_a_named_start_and_goes_on(
     options = options_of_a_named_start(here)
     first = here.run(*options)
     first.checkpoint()
-    second = here.run("--standby", "--supervised", PATIENT, *options)
+    second = here.run("--standby", "--supervised", NOTICES, *options)
     second.notice("watching")
     first.checkpoint()
     first.kill()
@@ -125,8 +121,7 @@ def test_a_cancelled_pipeline_stays_cancelled_whoever_keeps_it(
     assert cancelled.stdout == "kept: cancelled, and its checkpoints are removed\n", cancelled
     assert kept.exit_code(STARTED_S) == 0, tale(here.processes)
     assert not kept.has("driver-restart"), tale(here.processes)
-    beside.notice("stopped")
-    threading.Event().wait(SILENT_S)  # what must not happen has its time: not a wait for anything
+    beside.notice("stopped")  # it stays so, however long all is silent: see the machine's own tests
     assert not beside.has("progress"), tale(here.processes)
     listed = headgate("checkpoints", "list", "kept", "--dir", here.checkpoints)
     assert "Its checkpoints were removed" in listed.stdout

@@ -38,7 +38,7 @@ pipeline = BUILDERS[spec["pipeline"]](spec)
 
 def command_line(program: Path, spec: dict[str, Any]) -> list[str]:
     """The command that a user would type."""
-    return [sys.executable, "-u", "-m", "headgate.cli.app", "run", str(program), "--json", "--", json.dumps(spec)]
+    return [sys.executable, "-u", "-m", "headgate.cli", "run", str(program), "--json", "--", json.dumps(spec)]
 
 
 def checkpoints(child: Child, count: int) -> None:
@@ -143,7 +143,7 @@ def test_sigterm_to_every_process_of_a_service_stops_with_a_last_checkpoint(
 ) -> None:
     program = tmp_path / "program.py"
     program.write_text(SERVICE)
-    command = [sys.executable, "-u", "-m", "headgate.cli.__main__", "run", str(program), "--json"]
+    command = [sys.executable, "-u", "-m", "headgate.cli", "run", str(program), "--json"]
     command += ["--", str(tmp_path / "checkpoints")]
     temporary = tmp_path_factory.mktemp("t")  # short: sockets are in it
     children: list[Child] = []
@@ -215,7 +215,7 @@ class Place:
 
     def headgate(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Another command."""
-        command = [sys.executable, "-m", "headgate.cli.app", *arguments]
+        command = [sys.executable, "-m", "headgate.cli", *arguments]
         return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=STEP_S, check=False)
 
     def stop(self, savepoint: Path) -> subprocess.CompletedProcess[str]:
@@ -307,7 +307,7 @@ def test_a_worker_killed_in_mid_drain_loses_and_doubles_nothing(
 ) -> None:  # E7, E9
     life = run(spec("backlog", rows=DRAINED_ROWS, rate=RATE))
     running = life.running()
-    life.checkpoint(2)
+    life.checkpoint()
     life.child.send({"drain": life.name})
     draining(life)
     kill(next(iter(running["workers"].values())))
@@ -325,7 +325,7 @@ def test_a_driver_killed_in_mid_drain_forgets_it_and_the_next_one_continues_unti
     what = spec("backlog", rows=DRAINED_ROWS, rate=RATE)
     life = launch(what, with_spark=with_spark)
     life.running()
-    life.checkpoint(2)
+    life.checkpoint()
     life.child.signal(signal.SIGUSR1)
     draining(life)
     life.child.signal(signal.SIGKILL)
@@ -341,7 +341,7 @@ def test_a_driver_killed_in_mid_drain_forgets_it_and_the_next_one_continues_unti
 
 
 def headgate(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "headgate.cli.app", *arguments]
+    command = [sys.executable, "-m", "headgate.cli", *arguments]
     return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=STARTED_S, check=False)
 
 

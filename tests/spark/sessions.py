@@ -22,6 +22,7 @@ def session(**settings: str) -> Iterator[Any]:
         "spark.ui.enabled": "false",
         "spark.driver.host": "127.0.0.1",
         "spark.sql.shuffle.partitions": "2",
+        "spark.python.daemon.module": "headgate.spark.python_daemon",  # forks workers that have their imports done
         **settings,
     }
     with pytest.MonkeyPatch.context() as patch, quick_jvm():

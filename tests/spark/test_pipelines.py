@@ -276,7 +276,7 @@ rows.key_by("k").reduce(lambda a, b: b, name="latest").sink(hg.Discard(), name="
 @pytest.mark.spark
 def test_a_page_shows_a_pipeline_and_stops_it(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
-    command = [sys.executable, "-m", "headgate.cli.app", "run", "--json", "--ui", "0", "program.py"]
+    command = [sys.executable, "-m", "headgate.cli", "run", "--json", "--ui", "0", "program.py"]
     environment = os.environ | {"HEADGATE_UI_TOKEN": "sesame", "HEADGATE_LOG_DIR": str(tmp_path / "logs")}
     with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as process:
         try:

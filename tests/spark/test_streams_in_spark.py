@@ -40,9 +40,7 @@ WAIT_S = 240.0
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[Any]:
-    # Workers that are forked with their imports done; ``query_between_streams`` has those of any user's session.
-    forking = {"spark.python.daemon.module": "headgate.spark.python_daemon"}
-    with session(**{"spark.sql.session.timeZone": "America/New_York"}, **forking) as made:
+    with session(**{"spark.sql.session.timeZone": "America/New_York"}) as made:
         hg.register_streams(made)
         yield made
 
@@ -120,7 +118,7 @@ def test_a_write_whose_tasks_fail_leaves_nothing(spark: Any, store: Store) -> No
 def test_queries_that_take_what_is_there_go_on_where_they_ended(spark: Any, store: Store, tmp_path: Path) -> None:
     store.create_stream("in", SCHEMA, segments=2, routing_key="key")  # SP4, SP5, SP9
     traffic = Traffic(store, "in")
-    for _ in range(3):
+    for _ in range(2):
         for _ in range(20):
             traffic.append()
         traffic.scale()

@@ -104,7 +104,8 @@ def main(directory: Path) -> None:
     spark = (
         SparkSession.builder.master("local[2]")
         .config("spark.ui.enabled", "false")
-        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.shuffle.partitions", "1")
+        .config("spark.python.daemon.module", "headgate.spark.python_daemon")  # forks what has its imports done
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.streaming.stateStore.providerClass", provider)
         .getOrCreate()

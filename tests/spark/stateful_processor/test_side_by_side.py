@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from crash.processes import environment
+from crash.processes import environment, quick_jvm
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1_800), pytest.mark.early]
 
@@ -23,7 +23,7 @@ def test_a_processor_gives_under_headgate_what_it_gives_under_structured_streami
         [sys.executable, str(PROGRAM), str(tmp_path)],
         capture_output=True,
         text=True,
-        env=environment({"TZ": "UTC", "XDG_STATE_HOME": str(tmp_path / "state")}),
+        env=environment({**quick_jvm(), "TZ": "UTC", "XDG_STATE_HOME": str(tmp_path / "state")}),
         cwd=tmp_path,
         check=False,
     )
