@@ -15,6 +15,7 @@ import pytest
 
 from crash.cluster import Cluster
 from crash.processes import PROGRAM, STARTED_S, Child, Life, quick_jvm, without_spark
+from crash.standing import Place
 
 _numbers = itertools.count(1)
 
@@ -119,6 +120,21 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., Life]]:
     yield begin
     for child in children:
         child.close()
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Callable[..., Place]]:
+    """Make a place for one pipeline and the commands that run it, and end them."""
+    places: list[Place] = []
+
+    def make(with_spark: bool, *, is_object_store: bool = False) -> Place:
+        where = f"obstore+file://{tmp_path}/checkpoints" if is_object_store else None
+        places.append(Place(tmp_path, with_spark=with_spark, checkpoints=where))
+        return places[-1]
+
+    yield make
+    for one in places:
+        one.close()
 
 
 @pytest.fixture

@@ -98,6 +98,12 @@ def quick_jvm() -> dict[str, str]:
     return {JVM_OPTIONS: f"{QUICK_COMPILER} {os.environ.get(JVM_OPTIONS, '')}".strip()}
 
 
+def headgate(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end."""
+    command = [sys.executable, "-m", "headgate.cli", *arguments]
+    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=STARTED_S, check=False)
+
+
 class Child:
     """A process of ``program.py`` (or another command) and what it has told so far."""
 

@@ -12,30 +12,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
-from crash.processes import STARTED_S, environment, kill
+from crash.processes import STARTED_S, environment, headgate, kill
 from crash.results import assert_clean
 from crash.standing import PROCESSES_IN_DEEP, SPARK_IN_DEEP, Place, freeze_workers, thaw
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(1_800 + 120 * float(os.environ.get("HEADGATE_TEST_MINUTES", "0")))]
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Callable[..., Place]]:
-    places: list[Place] = []
-
-    def make(with_spark: bool, **options: str) -> Place:
-        places.append(Place(tmp_path, with_spark=with_spark, **options))  # type: ignore[arg-type]
-        return places[-1]
-
-    yield make
-    for one in places:
-        one.close()
 
 
 @pytest.mark.parametrize("with_spark", PROCESSES_IN_DEEP)
@@ -89,8 +76,7 @@ def test_a_kept_pipeline_stops_and_drains_as_any_other(
     kept = here.run("--supervised")
     kept.checkpoint()
     if how == "headgate stop":
-        command = [sys.executable, "-m", "headgate.cli", "stop", "kept", "--dir", here.checkpoints]
-        asked = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=STARTED_S)
+        asked = headgate("stop", "kept", "--dir", here.checkpoints)
         assert (asked.returncode, "stopped; started again, it continues" in asked.stdout) == (0, True), asked
     elif how == "Ctrl-C":
         os.killpg(kept.pid, signal.SIGINT)

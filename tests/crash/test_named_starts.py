@@ -6,35 +6,16 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import headgate as hg
-from crash.processes import STARTED_S, STEP_S, environment, kill
+from crash.processes import STARTED_S, headgate, kill
 from crash.standing import NOTICES, PATIENT, PROGRAM, SPARK_IN_DEEP, Place, tale
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(1_800)]
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Callable[..., Place]]:
-    places: list[Place] = []
-
-    def make(with_spark: bool) -> Place:
-        places.append(Place(tmp_path, with_spark=with_spark))
-        return places[-1]
-
-    yield make
-    for one in places:
-        one.close()
-
-
-def headgate(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "headgate.cli", *arguments]
-    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=STEP_S, check=False)
 
 
 def stop(here: Place, savepoint: str) -> subprocess.CompletedProcess[str]:

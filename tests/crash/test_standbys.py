@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -56,20 +56,6 @@ def ways(spark_on: str | None, *, only: str | None = None) -> list[Any]:
         for place in ("directory", "object store")
         for with_spark in (False, True)
     ]
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Callable[..., Place]]:
-    places: list[Place] = []
-
-    def make(with_spark: bool, *, is_object_store: bool = False) -> Place:
-        where = f"obstore+file://{tmp_path}/checkpoints" if is_object_store else None
-        places.append(Place(tmp_path, with_spark=with_spark, checkpoints=where))
-        return places[-1]
-
-    yield make
-    for one in places:
-        one.close()
 
 
 def took_over(heir: Process, since_s: float, record: Callable[[str, object], None]) -> None:

@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from crash.pipelines import generated, recounted
-from crash.processes import STARTED_S, STEP_S, Child, Life, end_session, environment, kill, without_spark
+from crash.processes import STARTED_S, STEP_S, Child, Life, end_session, headgate, kill, without_spark
 from crash.results import assert_clean, assert_equal, assert_standard, read_rows
 from crash.standing import SPARK_IN_DEEP
 from headgate.connectors.files.file_committer import read_committed
@@ -213,14 +213,9 @@ class Place:
         self.children.append(child)
         return child
 
-    def headgate(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Another command."""
-        command = [sys.executable, "-m", "headgate.cli", *arguments]
-        return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=STEP_S, check=False)
-
     def stop(self, savepoint: Path) -> subprocess.CompletedProcess[str]:
         where = str(self.root / "checkpoints")
-        return self.headgate("stop", self.what["name"], "--dir", where, "--savepoint", str(savepoint))
+        return headgate("stop", self.what["name"], "--dir", where, "--savepoint", str(savepoint))
 
 
 @pytest.mark.parametrize("with_spark", SPARK_IN_DEEP)
@@ -257,7 +252,7 @@ def test_a_pipeline_moves_with_a_savepoint_whatever_is_killed(
             assert child.exit_code() not in (0, -9), child.tale("exit code")
             forget = re.search(r"run: headgate (.*)$", child.stderr(), re.MULTILINE)
             assert forget is not None, child.tale("what to do")
-            assert place.headgate(*shlex.split(forget.group(1)), "--yes").returncode == 0
+            assert headgate(*shlex.split(forget.group(1)), "--yes").returncode == 0
         for expected in (-9, -9, 0):
             child = place.start("--restore", str(moved), kill_at="after-claim after-adoption")
             assert child.exit_code(2 * STEP_S) == expected, child.tale("exit code")
@@ -267,7 +262,7 @@ def test_a_pipeline_moves_with_a_savepoint_whatever_is_killed(
     finally:
         for child in place.children:
             child.close()
-    assert json.loads(place.headgate("savepoints", "list", str(moved), "--json").stdout)[0]["path"] == ""
+    assert json.loads(headgate("savepoints", "list", str(moved), "--json").stdout)[0]["path"] == ""
     assert_standard(tmp_path, ROWS)
     assert_clean(tmp_path)
 
@@ -338,11 +333,6 @@ def test_a_driver_killed_in_mid_drain_forgets_it_and_the_next_one_continues_unti
     assert (result["is_finished"], result["is_drained"]) == (True, True)
     assert life.child.exit_code() == 0
     assert_drained(tmp_path)
-
-
-def headgate(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "headgate.cli", *arguments]
-    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=STARTED_S, check=False)
 
 
 def test_a_pipeline_of_another_terminal_is_stopped_restored_and_drained(spec: Spec, tmp_path: Path) -> None:
