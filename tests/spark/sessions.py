@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -43,16 +43,24 @@ LATE = "Python worker failed to connect back"
 
 
 def run_to_end(output: Any, *start: str) -> Any:
-    """Run a query that takes what is there; start it again where its Python began too late. Return the query."""
+    """Run a query that takes what is there, and return it."""
+
+    def run() -> Any:
+        query = output.start(*start)
+        assert query.awaitTermination(WAIT_S)
+        return query
+
+    return patiently(run)
+
+
+def patiently(run: Callable[[], Any]) -> Any:
+    """Call ``run``, which starts a query, again where its Python began too late; return what it returns."""
     from pyspark.errors import StreamingQueryException
 
     deadline = time.monotonic() + WAIT_S
     while True:
-        query = output.start(*start)
         try:
-            assert query.awaitTermination(WAIT_S)
+            return run()
         except StreamingQueryException as error:
             if LATE not in str(error) or time.monotonic() > deadline:
                 raise
-        else:
-            return query

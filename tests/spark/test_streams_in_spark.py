@@ -20,7 +20,7 @@ from tests.conftest import IS_DEEP
 from tests.docs.documentation import example_with, examples
 from tests.spark import query_between_streams
 from tests.spark.filtered_reads import PUSHDOWN, check_every_use, pushing_filters
-from tests.spark.sessions import run_to_end, session
+from tests.spark.sessions import patiently, run_to_end, session
 from tests.store.served.serving import serving
 from tests.store.traffic import Traffic, all_rounds, flowing, per_key
 
@@ -138,8 +138,14 @@ def test_the_example_of_the_guide_works_as_it_is_printed(spark: Any, store: Stor
     code = example_with("""orders.where("item = 'tea'").write""")
     code = code.replace('format("headgate")', f'format("headgate").option("store", {store.root!r})')
     names: dict[str, Any] = {"hg": hg, "spark": spark}
-    exec(code.replace("/backup/tea", str(tmp_path / "checkpoints")), names)
-    names["query"].processAllAvailable()
+    batch, streaming = code.replace("/backup/tea", str(tmp_path / "checkpoints")).split("\n\n")
+    exec(batch, names)
+
+    def run() -> None:
+        exec(streaming, names)
+        names["query"].processAllAvailable()
+
+    patiently(run)
     names["query"].stop()
     assert [store.describe(name).events_count for name in ("app/tea", "app/copy")] == [3, 6]
 
