@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.servers.kafka import RIGHTS, TWO_PHASE_COMMIT, KafkaBroker, kafka_broker
+from tests.servers.schema_registry import Registry, schema_registry
 
 from headgate.connectors.kafka.client import KafkaClient
 from headgate.connectors.kafka.connection import Connection, KafkaSecurity
@@ -41,6 +42,12 @@ def client(kafka: KafkaBroker) -> Iterator[KafkaClient]:
     client = KafkaClient([kafka.address], patience_ms=PATIENCE_MS)
     yield client
     client.close()
+
+
+@pytest.fixture
+def registry() -> Iterator[Registry]:
+    with schema_registry() as found:
+        yield found
 
 
 @pytest.fixture

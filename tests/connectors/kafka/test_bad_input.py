@@ -16,7 +16,6 @@ import polars as pl
 import pytest
 from tests.servers.kafka import LIMITED_USER, PASSWORD, TWO_PHASE_COMMIT, KafkaBroker, kafka_broker
 from tests.servers.kafka import RIGHTS as AUTHORIZER
-from tests.servers.schema_registry import schema_registry
 
 import headgate as hg
 from headgate import testing
@@ -283,12 +282,6 @@ def test_wrong_brokers_topics_and_logins_are_named_before_anything_starts(
 # -- schemas -----------------------------------------------------------------------------------------------------------
 
 SCHEMA = json.dumps({"type": "record", "name": "r", "fields": [{"name": "id", "type": "int"}]})
-
-
-@pytest.fixture
-def registry() -> Iterator[Any]:
-    with schema_registry() as found:
-        yield found
 
 
 def test_a_schema_id_that_the_registry_lacks_is_a_bad_record(

@@ -8,7 +8,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from tests.conftest import IS_DEEP, few
 from tests.docs.documentation import PREAMBLE, examples
 from tests.killing import run_killing
 from tests.servers.kafka import KafkaBroker
-from tests.servers.schema_registry import Registry, schema_registry
+from tests.servers.schema_registry import Registry
 
 import headgate as hg
 from headgate.api.foreground import RunRequested, loading_only
@@ -668,12 +668,6 @@ class SlowReader(KafkaReader):
 class SlowSource(Kafka):
     def open(self, context: SourceContext) -> KafkaReader:
         return SlowReader(self, context)
-
-
-@pytest.fixture
-def registry() -> Iterator[Registry]:
-    with schema_registry() as found:
-        yield found
 
 
 def test_each_example_of_the_guide_builds_its_pipeline(

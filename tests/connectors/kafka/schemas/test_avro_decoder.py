@@ -5,13 +5,12 @@ from __future__ import annotations
 import io
 import json
 import uuid
-from collections.abc import Iterator
 from typing import Any
 
 import fastavro
 import pyarrow as pa
 import pytest
-from tests.servers.schema_registry import Registry, schema_registry
+from tests.servers.schema_registry import Registry
 
 from headgate.codec.kafka.record_batch import RECORDS_WITH_HEADERS
 from headgate.connectors.base import SourceBatch
@@ -42,12 +41,6 @@ def encoded(schema: Any, value: Any) -> bytes:
 
 def framed(number: int, schema: Any, value: Any) -> bytes:
     return b"\0" + number.to_bytes(4, "big") + encoded(schema, value)
-
-
-@pytest.fixture
-def registry() -> Iterator[Registry]:
-    with schema_registry() as found:
-        yield found
 
 
 def batch(*values: bytes | tuple[bytes, bytes] | None) -> pa.RecordBatch:

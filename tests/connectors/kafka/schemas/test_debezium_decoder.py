@@ -5,14 +5,13 @@ from __future__ import annotations
 import datetime as dt
 import io
 import json
-from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
 import fastavro
 import pyarrow as pa
 import pytest
-from tests.servers.schema_registry import Registry, schema_registry
+from tests.servers.schema_registry import Registry
 
 from headgate.codec.kafka.record_batch import RECORDS_WITH_HEADERS
 from headgate.connectors.base import SourceBatch
@@ -100,12 +99,6 @@ def encoded(schema: Schema, value: Any) -> bytes:
 
 def framed(number: int, schema: Schema, *values: Any) -> list[bytes]:
     return [b"\0" + number.to_bytes(4, "big") + encoded(schema, value) for value in values]
-
-
-@pytest.fixture
-def registry() -> Iterator[Registry]:
-    with schema_registry() as found:
-        yield found
 
 
 def decoder(registry: Registry | None, **options: Any) -> RecordDecoder:
