@@ -202,6 +202,8 @@ def test_a_missing_right_to_list_is_named(server: ObjectServer, monkeypatch: pyt
             assert not caught.value.is_transient
         with pytest.raises(StorageError, match=r"begin the upload of .*: Access Denied \(AccessDenied\)$"):
             uploads.begin("a")
+        with pytest.raises(StorageError, match=r"complete the upload of .*: Access Denied \(AccessDenied\)$"):
+            uploads.complete("a", "b", ["c"])
 
 
 def test_an_answer_without_what_was_asked_for_is_an_error_that_may_pass(

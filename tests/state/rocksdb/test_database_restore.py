@@ -113,8 +113,7 @@ def files_read(subtask: Subtask) -> set[str]:
     return {path for path in subtask.storage.read if ".f" in path}
 
 
-@pytest.mark.parametrize("parallelism", [2, 3, 8])
-@pytest.mark.parametrize("name", ["memory", "rocksdb"])
+@pytest.mark.parametrize(("name", "parallelism"), [("memory", 3), ("rocksdb", 2), ("rocksdb", 8)])
 def test_a_worker_fetches_only_files_with_its_key_groups(
     subtask: Subtask, tmp_path: Path, name: str, parallelism: int
 ) -> None:

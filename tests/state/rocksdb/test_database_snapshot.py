@@ -252,8 +252,7 @@ def test_what_goes_on_with_files_shares_them(subtask: Subtask, tmp_path: Path) -
         one.close()
 
 
-@pytest.mark.parametrize("parallelism", [1, 2, 3])
-@pytest.mark.parametrize("name", ["memory", "rocksdb"])
+@pytest.mark.parametrize(("name", "parallelism"), [("memory", 1), ("memory", 2), ("rocksdb", 1), ("rocksdb", 3)])
 def test_files_are_restored_at_any_parallelism_in_any_backend(
     subtask: Subtask, tmp_path: Path, name: str, parallelism: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
