@@ -31,13 +31,13 @@ from headgate.sim.streams.background_traffic import BackgroundTraffic
 from headgate.sim.streams.streams import StreamRun
 from headgate.store import writer
 
-SMOKE = (63, 347, 1068, 67, 2170, 1009, 10356, 2029, 4225)
+SMOKE = (63, 1068, 2170, 10356, 67, 347, 1009, 2029, 4225)
 """What was found: commits and owners that a power cut took, hints read wrongly, a replaced driver that ran on for ever,
 a stopped one that swept what its heir had prepared. ``make check`` runs the first fifty seeds beside the tests."""
 
 
 def test_the_product_passes_every_smoke_seed() -> None:
-    results = [run_seed(seed) for seed in (SMOKE if IS_DEEP else SMOKE[::2])]
+    results = [run_seed(seed) for seed in (SMOKE if IS_DEEP else SMOKE[:4])]
     assert [(result.seed, str(result.violation)) for result in results if result.violation] == []
 
 
