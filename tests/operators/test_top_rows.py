@@ -175,17 +175,6 @@ def test_a_result_of_a_window_that_ended_is_late() -> None:
     assert harness.context.metrics.counters["late"] == 1
 
 
-@pytest.mark.parametrize("parallelism", [1, 2])
-def test_a_result_of_a_window_that_ended_before_a_restore_is_late(parallelism: int) -> None:
-    subtasks = Subtasks(per_window(1), WINDOW_KEYS, 1)
-    subtasks.send(windowed([("x", 0, 1, 1)]))
-    subtasks.watermark(1_999)
-    subtasks = Subtasks(per_window(1), WINDOW_KEYS, parallelism, subtasks.snapshot())
-    subtasks.send(windowed([("x", 0, 2, 2), ("x", 1, 3, 3)]))
-    subtasks.watermark(5_000)
-    assert [row["id"] for row in subtasks.rows()] == [3]
-
-
 @pytest.mark.parametrize("parallelism", [1, 2, 3, 5])
 def test_a_window_that_one_of_several_subtasks_has_ended_ends_once(parallelism: int) -> None:
     rows = [("x", start, 1, start) for start in range(40)]

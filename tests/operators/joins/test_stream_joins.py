@@ -381,6 +381,15 @@ def as_of_plan(how: str, tolerance_ms: int | None, *, has_changes: bool) -> Join
     return replace(joined, left=replace(joined.left, keys=("k",)), right=right)
 
 
+def test_a_key_that_has_fired_fires_again_for_its_next_row() -> None:
+    cluster = Cluster(as_of_plan("left", None, has_changes=False))
+    cluster.send(RIGHT_INPUT, [Row(1, "a", 1_000, 0)])
+    for number, time_ms in enumerate((5, 9), 1):
+        cluster.send(LEFT_INPUT, [Row(1, "a", time_ms * 1_000, number)])
+        cluster.advance(time_ms)
+        assert [(row["l"], row["r"]) for row in cluster.rows] == [(one, 0) for one in range(1, number + 1)]
+
+
 class AsOfRecount:
     """What an as-of join emits: each left row when the watermark passes it, with what was there by then."""
 
