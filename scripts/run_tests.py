@@ -82,7 +82,7 @@ def compile_tests() -> subprocess.Popen[bytes] | None:
 
 def class_archive() -> str:
     """Return JVM options that share the classes of Spark between its many starts."""
-    command = [sys.executable, "-m", "tests.crash.class_archive"]
+    command = [sys.executable, "-m", "tests.crash.support.class_archive"]
     return subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
 
 

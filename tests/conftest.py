@@ -56,7 +56,7 @@ MARKED = {
     "runtime/runs": "run",
     "examples": "run",
 }
-"""Folders whose tests take minutes together: ``make check`` leaves them to ``make test``."""
+"""Folders whose tests take minutes together, with those below them: ``make check`` leaves them to ``make test``."""
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -66,7 +66,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     expression = config.getoption("markexpr")
     if expression == SPARK_HALF and collection_path.suffix == ".py":
         return True if is_quick(collection_path) else None
-    marker = MARKED.get(collection_path.parent.relative_to(TESTS).as_posix())
+    marker = marker_of(collection_path)
     return True if marker is not None and is_left_out(marker, expression) else None
 
 
@@ -82,6 +82,12 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+def marker_of(module: Path) -> str | None:
+    """Return the marker of the folder that ``module`` is in, or of one around it."""
+    folders = (folder.as_posix() for folder in module.relative_to(TESTS).parents)
+    return next((MARKED[folder] for folder in folders if folder in MARKED), None)
 
 
 def is_quick(module: Path) -> bool:
@@ -103,9 +109,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     Hypothesis marks its own tests with ``hypothesis``; without ``HEADGATE_TEST_DEEP`` they draw fewer examples.
     """
     for item in items:
-        folder = item.path.parent.relative_to(TESTS).as_posix()
-        if folder in MARKED:
-            item.add_marker(MARKED[folder])
+        marker = marker_of(item.path)
+        if marker is not None:
+            item.add_marker(marker)
         if item.path.stem.endswith("_histories"):
             item.add_marker("long")
         if not IS_DEEP and isinstance(item, pytest.Function) and is_hypothesis_test(item.obj):

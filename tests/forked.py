@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from multiprocessing.process import BaseProcess
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["tests.logs.clients", "tests.store.group_program", "tests.store.served.serving"])
+CONTEXT.set_forkserver_preload(["tests.logs.clients", "tests.store.faults.group_program", "tests.store.served.serving"])
 
 
 @contextmanager

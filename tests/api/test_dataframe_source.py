@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 import pytest
 from tests.conftest import few
-from tests.spark.sessions import session
+from tests.spark.support.sessions import session
 
 import headgate as hg
 from headgate.connectors.files.file_committer import read_committed

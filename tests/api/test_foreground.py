@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 
 import pytest
-from tests.clocks import HandClock
+from tests.support.clocks import HandClock
 
 import headgate as hg
 from headgate.api.foreground import REPEATED_SIGNAL_MS, RunRequested, loading_only, refuse_while_loading, run_to_end

@@ -20,7 +20,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from tests.clocks import HandClock
+from tests.support.clocks import HandClock
 from tests.web.shop import Asked, definition, progress
 from typer.testing import CliRunner
 

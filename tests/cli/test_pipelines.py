@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 from tests.cli.test_checkpoints import HOLDER_BEGIN
-from tests.sqlite_sinks import SqliteSink
 from tests.storage.looked import Looked
+from tests.support.sqlite_sinks import SqliteSink
 from typer.testing import CliRunner
 
 import headgate as hg
@@ -304,7 +304,7 @@ def test_a_list_of_many_sinks_is_one_look(tmp_path: Path, monkeypatch: pytest.Mo
 PROGRAM = """
 import sys
 import headgate as hg
-from tests.sqlite_sinks import SqliteSink
+from tests.support.sqlite_sinks import SqliteSink
 p = hg.Pipeline("p", parallelism=1)
 rows = p.source(hg.FromRows([{"number": 1, "text": "a"}]))
 rows.sink(SqliteSink(sys.argv[1]), name="out")

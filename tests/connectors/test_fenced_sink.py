@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.connectors.test_two_phase_sink import committer, permit, prepared, rows_in, target_at
-from tests.sqlite_sinks import SqliteLedgerSink, SqliteSink, connect
+from tests.support.sqlite_sinks import SqliteLedgerSink, SqliteSink, connect
 
 import headgate as hg
 from headgate.codec.json_files import encode_life

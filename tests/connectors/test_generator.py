@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark import cloudpickle
-from tests.clocks import HandClock
 from tests.connectors.source_reading import context, read_all, read_over_subtasks
+from tests.support.clocks import HandClock
 
 from headgate.connectors.base import SourceContext, SplitPosition
 from headgate.connectors.generator import Choice, Generator, GeneratorReader, RowNumber, Uniform

@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from tests.killing import run_killing
+from tests.support.killing import run_killing
 
 import headgate as hg
 from headgate import testing

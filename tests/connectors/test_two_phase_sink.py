@@ -10,9 +10,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests import sqlite_sinks
 from tests.conftest import IS_DEEP
-from tests.sqlite_sinks import SqliteLedgerSink, SqliteSink, connect
+from tests.support import sqlite_sinks
+from tests.support.sqlite_sinks import SqliteLedgerSink, SqliteSink, connect
 
 import headgate as hg
 from headgate.connectors.base import SinkContext

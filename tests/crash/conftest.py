@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from crash.cluster import Cluster
-from crash.processes import PROGRAM, STARTED_S, Child, Life, quick_jvm, without_spark
-from crash.standing import Place
+from crash.support.cluster import Cluster
+from crash.support.processes import PROGRAM, STARTED_S, Child, Life, quick_jvm, without_spark
+from crash.support.standing import Place
 
 _numbers = itertools.count(1)
 

@@ -15,10 +15,10 @@ import pyarrow as pa
 import pytest
 from tests.store.traffic import SCHEMA, all_rounds, flowing, per_key, rows_of
 
-from crash.chains import PROGRAM, Chain
-from crash.processes import STARTED_S, until
-from crash.results import assert_clean
-from crash.standing import MINUTES
+from crash.support.chains import PROGRAM, Chain
+from crash.support.processes import STARTED_S, until
+from crash.support.results import assert_clean
+from crash.support.standing import MINUTES
 from headgate.store.store import Store
 
 COUNTED = pa.schema([pa.field("key", pa.string()), pa.field("value", pa.int64()), pa.field("count", pa.int64())])

@@ -14,9 +14,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from crash.processes import STEP_S, Life, kill, until
-from crash.results import assert_clean, assert_equal, assert_standard, expected_standard, read_rows, read_stream
-from crash.standing import SPARK_IN_DEEP
+from crash.support.processes import STEP_S, Life, kill, until
+from crash.support.results import assert_clean, assert_equal, assert_standard, expected_standard, read_rows, read_stream
+from crash.support.standing import SPARK_IN_DEEP
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.storage.urls import open_storage
 from headgate.store.store import Store

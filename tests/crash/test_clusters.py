@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from tests.store.traffic import SCHEMA, all_rounds, flowing, per_key
 
-from crash.cluster import Cluster
-from crash.pipelines import STOPPED_MS
-from crash.processes import Life, environment, kill, until
-from crash.results import assert_clean, assert_standard
+from crash.support.cluster import Cluster
+from crash.support.pipelines import STOPPED_MS
+from crash.support.processes import Life, environment, kill, until
+from crash.support.results import assert_clean, assert_standard
 from headgate.model.failure import ExitCode
 from headgate.store.store import Store
 

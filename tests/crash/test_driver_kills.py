@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 from tests.conftest import few
-from tests.sqlite_sinks import connect
+from tests.support.sqlite_sinks import connect
 
-from crash.processes import STARTED_S, STEP_S, Life, kill
-from crash.results import assert_clean, assert_nothing_twice, assert_standard
-from crash.standing import SPARK_IN_DEEP
+from crash.support.processes import STARTED_S, STEP_S, Life, kill
+from crash.support.results import assert_clean, assert_nothing_twice, assert_standard
+from crash.support.standing import SPARK_IN_DEEP
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(1_800)]
 

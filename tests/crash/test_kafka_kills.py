@@ -19,10 +19,10 @@ import polars as pl
 import pytest
 from tests.servers.kafka import KafkaBroker, kafka_broker
 
-from crash.chains import KAFKA_PROGRAM, Chain
-from crash.processes import STARTED_S, Child, Life, kill, until
-from crash.results import assert_clean, assert_equal
-from crash.standing import MINUTES, SPARK_IN_DEEP, WITH_SPARK
+from crash.support.chains import KAFKA_PROGRAM, Chain
+from crash.support.processes import STARTED_S, Child, Life, kill, until
+from crash.support.results import assert_clean, assert_equal
+from crash.support.standing import MINUTES, SPARK_IN_DEEP, WITH_SPARK
 from headgate.connectors.files.file_committer import read_committed
 from headgate.connectors.kafka.client import KafkaClient
 from headgate.store.store import Store

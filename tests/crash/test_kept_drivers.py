@@ -18,9 +18,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from crash.processes import STARTED_S, environment, headgate, kill
-from crash.results import assert_clean
-from crash.standing import PROCESSES_IN_DEEP, SPARK_IN_DEEP, Place, freeze_workers, thaw
+from crash.support.processes import STARTED_S, environment, headgate, kill
+from crash.support.results import assert_clean
+from crash.support.standing import PROCESSES_IN_DEEP, SPARK_IN_DEEP, Place, freeze_workers, thaw
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(1_800 + 120 * float(os.environ.get("HEADGATE_TEST_MINUTES", "0")))]
 

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pytest
 from tests.conftest import few
 
-from crash.cluster import Cluster
-from crash.loop_results import (
+from crash.support.cluster import Cluster
+from crash.support.loop_results import (
     TIMES,
     assert_amplified,
     assert_drained,
@@ -32,10 +32,10 @@ from crash.loop_results import (
     kill_workers,
     skip_without_graphs,
 )
-from crash.pacing import hurry
-from crash.pipelines import STOPPED_MS
-from crash.processes import STARTED_S, STEP_S, Life, kill, until
-from crash.standing import SPARK_IN_DEEP
+from crash.support.pacing import hurry
+from crash.support.pipelines import STOPPED_MS
+from crash.support.processes import STARTED_S, STEP_S, Life, kill, until
+from crash.support.standing import SPARK_IN_DEEP
 from headgate.codec.loop_log import decode_log
 from headgate.model.manifest import Manifest
 from headgate.runtime.checkpoints.log import CheckpointLog

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from crash.networks import run_in_a_network_of_its_own
+from crash.support.networks import run_in_a_network_of_its_own
 
 pytestmark = [pytest.mark.crash, pytest.mark.deep, pytest.mark.timeout(1_800)]  # make lost-machines
 
-PROGRAM = Path(__file__).with_name("lost_machines.py")
+PROGRAM = Path(__file__).parent / "support" / "lost_machines.py"
 ALL_S = 1_200.0
 ON_A_CLUSTER = [
     pytest.mark.spark,

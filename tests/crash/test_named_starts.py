@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import headgate as hg
-from crash.processes import STARTED_S, headgate, kill
-from crash.standing import NOTICES, PATIENT, PROGRAM, SPARK_IN_DEEP, Place, tale
+from crash.support.processes import STARTED_S, headgate, kill
+from crash.support.standing import NOTICES, PATIENT, PROGRAM, SPARK_IN_DEEP, Place, tale
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(1_800)]
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from tests.nexmark.oracles import database, expected_rows, found_rows
 
-from crash.pipelines import make, nexmark_events
-from crash.processes import STARTED_S, Life, kill
-from crash.results import assert_clean, read_stream
-from crash.standing import MINUTES, TIMES
+from crash.support.pipelines import make, nexmark_events
+from crash.support.processes import STARTED_S, Life, kill
+from crash.support.results import assert_clean, read_stream
+from crash.support.standing import MINUTES, TIMES
 from headgate.nexmark.queries import QUERIES, Tables
 
 pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(1_800 + 240 * MINUTES)]

@@ -14,8 +14,8 @@ import psycopg
 import pytest
 from tests.servers.postgres import PostgresServer, postgres_server
 
-from crash.processes import STARTED_S, Life, kill, until
-from crash.results import assert_clean
+from crash.support.processes import STARTED_S, Life, kill, until
+from crash.support.results import assert_clean
 
 pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(1_800), pytest.mark.xdist_group("postgres")]
 

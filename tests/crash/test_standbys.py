@@ -16,9 +16,9 @@ from typing import Any
 import psutil
 import pytest
 
-from crash.processes import STARTED_S, environment, kill, until
-from crash.results import assert_clean
-from crash.standing import (
+from crash.support.processes import STARTED_S, environment, kill, until
+from crash.support.results import assert_clean
+from crash.support.standing import (
     NOTICES,
     PATIENT,
     PROGRAM,
@@ -30,7 +30,7 @@ from crash.standing import (
     thaw,
     whoever_completes,
 )
-from crash.takeovers import Takeover, problem, told
+from crash.support.takeovers import Takeover, problem, told
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(1_800 + 120 * float(os.environ.get("HEADGATE_TEST_MINUTES", "0")))]
 

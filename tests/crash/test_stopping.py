@@ -18,10 +18,10 @@ import polars as pl
 import psutil
 import pytest
 
-from crash.pipelines import generated, recounted
-from crash.processes import STARTED_S, STEP_S, Child, Life, end_session, headgate, kill, without_spark
-from crash.results import assert_clean, assert_equal, assert_standard, read_rows
-from crash.standing import SPARK_IN_DEEP
+from crash.support.pipelines import generated, recounted
+from crash.support.processes import STARTED_S, STEP_S, Child, Life, end_session, headgate, kill, without_spark
+from crash.support.results import assert_clean, assert_equal, assert_standard, read_rows
+from crash.support.standing import SPARK_IN_DEEP
 from headgate.connectors.files.file_committer import read_committed
 from headgate.spark.jvm import QUICK_COMPILER
 
@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.crash, pytest.mark.timeout(1800)]
 
 PROGRAM = """
 import json, sys
-from crash.pipelines import BUILDERS
+from crash.support.pipelines import BUILDERS
 spec = json.loads(sys.argv[1])
 pipeline = BUILDERS[spec["pipeline"]](spec)
 """

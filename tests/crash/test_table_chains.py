@@ -17,10 +17,10 @@ import psycopg
 import pytest
 from tests.servers.postgres import PostgresServer, postgres_server
 
-from crash.chains import TABLES_PROGRAM, Chain
-from crash.processes import STARTED_S, kill, until
-from crash.results import assert_clean
-from crash.standing import MINUTES
+from crash.support.chains import TABLES_PROGRAM, Chain
+from crash.support.processes import STARTED_S, kill, until
+from crash.support.results import assert_clean
+from crash.support.standing import MINUTES
 
 pytestmark = [
     pytest.mark.crash,

@@ -16,11 +16,11 @@ import psutil
 import pytest
 from tests.conftest import few
 
-from crash.cluster import Cluster
-from crash.pipelines import MANY_KEYS, STOPPED_MS, expected_event_time, generated
-from crash.processes import STARTED_S, Life, kill, until
-from crash.processor_pipeline import FIRST, expected_steps
-from crash.results import assert_clean, assert_equal, assert_standard, read_stream
+from crash.support.cluster import Cluster
+from crash.support.pipelines import MANY_KEYS, STOPPED_MS, expected_event_time, generated
+from crash.support.processes import STARTED_S, Life, kill, until
+from crash.support.processor_pipeline import FIRST, expected_steps
+from crash.support.results import assert_clean, assert_equal, assert_standard, read_stream
 from headgate.connectors.files.file_committer import read_committed
 from headgate.model.manifest import Manifest
 from headgate.runtime.checkpoints.log import CheckpointLog

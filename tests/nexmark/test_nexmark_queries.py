@@ -8,9 +8,9 @@ from typing import Any
 
 import duckdb
 import pytest
-from tests.killing import run_killing
 from tests.nexmark.oracles import database, expected_rows, found_rows
-from tests.unreported import seldom_reported
+from tests.support.killing import run_killing
+from tests.support.unreported import seldom_reported
 
 import headgate as hg
 from headgate.errors import UsageError

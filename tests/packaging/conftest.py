@@ -30,7 +30,7 @@ INSTALL = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check")
 
 
 QUICK = {JVM_OPTIONS: os.environ.get(JVM_OPTIONS, ""), "HEADGATE_PREPARE": "never"}
-"""Where the classes of Spark are that its many starts share (``tests.crash.class_archive``); nothing makes more."""
+"""Where the classes of Spark are that its many starts share (``tests.crash.support.class_archive``), and no others."""
 
 
 def ran(command: Sequence[str | Path], directory: Path) -> str:

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import IllegalArgumentException
 from pyspark.sql.functions import expr
-from tests.powercut import PowerCut, another_process
-from tests.spark.sessions import session
+from tests.spark.support.sessions import session
+from tests.support.powercut import PowerCut, another_process
 
 import headgate as hg
 from headgate.connectors.files.file_committer import read_committed

@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.errors import AnalysisException
-from tests.every_type import NOT_OF_SPARK, carried, exact, rows_of, table
-from tests.spark.sessions import run_to_end, session
+from tests.spark.support.sessions import run_to_end, session
+from tests.support.every_type import NOT_OF_SPARK, carried, exact, rows_of, table
 
 import headgate as hg
 from headgate.spark import dataframes

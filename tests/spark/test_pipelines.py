@@ -19,10 +19,10 @@ import psutil
 import pyarrow as pa
 import pytest
 
-from crash.pipelines import WORDS
-from crash.processes import STEP_S, Life, kill
-from crash.results import assert_clean, assert_equal, assert_standard, read_stream
-from crash.standing import SPARK_IN_DEEP
+from crash.support.pipelines import WORDS
+from crash.support.processes import STEP_S, Life, kill
+from crash.support.results import assert_clean, assert_equal, assert_standard, read_stream
+from crash.support.standing import SPARK_IN_DEEP
 from headgate.connectors.files.file_committer import read_committed
 from headgate.store.store import Store
 

@@ -14,8 +14,8 @@ from pyspark import cloudpickle
 from pyspark.errors import AnalysisException
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
-from tests.spark.filtered_reads import PUSHDOWN, check, pushing_filters
-from tests.spark.sessions import session
+from tests.spark.support.filtered_reads import PUSHDOWN, check, pushing_filters
+from tests.spark.support.sessions import session
 
 import headgate as hg
 from headgate.errors import UsageError

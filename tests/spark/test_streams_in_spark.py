@@ -18,14 +18,14 @@ import pytest
 from pyspark.errors import AnalysisException, SparkRuntimeException
 from tests.conftest import IS_DEEP
 from tests.docs.documentation import example_with, examples
-from tests.spark import query_between_streams
-from tests.spark.filtered_reads import PUSHDOWN, check_every_use, pushing_filters
-from tests.spark.sessions import patiently, run_to_end, session
+from tests.spark.support import query_between_streams
+from tests.spark.support.filtered_reads import PUSHDOWN, check_every_use, pushing_filters
+from tests.spark.support.sessions import patiently, run_to_end, session
 from tests.store.served.serving import serving
 from tests.store.traffic import Traffic, all_rounds, flowing, per_key
 
 import headgate as hg
-from crash.processes import TESTS, quick_jvm
+from crash.support.processes import TESTS, quick_jvm
 from headgate.store.store import Store
 
 pytestmark = [

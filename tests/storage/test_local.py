@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from tests.mutants.harness import patched
-from tests.powercut import PowerCut, another_process
+from tests.support.powercut import PowerCut, another_process
 
 from headgate.errors import StorageError
 from headgate.model.config import Access

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from tests.clocks import HandClock
+from tests.support.clocks import HandClock
 
 from headgate.environment import SYSTEM_THREADS
 from headgate.errors import StorageError

@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
-from tests.killing import run_killing
+from tests.support.killing import run_killing
 
 import headgate as hg
 from headgate import testing

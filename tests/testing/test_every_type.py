@@ -14,8 +14,8 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.every_type import CASES, FIRST, LAST, carried, exact, rows_of, table, utc
-from tests.killing import run_killing
+from tests.support.every_type import CASES, FIRST, LAST, carried, exact, rows_of, table, utc
+from tests.support.killing import run_killing
 from typer.testing import CliRunner
 
 import headgate as hg

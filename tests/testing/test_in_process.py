@@ -16,7 +16,7 @@ import polars as pl
 import psutil
 import pyarrow as pa
 import pytest
-from tests.killing import run_killing
+from tests.support.killing import run_killing
 
 import headgate as hg
 from headgate import testing

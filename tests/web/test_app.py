@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from tests.clocks import HandClock
+from tests.support.clocks import HandClock
 from tests.web.shop import NOW_MS, Asked, definition, progress
 
 from headgate.api.pipeline_registry import KnownPipeline, KnownState, PipelineRegistry

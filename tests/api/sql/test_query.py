@@ -15,7 +15,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from tests.nexmark.oracles import table_of
-from tests.unreported import seldom_reported
+from tests.support.unreported import seldom_reported
 
 import headgate as hg
 from headgate.errors import PipelineFailed, UsageError

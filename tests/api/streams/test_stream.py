@@ -10,7 +10,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from tests.conftest import few
-from tests.killing import run_killing
+from tests.support.killing import run_killing
 
 import headgate as hg
 from headgate.model.graph import BAD_RECORDS, Edge, OutputTag, Partitioner, Role

@@ -12,7 +12,7 @@ import duckdb
 import pyarrow as pa
 import pytest
 from tests.conftest import few
-from tests.killing import run_killing
+from tests.support.killing import run_killing
 
 import headgate as hg
 from headgate.codec.snapshot import encode_sections

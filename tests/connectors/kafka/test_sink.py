@@ -15,8 +15,8 @@ import pyarrow as pa
 import pytest
 from tests.conftest import IS_DEEP
 from tests.connectors.kafka.sink_places import PATIENCE_S, FailingClient, FailingSink, Place, Reader
-from tests.killing import run_killing
 from tests.servers.kafka import KafkaBroker
+from tests.support.killing import run_killing
 
 import headgate as hg
 from headgate import testing

@@ -19,9 +19,9 @@ import pyarrow as pa
 import pytest
 from tests.conftest import IS_DEEP, few
 from tests.docs.documentation import PREAMBLE, examples
-from tests.killing import run_killing
 from tests.servers.kafka import KafkaBroker
 from tests.servers.schema_registry import Registry
+from tests.support.killing import run_killing
 
 import headgate as hg
 from headgate.api.foreground import RunRequested, loading_only

@@ -16,7 +16,7 @@ from typing import Any
 
 import polars as pl
 import pyarrow as pa
-from tests.killing import run_long
+from tests.support.killing import run_long
 
 import headgate as hg
 from headgate import fault_points

@@ -10,8 +10,8 @@ import pytest
 from lake_program import PATIENCE_S, killed_and_started_again, program, until
 from lakes import Tables
 from tests.conftest import IS_DEEP
-from tests.killing import held_pipeline
 from tests.servers.objects import ObjectServer
+from tests.support.killing import held_pipeline
 
 from headgate import testing
 from headgate.testing import Target, check_sink

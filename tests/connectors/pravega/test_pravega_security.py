@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.killing import run_killing
 from tests.servers.pravega import (
     PASSWORD,
     PASSWORD_VARIABLE,
@@ -19,6 +18,7 @@ from tests.servers.pravega import (
     pravega_server,
     read_all,
 )
+from tests.support.killing import run_killing
 
 import headgate as hg
 from headgate import testing

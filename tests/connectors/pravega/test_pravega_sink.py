@@ -15,8 +15,8 @@ import pyarrow as pa
 import pytest
 from tests.conftest import IS_DEEP
 from tests.docs.documentation import examples
-from tests.killing import run_killing
 from tests.servers.pravega import PravegaServer, read_all
+from tests.support.killing import run_killing
 
 import headgate as hg
 from headgate.api.foreground import RunRequested, loading_only

@@ -12,8 +12,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.killing import run_killing
 from tests.servers.pravega import PravegaServer, context, read_all
+from tests.support.killing import run_killing
 
 import headgate as hg
 from headgate import testing

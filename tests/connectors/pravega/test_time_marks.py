@@ -10,9 +10,9 @@ from typing import Any
 
 import polars as pl
 import pytest
-from tests.killing import run_killing
 from tests.servers.pravega import PravegaServer, context
 from tests.servers.processes import START_S
+from tests.support.killing import run_killing
 
 import headgate as hg
 from headgate import testing

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.powercut import PowerCut
 from tests.runtime.checkpoints.test_log_takeover import Life, numbers
 from tests.runtime.checkpoints.writing import write_snapshot
 from tests.storage.faulty import Fault, FaultKind, FaultyStorage
+from tests.support.powercut import PowerCut
 
 from headgate.codec.json_files import encode_log_entry
 from headgate.errors import FencedError, StorageError, UsageError

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from tests.connectors.test_fenced_sink import ClaimsOnly, ForgetsLives
-from tests.sqlite_sinks import SqliteLedgerSink, SqliteSink
 from tests.storage.looked import Looked
+from tests.support.sqlite_sinks import SqliteLedgerSink, SqliteSink
 
 import headgate as hg
 from headgate.connectors.files import file_sink

@@ -10,8 +10,8 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 import pytest
-from tests.clocks import HandClock
 from tests.runtime.runs.test_storages import WAIT_S, Watching
+from tests.support.clocks import HandClock
 from tests.web.shop import definition
 
 import headgate as hg

@@ -17,10 +17,10 @@ import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
 from tests.conftest import few
-from tests.killing import run_killing
 from tests.runtime.running import WAIT_S, definition_of, in_flight, pipeline_at, taken
 from tests.runtime.runs.test_results import events, generator, same
 from tests.runtime.runs.test_unaligned import KilledAt
+from tests.support.killing import run_killing
 
 import headgate as hg
 from headgate import testing

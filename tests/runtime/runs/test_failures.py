@@ -24,7 +24,7 @@ from tests.runtime.holding import held
 from tests.runtime.running import WAIT_S, Run, definition_of, pipeline_at
 from tests.runtime.runs.test_options import check, counting
 from tests.runtime.runs.test_results import generator, recounted, same, windowed
-from tests.sqlite_sinks import SqliteSink
+from tests.support.sqlite_sinks import SqliteSink
 
 import headgate as hg
 from headgate import testing

@@ -20,7 +20,7 @@ import pytest
 from pyspark import cloudpickle
 from tests.conftest import few
 from tests.runtime.running import WAIT_S, Run, definition_of, pipeline_at
-from tests.runtime.runs.test_savepoints import ended_with, restoring
+from tests.runtime.runs.savepoints.test_savepoints import ended_with, restoring
 from tests.runtime.runs.test_unaligned import overtook
 
 import headgate as hg

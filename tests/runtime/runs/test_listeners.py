@@ -12,11 +12,11 @@ from typing import Any
 import polars as pl
 import pytest
 from pyspark import cloudpickle
-from tests import sqlite_sinks
 from tests.conftest import few
 from tests.runtime.running import definition_of, pipeline_at
 from tests.runtime.runs.test_results import events, generator
-from tests.sqlite_sinks import SqliteLedgerSink, SqliteSink
+from tests.support import sqlite_sinks
+from tests.support.sqlite_sinks import SqliteLedgerSink, SqliteSink
 
 import headgate as hg
 from headgate.connectors.base import Source, SourceContext

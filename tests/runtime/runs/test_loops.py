@@ -15,9 +15,9 @@ import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
 from tests.conftest import IS_DEEP, few
-from tests.killing import run_killing
 from tests.runtime.running import WAIT_S, Run, definition_of, pipeline_at
 from tests.runtime.runs.test_broadcast import RULE, apart, expected_rules, folded
+from tests.support.killing import run_killing
 
 import headgate as hg
 from headgate.connectors.files.file_committer import read_committed

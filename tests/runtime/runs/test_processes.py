@@ -10,9 +10,9 @@ from typing import Any
 import polars as pl
 import pytest
 from tests.conftest import few
-from tests.killing import run_killing
 from tests.operators.process.test_connected_process import Balance, BatchBalance, model
 from tests.runtime.running import in_flight, taken
+from tests.support.killing import run_killing
 
 import headgate as hg
 from headgate import testing

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 from tests.conftest import few
-from tests.killing import held_pipeline, run_killing
 from tests.runtime.launching import Zygote
 from tests.runtime.running import Run, definition_of
 from tests.runtime.runs.test_results import generator, recounted, same, windowed
@@ -26,6 +25,7 @@ from tests.servers.objects import BUCKET, ObjectServer, object_server
 from tests.servers.postgres import postgres_server
 from tests.storage.faulty import Fault, FaultKind, FaultyStorage
 from tests.store.traffic import SCHEMA, all_rounds, flowing, per_key
+from tests.support.killing import held_pipeline, run_killing
 
 import headgate as hg
 from headgate import testing

@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import partial
 
 import pyarrow as pa
-from tests.clocks import HandClock
 from tests.runtime.worker.test_chain import Sent
 from tests.runtime.worker.test_subtask_runner import Made, Reader, batch
+from tests.support.clocks import HandClock
 
 from headgate.codec.frames import Watermark, batch_element
 from headgate.model.graph import Edge, Node, Partitioner, Role

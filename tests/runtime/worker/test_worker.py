@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 import pytest
-from tests.clocks import HandClock, HandTimed
+from tests.support.clocks import HandClock, HandTimed
 
 import headgate as hg
 from headgate.codec.messages import Deploy, Failed, HeartbeatReply, Stop

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from crash.processes import environment, quick_jvm
+from crash.support.processes import environment, quick_jvm
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1_800), pytest.mark.early]
 

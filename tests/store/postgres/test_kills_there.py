@@ -1,3 +1,3 @@
 """Real processes, killed, with the catalogue on a server."""
 
-from tests.store.test_store_crash import *  # noqa: F403
+from tests.store.faults.test_store_crash import *  # noqa: F403

@@ -14,8 +14,8 @@ from tests.logs.faults import Clients, Strike, freezes, kills, lived_through, re
 from tests.servers.hdfs import HdfsCluster
 from tests.servers.objects import BUCKET, ObjectServer, careless_server, object_server
 from tests.servers.postgres import PostgresServer
+from tests.store.faults.test_store_crash import SINK, WRITER, kill, lines_of, start
 from tests.store.storing import KEYED, STREAM, drain, drained, keyed
-from tests.store.test_store_crash import SINK, WRITER, kill, lines_of, start
 
 from headgate.errors import UsageError
 from headgate.store import location

@@ -1,3 +1,3 @@
 """Reader groups, of a served store."""
 
-from tests.store.test_reader_groups import *  # noqa: F403
+from tests.store.reading.test_reader_groups import *  # noqa: F403

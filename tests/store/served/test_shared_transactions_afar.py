@@ -1,3 +1,3 @@
 """Transactions that several processes write, of a served store."""
 
-from tests.store.test_shared_transactions import *  # noqa: F403
+from tests.store.writing.test_shared_transactions import *  # noqa: F403

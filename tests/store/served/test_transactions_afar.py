@@ -1,3 +1,3 @@
 """Transactions, of a served store."""
 
-from tests.store.test_store_transactions import *  # noqa: F403
+from tests.store.writing.test_store_transactions import *  # noqa: F403

@@ -512,7 +512,7 @@ def publishing(spec: dict[str, Any]) -> Pipeline:
 
 def own_sinks(spec: dict[str, Any]) -> Pipeline:
     """The two sinks of the guide, in one database: even numbers are prepared there, odd ones come from a ledger."""
-    from tests.sqlite_sinks import SqliteLedgerSink, SqliteSink
+    from tests.support.sqlite_sinks import SqliteLedgerSink, SqliteSink
 
     path = str(Path(spec["root"]) / "numbers.db")
     pipeline = make(spec)
@@ -525,7 +525,7 @@ def own_sinks(spec: dict[str, Any]) -> Pipeline:
 
 def processors(spec: dict[str, Any]) -> Pipeline:
     """See ``processor_pipeline``, which needs PySpark's classes."""
-    from crash.processor_pipeline import processors
+    from crash.support.processor_pipeline import processors
 
     return processors(spec)
 

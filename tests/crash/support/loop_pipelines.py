@@ -17,8 +17,8 @@ import polars as pl
 import pyarrow as pa
 
 import headgate as hg
-from crash.pacing import Paced
-from crash.pipelines import Pipeline, make
+from crash.support.pacing import Paced
+from crash.support.pipelines import Pipeline, make
 
 Row = dict[str, Any]
 Spec = dict[str, Any]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from pyspark.sql import SparkSession
-from tests.spark.sessions import run_to_end
+from tests.spark.support.sessions import run_to_end
 
 import headgate as hg
 

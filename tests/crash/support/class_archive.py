@@ -1,8 +1,8 @@
 """The file of classes that starts of Spark use (``headgate.spark.class_archive``), for the JVMs of tests.
 
-Tests start more than a hundred of them. ``python -m tests.crash.class_archive`` makes the file in ``.cache``, once for
-each Java and PySpark, and prints what to set ``SPARK_SUBMIT_OPTS`` to. A JVM that the file does not fit goes on
-without it, as do tests that nobody has told.
+Tests start more than a hundred of them. ``python -m tests.crash.support.class_archive`` makes the file in ``.cache``,
+once for each Java and PySpark, and prints what to set ``SPARK_SUBMIT_OPTS`` to. A JVM that the file does not fit goes
+on without it, as do tests without the variable.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from headgate.spark.class_archive import archive_file
 
-CACHE = Path(__file__).resolve().parents[2] / ".cache"
+CACHE = Path(__file__).resolve().parents[3] / ".cache"
 
 COMMON = ["-XX:+UseSerialGC", "-Xlog:disable"]
 """JVMs that live for seconds need no threads that collect garbage beside them."""

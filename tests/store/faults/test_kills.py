@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from tests.conftest import IS_DEEP, few
 from tests.forked import CONTEXT, stopped
-from tests.store.group_program import GROUP, events_of, read, write
+from tests.store.faults.group_program import GROUP, events_of, read, write
+from tests.store.faults.test_store_crash import kill, lines_of, start
 from tests.store.storing import KEYED, STREAM, drain, drained, keyed
-from tests.store.test_store_crash import kill, lines_of, start
 
 from headgate.errors import FencedError, HeadgateError
 from headgate.protocol.store.transactions import Status

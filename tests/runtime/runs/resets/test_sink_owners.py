@@ -16,11 +16,11 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
-from tests import sqlite_sinks
 from tests.conftest import few
 from tests.runtime.running import Run, definition_of, pipeline_at
-from tests.sqlite_sinks import SqliteLedgerSink, SqliteSink, connect
 from tests.storage.faulty import Fault, FaultKind, FaultyStorage
+from tests.support import sqlite_sinks
+from tests.support.sqlite_sinks import SqliteLedgerSink, SqliteSink, connect
 from typer.testing import CliRunner
 
 import headgate as hg

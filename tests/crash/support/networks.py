@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from crash.processes import environment, until
+from crash.support.processes import environment, until
 
 HUB = "192.0.2.1"
 """Address of the machine on which the program runs, with all servers."""

@@ -24,9 +24,9 @@ import psutil
 from headgate.spark.jvm import QUICK_COMPILER
 from headgate.spark.prerequisites import JVM_OPTIONS
 
-TESTS = Path(__file__).resolve().parents[1]
+TESTS = Path(__file__).resolve().parents[2]
 PROGRAM = Path(__file__).with_name("program.py")
-HOOK = Path(__file__).with_name("hook")
+HOOK = Path(__file__).parents[1] / "hook"
 
 STARTED_S = 300.0
 """JVM start and registration on a busy machine."""

@@ -12,7 +12,7 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
 import headgate as hg
-from crash.pipelines import KEYS, Pipeline, generated, generator, make
+from crash.support.pipelines import KEYS, Pipeline, generated, generator, make
 
 STEP_MS = 500
 FIRST = 1_000

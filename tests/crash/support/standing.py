@@ -16,10 +16,10 @@ import polars as pl
 import psutil
 import pytest
 
-from crash.pacing import hurry
-from crash.pipelines import STOPPED_MS
-from crash.processes import STARTED_S, Child, Event, until, without_spark
-from crash.results import assert_equal
+from crash.support.pacing import hurry
+from crash.support.pipelines import STOPPED_MS
+from crash.support.processes import STARTED_S, Child, Event, until, without_spark
+from crash.support.results import assert_equal
 from headgate.connectors.files.file_committer import read_committed
 
 RATE = 2_000
@@ -54,7 +54,7 @@ PROGRAM = """
 import sys
 import polars as pl
 import headgate as hg
-from crash.pacing import Paced
+from crash.support.pacing import Paced
 
 root, rows, rate, checkpoints = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 frames = [pl.DataFrame({"id": range(first, rows, 4)}).with_columns(key=pl.col("id") % 50) for first in range(4)]

@@ -13,7 +13,7 @@ import time
 import traceback
 from typing import Any
 
-from crash import loop_pipelines, pipelines
+from crash.support import loop_pipelines, pipelines
 from headgate.api.foreground import run_to_end
 from headgate.cli.output import report_error
 from headgate.errors import HeadgateError, UsageError
@@ -63,7 +63,7 @@ def watch(run: str, handle: Any) -> None:
 def start(spec: dict[str, Any], spark: Any) -> Any:
     pipeline = BUILDERS[spec["pipeline"]](spec)
     if "machines" in spec:
-        from crash.placed import start_placed
+        from crash.support.placed import start_placed
 
         handle = start_placed(spec, pipeline, Teller(spec["name"]))
     else:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.runtime.runs.test_reset import World, reset
-from tests.runtime.runs.test_reset_killed import (
+from tests.runtime.runs.resets.test_reset import World, reset
+from tests.runtime.runs.resets.test_reset_killed import (
     ALL,
     NOTHING,
     NUMBERS,
@@ -26,7 +26,7 @@ from tests.runtime.runs.test_reset_killed import (
     log_of,
     produce,
 )
-from tests.sqlite_sinks import SqliteSink
+from tests.support.sqlite_sinks import SqliteSink
 from typer.testing import CliRunner, Result
 
 import headgate as hg

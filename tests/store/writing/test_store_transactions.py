@@ -8,9 +8,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.clocks import HandClock
 from tests.storage.faulty import Fault, FaultKind, FaultyStorage
 from tests.store.storing import KEYED, STREAM, chunks_of, database_of, drain, drained, in_a_child, keyed, lose_an_answer
+from tests.support.clocks import HandClock
 
 from headgate.environment import SystemThreads
 from headgate.errors import CorruptionError, FencedError, StorageError, UsageError

@@ -12,8 +12,8 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
-from tests import sqlite_sinks
-from tests.sqlite_sinks import SqliteLedgerSink, SqliteSink, connect
+from tests.support import sqlite_sinks
+from tests.support.sqlite_sinks import SqliteLedgerSink, SqliteSink, connect
 from typer.testing import CliRunner, Result
 
 import headgate as hg

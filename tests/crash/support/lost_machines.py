@@ -24,9 +24,9 @@ from tests.servers.objects import BUCKET, object_server
 from tests.servers.postgres import postgres_server
 from tests.store.traffic import KEYS, SCHEMA, Traffic, flowing, rows_of
 
-from crash.cluster import Cluster
-from crash.networks import HUB, SKIPPED, Machine, begin_network
-from crash.processes import PROGRAM, STARTED_S, Child, Life, kill, until
+from crash.support.cluster import Cluster
+from crash.support.networks import HUB, SKIPPED, Machine, begin_network
+from crash.support.processes import PROGRAM, STARTED_S, Child, Life, kill, until
 from headgate.store.store import Store
 
 CORES_OF_A_PIPELINE = 2

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pyspark
 
-from crash.processes import STARTED_S, end_session, environment, quick_jvm, session_processes, until
+from crash.support.processes import STARTED_S, end_session, environment, quick_jvm, session_processes, until
 from headgate.spark.prerequisites import JVM_OPTIONS
 
 _MASTER = re.compile(r"Starting Spark master at (spark://\S+)")

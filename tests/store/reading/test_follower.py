@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.clocks import HandClock
 from tests.store.room import Room
 from tests.store.storing import KEYED, STREAM, Failing, keyed
+from tests.support.clocks import HandClock
 
 from headgate.errors import StorageError, TruncatedError, UsageError
 from headgate.store.follower import StreamEvents, StreamFollower

@@ -8,7 +8,7 @@ from pathlib import Path
 import polars as pl
 import pyarrow as pa
 
-from crash import pipelines
+from crash.support import pipelines
 from headgate.connectors.files.file_committer import read_committed
 from headgate.model.manifest import Manifest
 from headgate.runtime.checkpoints.log import CheckpointLog

@@ -12,10 +12,10 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests import sqlite_sinks
 from tests.conftest import few
-from tests.runtime.runs.test_reset import World, reset
+from tests.runtime.runs.resets.test_reset import World, reset
 from tests.storage.faulty import FaultyStorage
+from tests.support import sqlite_sinks
 
 import headgate as hg
 from headgate.api import launch

@@ -13,13 +13,13 @@ from typing import Any
 import polars as pl
 import pytest
 
-from crash import loop_pipelines
-from crash.pacing import hurry
-from crash.processes import Life, kill
-from crash.results import assert_clean, assert_equal
+from crash.support import loop_pipelines
+from crash.support.pacing import hurry
+from crash.support.processes import Life, kill
+from crash.support.results import assert_clean, assert_equal
 from headgate.connectors.files.file_committer import read_committed
 
-GRAPHS = Path(__file__).resolve().parents[3] / "shared" / "data" / "graphs"
+GRAPHS = Path(__file__).resolve().parents[4] / "shared" / "data" / "graphs"
 """The graphs of LDBC Graphalytics, beside the repository."""
 
 Distances = dict[int, float]

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import psutil
 
-from crash.processes import HOOK, STARTED_S, TESTS, kill
-from crash.standing import MINUTES, TIMES, Process
+from crash.support.processes import HOOK, STARTED_S, TESTS, kill
+from crash.support.standing import MINUTES, TIMES, Process
 
 PROGRAM = """
 import sys
