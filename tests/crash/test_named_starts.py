@@ -13,7 +13,7 @@ import pytest
 
 import headgate as hg
 from crash.support.processes import STARTED_S, headgate, kill
-from crash.support.standing import NOTICES, PATIENT, PROGRAM, SPARK_IN_DEEP, Place, tale
+from crash.support.standing import PATIENT, PROGRAM, SPARK_IN_DEEP, Place, tale
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(1_800)]
 
@@ -73,7 +73,7 @@ def test_a_standby_takes_over_a_named_start_and_goes_on(
     options = options_of_a_named_start(here)
     first = here.run(*options)
     first.checkpoint()
-    second = here.run("--standby", "--supervised", NOTICES, *options)
+    second = here.run("--standby", "--supervised", PATIENT, *options)
     second.notice("watching")
     first.checkpoint()
     first.kill()

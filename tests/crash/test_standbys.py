@@ -19,7 +19,6 @@ import pytest
 from crash.support.processes import STARTED_S, environment, kill, until
 from crash.support.results import assert_clean
 from crash.support.standing import (
-    NOTICES,
     PATIENT,
     PROGRAM,
     SPARK_IN_DEEP,
@@ -79,7 +78,7 @@ def test_a_standby_takes_over_when_the_driver_is_killed(
     here = place(with_spark, is_object_store=is_object_store)
     first = here.run()
     first.checkpoint()
-    second = here.run("--standby", NOTICES)
+    second = here.run("--standby", PATIENT)
     second.notice("watching")
     first.checkpoint()
     assert not second.has("progress"), "it only watches"
@@ -106,7 +105,7 @@ def test_a_frozen_driver_that_wakes_after_the_takeover_ends_and_changes_nothing(
     here = place(with_spark, is_object_store=is_object_store)
     zombie = here.run()
     zombie.checkpoint()
-    heir = here.run("--standby", NOTICES)
+    heir = here.run("--standby", PATIENT)
     heir.notice("watching")
     zombie.checkpoint()
     zombie.signal(signal.SIGSTOP)
@@ -186,7 +185,7 @@ def test_what_died_before_it_heard_the_stop_of_its_user_is_not_taken_over(
     here = place(with_spark)
     first = here.run()
     first.checkpoint()
-    second = here.run("--standby", NOTICES)
+    second = here.run("--standby", PATIENT)
     second.notice("watching")
     second.signal(signal.SIGSTOP)  # however long a busy machine takes for the stop, it decides behind it
     try:
@@ -212,7 +211,7 @@ def test_of_two_standbys_one_takes_over_and_the_other_goes_on_waiting(
     here = place(with_spark, is_object_store=True)
     first = here.run()
     first.checkpoint()
-    others = [here.run("--standby", NOTICES), here.run("--standby", NOTICES)]
+    others = [here.run("--standby", PATIENT), here.run("--standby", PATIENT)]
     for other in others:
         other.notice("watching")
     first.kill()

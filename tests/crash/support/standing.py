@@ -17,7 +17,6 @@ import psutil
 import pytest
 
 from crash.support.pacing import hurry
-from crash.support.pipelines import STOPPED_MS
 from crash.support.processes import STARTED_S, Child, Event, until, without_spark
 from crash.support.results import assert_equal
 from headgate.connectors.files.file_committer import read_committed
@@ -46,9 +45,6 @@ PROCESSES_IN_DEEP = [
 
 PATIENT = "--silence=20s"
 """For a standby beside a driver that is not to be replaced while it lives, however busy the machine is."""
-
-NOTICES = f"--silence={STOPPED_MS // 1_000}s"
-"""For a standby that shall notice a death or a stop: no beat comes for so long only where nothing runs."""
 
 PROGRAM = """
 import sys
