@@ -103,8 +103,8 @@ def positions_are_those_of_the_last_poll() -> Iterator[None]:
 
 @contextmanager
 def nobody_flushes_what_lingers() -> Iterator[None]:
-    """An append waits until somebody flushes."""
-    with patched(FlushTimer, "arm", lambda self: None):
+    """An append waits until its writer is flushed."""
+    with patched(FlushTimer, "arm", lambda self: True):
         yield
 
 
