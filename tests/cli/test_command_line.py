@@ -293,3 +293,17 @@ def test_the_command_begins_here(tmp_path: Path) -> None:
     around = {**os.environ, "PATH": str(tmp_path) + os.pathsep + (os.path.dirname(shutil.which("env") or ""))}
     done = subprocess.run([*run.COMMAND, "--version"], env=around, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("headgate ")
+
+
+def test_ctrl_c_while_a_command_starts_prints_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(__main__, "start_jvm", lambda *_: None)
+    monkeypatch.setattr(__main__, "app_for", interrupt)
+    with pytest.raises(SystemExit) as ended:
+        __main__.main()
+    assert ended.value.code == 130
+    assert capsys.readouterr() == ("", "")

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ from headgate.errors import PipelineFailed, UsageError
 from headgate.spark import jvm, session
 from headgate.spark.jvm import (
     LOG,
+    PY4J_TRACEBACKS,
     START_LOG,
     JvmProcess,
     Launch,
@@ -198,6 +200,37 @@ def test_a_jvm_can_say_its_address_when_its_process_is_dead_and_swept(
     assert [path.parent for path in tmp_path.rglob("headgate-gateway-*")] == [tmp_path]
 
 
+def test_a_jvm_that_is_waited_for_ends_with_ctrl_c(
+    launch: Callable[..., Launch], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not know of Ctrl-C, and could not write its address any more."""
+
+    def interrupt(_: float) -> None:
+        raise KeyboardInterrupt
+
+    started = JvmProcess(replace(launch(), command=("sleep", "600")))
+    monkeypatch.setattr(jvm.time, "sleep", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        started.address()
+    monkeypatch.undo()
+    assert started.process.wait() == -signal.SIGKILL
+    assert not list(tmp_path.glob("headgate-gateway-*"))
+
+
+def test_a_jvm_can_say_its_address_when_ctrl_c_came_while_it_was_begun(
+    launch: Callable[..., Launch], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would live on for ever: as above."""
+
+    def begun(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(jvm.subprocess, "Popen", begun)
+    with pytest.raises(KeyboardInterrupt):
+        JvmProcess(launch())
+    assert list(tmp_path.glob("headgate-gateway-*"))
+
+
 LEFT = """
 import sys
 from headgate.spark import jvm
@@ -251,13 +284,13 @@ PY4J = """An error occurred while calling None.org.apache.spark.api.java.JavaSpa
 """
 
 
-def test_of_a_jvm_that_ended_py4j_prints_no_traceback() -> None:
+@pytest.mark.parametrize("words", sorted(PY4J_TRACEBACKS))
+def test_of_a_call_that_did_not_end_py4j_prints_no_traceback(words: str) -> None:
     def record(path: str, words: str) -> logging.LogRecord:
         return logging.LogRecord("root", logging.ERROR, path, 1, words, (), None)
 
     from py4j import java_gateway  # type: ignore[import-untyped]
 
-    words = "Exception while sending command."
     assert f'"{words}")' in Path(java_gateway.__file__).read_text(), "py4j says something else by now"
     assert not is_no_py4j_traceback(record(java_gateway.__file__, words))
     assert is_no_py4j_traceback(record(java_gateway.__file__, "something else"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -28,11 +29,21 @@ NO_JVM = frozenset({"--help", "--describe", "--supervised", "--standby"})
 CHANGES_JVM = frozenset({"--py-files", "--log-dir"})
 """Options that change what a JVM takes from this process: it is started when they are read."""
 
+INTERRUPTED = 128 + signal.SIGINT
+"""What a shell says of a command that Ctrl-C ended."""
+
 SUPERVISED, PAGE, TOKEN = "HEADGATE_SUPERVISED", "--ui", "HEADGATE_UI_TOKEN"
 
 
 def main() -> None:
-    """Run the command."""
+    """Run the command. Ctrl-C while it starts ends it without a word, as it does later."""
+    try:
+        _run()
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+
+
+def _run() -> None:
     with suppress(Exception):  # a JVM that cannot be started early is started later, with a proper error
         start_jvm(sys.argv[1:], os.environ)
     before = dict(os.environ)

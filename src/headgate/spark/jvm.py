@@ -271,9 +271,10 @@ class JvmProcess:
             self.process = subprocess.Popen(
                 launch.command, stdin=subprocess.PIPE, stderr=sink, env=environment, preexec_fn=_leave_ctrl_c
             )
-        except BaseException:
+        except BaseException as error:
             os.close(self.words)
-            self._end_rest()
+            # Ctrl-C may come when the JVM has begun: it needs its place to come to read its input, which has ended
+            self._end_rest(is_begun=not isinstance(error, Exception))
             raise
         finally:
             # the JVM has its own: only so the reader sees the end of the pipe when the JVM ends
@@ -293,8 +294,11 @@ class JvmProcess:
                     return None
                 time.sleep(LOOK_S)
             address = self._address_file.read_bytes()
-        finally:
-            shutil.rmtree(self._place, ignore_errors=True)
+        except BaseException:  # as Ctrl-C is
+            self.process.kill()
+            self._end_rest()
+            raise
+        shutil.rmtree(self._place, ignore_errors=True)
         port, length = struct.unpack_from(">ii", address)
         return port, address[8 : 8 + length].decode()
 
@@ -310,10 +314,12 @@ class JvmProcess:
         os.close(self.words)
         self._end_rest()
 
-    def _end_rest(self) -> None:
+    def _end_rest(self, *, is_begun: bool = False) -> None:
         if self.daemon is not None:
             self.daemon.end()
-        shutil.rmtree(self._place, ignore_errors=True)
+        # a JVM that cannot write there lives on without its driver: what stays is removed by a later start
+        if not is_begun:
+            shutil.rmtree(self._place, ignore_errors=True)
 
 
 def _remove_old() -> None:
@@ -385,13 +391,17 @@ NOISE = (
 """What every start prints."""
 
 
+PY4J_TRACEBACKS = frozenset({"Exception while sending command.", "KeyboardInterrupt while sending command."})
+"""What py4j says before its traceback, of a JVM that ended and of Ctrl-C."""
+
+
 def is_no_py4j_traceback(record: logging.LogRecord) -> bool:
-    """Whether a record of the root logger is not py4j's traceback about a JVM that ended while it was asked.
+    """Whether a record of the root logger is not py4j's traceback about a call that did not come to its end.
 
     Depending on the moment, py4j raises and says nothing, or raises and prints pages. The raised error becomes a
     sentence of ours.
     """
-    return not (record.module == "java_gateway" and record.msg == "Exception while sending command.")
+    return not (record.module == "java_gateway" and record.msg in PY4J_TRACEBACKS)
 
 
 class StderrReader:
