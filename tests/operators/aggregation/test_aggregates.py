@@ -166,7 +166,6 @@ backends = pytest.mark.parametrize("backend", BACKENDS)
         (IN_FILES, FixedWindows(1_700, 700), ()),
         *few([(IN_FILES, tumbling(1_000), BY_RECORD)], 0),
     ],
-    ids=str,
 )
 def test_windows_by_event_time(backend: str, windows: FixedWindows, more: tuple[pl.Expr, ...]) -> None:
     aggregate = WindowedAggregate(("key",), "ts", windows, (*DECOMPOSED, *more))
@@ -240,7 +239,6 @@ TRIGGERS = (
     ("backend", "trigger", "more"),
     [("memory", trigger, BY_RECORD if trigger.records == 3 else ()) for trigger in TRIGGERS]
     + [(IN_FILES, TRIGGERS[1], ())],
-    ids=str,
 )
 def test_windows_that_a_trigger_ends(backend: str, trigger: Firing, more: tuple[pl.Expr, ...]) -> None:
     operators = triggered_operators(("key",), trigger, (*DECOMPOSED, *more), SCHEMA, "node", time_column="ts")
