@@ -363,10 +363,11 @@ def test_a_child_that_a_function_forked_and_did_not_end_is_ended(
 
     pipeline, sink = hg.Pipeline("forks"), Collect(tmp_path / "out")
     pipeline.source(hg.FromRows([{"n": 7}])).map(fork).sink(sink)
+    before = psutil.Process().children()  # servers of other tests
     try:
-        result = testing.run(pipeline, parallelism=1, timeout_s=10)
+        result = testing.run(pipeline, parallelism=1)
     finally:
-        for left in psutil.Process().children():
+        for left in set(psutil.Process().children()) - set(before):
             left.kill()
     assert (sink.rows(), result.restarts) == ([{"n": 1}], 0)
     assert "os._exit()" in capfd.readouterr().err
