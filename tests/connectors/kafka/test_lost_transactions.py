@@ -20,6 +20,7 @@ from headgate import testing
 from headgate.connectors.kafka.client import KafkaClient
 from headgate.connectors.kafka.committer import KafkaCommitter
 from headgate.errors import PipelineFailed, StorageError
+from headgate.protocol.checkpoints.commit import CommitPermit
 
 ROWS = 20_000
 
@@ -57,12 +58,16 @@ class Program:
         with pytest.MonkeyPatch.context() as patch, testing.running(self.pipeline(None), **options) as handle:
             self.write(handle)
 
-            def commit(*given: Any) -> None:
+            refused = []
+
+            def commit(_: Any, permit: CommitPermit, __: Any) -> None:
+                refused.append(permit)
                 raise StorageError("commit at", "the broker", "it is away")
 
             patch.setattr(KafkaCommitter, "commit", commit)
-            while len(self.place.open_transactions()) < 4:  # two that are prepared, two that are written to
-                handle.take_checkpoint(PATIENCE_S)
+            handle.take_checkpoint(PATIENCE_S)  # a commit of a former one that had begun goes on
+            while not refused or len(self.place.open_transactions()) < 4:  # two are prepared, two are written to
+                time.sleep(0.02)
             handle.cancel(retain=True)
             return int(handle.wait(PATIENCE_S).last_checkpoint)
 
