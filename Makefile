@@ -58,7 +58,7 @@ demo: setup-java ## kill a worker and the driver of a running pipeline, compare 
 kafka: setup-test ## start a Kafka broker to try things with, and say its address
 	@$(PYTHON_ENV) -m tests.servers.kafka
 
-test: setup-test ## all tests but those of `make lint`, with Spark and with real kills (25 to 40 minutes on 2 cores)
+test: setup-test ## all tests but those of `make lint`, with Spark and with real kills (20 to 40 minutes on 2 cores)
 	@$(PYTHON_ENV) scripts/run_tests.py $(WORKERS) $(SPARK_WORKERS)
 
 test-near: setup ## the tests of one module: FILE=src/headgate/...
