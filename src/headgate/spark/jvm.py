@@ -296,6 +296,7 @@ class JvmProcess:
             address = self._address_file.read_bytes()
         except BaseException:  # as Ctrl-C is
             self.process.kill()
+            self.process.wait()
             self._end_rest()
             raise
         shutil.rmtree(self._place, ignore_errors=True)

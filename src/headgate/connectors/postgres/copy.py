@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
-from headgate.connectors.sql.column_types import sql_type
+from headgate.connectors.sql.dialects import sql_type
 from headgate.errors import UsageError
 
 _SENT: dict[str, pa.DataType] = {

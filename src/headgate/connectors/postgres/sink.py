@@ -25,9 +25,9 @@ from headgate.connectors.fenced_sink import Fence, OutputName, in_order, owner_o
 from headgate.connectors.ledger_sink import LedgerSink
 from headgate.connectors.postgres.connection import as_ours, check_url, connection_text, place_of, said_by, state_of
 from headgate.connectors.postgres.copy import created_type, fits, sent
+from headgate.connectors.sql.dialects import delete_statement, quoted_table, upsert_statement
 from headgate.connectors.sql.records import RowWriter, row_schema, row_type
 from headgate.connectors.sql.sink import STAGED_KEYS, STAGED_ROWS, SqlSink, Transaction
-from headgate.connectors.sql.statements import delete_statement, quoted_table, upsert_statement
 from headgate.connectors.two_phase_sink import TwoPhaseSink
 from headgate.environment import SYSTEM_ENVIRONMENT
 from headgate.errors import HeadgateError, StorageError, UsageError

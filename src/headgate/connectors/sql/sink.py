@@ -23,7 +23,14 @@ from headgate.connectors.fenced_sink import Fence, OutputName
 from headgate.connectors.ledger_sink import LedgerOutput, LedgerSink, output_checkpoint
 from headgate.connectors.secret import is_secret_place, read_secret
 from headgate.connectors.sql import mysql as mysqls
-from headgate.connectors.sql.column_types import DUCKDB_TYPES, fits, sql_type
+from headgate.connectors.sql.dialects import (
+    DUCKDB_TYPES,
+    delete_statement,
+    fits,
+    quoted_table,
+    sql_type,
+    upsert_statement,
+)
 from headgate.connectors.sql.records import (
     RowWriter,
     check_change_keys,
@@ -33,7 +40,6 @@ from headgate.connectors.sql.records import (
     row_schema,
     upsert_columns,
 )
-from headgate.connectors.sql.statements import delete_statement, quoted_table, upsert_statement
 from headgate.environment import SYSTEM_ENVIRONMENT
 from headgate.errors import HeadgateError, StorageError, UsageError
 from headgate.model.config import check_switches

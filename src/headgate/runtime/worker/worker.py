@@ -213,6 +213,8 @@ class Worker:
         the worker, and would never end.
         """
         if self._around.process_id != self._process_id:
+            # by neither ``sys.stderr`` nor the surroundings: a thread that is not here may have had the lock of the
+            # one, and the others end a thread where workers are threads
             os.write(
                 2,
                 b"headgate: a function forked this process and did not end the child; it was ended here. Leave a "
