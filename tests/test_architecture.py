@@ -418,6 +418,28 @@ def test_no_outcome_is_decided_by_the_kind_of_a_storage() -> None:
     assert found == [], "what differs between kinds of storage is said by their protocol (storage/base.py)"
 
 
+def decoded_types(node: ast.AST) -> list[ast.expr]:
+    """Return the type that a call of msgspec decodes, if the node is such a call."""
+    if not isinstance(node, ast.Call) or not ast.unparse(node.func).startswith("msgspec."):
+        return []
+    verb = ast.unparse(node.func).rpartition(".")[2]
+    if verb == "convert":
+        return node.args[1:]
+    return [one.value for one in node.keywords if verb == "decode" and one.arg == "type"]
+
+
+def test_each_type_that_msgspec_decodes_may_be_decoded_by_several_threads() -> None:
+    found = {
+        f"{path.relative_to(ROOT)}:{node.lineno}": ast.unparse(kind)
+        for path, nodes in nodes_of("src").items()
+        for node in nodes
+        for kind in decoded_types(node)
+    }
+
+    assert len(found) > 20
+    assert {where: kind for where, kind in found.items() if not kind.startswith("decodable(")} == {}
+
+
 def machines() -> list[type[Machine]]:
     for module in pkgutil.walk_packages(headgate.protocol.__path__, "headgate.protocol."):
         importlib.import_module(module.name)

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 import xxhash
 
+from headgate.codec.decodable import decodable
 from headgate.codec.json_files import MALFORMED, Ending, LockHolder
 from headgate.dataclass import dataclass
 from headgate.errors import HeadgateError, StorageError, UsageError
@@ -120,7 +121,7 @@ def announced_page(pipeline: str, address: str) -> Iterator[None]:
 def page_of(pipeline: str, pid: int) -> str:
     """Return the address of the page that process ``pid`` serves of ``pipeline``, "" if it serves none."""
     try:
-        page = msgspec.json.decode((_directory() / f"{pid}-{pipeline}").read_bytes(), type=ServedPage)
+        page = msgspec.json.decode((_directory() / f"{pid}-{pipeline}").read_bytes(), type=decodable(ServedPage))
     except (OSError, RuntimeError, *MALFORMED):
         return ""
     return page.address if page.started_s == _started_s(pid) else ""

@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 import msgspec
 import xxhash
 
+from headgate.codec.decodable import decodable
 from headgate.codec.json_files import MALFORMED
 from headgate.dataclass import dataclass
 from headgate.errors import CorruptionError, UnknownFormat
@@ -120,7 +121,7 @@ def decode_footer(path: str, data: bytes) -> Footer:
     if found != checksum:
         raise CorruptionError(path, at - size, f"footer checksum {checksum:016x}", f"{found:016x}")
     try:
-        return msgspec.msgpack.decode(footer, type=Footer)
+        return msgspec.msgpack.decode(footer, type=decodable(Footer))
     except MALFORMED as error:
         raise CorruptionError(path, at - size, "a footer", str(error)) from error
 

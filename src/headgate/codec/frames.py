@@ -17,6 +17,7 @@ import msgspec
 import pyarrow as pa
 import xxhash
 
+from headgate.codec.decodable import decodable
 from headgate.dataclass import dataclass
 from headgate.errors import CorruptionError, ProtocolViolation
 from headgate.model.config import ORDINARY, CheckpointOptions
@@ -233,7 +234,7 @@ def control_element(header: FrameHeader, payload: Buffer | None = None, source: 
 def _element(header: FrameHeader, payload: Buffer, source: str) -> Barrier | Probe:
     check_payload(header, payload, source)
     try:
-        element = msgspec.msgpack.decode(payload, type=_ELEMENTS[header.kind])
+        element = msgspec.msgpack.decode(payload, type=decodable(_ELEMENTS[header.kind]))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ProtocolViolation("frame", f"{source} sent an unreadable {header.kind.name}: {error}") from error
     number, round_ = (element.checkpoint, -1) if isinstance(element, Barrier) else (element.number, element.round_)

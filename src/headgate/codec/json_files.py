@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 import xxhash
 
+from headgate.codec.decodable import decodable
 from headgate.dataclass import dataclass
 from headgate.errors import CorruptionError, UnknownFormat
 from headgate.model.manifest import LOG_VERSION, SAVEPOINT_VERSION, Claim, LogEntry, Manifest, Savepoint
@@ -72,7 +73,7 @@ def _decoded(magic: bytes, version: int, data: bytes, path: str, what: str, kind
     if found.encode() != words[2]:
         raise CorruptionError(path, len(head) + 1, f"checksum {words[2].decode('latin-1')}", found)
     try:
-        return msgspec.json.decode(body, type=kind)
+        return msgspec.json.decode(body, type=decodable(kind))
     except MALFORMED as error:
         raise CorruptionError(path, len(head) + 1, "the fields of this version", str(error)) from error
 
@@ -87,7 +88,7 @@ def _read_line(magic: bytes, data: bytes, kind: type[_T]) -> _T | None:
     if head != b"%s %s" % (magic, xxhash.xxh3_64_hexdigest(body).encode()):
         return None
     try:
-        return msgspec.json.decode(body, type=kind)
+        return msgspec.json.decode(body, type=decodable(kind))
     except MALFORMED:
         return None
 
@@ -256,7 +257,7 @@ def decode_log_entry(data: bytes, path: str) -> LogEntry:
         expected = f"{words[2].decode('latin-1')} with checksum {words[3].decode('latin-1')}"
         raise CorruptionError(path, len(head) + 1, expected, f"checksum {found}")
     try:
-        return msgspec.json.decode(body, type=_KINDS[words[2]])
+        return msgspec.json.decode(body, type=decodable(_KINDS[words[2]]))
     except MALFORMED as error:
         raise CorruptionError(path, len(head) + 1, "the fields of this version", str(error)) from error
 

@@ -26,6 +26,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headgate.codec.arrow import read_batch
+from headgate.codec.decodable import decodable
 from headgate.codec.json_files import MALFORMED
 from headgate.codec.snapshot import Buffer, decode_sections, encode_sections
 from headgate.dataclass import dataclass
@@ -169,7 +170,7 @@ def decode_log(data: bytes | bytearray | memoryview, schema: pa.Schema, path: st
 def log_rows(sections: Mapping[str, memoryview]) -> int | None:
     """Return the number of records of a log with these sections, or None if they are not those of a log."""
     try:
-        header = msgspec.msgpack.decode(sections.get("header", b""), type=LogHeader)
+        header = msgspec.msgpack.decode(sections.get("header", b""), type=decodable(LogHeader))
     except MALFORMED:
         return None
     if header.format != FORMAT or "chunks" not in sections:
@@ -182,7 +183,7 @@ def log_rows(sections: Mapping[str, memoryview]) -> int | None:
 
 def _decode_header(data: memoryview, path: str) -> LogHeader:
     try:
-        header = msgspec.msgpack.decode(data, type=LogHeader)
+        header = msgspec.msgpack.decode(data, type=decodable(LogHeader))
     except MALFORMED as error:
         raise CorruptionError(path, 0, "the header of a loop log", str(error)) from error
     if (header.format, header.version) != (FORMAT, VERSION):

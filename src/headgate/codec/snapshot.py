@@ -19,6 +19,7 @@ import msgspec
 import pyarrow as pa
 import xxhash
 
+from headgate.codec.decodable import decodable
 from headgate.dataclass import dataclass
 from headgate.errors import CorruptionError, UnknownFormat
 from headgate.model.ids import CheckpointId, Generation, SubtaskId
@@ -120,9 +121,9 @@ def decode_positions(data: Buffer) -> dict[str, bytes]:
         msgspec.DecodeError: it is something else.
     """
     try:
-        return msgspec.msgpack.decode(data, type=dict[str, bytes])
+        return msgspec.msgpack.decode(data, type=decodable(dict[str, bytes]))
     except msgspec.ValidationError:
-        named = msgspec.msgpack.decode(data, type=dict[bytes, bytes])
+        named = msgspec.msgpack.decode(data, type=decodable(dict[bytes, bytes]))
     return {split.decode(errors="surrogatepass"): position for split, position in named.items()}
 
 

@@ -30,6 +30,7 @@ import polars as pl
 import pyarrow as pa
 import xxhash
 
+from headgate.codec.decodable import decodable
 from headgate.dataclass import dataclass
 from headgate.errors import CorruptionError, UsageError
 from headgate.model.ids import CheckpointId, Generation
@@ -308,11 +309,11 @@ def _decoded(where: str, data: bytes) -> _Payload:
         raise CorruptionError(where, 0, f"checksum {digest([body])}", repr(found[:32]))
     try:
         # by itself: another version may have other fields, and is to be named as what it is
-        version = msgspec.json.decode(body, type=_Version).version
+        version = msgspec.json.decode(body, type=decodable(_Version)).version
         if version != PAYLOAD_VERSION:
             # the body begins after 16 digits and a line feed
             raise CorruptionError(where, 17, f"version {PAYLOAD_VERSION}", f"version {version}")
-        payload = msgspec.json.decode(body, type=_Payload)
+        payload = msgspec.json.decode(body, type=decodable(_Payload))
     except msgspec.DecodeError as error:
         raise CorruptionError(where, 17, "the fields of this version", str(error)) from error
     for file in payload.files:

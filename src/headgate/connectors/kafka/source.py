@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headgate.codec.decodable import decodable
 from headgate.codec.kafka.messages import EARLIEST as FIRST_OFFSET
 from headgate.codec.kafka.messages import LATEST as LAST_OFFSET
 from headgate.codec.kafka.messages import READ_UNCOMMITTED
@@ -104,7 +105,7 @@ class Position(msgspec.Struct, frozen=True):
             CorruptionError
         """
         try:
-            found = msgspec.json.decode(data, type=cls)
+            found = msgspec.json.decode(data, type=decodable(cls))
             UUID(found.topic)
         except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
             raise CorruptionError(f"position of split '{split}'", 0, "topic id and offset", str(error)) from error

@@ -27,6 +27,7 @@ from enum import Enum
 
 import msgspec
 
+from headgate.codec.decodable import decodable
 from headgate.codec.kafka.messages import LATEST, TransactionDescription
 from headgate.codec.kafka.wire import ErrorCode
 from headgate.connectors.fenced_sink import Fence
@@ -118,7 +119,7 @@ def prepared_in(committable: Committable) -> Prepared:
     """
     where = f"committable of sink '{committable.sink}' in checkpoint {committable.checkpoint}"
     try:
-        found = msgspec.msgpack.decode(committable.payload, type=Prepared)
+        found = msgspec.msgpack.decode(committable.payload, type=decodable(Prepared))
     except msgspec.MsgspecError as error:
         raise CorruptionError(where, 0, "a transaction of Kafka", str(error)) from error
     if found.version != _PAYLOAD_VERSION:

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from headgate.codec.decodable import decodable
 from headgate.connectors.base import SealedTransaction, SinkContext, SinkWriter
 from headgate.connectors.fenced_sink import OutputName, owner_of
 from headgate.dataclass import dataclass
@@ -270,7 +271,7 @@ def decode_output(committable: Committable) -> TableOutput:
     if not payload.startswith(_VERSION):
         raise CorruptionError(where, 0, "version 1", repr(payload[:2]))
     try:
-        return msgspec.json.decode(payload[len(_VERSION) :], type=TableOutput)
+        return msgspec.json.decode(payload[len(_VERSION) :], type=decodable(TableOutput))
     except msgspec.DecodeError as error:
         raise CorruptionError(where, len(_VERSION), "a list of data files", str(error)) from error
 

@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from headgate.codec.decodable import decodable
 from headgate.connectors.lakes.data_files import DataFile, FileFormat, FileSet, Part, grouped
 from headgate.dataclass import dataclass
 from headgate.environment import Environment
@@ -133,7 +134,7 @@ def library_file(table: Any, where: str, file: DataFile) -> Any:
     from pyiceberg.manifest import FileFormat as IcebergFormat
     from pyiceberg.typedef import Record
 
-    stats = msgspec.json.decode(file.stats, type=FileStats)
+    stats = msgspec.json.decode(file.stats, type=decodable(FileStats))
     spec = table.specs().get(stats.spec)
     if spec is None or stats.spec != table.metadata.default_spec_id:
         raise UsageError(

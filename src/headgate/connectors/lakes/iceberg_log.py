@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
+from headgate.codec.decodable import decodable
 from headgate.connectors.fenced_sink import Fence
 from headgate.connectors.lakes.data_files import FILE_BYTES, NamedOutput, TableOutput, iceberg_type, new_columns
 from headgate.connectors.lakes.iceberg_files import (
@@ -217,7 +218,7 @@ class IcebergLog(LogTable):
         if text is None:
             return {}
         try:
-            return msgspec.json.decode(text, type=dict[str, int])
+            return msgspec.json.decode(text, type=decodable(dict[str, int]))
         except msgspec.DecodeError as error:
             raise UsageError(f"property {DONE_PREFIX}{owner} of {self.where} has another form: {error}") from error
 

@@ -15,6 +15,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headgate.codec.decodable import decodable
 from headgate.connectors.base import SealedTransaction, SinkContext, SinkWriter
 from headgate.connectors.lakes.data_files import NamedOutput, as_table
 from headgate.connectors.ledger_sink import LedgerOutput, LedgerWriter, PieceReader
@@ -67,7 +68,7 @@ def decode_changes(committable: Committable, read: PieceReader) -> ChangeOutput:
     """
     head, _, payload = committable.payload.partition(b"\n")
     try:
-        form = msgspec.json.decode(head.removeprefix(CHANGES_MARK), type=ChangeForm)
+        form = msgspec.json.decode(head.removeprefix(CHANGES_MARK), type=decodable(ChangeForm))
     except msgspec.DecodeError as error:
         where = f"committable of sink '{committable.sink}' for checkpoint {committable.checkpoint}"
         raise CorruptionError(where, 0, "changes of version 1", repr(head[:20])) from error

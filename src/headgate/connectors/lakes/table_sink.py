@@ -19,6 +19,7 @@ import msgspec
 import pyarrow as pa
 
 from headgate import fault_points
+from headgate.codec.decodable import decodable
 from headgate.connectors.base import Committer, Holding, SinkContext, SinkWriter
 from headgate.connectors.fenced_sink import Fence, FencedSink, decode_fence_life, in_order, owner_of, with_stored_life
 from headgate.connectors.lakes.data_files import (
@@ -219,7 +220,7 @@ def decode_fence(owner: str, text: str) -> Fence:
 
 def _decode(owner: str, text: str) -> _StoredFence:
     try:
-        return msgspec.json.decode(text, type=_StoredFence)
+        return msgspec.json.decode(text, type=decodable(_StoredFence))
     except msgspec.DecodeError as error:
         raise UsageError(f"the property {FENCE_PREFIX}{owner} of a table has another form: {error}") from error
 

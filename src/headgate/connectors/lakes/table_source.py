@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import msgspec
 import pyarrow as pa
 
+from headgate.codec.decodable import decodable
 from headgate.codec.exact_values import MisfitError
 from headgate.connectors.base import FailStopReader, Source, SourceBatch, SourceContext, owner_of_split
 from headgate.dataclass import dataclass
@@ -288,7 +289,7 @@ class TableReader(FailStopReader):
 
 def _decoded(split: str, data: bytes) -> _Position:
     try:
-        return msgspec.json.decode(data, type=_Position)
+        return msgspec.json.decode(data, type=decodable(_Position))
     except msgspec.DecodeError as error:
         found = repr(bytes(data[:40]))
         raise CorruptionError(f"position of {split}", 0, "a version, a file and a row", found) from error

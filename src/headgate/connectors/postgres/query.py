@@ -16,6 +16,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headgate.codec.decodable import decodable
 from headgate.connectors.base import FailStopReader, Source, SourceBatch, SourceContext, owner_of_split
 from headgate.connectors.postgres.catalogue import Column, identifier, parsed, schema_of, with_texts
 from headgate.connectors.postgres.connection import (
@@ -67,7 +68,7 @@ class RangePosition(msgspec.Struct, frozen=True):
             CorruptionError
         """
         try:
-            return msgspec.json.decode(data, type=cls)
+            return msgspec.json.decode(data, type=decodable(cls))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise CorruptionError("position of a query", 0, "a range of a key", str(error)) from error
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from headgate.codec.decodable import decodable
 from headgate.connectors.postgres.connection import place_of
 from headgate.environment import Environment
 from headgate.errors import CorruptionError, UsageError
@@ -48,7 +49,7 @@ class Position(msgspec.Struct, frozen=True):
             CorruptionError
         """
         try:
-            found = msgspec.json.decode(data, type=cls)
+            found = msgspec.json.decode(data, type=decodable(cls))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise CorruptionError("position of changes", 0, "slot and LSN", str(error)) from error
         if found.version != _POSITION_VERSION:

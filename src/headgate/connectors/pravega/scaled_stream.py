@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
 
+from headgate.codec.decodable import decodable
 from headgate.errors import CorruptionError
 
 _POSITION_VERSION = 1
@@ -40,7 +41,7 @@ class Position(msgspec.Struct, frozen=True):
             CorruptionError
         """
         try:
-            found = msgspec.json.decode(data, type=cls)
+            found = msgspec.json.decode(data, type=decodable(cls))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise CorruptionError(f"position of split '{split}'", 0, "an offset", str(error)) from error
         if found.version != _POSITION_VERSION:

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headgate.codec.decodable import decodable
 from headgate.connectors.base import (
     Committer,
     EmptyTransaction,
@@ -94,7 +95,7 @@ def prepared_in(committable: Committable) -> Prepared:
     """
     where = f"committable of sink '{committable.sink}' for checkpoint {committable.checkpoint}"
     try:
-        found = msgspec.json.decode(committable.payload, type=Prepared)
+        found = msgspec.json.decode(committable.payload, type=decodable(Prepared))
         if found.id:
             UUID(found.id)
     except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:

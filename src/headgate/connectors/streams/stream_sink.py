@@ -16,6 +16,7 @@ import msgspec
 import pyarrow as pa
 
 from headgate.codec.arrow import unzoned_schema
+from headgate.codec.decodable import decodable
 from headgate.connectors.base import KEPT, Committer, Holding, SealedTransaction, Sink, SinkContext, SinkWriter
 from headgate.connectors.event_progress import EventClock, event_time_of
 from headgate.errors import CorruptionError, StorageError, UsageError
@@ -241,7 +242,7 @@ def transaction_of(committable: Committable) -> str:
 def _decode_payload(committable: Committable) -> _Payload:
     where = f"committable of sink '{committable.sink}' in checkpoint {committable.checkpoint}"
     try:
-        payload = msgspec.msgpack.decode(committable.payload, type=_Payload)
+        payload = msgspec.msgpack.decode(committable.payload, type=decodable(_Payload))
     except msgspec.MsgspecError as error:
         raise CorruptionError(where, 0, "a stream transaction", str(error)) from error
     if payload.version != _PAYLOAD_VERSION:

@@ -12,6 +12,7 @@ from typing import TypeAlias, cast
 import msgspec
 import pyarrow as pa
 
+from headgate.codec.decodable import decodable
 from headgate.codec.frames import schema_fingerprint
 from headgate.codec.snapshot import IN_FLIGHT_PREFIX, Buffer, decode_sections, encode_sections
 from headgate.dataclass import dataclass
@@ -85,7 +86,7 @@ def named_channels(plan: Plan, subtask: SubtaskId, schemas: Sequence[pa.Schema])
 
 def is_broadcast(name: str) -> bool:
     """Whether a part, named by its edge, was on its way to a broadcast side: every subtask had the same."""
-    return msgspec.json.decode(name, type=EdgeName).input == BROADCAST_INPUT
+    return msgspec.json.decode(name, type=decodable(EdgeName)).input == BROADCAST_INPUT
 
 
 class ChannelState(FrozenState):
@@ -240,7 +241,7 @@ def channel_state_misfit(manifest: Manifest, definition: PipelineDefinition) -> 
     in_loops = {edge.index for edge in plan.edges if plan.vertex(edge.target).nest is not None}  # UA2
     there = {name.encode() for index, name in enumerate(edge_names(plan, schemas)) if index not in in_loops}
     for name in sorted(names - there):
-        found = msgspec.json.decode(name, type=EdgeName)
+        found = msgspec.json.decode(name, type=decodable(EdgeName))
         return (
             f"checkpoint {manifest.checkpoint} holds records on their way from '{found.from_node}' to "
             f"'{found.target}', and in this pipeline there is no such way, or its columns or keys are others; start "

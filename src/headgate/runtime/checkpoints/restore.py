@@ -16,6 +16,7 @@ from typing import TypeAlias
 import msgspec
 
 from headgate import fault_points
+from headgate.codec.decodable import decodable
 from headgate.codec.messages import Restored
 from headgate.codec.snapshot import (
     BROADCAST_PREFIX,
@@ -218,7 +219,7 @@ class RestoredSnapshots:
         """
         name = f"{ROUNDS_PREFIX}{vertex.head.name}"
         stored = [sections[name] for _, sections in self._seen_by(vertex) if name in sections]
-        found = [msgspec.msgpack.decode(one, type=RoundProgress) for one in stored]
+        found = [msgspec.msgpack.decode(one, type=decodable(RoundProgress)) for one in stored]
         if not found:
             return NO_ROUNDS
         if len({progress.closed for progress in found}) > 1:

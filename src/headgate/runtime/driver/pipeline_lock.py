@@ -27,6 +27,7 @@ from typing import IO, TYPE_CHECKING
 import msgspec
 import xxhash
 
+from headgate.codec.decodable import decodable
 from headgate.codec.json_files import Ending, LockHolder, decode_holder, encode_holder
 from headgate.errors import StorageError, UsageError
 from headgate.model.config import Access
@@ -229,7 +230,7 @@ class RequestFile:
             data = self._path.with_suffix(TAKEN).read_bytes()
         except FileNotFoundError:
             return None
-        return msgspec.json.decode(data, type=ControlRequest) if data else ControlRequest()
+        return msgspec.json.decode(data, type=decodable(ControlRequest)) if data else ControlRequest()
 
     @property
     def is_given_up(self) -> bool:
@@ -248,7 +249,7 @@ class RequestFile:
     def answered(self) -> CheckpointOutcome | None:
         """Return the outcome, or None before there is one."""
         try:
-            return msgspec.json.decode(self._path.with_suffix(ANSWERED).read_bytes(), type=CheckpointOutcome)
+            return msgspec.json.decode(self._path.with_suffix(ANSWERED).read_bytes(), type=decodable(CheckpointOutcome))
         except FileNotFoundError:
             return None
 

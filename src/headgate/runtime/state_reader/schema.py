@@ -16,6 +16,7 @@ import msgspec
 import pyarrow as pa
 
 from headgate.codec.arrow import read_stream
+from headgate.codec.decodable import decodable
 from headgate.codec.loop_log import LogHeader, decode_log
 from headgate.codec.snapshot import (
     BROADCAST_PREFIX,
@@ -323,7 +324,7 @@ def _output_row(piece: Piece, payload: bytes) -> Mapping[str, Any]:
 
 def _unpacked(data: memoryview, type_: Any, where: str) -> Any:
     try:
-        return msgspec.msgpack.decode(data, type=type_)
+        return msgspec.msgpack.decode(data, type=decodable(type_))
     except msgspec.DecodeError as error:
         raise CorruptionError(where, 0, "the fields of this version", str(error)) from error
 

@@ -15,6 +15,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from headgate.codec.decodable import decodable
 from headgate.codec.json_files import MALFORMED
 from headgate.errors import CorruptionError, FencedError, TruncatedError, UsageError
 from headgate.protocol.store import group_holds, reader_group, reading_order
@@ -91,7 +92,7 @@ def decode_group(data: bytes, name: str) -> Group:
         CorruptionError: it is none, of another format, or contradicts itself.
     """
     try:
-        found = msgspec.json.decode(data, type=_Row)
+        found = msgspec.json.decode(data, type=decodable(_Row))
         if found.format != _FORMAT:
             raise ValueError(f"format {found.format}")
         group = _group(found)

@@ -18,6 +18,7 @@ import msgspec
 import pyarrow as pa
 import xxhash
 
+from headgate.codec.decodable import decodable
 from headgate.codec.json_files import MALFORMED
 from headgate.dataclass import dataclass
 from headgate.errors import (
@@ -57,7 +58,7 @@ def decode(data: bytes, of: type[_T]) -> _T:
         ProtocolViolation: it is none.
     """
     try:
-        return msgspec.msgpack.decode(data, type=of, dec_hook=_special)
+        return msgspec.msgpack.decode(data, type=decodable(of), dec_hook=_special)
     except (*MALFORMED, pa.ArrowException, TypeError, OSError) as error:
         raise ProtocolViolation("served store", f"bytes that are no {of}: {error}") from error
 

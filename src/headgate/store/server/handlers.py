@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from headgate.codec.decodable import decodable
 from headgate.dataclass import dataclass
 from headgate.environment import SYSTEM_ENVIRONMENT, SYSTEM_THREADS, Clock, Environment, Event, Threads
 from headgate.errors import HeadgateError, ProtocolViolation, StorageError
@@ -333,7 +334,7 @@ def _of_its_kind(kinds: Mapping[str, type], told: tuple[str, Any]) -> object:
     if kind is None:
         raise ProtocolViolation("store server", f"a value of the unknown kind {told[0]!r}")
     try:
-        return msgspec.convert(told[1], kind)
+        return msgspec.convert(told[1], decodable(kind))
     except (msgspec.ValidationError, ValueError) as error:
         raise ProtocolViolation("store server", f"no {told[0]}: {error}") from error
 
