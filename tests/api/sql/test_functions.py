@@ -87,6 +87,8 @@ SAME = [
     "place.city", "place.at.lat", "odd.place.city",
     "IF(CARDINALITY(pairs) > 0, 1, 0)", "ARRAY[n, 7][1]", "[text, part][2]", "CARDINALITY(MAP_KEYS(pairs))",
     "ts AT TIME ZONE 'America/New_York' AT TIME ZONE 'UTC'", "ENDS_WITH(text, part)",
+    "REPLACE('bc', 'b', text)", "ts + INTERVAL '1' MONTH", "ts - INTERVAL '13' MONTH", "INTERVAL '1' YEAR + ts",
+    "day + INTERVAL '-2' QUARTER", "day - INTERVAL '1' MONTH", "DATE_TRUNC('quarter', ts)", "EXTRACT(DOY FROM ts)",
 ]  # fmt: skip
 """Expressions that are the same text in DuckDB."""
 
@@ -144,6 +146,14 @@ for unit in UNITS:
     OTHERS[f"TIMESTAMPADD({unit}, n, ts)"] = f"ts + n * INTERVAL 1 {unit}"
     OTHERS[f"TIMESTAMPDIFF({unit}, ts, other)"] = f"DATE_SUB('{unit}', ts, other)"
     OTHERS[f"TIMESTAMPDIFF({unit}, other, ts)"] = f"DATE_SUB('{unit}', other, ts)"
+
+
+OF_TWO_TEXTS = [
+    "CONCAT_WS({1}, {0}, {0})", "INSTR({0}, {1})", "LOCATE({1}, {0}, 2)", "ARRAY_JOIN(SPLIT({0}, {1}), '|')",
+    "REPLACE({0}, 'b', {1})", "ARRAY_JOIN(ARRAY[{0}, 'x'], {1})", "ARRAY_JOIN(ARRAY[{0}, NULL], {1}, '?')",
+    "LPAD({0}, 5, {1})", "CONTAINS({0}, {1})", "STARTSWITH({0}, {1})", "ENDSWITH({0}, {1})", "{0} || {1}",
+    "NULLIF({0}, {1})",
+]  # fmt: skip
 
 
 def results(expressions: list[str], tmp_path: Path, rows: pa.Table = ROWS) -> dict[int, list[Any]]:
@@ -262,3 +272,20 @@ def test_a_number_too_large_for_a_time_fails(expression: str, tmp_path: Path) ->
     hg.sql(f"SELECT {expression} AS x FROM odd", odd=rows).sink(Collect(tmp_path))
     with pytest.raises(HeadgateError, match=r"conversion from|cannot advance"):
         run(pipeline, timeout_s=300)
+
+
+@pytest.mark.parametrize("rows", [slice(0, None), slice(5, 6)], ids=["all", "a row whose text is null"])
+def test_a_literal_is_as_a_column_that_holds_it(rows: slice, tmp_path: Path) -> None:
+    """Of one text that is the same in all rows and one that is not."""
+    odd = ROWS.append_column("same", pa.array(["abcb"] * len(ROWS))).slice(rows.start, len(ROWS[rows]))
+    literal, column = (
+        [text.format(*texts) for text in OF_TWO_TEXTS for texts in ((one, "part"), ("part", one))]
+        for one in ("'abcb'", "same")
+    )
+
+    found = results([*literal, *column], tmp_path, odd)
+
+    for values in found.values():
+        assert dict(zip(literal, values[: len(literal)], strict=True)) == dict(
+            zip(literal, values[len(literal) :], strict=True)
+        )

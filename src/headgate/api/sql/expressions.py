@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from headgate.api.sql import functions
 from headgate.api.sql.functions import regular_expression
-from headgate.api.sql.syntax import exp, interval_ms, is_proctime, refuse_others
+from headgate.api.sql.syntax import exp, interval_months, interval_ms, is_proctime, refuse_others
 from headgate.api.sql.values import Values, literal, unsupported
 from headgate.errors import UsageError
 
@@ -233,13 +233,16 @@ def _cast(node: Expression, inner: Inner, *, strict: bool = True) -> pl.Expr:
     return inner.values.cast(inner(node.this), dtype, node.sql("duckdb"), strict=strict)
 
 
-_PARTS = {"YEAR", "MONTH", "DAY", "HOUR", "MINUTE", "SECOND", "WEEK", "QUARTER"}
+_PARTS = {unit: unit.lower() for unit in ("YEAR", "QUARTER", "MONTH", "WEEK", "DAY", "HOUR", "MINUTE", "SECOND")} | {
+    "DOY": "ordinal_day"
+}
+"""What Polars calls each part of a time."""
 
 
 def _part(unit: str, of: pl.Expr) -> pl.Expr:
     if unit not in _PARTS:
         raise unsupported(f"EXTRACT of {unit}", f"use one of {', '.join(sorted(_PARTS))}")
-    found: pl.Expr = getattr(of.dt, unit.lower())()
+    found: pl.Expr = getattr(of.dt, _PARTS[unit])()
     return found.cast(pl.Int64)
 
 
@@ -302,7 +305,8 @@ def _replace(node: Expression, inner: Inner) -> pl.Expr:
     if isinstance(node.args["replacement"], exp().Null):
         return pl.lit(None, pl.String)
     by = inner.argument(node.args["replacement"], "texts", node)
-    return pl.when(by.is_not_null()).then(of.str.replace_all(pattern, by, literal=True) if pattern else of)
+    found = functions.spread(of, by)  # Polars refuses a null to replace by if there is only one
+    return found.str.replace_all(pattern, by.fill_null(""), literal=True) if pattern else found
 
 
 def _trim(node: Expression, inner: Inner) -> pl.Expr:
@@ -329,7 +333,8 @@ def _substring(node: Expression, inner: Inner) -> pl.Expr:
 
 
 def _trunc(node: Expression, inner: Inner) -> pl.Expr:
-    units = {"SECOND": "1s", "MINUTE": "1m", "HOUR": "1h", "DAY": "1d", "WEEK": "1w", "MONTH": "1mo", "YEAR": "1y"}
+    units = {"SECOND": "1s", "MINUTE": "1m", "HOUR": "1h", "DAY": "1d", "WEEK": "1w", "MONTH": "1mo"}
+    units |= {"QUARTER": "1q", "YEAR": "1y"}
     unit = str(node.args["unit"].name).upper()
     if unit not in units:
         raise unsupported(f"DATE_TRUNC to {unit}", f"use one of {', '.join(units)}")
@@ -338,6 +343,21 @@ def _trunc(node: Expression, inner: Inner) -> pl.Expr:
 
 def _interval(node: Expression, inner: Inner) -> pl.Expr:
     return pl.duration(milliseconds=interval_ms(node))
+
+
+def _sum(node: Expression, inner: Inner) -> pl.Expr:
+    for moment, interval in ((node.this, node.expression), (node.expression, node.this)):
+        months = interval_months(interval)
+        if months is not None:
+            return inner.values.moment(inner(moment), node.sql()).dt.offset_by(f"{months}mo")
+    return inner.values.arithmetic(inner(node.this), inner(node.expression), lambda a, b: a + b, node.sql())
+
+
+def _difference(node: Expression, inner: Inner) -> pl.Expr:
+    months = interval_months(node.expression)
+    if months is not None:
+        return inner.values.moment(inner(node.this), node.sql()).dt.offset_by(f"{-months}mo")
+    return inner.values.arithmetic(inner(node.this), inner(node.expression), lambda a, b: a - b, node.sql())
 
 
 def _array(node: Expression, inner: Inner) -> pl.Expr:
@@ -417,11 +437,6 @@ def _scalars() -> dict[type, Callable[[Any, Inner], pl.Expr]]:
     def same(combine: Callable[[pl.Expr, pl.Expr], pl.Expr]) -> Callable[[Any, Inner], pl.Expr]:
         return lambda node, inner: combine(*inner.values.alike([inner(node.this), inner(node.expression)], node.sql()))
 
-    def computed(combine: Callable[[pl.Expr, pl.Expr], pl.Expr]) -> Callable[[Any, Inner], pl.Expr]:
-        return lambda node, inner: inner.values.arithmetic(
-            inner(node.this), inner(node.expression), combine, node.sql()
-        )
-
     def of(kind: str, function: Callable[[pl.Expr], pl.Expr]) -> Callable[[Any, Inner], pl.Expr]:
         return lambda node, inner: function(inner.argument(node.this, kind, node))
 
@@ -446,8 +461,8 @@ def _scalars() -> dict[type, Callable[[Any, Inner], pl.Expr]]:
         e.GTE: compared(lambda a, b: a >= b),
         e.NullSafeEQ: same(lambda a, b: a.eq_missing(b)),
         e.NullSafeNEQ: same(lambda a, b: a.ne_missing(b)),
-        e.Add: computed(lambda a, b: a + b),
-        e.Sub: computed(lambda a, b: a - b),
+        e.Add: _sum,
+        e.Sub: _difference,
         e.Mul: lambda node, inner: inner.values.product(inner(node.this), inner(node.expression), node.sql()),
         e.Div: lambda node, inner: inner.values.quotient(inner(node.this), inner(node.expression), node.sql()),
         e.Mod: lambda node, inner: inner.values.rest(inner(node.this), inner(node.expression), node.sql()),

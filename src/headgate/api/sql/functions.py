@@ -127,9 +127,17 @@ def regular_expression(text: str, of: str) -> str:
 # -- texts ------------------------------------------------------------------------------------------------------------
 
 
+def spread(of: pl.Expr, over: pl.Expr) -> pl.Expr:
+    """Return ``of`` with a value for each of ``over``, null where that is null.
+
+    Some functions of Polars 2.1 take only the first value of a column if they are applied to a literal and the column.
+    """
+    return pl.when(over.is_not_null()).then(of)
+
+
 def _concat_ws(call: Call) -> pl.Expr:
-    parts = pl.concat_list([call.as_text(at) for at in range(1, len(call))])
-    return parts.list.drop_nulls().list.join(call.text(0))
+    separator, parts = call.text(0), pl.concat_list([call.as_text(at) for at in range(1, len(call))])
+    return spread(parts.list.drop_nulls(), separator).list.join(separator)
 
 
 def _repeated(text: pl.Expr, count: pl.Expr) -> pl.Expr:
@@ -151,7 +159,7 @@ def _pad(call: Call, *, is_left: bool) -> pl.Expr:
 
 def position(text: pl.Expr, part: pl.Expr) -> pl.Expr:
     """Return the place of the first character of a part, from 1 on; 0: it is not in the text."""
-    before = text.str.splitn(part, 2).struct.field("field_0").str.len_chars().cast(pl.Int64)
+    before = spread(text, part).str.splitn(part, 2).struct.field("field_0").str.len_chars().cast(pl.Int64)
     found = pl.when(part == "").then(1).when(text.str.contains(part, literal=True)).then(before + 1).otherwise(0)
     return pl.when(text.is_not_null() & part.is_not_null()).then(found.cast(pl.Int64))
 
@@ -377,8 +385,8 @@ def _join(call: Call) -> pl.Expr:
     texts, separator = call.list(0), call.text(1)
     call.inner.values.of_kind("texts", texts.list.first(), call.name)
     if len(call) == 3:
-        return texts.list.eval(pl.element().fill_null(call.literal(2))).list.join(separator)
-    return texts.list.drop_nulls().list.join(separator)
+        texts = texts.list.eval(pl.element().fill_null(call.literal(2)))
+    return spread(texts.list.drop_nulls(), separator).list.join(separator)
 
 
 def _concatenated(call: Call) -> pl.Expr:
@@ -467,7 +475,7 @@ FUNCTIONS: dict[str, Function] = {
     "REGEXP": Function(2, 2, lambda call: call.text(0).str.contains(call.pattern(1))),
     "REGEXP_COUNT": Function(2, 2, lambda call: call.text(0).str.count_matches(call.pattern(1)).cast(pl.Int64)),
     "REGEXP_REPLACE": Function(3, 4, _regexp_replace),
-    "SPLIT": Function(2, 2, lambda call: call.text(0).str.split(call.text(1))),
+    "SPLIT": Function(2, 2, lambda call: spread(call.text(0), call.text(1)).str.split(call.text(1))),
     "TO_BASE64": Function(1, 1, partial(_encoded, encoding="base64")),
     "FROM_BASE64": Function(1, 1, partial(_decoded, encoding="base64")),
     "HEX": Function(1, 1, partial(_encoded, encoding="hex")),

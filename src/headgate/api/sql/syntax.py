@@ -138,6 +138,23 @@ def interval_ms(node: Expression) -> int:
     return int(found)
 
 
+_MONTHS = {"MONTH": 1, "QUARTER": 3, "YEAR": 12}
+
+
+def interval_months(node: Expression) -> int | None:
+    """Return the months of ``INTERVAL '2' MONTH``; None: it is none of months, quarters or years.
+
+    Raises:
+        UsageError: it has no whole number.
+    """
+    unit = str(node.args.get("unit") or "").upper().removesuffix("S") if isinstance(node, exp().Interval) else ""
+    if unit not in _MONTHS:
+        return None
+    if not isinstance(node.this, exp().Literal) or not re.fullmatch(r"[+-]?\d+", node.this.name):
+        raise UsageError(f"sql: write a number of months as INTERVAL '2' MONTH, not {node.sql()}")
+    return int(node.this.name) * _MONTHS[unit]
+
+
 def is_proctime(node: Expression) -> bool:
     """Whether an expression is the clock."""
     if isinstance(node, exp().Anonymous):
