@@ -71,6 +71,9 @@ SPREAD = (
     pl.col("n").filter(pl.col("flag")).var().alias("var_of_some"),
     pl.col("n").mean().alias("mean"),
     pl.col("n").count().alias("count"),
+    *(getattr(pl.col("price"), name)().alias(f"{name}_price") for name in ("sum", "mean", "min", "max", "count")),
+    pl.col("price").filter(pl.col("flag")).sum().alias("price_of_some"),
+    *(getattr(pl.col("price").cast(pl.Decimal(37, 12)), name)().alias(f"{name}_fine") for name in ("sum", "mean")),
 )
 PICKS = (
     pl.col("text").sort_by("rank").last().alias("latest"),
@@ -131,7 +134,7 @@ def drawn(rng: random.Random, count: int, begun: int = 0) -> Rows:
             "took": or_null(timedelta(microseconds=rng.randrange(-5, 5))),
             "rank": or_null(ranks[i]),
             "real": or_null(ranks[i] / 2**70),
-            "price": or_null(Decimal(rng.randrange(1_000)) / 100),
+            "price": or_null(Decimal(rng.randrange(-(10**12) + 1, 10**12)) / 100),
             "tags": or_null([1, None][: rng.randrange(3)]),
         }
         for i in range(count)
@@ -438,9 +441,17 @@ def test_a_sum_that_is_too_large_fails(way: str, tmp_path: Path) -> None:
         summed(way, pa.array([2**62] * 3), tmp_path)
 
 
-def test_a_sum_in_a_narrow_type_fails(tmp_path: Path) -> None:
-    with pytest.raises(PipelineFailed, match="a sum of integers is larger than int32 holds"):
-        summed("window", pa.array([2**31 - 1] * 3, pa.int32()), tmp_path)
+@pytest.mark.parametrize(
+    ("values", "holds"),
+    [
+        (pa.array([2**31 - 1] * 3, pa.int32()), "integers is larger than int32 holds"),
+        (pa.array([Decimal(9) * 10**37] * 3, pa.decimal128(38, 0)), r"decimals is larger than decimal\(38, 0\) holds"),
+        (pa.array([Decimal(-4) * 10**35] * 3, pa.decimal128(38, 2)), r"decimals is larger than decimal\(38, 2\) holds"),
+    ],
+)
+def test_a_sum_in_a_narrow_type_fails(values: pa.Array, holds: str, tmp_path: Path) -> None:
+    with pytest.raises(PipelineFailed, match=f"a sum of {holds}"):
+        summed("window", values, tmp_path)
 
 
 @pytest.mark.parametrize("way", KEPT)

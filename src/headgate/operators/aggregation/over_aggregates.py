@@ -181,8 +181,8 @@ def over_spec(
         raise UsageError(
             f"operator '{node}': {needs_all} over all records so far would have to keep all of them; len, count, sum, "
             "min, max, mean, std, var, first, last, max_by and min_by of an expression over one record need only their "
-            "result, where it is no decimal and, for min and max, no text. Give range= or rows= a bound, or use "
-            "key_by(...).agg(...)"
+            "result, where it is no decimal (but for sum, mean, and min and max of at most 18 digits) and, for min and "
+            "max, no text. Give range= or rows= a bound, or use key_by(...).agg(...)"
         )
     plan = decomposed(folded, results_of, schema)
     assert isinstance(plan, Decomposed)

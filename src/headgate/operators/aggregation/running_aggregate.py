@@ -241,9 +241,9 @@ def running_aggregate_spec(aggregate: RunningAggregate, schema: pa.Schema, node:
         raise UsageError(
             f"operator '{node}': {plan} cannot be kept up to date record by record; len, count, sum, mean, std, var, "
             "median and quantile of an expression over one record can, where it is an integer, a float or a boolean, "
-            "and so can min and max of these and of times, and n_unique, first, last, sort_by(...).last(), max_by and "
-            "min_by also of texts; cast decimals, use window(...).agg(...) for others, or keep state in a "
-            "headgate.BatchProcessFunction"
+            "and so can sum and mean of decimals, min and max of these (of decimals of at most 18 digits) and of "
+            "times, and n_unique, first, last, sort_by(...).last(), max_by and min_by also of texts; cast others, use "
+            "window(...).agg(...), or keep state in a headgate.BatchProcessFunction"
         )
     if aggregate.has_changes and any(measure.accumulator.is_ordered for measure in plan.measures):
         raise UsageError(

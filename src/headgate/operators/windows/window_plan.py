@@ -50,6 +50,14 @@ ALL_ROWS = "__window_rows"
 
 _INT_MIN, _INT_MAX = -(1 << 63), (1 << 63) - 1
 
+_LIMB_DIGITS = 9
+"""Decimals are added up in limbs of so many digits, so that a sum of nine billion of them is an int64."""
+
+_WORD_DIGITS = 18
+"""Decimals of so many digits are compared as int64."""
+
+_DECIMAL_END = 1e38
+
 
 class Input(Enum):
     """What an accumulator gets of the values of an expression."""
@@ -76,13 +84,17 @@ class Measure:
 
 @dataclass(frozen=True)
 class Result:
-    """One output column: an aggregate of measures (by index), of type ``dtype``; ``ddof`` as in ``aggregates``."""
+    """One output column: an aggregate of measures (by index), of type ``dtype``; ``ddof`` as in ``aggregates``.
+
+    ``scale``: of decimals, how many digits are after the point. The first measures are their limbs.
+    """
 
     name: str
     aggregate: Aggregate
     measures: tuple[int, ...]
     dtype: pa.DataType
     ddof: int = 1
+    scale: int | None = None
 
 
 @dataclass(frozen=True)
@@ -271,16 +283,35 @@ class _Builder:
         if name is None or found is None:
             return False
         measures: tuple[int, ...] | None = ()
+        scale = None
         if found.inner is not None:
-            measures = self._measures_of(found, found.inner)
+            dtype = self._type(found.inner)
+            if pa.types.is_decimal(dtype):
+                measures, scale = self._measures_of_decimals(found, found.inner, dtype), dtype.scale
+            else:
+                measures = self._measures_of(found, found.inner, dtype)
         if measures is None:
             return False
-        self.results.append(Result(name, found.aggregate, measures, output.field(name).type, found.ddof))
+        self.results.append(Result(name, found.aggregate, measures, output.field(name).type, found.ddof, scale))
         return True
 
-    def _measures_of(self, found: Recognised, inner: pl.Expr) -> tuple[int, ...] | None:
+    def _measures_of_decimals(
+        self, found: Recognised, inner: pl.Expr, dtype: pa.Decimal128Type
+    ) -> tuple[int, ...] | None:
+        """Return the measures of an aggregate of decimals: of limbs, lowest first; None: it does not decompose."""
+        match found.aggregate:
+            case Aggregate.COUNT:
+                return (self._count(inner),)
+            case Aggregate.SUM | Aggregate.MEAN:
+                limbs = [self._measure(limb, Accumulator(Kind.ADD, "int64")) for limb in _limbs(inner, dtype.precision)]
+                return (*limbs, self._count(inner)) if found.aggregate is Aggregate.MEAN else tuple(limbs)
+            case Aggregate.MIN | Aggregate.MAX if dtype.precision <= _WORD_DIGITS:
+                kind = Kind.MIN if found.aggregate is Aggregate.MIN else Kind.MAX
+                return (self._measure(inner.to_physical().cast(pl.Int64), Accumulator(kind, "int64")),)
+        return None
+
+    def _measures_of(self, found: Recognised, inner: pl.Expr, dtype: pa.DataType) -> tuple[int, ...] | None:
         """Return the measures of an aggregate, the first of which has its values; None: it does not decompose."""
-        dtype = self._type(inner)
         is_float = pa.types.is_floating(dtype)
         is_number = is_float or pa.types.is_integer(dtype) or pa.types.is_boolean(dtype)
         match found.aggregate:
@@ -330,6 +361,15 @@ class _Builder:
         if measure not in self.measures:
             self.measures.append(measure)
         return self.measures.index(measure)
+
+
+def _limbs(inner: pl.Expr, precision: int) -> list[pl.Expr]:
+    """Return the digits of decimals as integers, lowest first; none but the highest is negative."""
+    rest, found = inner.to_physical(), []
+    for _ in range(_LIMB_DIGITS, precision, _LIMB_DIGITS):
+        found.append((rest % 10**_LIMB_DIGITS).cast(pl.Int64))
+        rest = rest // 10**_LIMB_DIGITS
+    return [*found, rest.cast(pl.Int64)]
 
 
 def _is_time(dtype: pa.DataType) -> bool:
@@ -437,6 +477,8 @@ def results(plan: WindowPlan | Decomposed, table: FrozenTable) -> list[pa.Array]
 def _result(result: Result, table: FrozenTable) -> pa.Array:
     if result.aggregate is Aggregate.LEN:
         return words_to_array(table.rows, result.dtype)
+    if result.scale is not None and result.aggregate is not Aggregate.COUNT:
+        return _result_of_decimals(result, result.scale, table)
     first = result.measures[0]
     values, seen = table.values[first], table.seen[first]
     if result.aggregate is Aggregate.MEAN:
@@ -461,6 +503,30 @@ def _result(result: Result, table: FrozenTable) -> pa.Array:
     if seen is None or seen.all():
         return column
     return pc.if_else(pa.array(seen), column, pa.scalar(None, result.dtype))
+
+
+def _result_of_decimals(result: Result, scale: int, table: FrozenTable) -> pa.Array:
+    """Return a sum, mean, minimum or maximum of decimals.
+
+    Raises:
+        UsageError: a sum has more digits than a decimal.
+    """
+    is_mean = result.aggregate is Aggregate.MEAN
+    limbs = [table.values[place] for place in (result.measures[:-1] if is_mean else result.measures)]
+    near, total, base = np.zeros(len(table.rows)), pl.lit(0, pl.Int128), 10**_LIMB_DIGITS
+    for place, limb in reversed(list(enumerate(limbs))):
+        near, total = near * float(base) + limb, total * base + pl.col(str(place)).cast(pl.Int128)
+    whole = pl.DataFrame({str(place): limb for place, limb in enumerate(limbs)}).select(total).to_series()
+    if (np.abs(near) >= _DECIMAL_END).any():
+        raise too_large(f"decimal(38, {scale})")
+    if is_mean:
+        counts = table.values[result.measures[-1]]
+        means = whole.cast(pl.Float64).to_numpy() / 10.0**scale / np.maximum(counts, 1)
+        return pa.array(means, mask=counts == 0).cast(result.dtype)
+    words = whole.cast(pl.Decimal(38, 0)).to_arrow()
+    found = pa.Array.from_buffers(result.dtype, len(words), words.buffers(), offset=words.offset)
+    seen = table.seen[result.measures[0]]
+    return found if seen is None else pc.if_else(pa.array(seen), found, pa.scalar(None, result.dtype))
 
 
 @dataclass(frozen=True)
