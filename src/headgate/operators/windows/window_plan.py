@@ -365,7 +365,8 @@ class _Builder:
 
 def _limbs(inner: pl.Expr, precision: int) -> list[pl.Expr]:
     """Return the digits of decimals as integers, lowest first; none but the highest is negative."""
-    rest, found = inner.to_physical(), []
+    whole = inner.to_physical()
+    rest, found = whole.cast(pl.Int64) if precision <= _WORD_DIGITS else whole, []  # far quicker than 128 bits
     for _ in range(_LIMB_DIGITS, precision, _LIMB_DIGITS):
         found.append((rest % 10**_LIMB_DIGITS).cast(pl.Int64))
         rest = rest // 10**_LIMB_DIGITS
