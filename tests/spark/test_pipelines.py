@@ -263,7 +263,7 @@ def test_a_pipeline_goes_on_with_more_and_with_fewer_slots(spec: Spec, run: Run,
     assert_clean(tmp_path)
 
 
-PATIENCE_S = 240
+PATIENCE_S = 600
 PROGRAM = """
 import headgate as hg
 

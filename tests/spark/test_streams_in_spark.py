@@ -35,7 +35,7 @@ pytestmark = [
 ]  # of one process, which keeps its JVM
 
 SCHEMA = pa.schema([("key", pa.string()), ("value", pa.int64()), ("at", pa.timestamp("ms"))])
-WAIT_S = 240.0
+WAIT_S = 600.0
 
 
 @pytest.fixture(scope="module")

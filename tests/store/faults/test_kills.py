@@ -26,7 +26,7 @@ from headgate.store.store import Store
 
 WRITERS, READERS = 3, 3
 STRIKES = ["kill", "kill", "stop", "scale", "scale"] * (3 if IS_DEEP else 1)
-PATIENCE_S = 240
+PATIENCE_S = 600
 """Until everything is read, on a machine that is slow and busy."""
 
 Row = tuple[str, int]

@@ -200,7 +200,7 @@ def test_the_command_line_uses_a_store_by_its_url(server: StoreServer) -> None:
     assert checked.exit_code == 0, checked.output
 
 
-PIPELINE_WAIT_S = 240.0
+PIPELINE_WAIT_S = 600.0
 EVENTS_COUNT = 200
 
 
