@@ -32,7 +32,7 @@ GROWN: Mapping[str, list[str]] = {
         "STRPOS({text}, {text})", "CASE {whole} WHEN {whole} THEN {whole} WHEN 3 THEN {whole} END",
         "EXTRACT(YEAR FROM {time})", "EXTRACT(WEEK FROM {date})", "EXTRACT(DOY FROM {date})",
         "EXTRACT(MINUTE FROM {time})",
-        "TRY_CAST({text} AS BIGINT)", "CAST({truth} AS BIGINT)",
+        "TRY_CAST(t AS BIGINT)", "TRY_CAST(CAST({whole} AS VARCHAR) AS BIGINT)", "CAST({truth} AS BIGINT)",
     ],
     "double": [
         *OF_ALL, *NUMBERS, "({double} * {double})", "({whole} / {whole})", "({double} / {double})", "FLOOR({double})",

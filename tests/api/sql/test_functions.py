@@ -182,6 +182,10 @@ def test_functions_of_odd_values_are_those_of_duckdb(tmp_path: Path) -> None:
 
 
 JUDGED: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "TRY_CAST('-2.75' AS BIGINT)": lambda row: -2,
+    "TRY_CAST(' 7.9 ' AS INT)": lambda row: 7,
+    "TRY_CAST(' -7.25 ' AS DOUBLE)": lambda row: -7.25,
+    "TRY_CAST('1.2.3' AS BIGINT)": lambda row: None,
     "LOCATE('b', text, n)": lambda r: (
         None if r["text"] is None or r["n"] is None else r["text"].find("b", r["n"] - 1) + 1 if r["n"] > 0 else 0
     ),

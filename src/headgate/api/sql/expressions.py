@@ -300,13 +300,16 @@ def _regexp_extract(node: Expression, inner: Inner) -> pl.Expr:
 
 
 def _replace(node: Expression, inner: Inner) -> pl.Expr:
-    pattern = literal_text(node.expression, "REPLACE")
+    pattern, replacement = literal_text(node.expression, "REPLACE"), node.args["replacement"]
     of = inner.argument(node.this, "texts", node)
-    if isinstance(node.args["replacement"], exp().Null):
+    if isinstance(replacement, exp().Null):
         return pl.lit(None, pl.String)
-    by = inner.argument(node.args["replacement"], "texts", node)
-    found = functions.spread(of, by)  # Polars refuses a null to replace by if there is only one
-    return found.str.replace_all(pattern, by.fill_null(""), literal=True) if pattern else found
+    by = inner.argument(replacement, "texts", node)
+    if not pattern:
+        return functions.spread(of, by)
+    if isinstance(replacement, exp().Literal):
+        return of.str.replace_all(pattern, replacement.name, literal=True)
+    return functions.spread(of.str.split(pattern), by).list.join(by)  # replace_all refuses some nulls
 
 
 def _trim(node: Expression, inner: Inner) -> pl.Expr:

@@ -281,14 +281,20 @@ class Values:
             return self.text(of, text)
         if kind != "nulls" and (kind, wanted) not in _CASTS:
             raise unsupported(f"{text}, from {kind} to {wanted},", "use with_columns with a Polars expression")
+        if kind == "texts":
+            of = of.cast(pl.String).str.strip_chars(" ")
         if isinstance(dtype, pl.Decimal) and not given.is_integer() and kind in ("numbers", "texts"):
             if kind == "texts":
                 of = of.cast(pl.Decimal(_DIGITS_MAX, dtype.scale + _DIGITS_MAX - (dtype.precision or 0)), strict=strict)
             of = of.round(dtype.scale, mode="half_away_from_zero")
+        if dtype.is_integer() and kind == "texts":
+            of = of.str.replace(_FRACTION, "$1")
         if isinstance(dtype, pl.Decimal) and kind == "truth values":
             of = of.cast(pl.Int8)
         return of.cast(dtype, strict=strict)
 
+
+_FRACTION = r"^([+-]?\d+)\.\d*$"
 
 _CASTS = {
     ("numbers", "numbers"),
