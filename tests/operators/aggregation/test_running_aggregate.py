@@ -281,6 +281,18 @@ def test_the_state_of_other_aggregates_is_another() -> None:
     assert text(pl.col("n").sum()) != text(pl.col("n").max())
 
 
+@pytest.mark.parametrize("aggregate", [pl.col("a").sum(), pl.col("a").mean(), pl.col("a").max()])
+def test_the_state_of_decimals_of_another_scale_is_another(aggregate: pl.Expr) -> None:
+    """Their digits are kept as integers."""
+
+    def text(precision: int, scale: int) -> str:
+        schema = pa.schema([("k", pa.int64()), ("a", pa.decimal128(precision, scale))])
+        return running_aggregate_spec(RunningAggregate(("k",), (aggregate,)), schema, "node").state_text()
+
+    assert text(12, 2) != text(12, 3)
+    assert text(12, 2) == text(15, 2)
+
+
 def test_aggregates_that_differ_by_an_option_alone_have_state_of_their_own() -> None:
     """Polars leaves out the digits of ``round`` and formats when it writes an expression."""
     rounded = [pl.col("x").round(digits) for digits in (0, 1, 2)]

@@ -303,11 +303,11 @@ class _Builder:
             case Aggregate.COUNT:
                 return (self._count(inner),)
             case Aggregate.SUM | Aggregate.MEAN:
-                limbs = [self._measure(limb, Accumulator(Kind.ADD, "int64")) for limb in _limbs(inner, dtype.precision)]
+                limbs = [self._measure(limb, Accumulator(Kind.ADD, "int64")) for limb in _limbs(inner, dtype)]
                 return (*limbs, self._count(inner)) if found.aggregate is Aggregate.MEAN else tuple(limbs)
             case Aggregate.MIN | Aggregate.MAX if dtype.precision <= _WORD_DIGITS:
                 kind = Kind.MIN if found.aggregate is Aggregate.MIN else Kind.MAX
-                return (self._measure(inner.to_physical().cast(pl.Int64), Accumulator(kind, "int64")),)
+                return (self._measure(_unscaled(inner, dtype), Accumulator(kind, "int64")),)
         return None
 
     def _measures_of(self, found: Recognised, inner: pl.Expr, dtype: pa.DataType) -> tuple[int, ...] | None:
@@ -363,11 +363,16 @@ class _Builder:
         return self.measures.index(measure)
 
 
-def _limbs(inner: pl.Expr, precision: int) -> list[pl.Expr]:
+def _unscaled(inner: pl.Expr, dtype: pa.Decimal128Type) -> pl.Expr:
+    """Return decimals as integers. The cast has the scale, so that state of another scale is other state."""
+    whole = inner.cast(pl.Decimal(38, dtype.scale)).to_physical()
+    return whole.cast(pl.Int64) if dtype.precision <= _WORD_DIGITS else whole  # far quicker than 128 bits
+
+
+def _limbs(inner: pl.Expr, dtype: pa.Decimal128Type) -> list[pl.Expr]:
     """Return the digits of decimals as integers, lowest first; none but the highest is negative."""
-    whole = inner.to_physical()
-    rest, found = whole.cast(pl.Int64) if precision <= _WORD_DIGITS else whole, []  # far quicker than 128 bits
-    for _ in range(_LIMB_DIGITS, precision, _LIMB_DIGITS):
+    rest, found = _unscaled(inner, dtype), []
+    for _ in range(_LIMB_DIGITS, dtype.precision, _LIMB_DIGITS):
         found.append((rest % 10**_LIMB_DIGITS).cast(pl.Int64))
         rest = rest // 10**_LIMB_DIGITS
     return [*found, rest.cast(pl.Int64)]
