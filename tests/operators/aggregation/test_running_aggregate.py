@@ -281,16 +281,32 @@ def test_the_state_of_other_aggregates_is_another() -> None:
     assert text(pl.col("n").sum()) != text(pl.col("n").max())
 
 
-@pytest.mark.parametrize("aggregate", [pl.col("a").sum(), pl.col("a").mean(), pl.col("a").max()])
-def test_the_state_of_decimals_of_another_scale_is_another(aggregate: pl.Expr) -> None:
-    """Their digits are kept as integers."""
+A = pl.col("a")
 
-    def text(precision: int, scale: int) -> str:
-        schema = pa.schema([("k", pa.int64()), ("a", pa.decimal128(precision, scale))])
-        return running_aggregate_spec(RunningAggregate(("k",), (aggregate,)), schema, "node").state_text()
 
-    assert text(12, 2) != text(12, 3)
-    assert text(12, 2) == text(15, 2)
+@pytest.mark.parametrize(
+    ("aggregate", "one", "other", "is_same"),
+    [
+        *((aggregate, pa.decimal128(12, 2), pa.decimal128(12, 3), False) for aggregate in (A.sum(), A.mean(), A.max())),
+        *((aggregate, pa.decimal128(12, 2), pa.decimal128(15, 2), True) for aggregate in (A.sum(), A.mean(), A.max())),
+        *((aggregate, pa.date32(), pa.timestamp("us"), False) for aggregate in (A.max(), A.first(), A.last())),
+        (A.min(), pa.duration("us"), pa.int64(), False),
+        *((aggregate, pa.int64(), pa.float64(), False) for aggregate in (A.median(), pl.col("k").max_by("a"))),
+        *((aggregate, pa.int64(), pa.uint64(), False) for aggregate in (A.median(), pl.col("k").max_by("a"))),
+        *((aggregate, pa.int32(), pa.int64(), True) for aggregate in (A.median(), A.max(), pl.col("k").max_by("a"))),
+    ],
+)
+def test_what_integers_in_state_stand_for_is_part_of_its_identity(
+    aggregate: pl.Expr, one: pa.DataType, other: pa.DataType, *, is_same: bool
+) -> None:
+    """Else the days of a date went on as microseconds when its column becomes a timestamp."""
+
+    def text(dtype: pa.DataType) -> str:
+        schema = pa.schema([("k", pa.int64()), ("a", dtype)])
+        named = (aggregate.alias("result"),)
+        return running_aggregate_spec(RunningAggregate(("k",), named), schema, "node").state_text()
+
+    assert (text(one) == text(other)) == is_same
 
 
 def test_aggregates_that_differ_by_an_option_alone_have_state_of_their_own() -> None:

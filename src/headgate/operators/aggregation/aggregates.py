@@ -415,7 +415,7 @@ class Distinct:
     @cached_property
     def state_name(self) -> str:
         """The name of ``inner`` in state."""
-        return text_name(expression_text(self.inner))
+        return text_name(f"{expression_text(self.inner)} {encoding_text(self.value_type)}")
 
 
 @dataclass(frozen=True)
@@ -436,15 +436,23 @@ class Ranked:
     @cached_property
     def state_name(self) -> str:
         """The name of ``inner`` in state."""
-        return text_name(expression_text(self.inner))
+        return text_name(f"{expression_text(self.inner)} {encoding_text(self.value_type)}")
 
     @cached_property
     def result_name(self) -> str:
         """The name of the result in state."""
         found = self.found
-        of = expression_text(self.inner)
-        text = f"{found.aggregate.value} {found.ddof} {found.quantile} {found.interpolation} {of}"
+        text = f"{found.aggregate.value} {found.ddof} {found.quantile} {found.interpolation} {self.state_name}"
         return f"{found.aggregate.value}_{text_name(text)}"
+
+
+def encoding_text(dtype: pa.DataType) -> str:
+    """Return what integers in state stand for that were values of ``dtype``; empty: for integers or truth values."""
+    if pa.types.is_timestamp(dtype) or pa.types.is_duration(dtype):
+        return f"{'timestamp' if pa.types.is_timestamp(dtype) else 'duration'} in {dtype.unit}"
+    if pa.types.is_floating(dtype):
+        return "float"
+    return str(dtype) if pa.types.is_date(dtype) or pa.types.is_uint64(dtype) else ""
 
 
 def text_name(text: str) -> str:

@@ -21,7 +21,7 @@ from headgate.dataclass import dataclass
 from headgate.errors import UsageError
 from headgate.model.graph import MAIN, OutputTag
 from headgate.model.state_schema import Form, StateIdentity
-from headgate.operators.aggregation.aggregates import Aggregate, Order, Recognised, recognise
+from headgate.operators.aggregation.aggregates import Aggregate, Order, Recognised, encoding_text, recognise
 from headgate.operators.expressions import expression_text, group_problem
 from headgate.operators.keys import check_keys
 from headgate.operators.schemas import batch_of, describe, empty_frame, frame_of, schema_of_frame
@@ -75,11 +75,15 @@ class Input(Enum):
 
 @dataclass(frozen=True)
 class Measure:
-    """One partial result: an accumulator, and what it gets of the values of ``inner``; -1: of any."""
+    """One partial result: an accumulator, and what it gets of the values of ``inner``; -1: of any.
+
+    ``encoding``: what its integers stand for (``encoding_text``), such as times in microseconds.
+    """
 
     accumulator: Accumulator
     inner: int
     given: Input = Input.VALUE
+    encoding: str = ""
 
 
 @dataclass(frozen=True)
@@ -357,7 +361,9 @@ class _Builder:
         return len(self.inners) - 1
 
     def _measure(self, inner: pl.Expr, accumulator: Accumulator, given: Input = Input.VALUE) -> int:
-        measure = Measure(accumulator, self._inner(inner), given)
+        is_encoded = given in (Input.VALUE, Input.RANK, Input.REVERSED_RANK)
+        encoding = encoding_text(self._type(inner)) if is_encoded else ""
+        measure = Measure(accumulator, self._inner(inner), given, encoding)
         if measure not in self.measures:
             self.measures.append(measure)
         return self.measures.index(measure)
@@ -393,6 +399,8 @@ def measure_text(plan: WindowPlan | Decomposed, i: int) -> str:
     accumulator = measure.accumulator
     of = f"{measure.given.value}{expression_text(plan.inners[measure.inner])}"
     text = f"{accumulator.kind.value} {accumulator.dtype} {of}"
+    if measure.encoding:
+        text += f" as {measure.encoding}"
     if accumulator.is_ordered:
         text += f", {'last' if accumulator.is_last else 'first'}, nulls {'win' if accumulator.nulls_win else 'lose'}"
     return (
